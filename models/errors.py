@@ -1,0 +1,133 @@
+"""Every error that Convoy raises on purpose, and what each means to the one who gets it.
+
+    ConvoyError
+    ├── UsageError              the command was called wrongly                  exit 2
+    ├── JobError                the job cannot be done as things are            exit 1
+    │   └── BundleError         a bundle or bare model is broken or unfit
+    └── RequestError            one request cannot be answered                  HTTP, gRPC
+        ├── InvalidRequest      the request is wrong                            400, INVALID_ARGUMENT
+        │   └── ImageError      the bytes are not an image we accept
+        ├── Unauthorized        the API key is missing or wrong                 401, UNAUTHENTICATED
+        ├── NotFound            no such model, version or page                  404, NOT_FOUND
+        ├── RequestTimeout      the body came too slowly                        408, DEADLINE_EXCEEDED
+        ├── BodyTooLarge        the body exceeds the limit                      413, INVALID_ARGUMENT
+        ├── Overloaded          queue or memory full, or would be late          429, RESOURCE_EXHAUSTED
+        ├── ModelFailed         the model fails on this very request            500, INTERNAL
+        ├── Unsupported         an extension that is not offered                501, UNIMPLEMENTED
+        ├── Unavailable         draining, not ready, engine being replaced      503, UNAVAILABLE
+        └── DeadlineExceeded    the time the client gave has passed             504, DEADLINE_EXCEEDED
+
+A message says what is wrong and what to do next, in one line. Anything else that is raised is a bug.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ConvoyError(Exception):
+    """The root: `str(error)` is one line that a person can act on."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(ConvoyError):
+    """The command was called wrongly; nothing was started."""
+
+    exit_code = 2
+
+
+class JobError(ConvoyError):
+    """The job cannot be done with these inputs or on this machine."""
+
+
+class BundleError(JobError):
+    """A bundle or bare model is broken, half written, or asks for what this version cannot do."""
+
+
+class RequestError(ConvoyError):
+    """One request cannot be answered; the server goes on."""
+
+    http_status: ClassVar[int] = 500
+    grpc_code: ClassVar[str] = "INTERNAL"
+    retry_after_s: float | None = None
+
+
+class InvalidRequest(RequestError):
+    """The request is wrong: the message names the field and the expected value."""
+
+    http_status = 400
+    grpc_code = "INVALID_ARGUMENT"
+
+
+class ImageError(InvalidRequest):
+    """The bytes are not an image, are cut off, or have more pixels than allowed."""
+
+
+class Unauthorized(RequestError):
+    """The API key is missing or wrong."""
+
+    http_status = 401
+    grpc_code = "UNAUTHENTICATED"
+
+
+class NotFound(RequestError):
+    """There is no such model, version or page."""
+
+    http_status = 404
+    grpc_code = "NOT_FOUND"
+
+
+class BodyTooLarge(RequestError):
+    """The body is larger than the server accepts."""
+
+    http_status = 413
+    grpc_code = "INVALID_ARGUMENT"
+
+
+class RequestTimeout(RequestError):
+    """The client sent its body too slowly."""
+
+    http_status = 408
+    grpc_code = "DEADLINE_EXCEEDED"
+
+
+class Overloaded(RequestError):
+    """The server cannot take this request now; `reason` is the metric's label."""
+
+    http_status = 429
+    grpc_code = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class ModelFailed(RequestError):
+    """The model itself fails on this request, alone in its batch."""
+
+
+class Unsupported(RequestError):
+    """An extension of the protocol that this server does not offer."""
+
+    http_status = 501
+    grpc_code = "UNIMPLEMENTED"
+
+
+class Unavailable(RequestError):
+    """The server or the model cannot answer at present; later it can."""
+
+    http_status = 503
+    grpc_code = "UNAVAILABLE"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(RequestError):
+    """The client's deadline passed before there was an answer."""
+
+    http_status = 504
+    grpc_code = "DEADLINE_EXCEEDED"

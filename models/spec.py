@@ -1,0 +1,146 @@
+"""What a model takes and gives, in the field's terms.
+
+Knows tensor names, dtypes, shapes, image preprocessing and labels. Knows nothing of files, engines or
+requests. Dtypes are the Open Inference Protocol's names (`UINT8`, `FP32`, ...), because that is what
+clients see and what every other format translates from without loss.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from models.errors import BundleError
+
+# Open Inference Protocol name -> numpy. BYTES and BF16 have no fixed-size numpy twin and are not served.
+NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+OIP_NAMES: dict[np.dtype[np.generic], str] = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
+
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+ResizeMode = Literal["shorter_side", "exact"]
+Front = Literal["uint8_nhwc", "float32_nchw"]
+Activation = Literal["softmax", "sigmoid", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One named input or output.
+
+    `shape` is that of one sample, without the batch dimension, when the model's `max_batch_size` is
+    at least 1; otherwise it is the whole shape. -1 stands for a size known only at run time.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in NUMPY_DTYPES:
+            raise BundleError(
+                f"tensor {self.name!r} has dtype {self.dtype}, which cannot be served; "
+                f"use one of {', '.join(NUMPY_DTYPES)}"
+            )
+
+    @property
+    def numpy_dtype(self) -> np.dtype[np.generic]:
+        return NUMPY_DTYPES[self.dtype]
+
+    @property
+    def sample_bytes(self) -> int | None:
+        """Bytes of one sample, or None where a size is known only at run time."""
+        if any(size < 0 for size in self.shape):
+            return None
+        return math.prod(self.shape) * self.numpy_dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpec:
+    """How encoded bytes become the model's one image input.
+
+    `resize_mode` "shorter_side" scales so that the shorter side is `resize_px` and then crops the centre
+    to `height` x `width`; "exact" scales straight to `height` x `width` and ignores `resize_px`.
+    `mean` and `std` apply to values scaled to [0, 1], one per channel. With front "uint8_nhwc" they are
+    already inside the graph and the tensor is uint8 [N, height, width, channels]; with "float32_nchw" the
+    host applies them and the tensor is float32 [N, channels, height, width].
+    """
+
+    height: int
+    width: int
+    channels: Literal[1, 3]
+    resize_mode: ResizeMode
+    resize_px: int
+    interpolation: Interpolation
+    antialias: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    front: Front
+
+    def __post_init__(self) -> None:
+        if min(self.height, self.width, self.resize_px) < 1:
+            raise BundleError("image height, width and resize_px must be at least 1")
+        if len(self.mean) != self.channels or len(self.std) != self.channels:
+            raise BundleError(f"image mean and std must have {self.channels} values, one per channel")
+        if min(self.std) <= 0:
+            raise BundleError("image std must be above 0")
+        if self.resize_mode == "shorter_side" and self.resize_px < max(self.height, self.width):
+            raise BundleError(
+                f"image resize_px {self.resize_px} is below the crop {self.height}x{self.width}; enlarge it"
+            )
+
+    @property
+    def tensor_shape(self) -> tuple[int, int, int]:
+        """The shape of one sample, as the model takes it."""
+        if self.front == "uint8_nhwc":
+            return (self.height, self.width, self.channels)
+        return (self.channels, self.height, self.width)
+
+    @property
+    def tensor_dtype(self) -> str:
+        return "UINT8" if self.front == "uint8_nhwc" else "FP32"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What a model takes and gives.
+
+    `max_batch_size` 0 means that the model has no batch dimension: shapes are whole and a run serves one
+    request. `labels` is empty where there are none. `activation` turns logits into scores at the edge.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    image: ImageSpec | None
+    activation: Activation
+    labels: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.inputs or not self.outputs:
+            raise BundleError(f"model {self.name!r} needs at least one input and one output")
+        if self.max_batch_size < 0:
+            raise BundleError(f"model {self.name!r}: max_batch_size must be 0 or more")
+        if self.image is None:
+            return
+        first = self.inputs[0]
+        if len(self.inputs) != 1 or (first.dtype, first.shape) != (self.image.tensor_dtype, self.image.tensor_shape):
+            raise BundleError(
+                f"model {self.name!r}: an image model has one input of {self.image.tensor_dtype} "
+                f"{list(self.image.tensor_shape)}, got {[(i.dtype, list(i.shape)) for i in self.inputs]}"
+            )
