@@ -1,0 +1,1 @@
+"""From a bundle to answers: engines, scheduling, the core, and its edges on the wire."""

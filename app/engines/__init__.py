@@ -1,0 +1,1 @@
+"""Engines: one contract, one file per way to run a model, one table to choose from."""

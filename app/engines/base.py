@@ -1,0 +1,124 @@
+"""The contract between those who have requests and those who can run a model.
+
+An engine is told where each request's tensors lie and where its answers belong; gathering a batch,
+running it and scattering the results are the engine's own business, because a GPU does them with its
+copy engine and a CPU with memcpy. An engine knows nothing of queues, deadlines, clients or files other
+than its own model.
+
+One engine object is used by one thread at a time; `close` may come from another once `run` has returned.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.bundle import Precision
+from models.spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What runs the model, for logs, metrics and latency tables.
+
+    `batch_sizes` are the sizes that the engine runs as they are, ascending; other sizes are padded to the
+    next one. `device_fingerprint` tells on which hardware, with which threads and library a latency holds.
+    """
+
+    engine: str
+    precision: Precision
+    device: str
+    device_fingerprint: str
+    library: str
+    batch_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One request's share of a batch: views of its bytes, nothing owned.
+
+    `shapes` are the inputs' whole shapes, batch dimension included where the model has one.
+    `wanted` are indices into the model's outputs; `destinations` has one writable view for each, of
+    exactly the right size, or None where the size is known only after the run.
+    """
+
+    samples: int
+    shapes: tuple[tuple[int, ...], ...]
+    inputs: tuple[memoryview, ...]
+    wanted: tuple[int, ...]
+    destinations: tuple[memoryview | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One answer: its whole shape, and its bytes in the destination or, where that was None, its own."""
+
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The answers, per part in the order of its `wanted`, and where the time went (nanoseconds)."""
+
+    outputs: tuple[tuple[OutputTensor, ...], ...]
+    copy_in_ns: int
+    compute_ns: int
+    copy_out_ns: int
+
+
+class EngineFailure(Exception):
+    """The engine could not run this batch. `fatal`: nor will it run any other; it must be replaced."""
+
+    def __init__(self, message: str, *, fatal: bool = False) -> None:
+        super().__init__(message)
+        self.fatal = fatal
+
+
+class Engine(ABC):
+    """One loaded model on one device."""
+
+    info: EngineInfo
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Run every batch size once, so that no request pays for a first time. Raises EngineFailure."""
+
+    @abstractmethod
+    def run(self, parts: Sequence[Part]) -> RunResult:
+        """Run the parts as one batch. Raises EngineFailure; then no destination may be trusted."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back the device's memory. Calling it twice is harmless."""
+
+
+def run_arrays(engine: Engine, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run whole arrays, for those who have no slab: export, canaries and tests.
+
+    `arrays` maps each input's name to an array of its dtype whose first dimension is the batch (for a
+    model without batch dimension: the whole shape). Returns arrays that the caller owns.
+    """
+    inputs = [np.ascontiguousarray(arrays[spec.name], dtype=spec.numpy_dtype) for spec in engine.inputs]
+    part = Part(
+        samples=inputs[0].shape[0] if inputs[0].ndim else 1,
+        shapes=tuple(array.shape for array in inputs),
+        inputs=tuple(byte_view(array) for array in inputs),
+        wanted=tuple(range(len(engine.outputs))),
+        destinations=(None,) * len(engine.outputs),
+    )
+    (answers,) = engine.run([part]).outputs
+    return {
+        spec.name: np.frombuffer(answer.data, dtype=spec.numpy_dtype).reshape(answer.shape)
+        for spec, answer in zip(engine.outputs, answers, strict=True)
+    }
+
+
+def byte_view(array: np.ndarray) -> memoryview:
+    """The array's bytes, flat; the array must be C-contiguous. Works for empty and 0-d arrays too."""
+    return array.reshape(-1).view(np.uint8).data

@@ -1,0 +1,242 @@
+"""A bundle: everything that is known about one exported model, in one folder.
+
+    STORE/<name>/<version>/manifest.json      the typed records below, sealed by their own digest
+                           fp32.onnx ...      one file per variant
+                           labels.txt         one label a line
+                           canary.safetensors real held-out inputs and their fp32 outputs
+
+Knows the records, the hashes, and how a bundle comes to be: written aside, synced, renamed, so that it
+exists completely or not at all, and is never changed afterwards. Knows nothing of engines or of HTTP.
+No file of a bundle is a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from models.errors import BundleError
+from models.records import RecordError, from_jsonable, to_jsonable
+from models.spec import ModelSpec
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+LABELS = "labels.txt"
+CANARY = "canary.safetensors"
+_SEAL = "manifest_sha256"
+
+Precision = Literal["fp32", "fp16", "int8"]
+# Which engine a variant was made for: ONNX Runtime on a CPU, ONNX Runtime on CUDA, or TensorRT.
+Target = Literal["cpu", "cuda", "tensorrt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """What a variant scores on labelled images, measured from encoded bytes through `models.images`.
+
+    `top1` and `agreement` (share of images whose top-1 equals fp32's) are shares in [0, 1];
+    `loss_points` is the top-1 lost against fp32 in percentage points.
+    """
+
+    images: int
+    top1: float
+    agreement: float
+    loss_points: float
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyPoint:
+    """Median, and the 10th and 90th percentile, of one batch's milliseconds in the serving engine."""
+
+    batch_size: int
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyTable:
+    """Latency per batch size on one device; of use only where the fingerprint matches."""
+
+    device_fingerprint: str
+    points: tuple[LatencyPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One ONNX file of the model and what is known of it.
+
+    `serve` tells whether the variant may be chosen; `reason` says why or why not, for people.
+    `max_relative_error` is against the fp32 reference on real inputs: ||a - b|| / ||b||, worst sample.
+    """
+
+    file: str
+    precision: Precision
+    target: Target
+    serve: bool
+    reason: str
+    max_relative_error: float
+    accuracy: Accuracy | None
+    latency: LatencyTable | None
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRecord:
+    """Which images a step saw: the source as given, how many, and a hash over their contents."""
+
+    source: str
+    images: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where the model came from and what made the bundle."""
+
+    source: str
+    weights_sha256: str | None
+    calibration: DatasetRecord | None
+    evaluation: DatasetRecord | None
+    tools: dict[str, str]
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    schema_version: int
+    spec: ModelSpec
+    variants: tuple[Variant, ...]
+    files: dict[str, FileRecord]
+    provenance: Provenance
+
+    def variant(self, file: str) -> Variant:
+        """The variant stored in `file`. Raises KeyError."""
+        for candidate in self.variants:
+            if candidate.file == file:
+                return candidate
+        raise KeyError(file)
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """Real held-out inputs and the fp32 outputs that were recorded for them.
+
+    Both map tensor name to an array whose first dimension is the sample.
+    """
+
+    inputs: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+
+    @property
+    def samples(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle on disk whose every byte has been checked."""
+
+    folder: Path
+    manifest: Manifest
+
+    def path(self, file: str) -> Path:
+        return self.folder / file
+
+    def canary(self) -> Canary:
+        tensors = safetensors.numpy.load_file(self.folder / CANARY)
+        return Canary(
+            inputs={k.removeprefix("input:"): v for k, v in tensors.items() if k.startswith("input:")},
+            outputs={k.removeprefix("output:"): v for k, v in tensors.items() if k.startswith("output:")},
+        )
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def seal(manifest: Manifest) -> bytes:
+    """The manifest's bytes. The first field is the digest of the rest, so a change anywhere shows."""
+    body = to_jsonable(manifest)
+    return _rendered({_SEAL: _digest(body), **body})
+
+
+def open_bundle(folder: Path) -> Bundle:
+    """Read the manifest in `folder` and check every byte of every file it names.
+
+    Raises BundleError, whose message names the file and what to do.
+    """
+    manifest = read_manifest(folder)
+    for name, record in manifest.files.items():
+        _check_file(folder, name, record)
+    return Bundle(folder, manifest)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest alone, its seal checked, the files it names not. Raises BundleError."""
+    path = folder / MANIFEST
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror}; export the model again") from error
+    try:
+        body = json.loads(raw)
+    except ValueError as error:
+        raise BundleError(f"{path}: not valid JSON ({error}); export the model again") from error
+    if not isinstance(body, dict):
+        raise BundleError(f"{path}: not a JSON object; export the model again")
+    if body.get("schema_version") != SCHEMA_VERSION:
+        raise BundleError(
+            f"{path}: schema_version is {body.get('schema_version')!r}, this version reads {SCHEMA_VERSION}; "
+            "export the model again with this version of Convoy"
+        )
+    claimed = body.pop(_SEAL, None)
+    if claimed != _digest(body) or raw != _rendered({_SEAL: claimed, **body}):
+        raise BundleError(f"{path}: was changed after it was written; restore it or export the model again")
+    try:
+        return from_jsonable(Manifest, body, MANIFEST)
+    except RecordError as error:
+        raise BundleError(f"{path}: {error}; export the model again") from error
+
+
+def canary_bytes(canary: Canary) -> bytes:
+    """The canary as a safetensors file."""
+    tensors = {f"input:{name}": array for name, array in canary.inputs.items()}
+    tensors |= {f"output:{name}": array for name, array in canary.outputs.items()}
+    return safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
+
+
+def _check_file(folder: Path, name: str, record: FileRecord) -> None:
+    path = folder / name
+    if Path(name).name != name:
+        raise BundleError(f"{folder}: the manifest names a file outside the bundle ({name!r}); do not use it")
+    try:
+        size = path.stat().st_size
+        digest = sha256_file(path) if size == record.bytes else ""
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror}; restore it or export the model again") from error
+    if size != record.bytes:
+        raise BundleError(f"{path}: has {size} bytes, the manifest says {record.bytes}; restore it or export again")
+    if digest != record.sha256:
+        raise BundleError(f"{path}: does not match its sha256; restore it or export the model again")
+
+
+def _digest(body: dict[str, object]) -> str:
+    return hashlib.sha256(_rendered(body)).hexdigest()
+
+
+def _rendered(body: dict[str, object]) -> bytes:
+    return (json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
