@@ -1,0 +1,125 @@
+"""The records that travel between the edge, the scheduler and the engines.
+
+All of them are plain data: integers, strings and tuples. None holds a future, an array or a callback, so
+that each could be written to a socket as it stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+Shape = tuple[int, ...]
+
+SECOND_NS = 1_000_000_000
+MILLISECOND_NS = 1_000_000
+
+
+class ModelKey(NamedTuple):
+    """One version of one model: the owner of a queue."""
+
+    model: str
+    version: int
+
+
+class SlotRef(NamedTuple):
+    """A slot of the slab. The generation tells this use of it from every earlier and later one."""
+
+    number: int
+    generation: int
+
+
+class TensorRef(NamedTuple):
+    """Where a tensor's bytes lie: `nbytes` from `offset` inside the slot."""
+
+    slot: SlotRef
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one client wants from one model.
+
+    `shapes` are the inputs' shapes without the batch dimension (whole where the model has none): requests
+    with equal shapes can share a batch. `outputs` has a place for each wanted output, None where its size
+    is not known before the run. A smaller `priority` goes first. Times are CLOCK_MONOTONIC nanoseconds:
+    the answer is worthless after `deadline_ns`, the run must begin before `latest_start_ns`.
+    """
+
+    id: int
+    key: ModelKey
+    samples: int
+    shapes: tuple[Shape, ...]
+    inputs: tuple[TensorRef, ...]
+    wanted: tuple[int, ...]
+    outputs: tuple[TensorRef | None, ...]
+    arrival_ns: int
+    priority: int = 0
+    deadline_ns: int | None = None
+    latest_start_ns: int | None = None
+
+    @property
+    def expiry_ns(self) -> int | None:
+        """When waiting any longer is pointless, whatever the engines do."""
+        times = [t for t in (self.deadline_ns, self.latest_start_ns) if t is not None]
+        return min(times) if times else None
+
+    def slots(self) -> set[SlotRef]:
+        """Every slot that the request holds."""
+        return {ref.slot for ref in (*self.inputs, *self.outputs) if ref is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One output: its whole shape and its bytes, inside the request's slot or, if its size was unknown, apart."""
+
+    output: int
+    shape: Shape
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Nanoseconds that a batch spent in each stage of its engine."""
+
+    copy_in_ns: int
+    compute_ns: int
+    copy_out_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.copy_in_ns + self.compute_ns + self.copy_out_ns
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswers:
+    """What a lane's runner gives back: the answers of each request, in the batch's order."""
+
+    answers: tuple[tuple[Answer, ...], ...]
+    times: StageTimes
+
+
+class Outcome(Enum):
+    """How a request left the scheduler."""
+
+    ANSWERED = "answered"
+    EXPIRED = "expired"  # its deadline or latest start passed while it waited
+    HOPELESS = "hopeless"  # it could no longer be in time, and others waited behind it
+    MODEL_FAILED = "model_failed"  # the engine fails on this request alone
+    ENGINE_LOST = "engine_lost"  # its engine hung or died; nobody knows whether it would have run
+    STOPPED = "stopped"  # the model was unloaded or the server stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a request ended. `answers` and `times` are there when it was answered, `reason` when it was not."""
+
+    request: Request
+    outcome: Outcome
+    answers: tuple[Answer, ...] = ()
+    times: StageTimes | None = None
+    queue_ns: int = 0
+    batch_samples: int = 0
+    reason: str = ""

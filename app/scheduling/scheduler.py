@@ -1,0 +1,345 @@
+"""The shell around the policy: threads, timers and slots, so that the policy needs none.
+
+One event loop owns all state. Each lane has threads of its own, which run a batch and hand the result
+back to the loop; nothing is shared between them but the bytes in the slots. Slots belong to the scheduler
+from `submit` until the request is done; an answered request gives them back to the caller, every other
+outcome frees them, as soon as no engine can touch them any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, complete, decide
+from app.scheduling.queues import Lane, Queue, State
+from app.scheduling.request import SECOND_NS, BatchAnswers, Done, ModelKey, Outcome, Request
+from app.scheduling.slab import Slab, SlotState
+
+OnDone = Callable[[Done], None]
+
+
+class Runner(Protocol):
+    """What a lane runs batches with; called in the lane's thread. Raises RunFailed."""
+
+    def __call__(self, requests: tuple[Request, ...]) -> BatchAnswers: ...
+
+
+class RunFailed(Exception):
+    """The batch could not be run. `fatal`: the lane cannot run any other batch either."""
+
+    def __init__(self, message: str, *, fatal: bool = False) -> None:
+        super().__init__(message)
+        self.fatal = fatal
+
+
+class Observer(Protocol):
+    """Who wants to know what happened; called on the loop, once per batch and once per lane lost."""
+
+    def batch_ran(self, dispatch: Dispatch, answers: BatchAnswers, done: list[Done]) -> None: ...
+
+    def batch_failed(self, dispatch: Dispatch, reason: str) -> None: ...
+
+    def lane_lost(self, key: ModelKey, lane: Lane, reason: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Pending:
+    on_done: OnDone | None  # None once nobody waits for the answer any more
+    submitted_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A batch in an engine. `lost`: its lane was given up; when it returns after all, only its slots matter."""
+
+    dispatch: Dispatch
+    started_ns: int
+    lost: bool = False
+
+
+@dataclass(slots=True)
+class _LaneEntry:
+    lane: Lane
+    key: ModelKey
+    run: Runner
+    jobs: queue.SimpleQueue[Callable[[], None] | None] = field(default_factory=queue.SimpleQueue)
+    running: list[Running] = field(default_factory=list)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def settle(self) -> None:
+        if not self.lane.in_flight:
+            self.idle.set()
+
+
+class Scheduler:
+    """Takes requests, runs them in batches on lanes, and says how each ended, exactly once."""
+
+    def __init__(self, slab: Slab, observer: Observer, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.state = State()
+        self._slab = slab
+        self._observer = observer
+        self._now_ns = now_ns
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[int, _Pending] = {}
+        self._lanes: dict[int, _LaneEntry] = {}
+        self._pump_is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+
+    # Queues and lanes
+
+    def add_queue(self, key: ModelKey, *, max_batch: int, max_waiting: int) -> None:
+        self.state.queues[key] = Queue(key, max_batch, max_waiting)
+
+    def remove_queue(self, key: ModelKey, reason: str) -> None:
+        """Forget the queue; who still waits in it is told `reason`. Its lanes must have been stopped."""
+        waiting = tuple(request for request in self.state.waiting.values() if request.key == key)
+        for request in waiting:
+            self.state.remove(request)
+            self._end(request, Outcome.STOPPED, reason)
+        del self.state.queues[key]
+
+    def add_lane(self, key: ModelKey, lane: Lane, run: Runner) -> None:
+        """Let a lane work for a queue from now on."""
+        entry = _LaneEntry(lane, key, run)
+        entry.idle.set()
+        self._lanes[lane.id] = entry
+        for number in range(lane.depth):
+            name = f"lane-{lane.id}.{number}"
+            threading.Thread(target=_work, args=(entry.jobs,), name=name, daemon=True).start()
+        self.state.queues[key].lanes.append(lane)
+        self._wake()
+
+    async def stop_lane(self, lane: Lane) -> None:
+        """Give the lane no more work and return when it has none."""
+        entry = self._lanes[lane.id]
+        lane.stopping = True
+        await entry.idle.wait()
+        if lane.id in self._lanes:
+            self._forget(entry)
+
+    def give_up_lane(self, lane: Lane, reason: str) -> None:
+        """Stop counting on a lane that hangs. Its requests end now; their slots stay until it returns."""
+        entry = self._lanes[lane.id]
+        lane.stopping = True
+        self._forget(entry)
+        entry.idle.set()
+        for running in entry.running:
+            running.lost = True
+            for request in running.dispatch.requests:
+                self._tell(request, Done(request, Outcome.ENGINE_LOST, reason=reason))
+        self._observer.lane_lost(entry.key, lane, reason)
+        self._wake()
+
+    async def probe(self, lane: Lane, job: Callable[[], None]) -> None:
+        """Run a job of somebody else's in the lane's thread, as if it were a batch. Raises what it raises."""
+        entry = self._lanes[lane.id]
+        finished: asyncio.Future[None] = self._loop.create_future()
+
+        def work() -> None:
+            failure: Exception | None = None
+            try:
+                job()
+            except Exception as error:  # told to whoever asked for the probe
+                failure = error
+            self._call_loop(lambda: self._probed(entry, finished, failure))
+
+        lane.in_flight += 1
+        entry.idle.clear()
+        entry.jobs.put(work)
+        await finished
+
+    def _probed(self, entry: _LaneEntry, finished: asyncio.Future[None], failure: Exception | None) -> None:
+        entry.lane.in_flight -= 1
+        entry.settle()
+        self._wake()
+        if finished.done():
+            return
+        if failure is None:
+            finished.set_result(None)
+        else:
+            finished.set_exception(failure)
+
+    def running(self) -> Iterator[tuple[Lane, Running]]:
+        """Every batch that is in an engine now."""
+        return ((entry.lane, running) for entry in self._lanes.values() for running in entry.running)
+
+    def has_room(self, lane: Lane) -> bool:
+        return not lane.stopping and lane.in_flight < lane.depth
+
+    # Requests
+
+    def submit(self, request: Request, on_done: OnDone) -> Refuse | None:
+        """Take the request, whose slots must be FILLING; or say why not, and the slots stay the caller's."""
+        now_ns = self._now_ns()
+        verdict = admit(self.state, request, now_ns)
+        if isinstance(verdict, Refuse):
+            return verdict
+        self._move(request, SlotState.QUEUED)
+        self._pending[request.id] = _Pending(on_done, now_ns)
+        self._wake()
+        return None
+
+    def cancel(self, request_id: int) -> None:
+        """Nobody waits for this answer any more. Harmless after the end."""
+        pending = self._pending.get(request_id)
+        if pending is None:
+            return
+        pending.on_done = None
+        request = self.state.waiting.get(request_id)
+        if request is not None:
+            self.state.remove(request)
+            self._end(request, Outcome.STOPPED, "cancelled")
+
+    @property
+    def unfinished(self) -> int:
+        """How many requests wait or run."""
+        return len(self._pending)
+
+    # The loop's side
+
+    def _wake(self) -> None:
+        # Once per turn of the loop: requests that came in the same turn share a batch.
+        if not self._pump_is_due:
+            self._pump_is_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_is_due = False
+        while True:
+            decision: Decision = decide(self.state, self._now_ns())
+            match decision:
+                case Dispatch():
+                    self._start(decision)
+                case Drop(requests, outcome):
+                    for request in requests:
+                        self._end(request, outcome, "")
+                case Wait(until_ns):
+                    self._set_timer(until_ns)
+                    return
+
+    def _set_timer(self, until_ns: int | None) -> None:
+        if self._timer is not None:
+            if until_ns == self._timer_ns:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if until_ns is not None:
+            self._timer_ns = until_ns
+            delay_s = max(0, until_ns - self._now_ns()) / SECOND_NS
+            self._timer = self._loop.call_later(delay_s, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._wake()
+
+    def _start(self, dispatch: Dispatch) -> None:
+        entry = self._lanes[dispatch.lane.id]
+        for request in dispatch.requests:
+            self._move(request, SlotState.COPYING)
+        running = Running(dispatch, self._now_ns())
+        entry.running.append(running)
+        entry.idle.clear()
+        entry.jobs.put(lambda: self._run(entry, running))
+
+    def _finished(self, entry: _LaneEntry, running: Running, result: BatchAnswers | RunFailed, ended_ns: int) -> None:
+        entry.running.remove(running)
+        dispatch = running.dispatch
+        if running.lost:
+            for request in dispatch.requests:
+                self._free(request)
+            return
+        succeeded = isinstance(result, BatchAnswers)
+        complete(self.state, dispatch, ended_ns, ended_ns - running.started_ns if succeeded else None)
+        entry.settle()
+        if isinstance(result, BatchAnswers):
+            self._answer(running, result)
+        else:
+            self._blame(entry, dispatch, result)
+        self._wake()
+
+    def _answer(self, running: Running, result: BatchAnswers) -> None:
+        dispatch, ended = running.dispatch, []
+        for request, answers in zip(dispatch.requests, result.answers, strict=True):
+            queue_ns = running.started_ns - self._pending[request.id].submitted_ns
+            done = Done(request, Outcome.ANSWERED, answers, result.times, queue_ns, dispatch.samples)
+            ended.append(done)
+            if self._pending[request.id].on_done is None:
+                self._free(request)
+            else:
+                self._move(request, SlotState.ANSWERED)
+        self._observer.batch_ran(dispatch, result, ended)
+        for done in ended:
+            self._tell(done.request, done)
+
+    def _blame(self, entry: _LaneEntry, dispatch: Dispatch, failure: RunFailed) -> None:
+        self._observer.batch_failed(dispatch, str(failure))
+        if failure.fatal:
+            for request in dispatch.requests:
+                self._end(request, Outcome.ENGINE_LOST, str(failure))
+            self.give_up_lane(entry.lane, str(failure))
+            return
+        suspects = tuple(r for r in dispatch.requests if self._pending[r.id].on_done is not None)
+        for request in dispatch.requests:
+            if self._pending[request.id].on_done is None:
+                self._end(request, Outcome.STOPPED, "cancelled")
+        if len(suspects) == 1 == len(dispatch.requests):
+            self._end(suspects[0], Outcome.MODEL_FAILED, str(failure))
+        elif suspects:
+            for request in suspects:
+                self._move(request, SlotState.QUEUED)
+            self.state.enqueue_halves(suspects)
+
+    # Ends
+
+    def _end(self, request: Request, outcome: Outcome, reason: str) -> None:
+        self._free(request)
+        self._tell(request, Done(request, outcome, reason=reason))
+
+    def _tell(self, request: Request, done: Done) -> None:
+        pending = self._pending.pop(request.id, None)
+        if pending is not None and pending.on_done is not None:
+            pending.on_done(done)
+
+    def _move(self, request: Request, state: SlotState) -> None:
+        for slot in request.slots():
+            self._slab.move(slot, state)
+
+    def _free(self, request: Request) -> None:
+        self._move(request, SlotState.FREE)
+
+    def _forget(self, entry: _LaneEntry) -> None:
+        for _ in range(entry.lane.depth):
+            entry.jobs.put(None)
+        del self._lanes[entry.lane.id]
+        self.state.queues[entry.key].lanes.remove(entry.lane)
+
+    # The lanes' side
+
+    def _run(self, entry: _LaneEntry, running: Running) -> None:
+        result: BatchAnswers | RunFailed
+        try:
+            result = entry.run(running.dispatch.requests)
+        except RunFailed as failure:
+            result = failure
+        except Exception as error:  # whatever an engine raises must not cost the lane its thread
+            result = RunFailed(f"{type(error).__name__}: {error}")
+        ended_ns = self._now_ns()
+        self._call_loop(lambda: self._finished(entry, running, result, ended_ns))
+
+    def _call_loop(self, callback: Callable[[], None]) -> None:
+        # A lane that hung may come back after the loop has been closed; then there is nobody to tell.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)
+
+
+def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
