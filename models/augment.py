@@ -1,0 +1,46 @@
+"""Random distortions of training images, so that few images teach what many would.
+
+Knows tensors only. Source of the method: small random affine maps, Simard, Steinkraus and Platt (2003).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+MAX_ROTATION_DEGREES = 12.0
+MAX_SHIFT_FRACTION = 0.1
+MAX_SCALE_CHANGE = 0.1
+MAX_SHEAR = 0.1
+
+
+def distort(images: Tensor, generator: torch.Generator, *, mirror: bool) -> Tensor:
+    """Each image rotated, shifted, scaled and sheared a little, and mirrored every second time if `mirror`.
+
+    `images` is float [N, C, H, W] on any device; the result has the same shape. The randomness is drawn on the
+    CPU from `generator`, so that a seed means the same distortions on every device. Borders are repeated.
+    """
+    maps = _affine_maps(len(images), generator, mirror=mirror).to(images.device, images.dtype, non_blocking=True)
+    grid = functional.affine_grid(maps, list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def _affine_maps(count: int, generator: torch.Generator, *, mirror: bool) -> Tensor:
+    """[count, 2, 3]: from output to input coordinates, both from -1 to 1."""
+
+    def uniform(limit: float) -> Tensor:
+        return (torch.rand(count, generator=generator) * 2 - 1) * limit
+
+    angle = uniform(math.radians(MAX_ROTATION_DEGREES))
+    scale_x, scale_y = 1 + uniform(MAX_SCALE_CHANGE), 1 + uniform(MAX_SCALE_CHANGE)
+    shear = uniform(MAX_SHEAR)
+    # Coordinates span 2, hence twice the fraction of the side.
+    shift_x, shift_y = uniform(2 * MAX_SHIFT_FRACTION), uniform(2 * MAX_SHIFT_FRACTION)
+    if mirror:
+        scale_x = scale_x * (torch.randint(2, (count,), generator=generator) * 2 - 1)
+    cos, sin = torch.cos(angle), torch.sin(angle)
+    rows = (cos * scale_x, -sin + shear, shift_x, sin * scale_x, cos * scale_y, shift_y)
+    return torch.stack(rows, dim=1).reshape(count, 2, 3)

@@ -1,0 +1,157 @@
+"""What `convoy train` leaves behind: weights in safetensors, with everything needed to use them in the header.
+
+Knows the file and its header; knows nothing of torch, networks or training. The header's metadata has one
+entry of ours, `convoy`, a JSON object; files without it are other people's weights and are read as such.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from models.errors import BundleError, JobError
+from models.spec import ImageSpec
+
+_KEY = "convoy"
+_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """One part of the split that was in force: how many images, and the hash over all of them."""
+
+    images: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointHeader:
+    """What a checkpoint says of itself. `test_accuracy` is a fraction from 0 to 1, on the test part."""
+
+    architecture: str
+    labels: tuple[str, ...]
+    image: ImageSpec
+    dataset: str
+    split: Mapping[str, PartRecord]
+    convoy_version: str
+    seed: int
+    test_accuracy: float
+
+
+def convoy_version() -> str:
+    """The installed version, or "unknown" where Convoy runs from a bare checkout."""
+    try:
+        return metadata.version("convoy-serve")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def write_checkpoint(path: Path, weights: Mapping[str, npt.NDArray[np.generic]], header: CheckpointHeader) -> None:
+    """Writes the file completely or not at all. Raises JobError when the disk does not take it."""
+    text = json.dumps({"schema": _SCHEMA_VERSION, **dataclasses.asdict(header)})
+    content = save({name: np.ascontiguousarray(array) for name, array in weights.items()}, {_KEY: text})
+    write_whole(path, content)
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raises JobError where a file could not be written at `path`, to say so before the work and not after."""
+    if not path.parent.is_dir():
+        raise JobError(f"there is no folder {path.parent} to write {path.name} into; make it first")
+    if path.is_dir():
+        raise JobError(f"{path} is a folder; name a file in it")
+    if not os.access(path.parent, os.W_OK):
+        raise JobError(f"the folder {path.parent} may not be written to; choose another place for {path.name}")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replaces `path` by `content` in one step: written aside, fsynced, renamed; nothing stays behind on failure.
+
+    Raises JobError when the disk is full or the folder does not take the file.
+    """
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        aside = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.chmod(0o666 & ~_umask())
+            aside.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise JobError(f"cannot write {path}: {error.strerror}; free space there or choose another place") from error
+
+
+def read_checkpoint_header(path: Path) -> CheckpointHeader | None:
+    """The header that `convoy train` wrote, or None for safetensors that come from elsewhere.
+
+    Only the header is read, never the weights. Raises JobError when the file is missing, unreadable, no
+    safetensors file, or carries a header of ours that is broken or newer than this version.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            found: dict[str, str] = file.metadata() or {}
+    except FileNotFoundError as error:
+        raise JobError(f"there is no checkpoint at {path}; check the path, or run `convoy train`") from error
+    except (OSError, SafetensorError) as error:
+        raise JobError(f"cannot read {path} as safetensors ({_brief(error)}); check the file") from error
+    if _KEY not in found:
+        return None
+    try:
+        return _parse(json.loads(found[_KEY]))
+    except (ValueError, TypeError, KeyError, AttributeError, BundleError) as error:
+        raise JobError(f"the header of {path} is broken ({_brief(error)}); train again") from error
+
+
+def _parse(fields: dict[str, Any]) -> CheckpointHeader:
+    schema = fields.pop("schema")
+    if schema != _SCHEMA_VERSION:
+        raise ValueError(f"schema {schema}, this version reads {_SCHEMA_VERSION}")
+    image = fields.pop("image")
+    split = fields.pop("split")
+    return CheckpointHeader(
+        image=ImageSpec(**{**image, "mean": tuple(image["mean"]), "std": tuple(image["std"])}),
+        labels=tuple(fields.pop("labels")),
+        split={part: PartRecord(**record) for part, record in split.items()},
+        **fields,
+    )
+
+
+def _umask() -> int:
+    """The umask without changing it, which another thread could notice; 0o077 where the system hides it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o077
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__

@@ -1,0 +1,162 @@
+"""Where labelled images come from: scikit-learn's digits, CIFAR-10, or a folder of classes.
+
+Knows each source's format and turns it into `models.samples`. Knows nothing of training, engines or bundles;
+the labels of the built-in sources are known without torch or scikit-learn. A source that brings its own split
+keeps it; the others are split by content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from models.errors import JobError, UsageError
+from models.samples import PARTS, Dataset, Part, Pixels, Sample, some, split_by_content
+
+DEFAULT_DATA_ROOT = Path.home() / ".cache" / "convoy" / "data"
+
+DIGIT_LABELS = tuple("0123456789")
+CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+DIGIT_PX = 32
+_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+
+
+def load(source: str, data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
+    """The data set that `source` names: `digits`, `cifar10` (kept under `data_root`), or an image folder.
+
+    Raises UsageError when it is neither, JobError when it is empty, incomplete or unreadable.
+    """
+    if source in _SOURCES:
+        return _SOURCES[source](data_root)
+    if Path(source).is_dir():
+        return load_folder(Path(source))
+    raise UsageError(f"there is no data set or folder {source!r}; use one of {', '.join(_SOURCES)}, or a folder")
+
+
+def load_digits(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
+    """The 1,797 handwritten digits inside scikit-learn, as 32x32 RGB images; `data_root` is not needed."""
+    try:
+        from sklearn.datasets import load_digits as sklearn_digits
+    except ImportError as error:
+        raise JobError("the digits come with scikit-learn, which is not installed; run `make test` once") from error
+    digits = sklearn_digits()
+    samples = []
+    for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        # Hashed as scikit-learn has them: no version of Pillow can then change who is in which part.
+        sha256 = _sha256(image.astype(np.uint8).tobytes())
+        samples.append(Sample(f"digit-{index:04}", int(label), sha256, digit_pixels(image)))
+    return _checked(Dataset("digits", DIGIT_LABELS, split_by_content(samples)))
+
+
+def digit_pixels(intensities: npt.NDArray[np.float64]) -> Pixels:
+    """One digit, [8, 8] of ink from 0 to 16, as an image of 32x32 RGB: white on black, smoothly enlarged."""
+    small = Image.fromarray(np.rint(intensities * (255 / 16)).astype(np.uint8))
+    return np.asarray(small.resize((DIGIT_PX, DIGIT_PX), Image.Resampling.BICUBIC).convert("RGB"))
+
+
+def load_cifar10(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
+    """CIFAR-10 through torchvision, downloaded into `data_root` if it is not there.
+
+    Its own test images are the test part; a tenth of its training images, by content, is for calibration.
+    """
+    try:
+        from torchvision.datasets import CIFAR10
+    except ImportError as error:
+        raise JobError("cifar10 comes through torchvision, which is not installed; run `make test` once") from error
+    samples: dict[bool, list[Sample]] = {}
+    for train in (True, False):
+        try:
+            with warnings.catch_warnings():
+                # The files were pickled by a NumPy whose spelling of dtypes the current one warns about.
+                warnings.simplefilter("ignore")
+                source = CIFAR10(str(data_root), train=train, download=True)
+        except (OSError, RuntimeError, EOFError) as error:
+            raise JobError(
+                f"cifar10 is neither whole in {data_root} nor can it be downloaded ({' '.join(str(error).split())}); "
+                f"unpack {CIFAR10.filename} from {CIFAR10.url} there"
+            ) from error
+        kind = "train" if train else "test"
+        samples[train] = [
+            Sample(f"{kind}-{index:05}", int(label), _sha256(pixels.tobytes()), pixels)
+            for index, (pixels, label) in enumerate(zip(source.data, source.targets, strict=True))
+        ]
+    split = split_by_content(samples[True], test_percent=0)
+    return Dataset("cifar10", CIFAR10_LABELS, {**split, "test": tuple(samples[False])})
+
+
+_SOURCES: dict[str, Callable[[Path], Dataset]] = {"digits": load_digits, "cifar10": load_cifar10}
+
+
+def source_labels(source: str) -> tuple[str, ...] | None:
+    """The labels of a built-in source, without loading it; None for a folder."""
+    return {"digits": DIGIT_LABELS, "cifar10": CIFAR10_LABELS}.get(source)
+
+
+def load_folder(root: Path) -> Dataset:
+    """`root/<class>/*.jpg`, split by content, or `root/{train,calibration,test}/<class>/*.jpg` as it is.
+
+    Where only `calibration` is missing, it is taken out of `train`, by content. Classes are folder names in
+    alphabetical order. Raises JobError when a folder cannot be read, there are fewer than two classes, or
+    a class has no image.
+    """
+    given = [part for part in PARTS if (root / part).is_dir()]
+    if not given:
+        labels = _class_names([root])
+        return _checked(Dataset(str(root), labels, split_by_content(_folder_samples(root, labels))))
+    labels = _class_names([root / part for part in given])
+    parts: dict[Part, Sequence[Sample]] = dict.fromkeys(PARTS, ())
+    for part in given:
+        parts[part] = tuple(_folder_samples(root / part, labels))
+    if "calibration" not in given:
+        parts |= {**split_by_content(parts["train"], test_percent=0), "test": parts["test"]}
+    return _checked(Dataset(str(root), labels, parts))
+
+
+def _class_names(folders: Sequence[Path]) -> tuple[str, ...]:
+    names = {entry.name for folder in folders for entry in _entries(folder) if entry.is_dir()}
+    if len(names) < 2:
+        raise JobError(f"{folders[0]} has {len(names)} class folders, at least 2 are needed: <class>/<image>.jpg")
+    return tuple(sorted(names))
+
+
+def _folder_samples(folder: Path, labels: Sequence[str]) -> list[Sample]:
+    return [
+        Sample(str(path.relative_to(folder)), index, _file_sha256(path), path)
+        for index, label in enumerate(labels)
+        if (folder / label).is_dir()
+        for path in _entries(folder / label)
+        if path.suffix.lower() in _SUFFIXES
+    ]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise JobError(f"cannot read the folder {folder}: {error.strerror}; check the path and its rights") from error
+
+
+def _checked(dataset: Dataset) -> Dataset:
+    present = {sample.label for samples in dataset.parts.values() for sample in samples}
+    empty = [label for index, label in enumerate(dataset.labels) if index not in present]
+    if empty:
+        raise JobError(f"data set {dataset.name} has no images of {some(empty)}; add some or remove the folder")
+    return dataset
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise JobError(f"cannot read {path}: {error.strerror}; check the file and its rights") from error

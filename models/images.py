@@ -1,0 +1,241 @@
+"""The one definition of how encoded bytes become a model's image input.
+
+The server, the exporter and the load tester all decode through this file, so an accuracy measured offline
+is the accuracy that is served. Knows image formats and `ImageSpec`; knows nothing of requests, batches or
+tensors in memory other than the view it is told to write into.
+
+The rules, in the order in which they are applied:
+
+ 1. Format   Told by the first bytes, never by a name or content type: JPEG, PNG, WebP, GIF, BMP, TIFF.
+ 2. Size     Read from the header before a pixel is decoded; more than `max_pixels` is refused, and so are
+             sides that differ more than 100-fold (resizing those needs memory out of all proportion).
+ 3. Frame    Of an animation or a multi-page file the first frame counts.
+ 4. Cut off  A file whose pixels are not all there is refused; nothing is filled in.
+ 5. EXIF     The orientation is applied. An EXIF block that cannot be read counts as absent.
+ 6. 16 bits  Grey of 16 bits keeps the upper eight, as decoders do for 16-bit colour. Float is refused.
+ 7. Alpha    Alpha, a palette's transparency and a transparent key colour are composited onto white.
+ 8. Colour   CMYK, YCbCr, palettes and grey become RGB; for a one-channel model everything becomes grey
+             (ITU-R 601 luma). Colour profiles are ignored, as every training pipeline does.
+ 9. Resize   "exact": straight to height x width. "shorter_side": torchvision's `Resize` (the longer side is
+             truncated, not rounded) and then its `CenterCrop`. With `antialias` these are Pillow's filters,
+             bit for bit what torchvision gives for PIL images; without, plain sampling as torch's
+             `interpolate(antialias=False)` on tensors. "nearest" is Pillow's in both cases.
+10. Values   Front "uint8_nhwc" writes the pixels; "float32_nchw" writes (x / 255 - mean) / std.
+
+Pillow's JPEG draft mode (a smaller decode by scaled DCT) is left out on purpose: it is another filter than
+the model was trained with, and would make the answer depend on the size of the upload.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from models.errors import ImageError
+from models.resample import sample_without_antialias
+from models.spec import NUMPY_DTYPES, ImageSpec
+
+# 64 million pixels is above today's 50-megapixel cameras and costs Pillow 256 MB while it is decoded.
+DEFAULT_MAX_PIXELS = 64_000_000
+MAX_ASPECT = 100
+# Progressive JPEGs have about ten scans. Each scan walks the whole image, so a small file with
+# a million of them would hold a decoding thread for hours.
+MAX_JPEG_SCANS = 100
+
+Pixels = npt.NDArray[np.uint8]
+
+# Hostile bytes make Pillow warn (odd EXIF, odd TIFF tags) with texts of the attacker's choosing. The outcome is
+# an image or an ImageError in any case. `warnings.catch_warnings` is not thread-safe, hence one filter, once.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+_EXIF_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+# Opened by class and not by `Image.open`: that would try formats we do not name, and apply a pixel limit
+# that belongs to the whole process, as a warning, before ours can speak.
+_OPENERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
+    "JPEG": JpegImageFile,
+    "PNG": PngImageFile,
+    "WebP": WebPImageFile,
+    "GIF": GifImageFile,
+    "BMP": BmpImageFile,
+    "TIFF": TiffImageFile,
+}
+FORMATS = tuple(_OPENERS)
+_SIGNATURES = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\x00", "TIFF"),
+    (b"MM\x00*", "TIFF"),
+)
+
+
+def sniff(encoded: bytes | memoryview) -> str | None:
+    """The image format that the first bytes announce, one of `FORMATS`, or None."""
+    start = bytes(encoded[:12])
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "WebP"
+    return next((name for signature, name in _SIGNATURES if start.startswith(signature)), None)
+
+
+def decode_image_into(
+    encoded: bytes | memoryview, image: ImageSpec, out: memoryview, max_pixels: int = DEFAULT_MAX_PIXELS
+) -> None:
+    """Decodes one image and writes one sample into `out`.
+
+    `out` is a writable view of exactly the sample's bytes: uint8 [height, width, channels] for front
+    "uint8_nhwc", else float32 [channels, height, width]. When an error is raised, what `out` holds is
+    undefined. Safe to call from many threads at once; Pillow releases the GIL while it decodes.
+
+    Raises ImageError where the bytes are no image that the rules above accept. A wrong size of `out` is
+    a bug of the caller and raises ValueError.
+    """
+    pixels = _resized(_upright_pixels(bytes(encoded), image.channels, max_pixels), image)
+    if image.front == "uint8_nhwc":
+        np.frombuffer(out, np.uint8).reshape(image.tensor_shape)[...] = pixels
+        return
+    values = np.frombuffer(out, np.float32).reshape(image.tensor_shape)
+    values[...] = pixels.transpose(2, 0, 1)
+    values /= 255
+    values -= np.array(image.mean, np.float32)[:, None, None]
+    values /= np.array(image.std, np.float32)[:, None, None]
+
+
+def preprocess(
+    encoded: bytes | memoryview, image: ImageSpec, max_pixels: int = DEFAULT_MAX_PIXELS
+) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
+    """One sample as a new array, of `image.tensor_shape` and `image.tensor_dtype`; see `decode_image_into`."""
+    buffer = bytearray(math.prod(image.tensor_shape) * NUMPY_DTYPES[image.tensor_dtype].itemsize)
+    decode_image_into(encoded, image, memoryview(buffer), max_pixels)
+    if image.front == "uint8_nhwc":
+        return np.frombuffer(buffer, np.uint8).reshape(image.tensor_shape)
+    return np.frombuffer(buffer, np.float32).reshape(image.tensor_shape)
+
+
+def _upright_pixels(encoded: bytes, channels: int, max_pixels: int) -> Image.Image:
+    """Rules 1 to 8: an RGB or L image of the size that a viewer would show."""
+    if not encoded:
+        raise ImageError(f"the image is empty; send the bytes of a {_or(FORMATS)} file")
+    name = sniff(encoded)
+    if name is None:
+        raise ImageError(f"these bytes are not an image that is accepted; send a {_or(FORMATS)} file")
+    try:
+        with _OPENERS[name](io.BytesIO(encoded)) as opened:
+            _refuse_oversized(opened.size, max_pixels)
+            if name == "JPEG":
+                _refuse_many_scans(encoded)
+            opened.load()
+            return _in_colour(_turned_upright(opened), channels)
+    except ImageError:
+        raise
+    except Exception as error:  # on hostile bytes Pillow's decoders raise nearly anything
+        raise ImageError(f"this {name} image is broken or cut off and cannot be decoded ({_brief(error)})") from error
+
+
+def _refuse_oversized(size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise ImageError(
+            f"the image has {width}x{height} = {width * height} pixels, more than the {max_pixels} allowed; "
+            "send a smaller one"
+        )
+    if max(size) > MAX_ASPECT * min(size):
+        raise ImageError(
+            f"the image is {width}x{height}; its longer side may be at most {MAX_ASPECT} times the shorter, crop it"
+        )
+
+
+def _refuse_many_scans(encoded: bytes) -> None:
+    scans = encoded.count(b"\xff\xda")
+    if scans > MAX_JPEG_SCANS:
+        raise ImageError(f"the JPEG has {scans} scans, more than the {MAX_JPEG_SCANS} allowed; save it anew")
+
+
+def _turned_upright(image: Image.Image) -> Image.Image:
+    try:
+        orientation = image.getexif().get(_EXIF_ORIENTATION_TAG, 1)
+        turn = _UPRIGHT.get(orientation)
+    except Exception:  # whatever is wrong with the EXIF block, the pixels are sound
+        return image
+    return image if turn is None else image.transpose(turn)
+
+
+def _in_colour(image: Image.Image, channels: int) -> Image.Image:
+    """Rules 6 to 8: mode RGB for three channels, L for one."""
+    if image.mode == "F":
+        raise ImageError("the image has floating-point pixels, whose range is not known; send 8 or 16 bits")
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+    elif image.has_transparency_data:
+        image = _on_white(image.convert("RGBA"))
+    return image.convert("RGB" if channels == 3 else "L")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    white = Image.new("RGB", image.size, "white")
+    white.paste(image, mask=image.getchannel("A"))
+    return white
+
+
+def _resized(source: Image.Image, image: ImageSpec) -> Pixels:
+    """Rule 9: uint8 [height, width, channels]."""
+    width, height = _full_size(source.size, image)
+    # torchvision's CenterCrop rounds halves to even, as Python does.
+    left, top = round((width - image.width) / 2), round((height - image.height) / 2)
+    window = (left, top, left + image.width, top + image.height)
+    if image.antialias or image.interpolation == "nearest":
+        if (width, height) != source.size:
+            source = source.resize((width, height), _FILTERS[image.interpolation])
+        pixels = np.asarray(source.crop(window))
+    else:
+        pixels = sample_without_antialias(np.asarray(source), (width, height), window, image.interpolation)
+    return pixels.reshape(image.height, image.width, image.channels)
+
+
+def _full_size(size: tuple[int, int], image: ImageSpec) -> tuple[int, int]:
+    """Width and height before the crop."""
+    if image.resize_mode == "exact":
+        return image.width, image.height
+    width, height = size
+    if width <= height:
+        return image.resize_px, int(image.resize_px * height / width)
+    return int(image.resize_px * width / height), image.resize_px
+
+
+def _or(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _brief(error: Exception) -> str:
+    """The error on one line; Pillow's messages may quote bytes of the file."""
+    text = " ".join(str(error).split())
+    return (text or type(error).__name__)[:120]

@@ -1,0 +1,152 @@
+"""Labelled images and their split into train, calibration and test.
+
+Knows samples, parts and the path from a sample to a model's input. Knows nothing of where images come from
+(`models.datasets` does), of training or of engines. A sample is always encoded bytes, so that whoever uses it
+goes through `models.images`, the server's own path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from models.errors import ImageError, JobError
+from models.images import preprocess
+from models.spec import ImageSpec
+
+Part = Literal["train", "calibration", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
+Pixels = npt.NDArray[np.uint8]
+
+TEST_PERCENT = 20
+CALIBRATION_PERCENT = 10
+MAX_BROKEN_FRACTION = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One labelled image. `content` is a file to read when needed, or uint8 pixels [H, W, 3] to encode.
+
+    `sha256` is over the file's bytes, or over the pixels where there is no file: the bytes of a PNG
+    depend on the zlib that wrote it, and the split must not.
+    """
+
+    name: str
+    label: int
+    sha256: str
+    content: Path | Pixels
+
+    def encoded(self) -> bytes:
+        """The image as it would arrive in a request. Raises ImageError when its file cannot be read."""
+        if isinstance(self.content, Path):
+            try:
+                return self.content.read_bytes()
+            except OSError as error:
+                raise ImageError(f"cannot read {self.content}: {error.strerror}; check the file") from error
+        return encode_png(self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Samples by part; `label` of a sample is an index into `labels`."""
+
+    name: str
+    labels: tuple[str, ...]
+    parts: Mapping[Part, Sequence[Sample]]
+
+    def part(self, part: Part) -> Sequence[Sample]:
+        """The samples of one part. Raises JobError when there are none."""
+        if not self.parts[part]:
+            raise JobError(f"data set {self.name} has no {part} images; add images or make the folder {part}/")
+        return self.parts[part]
+
+    def part_sha256(self, part: Part) -> str:
+        """One hash over all images of a part, whatever their order."""
+        return hashlib.sha256("".join(sorted(sample.sha256 for sample in self.parts[part])).encode()).hexdigest()
+
+    def in_order_of(self, labels: Sequence[str]) -> Dataset:
+        """The same samples with their labels renumbered to be indices into `labels`, matched by name.
+
+        Raises JobError when the two do not name the same classes.
+        """
+        unknown = [label for label in self.labels if label not in labels]
+        missing = [label for label in labels if label not in self.labels]
+        if unknown:
+            raise JobError(f"data set {self.name} has classes that the model lacks: {some(unknown)}; rename or remove")
+        if missing:
+            raise JobError(f"data set {self.name} lacks classes of the model: {some(missing)}; add images of them")
+        index = [labels.index(label) for label in self.labels]
+        parts = {
+            part: tuple(replace(sample, label=index[sample.label]) for sample in samples)
+            for part, samples in self.parts.items()
+        }
+        return Dataset(self.name, tuple(labels), parts)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedPart:
+    """`images` [N, ...] as the spec's front says, `labels` int64 [N], and the names of what did not decode."""
+
+    images: Pixels | npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    skipped: tuple[str, ...]
+
+
+def decode(
+    samples: Sequence[Sample], image: ImageSpec, progress: Callable[[int, int], None] = lambda done, total: None
+) -> DecodedPart:
+    """All samples through `models.images`. Broken ones are skipped; more than 1 % of them is a JobError.
+
+    `progress` is called with the number of images done and the total.
+    """
+    images = np.empty((len(samples), *image.tensor_shape), np.uint8 if image.front == "uint8_nhwc" else np.float32)
+    labels: list[int] = []
+    skipped: list[str] = []
+    for done, sample in enumerate(samples, start=1):
+        try:
+            images[len(labels)] = preprocess(sample.encoded(), image)
+            labels.append(sample.label)
+        except ImageError:
+            skipped.append(sample.name)
+        progress(done, len(samples))
+    if len(skipped) > MAX_BROKEN_FRACTION * len(samples):
+        raise JobError(
+            f"{len(skipped)} of {len(samples)} images cannot be read: {some(skipped)}; remove or repair them"
+        )
+    return DecodedPart(images[: len(labels)], np.array(labels, np.int64), tuple(skipped))
+
+
+def split_by_content(samples: Sequence[Sample], test_percent: int = TEST_PERCENT) -> dict[Part, Sequence[Sample]]:
+    """Each sample into the part that the sha256 of its image names.
+
+    The same on every machine and in every order; it does not move when images are added, and puts equal
+    images into the same part, so that nothing is evaluated on what it was trained or calibrated on.
+    """
+    parts: dict[Part, list[Sample]] = {part: [] for part in PARTS}
+    for sample in samples:
+        # The last bits, not the first: image stores shard by the first, which would skew a part of a shard.
+        percent = int(sample.sha256[-8:], 16) % 100
+        in_test, in_calibration = percent < test_percent, percent < test_percent + CALIBRATION_PERCENT
+        parts["test" if in_test else "calibration" if in_calibration else "train"].append(sample)
+    return {part: tuple(members) for part, members in parts.items()}
+
+
+def encode_png(pixels: Pixels) -> bytes:
+    """uint8 [H, W, 3] as a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few names, for a message of one line."""
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

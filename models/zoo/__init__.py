@@ -1,0 +1,55 @@
+"""The CNNs that ship with Convoy, by name.
+
+Knows which there are and what images each takes, without importing torch; a network is built, and torch
+imported, only by `create`. A new network is one new file and one new row in `_ZOO`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+from models.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class ZooEntry:
+    """Where the builder stands (`module:function`, called with the number of classes) and its input in pixels."""
+
+    builder: str
+    channels: Literal[1, 3]
+    height: int
+    width: int
+
+
+_ZOO = {
+    "simple_cnn": ZooEntry("models.zoo.simple_cnn:simple_cnn", channels=3, height=32, width=32),
+}
+
+
+def names() -> tuple[str, ...]:
+    """The names that `create` knows."""
+    return tuple(_ZOO)
+
+
+def entry(name: str) -> ZooEntry:
+    """The row of one network. Raises UsageError for a name that is not there."""
+    if name not in _ZOO:
+        raise UsageError(f"the zoo has no network {name!r}; choose one of: {', '.join(_ZOO)}")
+    return _ZOO[name]
+
+
+def create(name: str, num_classes: int) -> nn.Module:
+    """A freshly initialised network: float32 [N, channels, height, width] -> float32 logits [N, num_classes].
+
+    Raises UsageError for an unknown name or fewer than 2 classes.
+    """
+    row = entry(name)
+    if num_classes < 2:
+        raise UsageError(f"a classifier needs at least 2 classes, got {num_classes}")
+    module, function = row.builder.split(":")
+    return cast("nn.Module", getattr(importlib.import_module(module), function)(num_classes))
