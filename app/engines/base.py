@@ -79,9 +79,10 @@ class EngineFailure(Exception):
 
 
 class Engine(ABC):
-    """One loaded model on one device."""
+    """One loaded model on one device. `batched`: the tensors' first dimension is the batch."""
 
     info: EngineInfo
+    batched: bool
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
@@ -106,7 +107,7 @@ def run_arrays(engine: Engine, arrays: Mapping[str, np.ndarray]) -> dict[str, np
     """
     inputs = [np.ascontiguousarray(arrays[spec.name], dtype=spec.numpy_dtype) for spec in engine.inputs]
     part = Part(
-        samples=inputs[0].shape[0] if inputs[0].ndim else 1,
+        samples=inputs[0].shape[0] if engine.batched else 1,
         shapes=tuple(array.shape for array in inputs),
         inputs=tuple(byte_view(array) for array in inputs),
         wanted=tuple(range(len(engine.outputs))),

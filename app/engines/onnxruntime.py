@@ -87,7 +87,7 @@ class OnnxRuntimeCpuEngine(Engine):
         threads: int,
     ) -> None:
         self.inputs, self.outputs = inputs, outputs
-        self._batched = max_batch_size > 0
+        self.batched = max_batch_size > 0
         self._session = open_session(model, threads)
         self._check_names(model)
         largest = max(1, max_batch_size)
@@ -116,7 +116,7 @@ class OnnxRuntimeCpuEngine(Engine):
         started_ns = time.monotonic_ns()
         samples = sum(part.samples for part in parts)
         shapes = tuple(
-            (samples, *shape[1:]) if self._batched else shape  # all parts agree but in the first dimension
+            (samples, *shape[1:]) if self.batched else shape  # all parts agree but in the first dimension
             for shape in parts[0].shapes
         )
         self._gather(parts)
@@ -193,7 +193,7 @@ class OnnxRuntimeCpuEngine(Engine):
             start += part.samples
             answers.append(
                 tuple(
-                    _deliver(arrays[index][rows] if self._batched else arrays[index], destination)
+                    _deliver(arrays[index][rows] if self.batched else arrays[index], destination)
                     for index, destination in zip(part.wanted, part.destinations, strict=True)
                 )
             )
@@ -202,7 +202,7 @@ class OnnxRuntimeCpuEngine(Engine):
     def _whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
         # A free size is warmed up as 1; the run itself takes it from the request.
         fixed = tuple(1 if size < 0 else size for size in spec.shape)
-        return (samples, *fixed) if self._batched else fixed
+        return (samples, *fixed) if self.batched else fixed
 
     def _check_names(self, model: Path) -> None:
         have = read_signature(self._session, model)

@@ -1,0 +1,159 @@
+"""A bare model: `model.onnx` in a version folder, without a manifest, as in a Triton repository.
+
+What a bundle's manifest says is found out here: the tensors from the graph, the batch size and labels
+from `config.pbtxt` where there is one, and whether the first dimension really is a batch from running it.
+A dynamic first dimension alone proves nothing: a model may well take the mean over it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.engines.base import EngineFailure, run_arrays
+from app.engines.onnxruntime import OnnxRuntimeCpuEngine, Signature, open_session, read_signature
+from models.errors import BundleError
+from models.spec import ModelSpec, TensorSpec
+from models.store import BARE_MODEL, CONFIG, StoredVersion
+
+DEFAULT_MAX_BATCH = 32
+_PROOF_ROWS = 3
+# Kernels may sum a batch in another order than a single row.
+_PROOF_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class BareModel:
+    """What was found out about a bare model, and why it is batched or not."""
+
+    path: Path
+    spec: ModelSpec
+    batch_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """What we use of a config.pbtxt."""
+
+    max_batch_size: int
+    dims: dict[str, tuple[int, ...]]
+    labels: tuple[str, ...]
+
+
+def read_bare_model(stored: StoredVersion, threads: int) -> BareModel:
+    """Find out what a bare model is. Raises BundleError."""
+    path = stored.folder / BARE_MODEL
+    signature = read_signature(open_session(path, threads), path)
+    config_path = stored.folder.parent / CONFIG
+    if config_path.exists():
+        config = _read_config(config_path)
+        spec = _spec_from_config(stored, signature, config)
+        return BareModel(path, spec, f"max_batch_size is {config.max_batch_size} in {CONFIG}")
+    whole = ModelSpec(stored.name, signature.inputs, signature.outputs, 0, None, "none", ())
+    dynamic = all(spec.shape[:1] == (-1,) for spec in (*signature.inputs, *signature.outputs))
+    if not dynamic:
+        return BareModel(path, whole, "not batched: not every input and output has a dynamic first dimension")
+    objection = _objection_to_batching(path, signature, threads)
+    if objection:
+        return BareModel(path, whole, f"not batched: {objection}")
+    batched = replace(
+        whole,
+        inputs=_without_batch(signature.inputs),
+        outputs=_without_batch(signature.outputs),
+        max_batch_size=DEFAULT_MAX_BATCH,
+    )
+    return BareModel(path, batched, f"batched up to {DEFAULT_MAX_BATCH}: each row of a batch equals the row run alone")
+
+
+def _objection_to_batching(path: Path, signature: Signature, threads: int) -> str:
+    """Why the first dimension is not a batch, or nothing when it is: three rows together and each alone."""
+    engine = OnnxRuntimeCpuEngine(
+        path,
+        inputs=signature.inputs,
+        outputs=signature.outputs,
+        max_batch_size=0,
+        precision="fp32",
+        threads=threads,
+    )
+    generator = np.random.default_rng(3)
+    rows = {spec.name: _random_rows(generator, spec) for spec in signature.inputs}
+    try:
+        together = run_arrays(engine, rows)
+        for row in range(_PROOF_ROWS):
+            alone = run_arrays(engine, {name: array[row : row + 1] for name, array in rows.items()})
+            for name, values in alone.items():
+                if not _same(together[name][row : row + 1], values):
+                    return f"row {row} of a batch of {_PROOF_ROWS} differs from the row run alone in output {name!r}"
+    except EngineFailure as failure:
+        return f"a random batch of {_PROOF_ROWS} does not run ({failure})"
+    finally:
+        engine.close()
+    return ""
+
+
+def _random_rows(generator: np.random.Generator, spec: TensorSpec) -> np.ndarray:
+    shape = (_PROOF_ROWS, *(1 if size < 0 else size for size in spec.shape[1:]))
+    if spec.dtype == "BOOL":
+        return generator.integers(0, 2, shape).astype(np.bool_)
+    return (generator.random(shape) * 100).astype(spec.numpy_dtype)
+
+
+def _same(left: np.ndarray, right: np.ndarray) -> bool:
+    if left.shape != right.shape:
+        return False
+    return bool(np.allclose(left, right, rtol=_PROOF_TOLERANCE, atol=_PROOF_TOLERANCE, equal_nan=True))
+
+
+def _without_batch(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(replace(spec, shape=spec.shape[1:]) for spec in specs)
+
+
+def _spec_from_config(stored: StoredVersion, signature: Signature, config: _Config) -> ModelSpec:
+    inputs, outputs = (
+        tuple(_configured(stored, spec, config) for spec in side) for side in (signature.inputs, signature.outputs)
+    )
+    return ModelSpec(stored.name, inputs, outputs, config.max_batch_size, None, "none", config.labels)
+
+
+def _configured(stored: StoredVersion, spec: TensorSpec, config: _Config) -> TensorSpec:
+    """The graph's tensor with the sizes that the configuration fixes."""
+    batched = config.max_batch_size > 0
+    where = f"{stored.folder.parent / CONFIG}: tensor {spec.name!r}"
+    if batched and spec.shape[:1] != (-1,):
+        raise BundleError(f"{where} has no dynamic first dimension in the graph; set max_batch_size to 0")
+    own = spec.shape[1:] if batched else spec.shape
+    dims = config.dims.get(spec.name, own)
+    compatible = len(dims) == len(own) and all(a == b or -1 in (a, b) for a, b in zip(dims, own, strict=True))
+    if not compatible:
+        raise BundleError(f"{where} has dims {list(dims)}, the graph has {list(own)}; make them agree")
+    return replace(spec, shape=tuple(b if a < 0 else a for a, b in zip(dims, own, strict=True)))
+
+
+def _read_config(path: Path) -> _Config:
+    # Imported here: it drags in grpc, which nobody without a config.pbtxt should wait for.
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    try:
+        message: Any = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+    except (OSError, ValueError, text_format.ParseError) as error:
+        raise BundleError(f"{path}: cannot be read ({error}); correct it or remove it") from error
+    tensors = [*message.input, *message.output]
+    if any(tensor.HasField("reshape") for tensor in tensors):
+        raise BundleError(f"{path}: reshape is not supported; export the model with the shape that clients send")
+    labels = [_read_labels(path.parent / output.label_filename) for output in message.output if output.label_filename]
+    return _Config(
+        max_batch_size=message.max_batch_size,
+        dims={tensor.name: tuple(tensor.dims) for tensor in tensors},
+        labels=labels[0] if labels else (),
+    )
+
+
+def _read_labels(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(path.read_text().splitlines())
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path}: the labels that {CONFIG} names cannot be read ({error})") from error

@@ -1,0 +1,85 @@
+"""A small inference with a known answer, which an engine must get right before it may serve.
+
+Knows inputs, expected outputs and how far an engine may be off. Knows nothing of when it is run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.engines.base import Engine, EngineFailure, run_arrays
+from models.bundle import Canary, Variant
+
+# The exact graph on another CPU, with other kernels and another order of summation.
+FP32_TOLERANCE = 1e-3
+# A quantised variant rounds differently on another CPU, so it may be off by more than when it was exported.
+QUANTISED_SLACK = 2.0
+
+
+class CanaryFailed(Exception):
+    """The engine gave a wrong answer, or none, to an input whose answer is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryCheck:
+    """Inputs, their expected outputs, and the largest relative error ||a - b|| / ||b|| allowed per sample."""
+
+    canary: Canary
+    tolerance: float
+    batched: bool
+
+    @staticmethod
+    def of_variant(canary: Canary, variant: Variant) -> CanaryCheck:
+        """A bundle's own canary; each variant may be as far off as it was when it was exported, and a bit."""
+        return CanaryCheck(canary, max(FP32_TOLERANCE, QUANTISED_SLACK * variant.max_relative_error), batched=True)
+
+    @staticmethod
+    def of_first_answer(engine: Engine, *, seed: int = 20) -> CanaryCheck:
+        """For a model without a canary: a seeded input, and this engine's own answer to it."""
+        generator = np.random.default_rng(seed)
+        inputs = {}
+        for spec in engine.inputs:
+            fixed = tuple(1 if size < 0 else size for size in spec.shape)
+            shape = (1, *fixed) if engine.batched else fixed
+            values = generator.integers(0, 2, shape) if spec.dtype == "BOOL" else generator.random(shape) * 100
+            inputs[spec.name] = values.astype(spec.numpy_dtype)
+        outputs = run_arrays(engine, inputs)
+        return CanaryCheck(Canary(inputs, outputs), FP32_TOLERANCE, engine.batched)
+
+    def run(self, engine: Engine, *, samples: int | None = None) -> None:
+        """Ask the engine, the first `samples` only where given. Raises CanaryFailed."""
+        total = self.canary.samples if self.batched else 1
+        wanted = min(total, samples or total)
+        largest = engine.info.batch_sizes[-1]
+        for start in range(0, wanted, largest):
+            self._compare(engine, slice(start, min(wanted, start + largest)))
+
+    def _compare(self, engine: Engine, rows: slice) -> None:
+        inputs = {name: self._rows(array, rows) for name, array in self.canary.inputs.items()}
+        try:
+            outputs = run_arrays(engine, inputs)
+        except EngineFailure as failure:
+            raise CanaryFailed(f"the canary did not run: {failure}") from failure
+        for name, expected in self.canary.outputs.items():
+            error = _worst_relative_error(outputs[name], self._rows(expected, rows), per_row=self.batched)
+            if error > self.tolerance:
+                raise CanaryFailed(f"output {name!r} is off by {error:.3g}, allowed is {self.tolerance:.3g}")
+
+    def _rows(self, array: np.ndarray, rows: slice) -> np.ndarray:
+        return array[rows] if self.batched else array
+
+
+def _worst_relative_error(got: np.ndarray, expected: np.ndarray, *, per_row: bool) -> float:
+    """The largest ||got - expected|| / ||expected|| of any row; infinite where NaN stands elsewhere."""
+    if got.shape != expected.shape:
+        return float("inf")
+    rows = len(expected) if per_row else 1
+    left, right = (array.astype(np.float64).reshape(rows, -1) for array in (got, expected))
+    # A bare model may answer NaN to a seeded input by design; then it must go on doing so.
+    if not np.array_equal(np.isnan(left), np.isnan(right)):
+        return float("inf")
+    difference = np.linalg.norm(np.nan_to_num(left) - np.nan_to_num(right), axis=1)
+    size = np.linalg.norm(np.nan_to_num(right), axis=1)
+    return float(np.max(difference / np.maximum(size, 1e-12), initial=0.0))

@@ -1,0 +1,179 @@
+"""From a version in the store to an engine that has proved itself.
+
+Blocking work, done in threads: check the hashes, open the engine, warm it up, ask the canary, and settle
+which variant serves. A version that fails any of it is refused with a reason and touches nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from app.bare_model import read_bare_model
+from app.canary import CanaryCheck, CanaryFailed
+from app.engines import cpu
+from app.engines.base import Engine, EngineFailure
+from app.engines.measure import measure_latency
+from app.engines.onnxruntime import LIBRARY, OnnxRuntimeCpuEngine
+from app.engines.select import WORTHWHILE_SPEEDUP, Choice, PrecisionChoice, choose
+from models.bundle import Bundle, LatencyPoint, Variant, open_bundle
+from models.errors import BundleError
+from models.spec import ModelSpec
+from models.store import StoredVersion
+
+_log = logging.getLogger("convoy")
+# Start-up is waited for: so long may measuring one variant take where no table fits this device.
+MEASURING_BUDGET_S = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What the operator decided about engines. `max_batch` None: as the model says."""
+
+    precision: PrecisionChoice
+    threads: int
+    max_batch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """An engine that answered its canary rightly, and all that is known about it.
+
+    `reason` says why this engine and variant serve, `skipped` why others do not. `reopen` would load the
+    same again, for an engine that has to be replaced.
+    """
+
+    stored: StoredVersion
+    spec: ModelSpec
+    engine: Engine
+    canary: CanaryCheck
+    latency: tuple[LatencyPoint, ...]
+    reason: str
+    skipped: tuple[str, ...]
+    platform: str
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    variant: Variant
+    engine: Engine
+    canary: CanaryCheck
+    latency: tuple[LatencyPoint, ...]
+
+
+def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
+    """Load one version and prove it. Raises BundleError, whose message says what to do."""
+    started = time.monotonic()
+    return _load_bundle(stored, options, started) if stored.is_bundle else _load_bare(stored, options, started)
+
+
+def _load_bundle(stored: StoredVersion, options: LoadOptions, started: float) -> LoadedModel:
+    bundle = open_bundle(stored.folder)
+    spec = bundle.manifest.spec
+    choice = choose(bundle, options.precision, cpu.fingerprint(options.threads, LIBRARY))
+    candidates, refused = _prove_all(bundle, choice, options)
+    best = _pick(candidates)
+    return LoadedModel(
+        stored=stored,
+        spec=spec,
+        engine=best.engine,
+        canary=best.canary,
+        latency=best.latency,
+        reason=f"{best.variant.file}: {choice.reason}",
+        skipped=(*choice.skipped, *refused),
+        platform="onnxruntime_onnx",
+        load_s=time.monotonic() - started,
+    )
+
+
+def _prove_all(bundle: Bundle, choice: Choice, options: LoadOptions) -> tuple[list[_Candidate], list[str]]:
+    candidates: list[_Candidate] = []
+    refused: list[str] = []
+    canary = bundle.canary()
+    for variant in choice.variants:
+        engine = _open_variant(bundle, variant, options)
+        check = CanaryCheck.of_variant(canary, variant)
+        try:
+            engine.warm_up()
+            check.run(engine)
+        except (EngineFailure, CanaryFailed) as failure:
+            engine.close()
+            refused.append(f"{variant.file}: {failure}")
+            continue
+        candidates.append(_Candidate(variant, engine, check, _latency_of(variant, engine)))
+    if not candidates:
+        raise BundleError(f"{bundle.folder}: no variant answers its canary rightly here ({'; '.join(refused)})")
+    return candidates, refused
+
+
+def _open_variant(bundle: Bundle, variant: Variant, options: LoadOptions) -> Engine:
+    spec = bundle.manifest.spec
+    return OnnxRuntimeCpuEngine(
+        bundle.path(variant.file),
+        inputs=spec.inputs,
+        outputs=spec.outputs,
+        max_batch_size=_limit(spec.max_batch_size, options),
+        precision=variant.precision,
+        threads=options.threads,
+    )
+
+
+def _latency_of(variant: Variant, engine: Engine) -> tuple[LatencyPoint, ...]:
+    table = variant.latency
+    if table is not None and table.device_fingerprint == engine.info.device_fingerprint:
+        return table.points
+    return measure_latency(engine, budget_s=MEASURING_BUDGET_S)
+
+
+def _pick(candidates: list[_Candidate]) -> _Candidate:
+    """The fastest, unless it is only a little faster than the first, which is the more exact one."""
+    best = candidates[0]
+    for candidate in candidates[1:]:
+        if _per_sample_ms(candidate) * WORTHWHILE_SPEEDUP < _per_sample_ms(best):
+            best = candidate
+    for candidate in candidates:
+        if candidate is not best:
+            candidate.engine.close()
+    return best
+
+
+def _per_sample_ms(candidate: _Candidate) -> float:
+    return min(point.median_ms / point.batch_size for point in candidate.latency)
+
+
+def _load_bare(stored: StoredVersion, options: LoadOptions, started: float) -> LoadedModel:
+    bare = read_bare_model(stored, options.threads)
+    engine = OnnxRuntimeCpuEngine(
+        bare.path,
+        inputs=bare.spec.inputs,
+        outputs=bare.spec.outputs,
+        max_batch_size=_limit(bare.spec.max_batch_size, options),
+        precision="fp32",
+        threads=options.threads,
+    )
+    try:
+        engine.warm_up()
+        canary = CanaryCheck.of_first_answer(engine)
+        latency = measure_latency(engine, budget_s=MEASURING_BUDGET_S)
+    except EngineFailure as failure:
+        engine.close()
+        raise BundleError(f"{bare.path}: does not run on zeros or random input ({failure})") from failure
+    _log.info("%s version %d is a bare model, %s", stored.name, stored.version, bare.batch_reason)
+    return LoadedModel(
+        stored=stored,
+        spec=bare.spec,
+        engine=engine,
+        canary=canary,
+        latency=latency,
+        reason=f"bare model: {bare.batch_reason}",
+        skipped=(),
+        platform="onnxruntime_onnx",
+        load_s=time.monotonic() - started,
+    )
+
+
+def _limit(max_batch_size: int, options: LoadOptions) -> int:
+    """The model's own limit, lowered by the operator's; 0 stays 0."""
+    return min(max_batch_size, options.max_batch or max_batch_size)
