@@ -1,0 +1,100 @@
+"""Whether an answer is one: the client's half of the contract.
+
+Knows the shapes of good answers and of errors. Knows nothing of connections or time.
+
+Every answer is searched for the word that a good one must have. Every 64th, and the first hundred, are read
+in full: a server that answers 200 with nonsense is found out, and the generator still has time to generate.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Literal
+
+from loadtest.records import MAX_TEXT_CHARS, Fault, Problem
+
+Route = Literal["predictions", "infer"]
+
+FULL_FIRST = 100
+FULL_EVERY = 64
+HEAD_BYTES = 64 * 1024
+WORDS: dict[Route, bytes] = {"predictions": b'"predictions"', "infer": b'"outputs"'}
+
+
+class AnswerCheck:
+    """Call it with (ticket, status, body): None is a good answer."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._word = WORDS[route]
+
+    def __call__(self, ticket: int, status: int, body: bytes) -> Problem | None:
+        if status != 200:
+            return Problem(Fault.HTTP, error_text(body), status)
+        if body.find(self._word, 0, HEAD_BYTES) < 0:
+            return Problem(Fault.GARBAGE, f"200 without {self._word.decode()}: {_excerpt(body)}")
+        if ticket < FULL_FIRST or ticket % FULL_EVERY == 0:
+            return self.read_in_full(body)
+        return None
+
+    def read_in_full(self, body: bytes) -> Problem | None:
+        # latin-1 maps bytes to characters one to one: the end of the JSON head is then a count of bytes,
+        # and the tensors behind it do no harm.
+        text = body.decode("latin-1").lstrip()
+        try:
+            answer, end = json.JSONDecoder().raw_decode(text)
+            behind = text[end:]
+            behind_bytes = len(behind) if behind.strip() else 0
+            good = _good_predictions(answer) if self._route == "predictions" else _good_outputs(answer, behind_bytes)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            good = False
+        return None if good else Problem(Fault.GARBAGE, f"200 with a body that is no answer: {_excerpt(body)}")
+
+
+def error_text(body: bytes) -> str:
+    """The server's own words: the `error` of the protocol, else the beginning of whatever it sent."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return _excerpt(body)
+    if isinstance(answer, dict) and "error" in answer:
+        return _one_line(str(answer["error"]))
+    return _excerpt(body)
+
+
+def _good_predictions(answer: dict[str, list[dict[str, object]]]) -> bool:
+    return bool(answer["predictions"]) and all(
+        "class_id" in found and "score" in found for found in answer["predictions"]
+    )
+
+
+def _good_outputs(answer: dict[str, list[dict[str, object]]], behind_bytes: int) -> bool:
+    """Each output carries as many values as its shape has, or the bytes that it says it has are there."""
+    outputs = answer["outputs"]
+    binary_bytes = 0
+    for output in outputs:
+        if "data" in output:
+            data, shape = output["data"], output["shape"]
+            if not isinstance(data, list) or not isinstance(shape, list) or _count(data) != math.prod(shape):
+                return False
+        else:
+            parameters = output["parameters"]
+            binary_bytes += int(parameters["binary_data_size"]) if isinstance(parameters, dict) else 0
+    return bool(outputs) and binary_bytes == behind_bytes
+
+
+def _count(data: object) -> int:
+    return sum(_count(item) for item in data) if isinstance(data, list) else 1
+
+
+def _excerpt(body: bytes) -> str:
+    if not body:
+        return "(empty body)"
+    return _one_line(body[:MAX_TEXT_CHARS].decode("utf-8", "backslashreplace"))
+
+
+def _one_line(text: str) -> str:
+    """No line breaks and no control characters: what a server sends must not steer the terminal."""
+    printable = "".join(character if character.isprintable() else " " for character in text[:MAX_TEXT_CHARS])
+    return " ".join(printable.split())

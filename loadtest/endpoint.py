@@ -1,0 +1,68 @@
+"""Where the server is: a URL taken apart once.
+
+Knows URLs and name resolution. Knows nothing of models or requests.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from models.errors import JobError, UsageError
+
+CONNECT_TIMEOUT_S = 5.0
+PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """`address` is numeric, so that no name is resolved during the run. `prefix` is "" or "/path"."""
+
+    url: str
+    host: str
+    address: str
+    port: int
+    tls: bool
+    prefix: str
+
+    @property
+    def host_header(self) -> str:
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return name if self.port == PORTS["https" if self.tls else "http"] else f"{name}:{self.port}"
+
+
+def find_endpoint(url: str) -> Endpoint:
+    """Resolves the name and keeps the first address where somebody listens.
+
+    Raises UsageError for a URL that is none, JobError where nobody listens.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"--url {url!r} is not a URL ({error}); it should look like http://localhost:8000") from None
+    if parts.scheme not in PORTS or not parts.hostname:
+        raise UsageError(f"--url {url!r} should look like http://localhost:8000")
+    port = port or PORTS[parts.scheme]
+    address = _first_listening(url, parts.hostname, port)
+    prefix = parts.path.rstrip("/")
+    clean_url = f"{parts.scheme}://{parts.netloc}{prefix}"
+    return Endpoint(clean_url, parts.hostname, address, port, parts.scheme == "https", prefix)
+
+
+def _first_listening(url: str, host: str, port: int) -> str:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise JobError(f"the name {host!r} cannot be resolved ({error}); check --url") from None
+    problem: OSError | None = None
+    for *_, address in found:
+        try:
+            socket.create_connection((str(address[0]), port), timeout=CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            problem = problem or error
+        else:
+            return str(address[0])
+    reason = (problem.strerror if problem else None) or "no answer"
+    raise JobError(f"nobody answers at {url} ({reason}); start the server with `convoy serve`, or check --url")

@@ -1,0 +1,131 @@
+"""The two ways of putting load on a server, each until its time is over or it is told to stop.
+
+Knows when requests are due. Leaves sending and noting to the sender. No task, no future and no timer exists
+per request: only callbacks.
+
+The open loop sends by its schedule whatever becomes of the answers, as independent users do. The closed loop
+has a fixed number of clients that wait for their answers, as a batch job does; it slows down with the
+server, so its latencies say nothing about users who do not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from loadtest.alarm import make_alarm
+from loadtest.options import MAX_REQUESTS
+from loadtest.schedule import Offsets
+from loadtest.sender import Sender
+
+NS_PER_S = 1_000_000_000
+POLL_S = 0.02
+# A closed-loop client whose connection failed; without it, a dead server would cost a core in refusals.
+PAUSE_S = 0.1
+BURST = 64  # requests sent before the loop looks at answers again, when many are due at once
+
+
+class OpenLoop:
+    """Sends one request at each of `start_ns + offsets_ns`."""
+
+    def __init__(self, sender: Sender, offsets_ns: Offsets) -> None:
+        self._sender = sender
+        self._offsets_ns: list[int] = offsets_ns.tolist()
+        self._next = 0
+        self._start_ns = 0
+        self._alarm = make_alarm(asyncio.get_running_loop(), self._fire_due)
+        self.timer = self._alarm.name
+
+    def start(self, start_ns: int) -> None:
+        self._start_ns = start_ns
+        self._set_alarm()
+
+    @property
+    def done(self) -> bool:
+        """All has been sent; answers may still be under way."""
+        return self._next >= len(self._offsets_ns)
+
+    def stop(self) -> list[int]:
+        """Sends no more. Gives the times (ns) at which the requests were due that it never came to send."""
+        unsent_ns = [self._start_ns + offset_ns for offset_ns in self._offsets_ns[self._next :]]
+        self._next = len(self._offsets_ns)
+        self._alarm.close()
+        return unsent_ns
+
+    def _fire_due(self) -> None:
+        for _ in range(BURST):
+            if self.done:
+                return
+            intended_ns = self._start_ns + self._offsets_ns[self._next]
+            now_ns = time.monotonic_ns()
+            if intended_ns > now_ns:
+                break
+            self._next += 1
+            self._sender.fire(intended_ns, now_ns)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if not self.done:
+            self._alarm.set(self._start_ns + self._offsets_ns[self._next])
+
+
+class ClosedLoop:
+    """`clients` requests under way at any time, for `duration_s`."""
+
+    timer = "none"
+
+    def __init__(self, sender: Sender, clients: int, duration_s: float) -> None:
+        self._sender = sender
+        self._clients = clients
+        self._duration_ns = int(duration_s * NS_PER_S)
+        self._end_ns = 0
+        self._fired = 0
+        self._loop = asyncio.get_running_loop()
+        sender.on_done = self._done
+
+    def start(self, start_ns: int) -> None:
+        self._end_ns = start_ns + self._duration_ns
+        for _ in range(self._clients):
+            self._fire()
+
+    @property
+    def done(self) -> bool:
+        return time.monotonic_ns() >= self._end_ns or self._fired >= MAX_REQUESTS
+
+    def stop(self) -> list[int]:
+        """Sends no more. Nothing is ever overdue."""
+        self._end_ns = 0
+        return []
+
+    def _done(self, arrived: bool) -> None:
+        if arrived:
+            self._fire()
+        else:
+            self._loop.call_later(PAUSE_S, self._fire)
+
+    def _fire(self) -> None:
+        now_ns = time.monotonic_ns()
+        if now_ns < self._end_ns and self._fired < MAX_REQUESTS:
+            self._fired += 1
+            self._sender.fire(now_ns, now_ns)
+
+
+Loop = OpenLoop | ClosedLoop
+
+
+async def until_over(
+    loop: Loop, sender: Sender, stopped: asyncio.Event, deadline_s: float, tick: Callable[[], None]
+) -> None:
+    """Until all is sent and answered, the deadline (seconds from now) has passed, or `stopped` is set.
+
+    `tick` is called every 20 ms or so; it must be quick, because it runs between sending and receiving.
+    """
+    deadline_ns = time.monotonic_ns() + int(deadline_s * NS_PER_S)
+    while not (loop.done and sender.in_flight == 0) and time.monotonic_ns() < deadline_ns:
+        tick()
+        try:
+            await asyncio.wait_for(stopped.wait(), POLL_S)
+        except TimeoutError:
+            continue
+        return

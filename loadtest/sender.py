@@ -1,0 +1,207 @@
+"""Sends requests over as few connections as the moment needs and notes how each one ended.
+
+Knows connections, their limit, time-outs and the recorder. Does not know when requests are due (that is
+the loops') nor what they contain (that is the target's).
+
+A request that finds no free connection waits here, first come first served, while a new one is opened for
+it; it is never held back at its source, and its latency goes on counting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loadtest.answers import AnswerCheck
+from loadtest.endpoint import Endpoint
+from loadtest.records import Fault, Problem, Recorder
+from loadtest.wire import IDLE, Connection
+
+NS_PER_S = 1_000_000_000
+SWEEP_S = 0.05
+# Servers close idle connections (uvicorn after 5 s, some after 2); sending on one that is just being closed
+# would count a reset against the server that any client library would have hidden.
+MAX_IDLE_NS = 1_500_000_000
+
+STOPPED = Problem(Fault.NETWORK, "the run was stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class Ammunition:
+    """`requests` are whole HTTP requests, sent in turn; `check` judges the answers."""
+
+    requests: Sequence[bytes]
+    check: AnswerCheck
+
+
+class Sender:
+    """Give it requests with `fire`; `on_done(ticket, arrived)` is told of each end.
+
+    `arrived` is False where no HTTP answer came. `close` must be called; it ends what is still under way
+    without a word to the recorder.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, ammunition: Ammunition, recorder: Recorder, *, connections: int, timeout_s: float
+    ) -> None:
+        self._endpoint = endpoint
+        self._requests = ammunition.requests
+        self._check = ammunition.check
+        self._recorder = recorder
+        self._limit = connections
+        self._timeout_s = timeout_s
+        self._timeout_ns = int(timeout_s * NS_PER_S)
+        self._tls = ssl.create_default_context() if endpoint.tls else None
+        self._all: set[Connection] = set()
+        self._idle: list[Connection] = []
+        self._backlog: deque[int] = deque()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+        self._closed = False
+        self.on_done: Callable[[bool], None] = lambda arrived: None
+        self.in_flight = 0
+        self.waited = 0
+
+    async def warm(self, count: int) -> None:
+        """Opens `count` connections beforehand, so that the first requests do not pay for them.
+
+        One that cannot be opened is left for the run to report.
+        """
+        await asyncio.gather(*(self._connect() for _ in range(count)), return_exceptions=True)
+
+    def fire(self, intended_ns: int, now_ns: int) -> None:
+        """Sends the next request now, or as soon as there is a connection for it."""
+        ticket = self._recorder.begin(intended_ns, now_ns)
+        self.in_flight += 1
+        connection = self._take_idle(now_ns)
+        if connection is not None:
+            connection.send(self._request(ticket), ticket, now_ns)
+            return
+        self._backlog.append(ticket)
+        if not self._open_more():
+            self.waited += 1
+
+    async def close(self) -> None:
+        self._closed = True
+        self._sweeper.cancel()
+        for task in self._opening:
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        for connection in list(self._all):
+            connection.give_up(STOPPED)
+        await asyncio.sleep(0)  # lets the transports close their sockets
+
+    # what a connection tells its owner
+
+    def opened(self, connection: Connection) -> None:
+        self._all.add(connection)
+        self._free(connection, time.monotonic_ns())
+
+    def answered(self, connection: Connection, ticket: int, status: int, body: bytes, reusable: bool) -> None:
+        now_ns = time.monotonic_ns()
+        problem = self._check(ticket, status, body)
+        self.in_flight -= 1
+        if problem is None:
+            self._recorder.succeed(ticket, now_ns)
+        else:
+            self._recorder.fail(ticket, now_ns, problem)
+        if reusable:
+            self._free(connection, now_ns)
+        else:
+            self._all.discard(connection)
+            self._open_more()
+        self.on_done(True)
+
+    def broke(self, connection: Connection, ticket: int, problem: Problem) -> None:
+        self._all.discard(connection)
+        if ticket == IDLE:
+            if connection in self._idle:
+                self._idle.remove(connection)
+        else:
+            self._fail(ticket, problem)
+        self._open_more()
+
+    # inside
+
+    def _request(self, ticket: int) -> bytes:
+        return self._requests[ticket % len(self._requests)]
+
+    def _take_idle(self, now_ns: int) -> Connection | None:
+        """The one used last: the others grow idle and are let go, as in any client's pool."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and now_ns - connection.since_ns < MAX_IDLE_NS:
+                return connection
+            connection.give_up(STOPPED)
+        return None
+
+    def _free(self, connection: Connection, now_ns: int) -> None:
+        if self._closed:
+            return
+        if self._backlog:
+            ticket = self._backlog.popleft()
+            connection.send(self._request(ticket), ticket, self._recorder.intended_ns(ticket))
+        else:
+            connection.since_ns = now_ns
+            self._idle.append(connection)
+
+    def _fail(self, ticket: int, problem: Problem) -> None:
+        if self._closed:
+            return
+        self.in_flight -= 1
+        self._recorder.fail(ticket, time.monotonic_ns(), problem)
+        self.on_done(False)
+
+    def _open_more(self) -> bool:
+        """One connection being opened per waiting request, within the limit. False: the limit is reached."""
+        while not self._closed and len(self._opening) < len(self._backlog):
+            if len(self._all) + len(self._opening) >= self._limit:
+                return False
+            task = self._loop.create_task(self._open())
+            self._opening.add(task)
+            task.add_done_callback(self._attempt_over)
+        return True
+
+    def _attempt_over(self, task: asyncio.Task[None]) -> None:
+        """A server that closes after each answer may have done so before the attempt counted as over."""
+        self._opening.discard(task)
+        self._open_more()
+
+    async def _open(self) -> None:
+        problem = await self._connect()
+        # Each failed attempt was made for one waiting request: the oldest learns of it.
+        if problem is not None and self._backlog:
+            self._fail(self._backlog.popleft(), problem)
+
+    async def _connect(self) -> Problem | None:
+        endpoint = self._endpoint
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._loop.create_connection(
+                    lambda: Connection(self),
+                    endpoint.address,
+                    endpoint.port,
+                    ssl=self._tls,
+                    server_hostname=endpoint.host if self._tls else None,
+                )
+        except TimeoutError:
+            return Problem(Fault.TIMEOUT, f"no connection within {self._timeout_s:g} s")
+        except ConnectionRefusedError:
+            return Problem(Fault.REFUSED, "nobody listens there any more")
+        except OSError as error:
+            return Problem(Fault.NETWORK, error.strerror or str(error))
+        return None
+
+    def _sweep(self) -> None:
+        """One look at all open requests per 50 ms is cheaper than a timer for each."""
+        before_ns = time.monotonic_ns() - self._timeout_ns
+        for connection in [c for c in self._all if c.ticket != IDLE and c.since_ns < before_ns]:
+            connection.give_up(Problem(Fault.TIMEOUT, f"no answer within {self._timeout_s:g} s"))
+        while self._backlog and self._recorder.intended_ns(self._backlog[0]) < before_ns:
+            self._fail(self._backlog.popleft(), Problem(Fault.TIMEOUT, f"no free connection for {self._timeout_s:g} s"))
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)

@@ -1,0 +1,150 @@
+"""From rows to figures: percentiles, throughput, goodput, errors by kind.
+
+Pure: no clock, no network, no printing. A percentile is given only where enough answers stand behind it,
+and is always a latency that some request really had (nearest rank), never a blend of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from loadtest.records import GOOD, PENDING, Problem, Records
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+PERCENTILES = ("50", "90", "95", "99", "99.9")
+ANSWERS_BEYOND = 10  # a percentile needs this many answers above it, on average, to be more than luck
+
+Latencies = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """`name` as in "99.9"; `latency_ms` is None where there were too few answers."""
+
+    name: str
+    latency_ms: float | None
+    needs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCount:
+    problem: Problem
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The measured part of the run: [start_ns, end_ns), and when the run itself began."""
+
+    run_start_ns: int
+    start_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> float:
+        return max(0, self.end_ns - self.start_ns) / NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run in figures.
+
+    `offered`, `good`, `errors` and latencies are of the requests due within the window. `throughput_rps`
+    counts good answers that came within the window, whenever they were asked for. `goodput` is the share
+    of offered requests answered within the objective. Latencies are of good answers only.
+    `failed_in_warm_up` are failures that are in no other figure.
+    """
+
+    window_s: float
+    offered: int
+    good: int
+    failed: int
+    failed_in_warm_up: int
+    unfinished: int
+    offered_rps: float
+    throughput_rps: float
+    percentiles: tuple[Percentile, ...]
+    median_ms: float | None
+    mean_ms: float | None
+    max_ms: float | None
+    goodput: float | None
+    errors: tuple[ErrorCount, ...]
+    lateness_ns: Latencies
+    good_per_second: tuple[int, ...]
+    failed_per_second: tuple[int, ...]
+
+
+def summarise(records: Records, window: Window, slo_ms: float | None) -> Summary:
+    """Raises nothing; a run without rows gives zeros and no percentiles."""
+    chosen = (records.intended_ns >= window.start_ns) & (records.intended_ns < window.end_ns)
+    outcome = records.outcome[chosen]
+    latency_ns = (records.finished_ns - records.intended_ns)[chosen][outcome == GOOD]
+    latency_ns.sort()
+    finished = int(np.count_nonzero(outcome != PENDING))
+    in_window = (records.finished_ns >= window.start_ns) & (records.finished_ns < window.end_ns)
+    answered = int(np.count_nonzero(in_window & (records.outcome == GOOD)))
+    good = len(latency_ns)
+    return Summary(
+        window_s=window.seconds,
+        offered=finished,
+        good=good,
+        failed=finished - good,
+        failed_in_warm_up=int(np.count_nonzero(records.outcome[records.intended_ns < window.start_ns] > GOOD)),
+        unfinished=len(outcome) - finished,
+        offered_rps=_per_second(len(outcome), window.seconds),
+        throughput_rps=_per_second(answered, window.seconds),
+        percentiles=tuple(percentile(latency_ns, name) for name in PERCENTILES),
+        median_ms=nearest_rank(latency_ns, Fraction(1, 2)) / NS_PER_MS if good else None,
+        mean_ms=float(latency_ns.mean()) / NS_PER_MS if good else None,
+        max_ms=float(latency_ns[-1]) / NS_PER_MS if good else None,
+        goodput=goodput(latency_ns, finished, slo_ms),
+        errors=count_errors(outcome, records.problems),
+        lateness_ns=(records.taken_ns - records.intended_ns)[chosen],
+        good_per_second=per_second(records, window, good=True),
+        failed_per_second=per_second(records, window, good=False),
+    )
+
+
+def percentile(sorted_ns: Latencies, name: str) -> Percentile:
+    """The nearest-rank percentile of ascending latencies, where at least 10 / (1 - p) of them are there."""
+    share = Fraction(name) / 100  # exact: in floating point 10 / (1 - 0.999) is not 10000
+    needs = int(ANSWERS_BEYOND / (1 - share))
+    if len(sorted_ns) < needs:
+        return Percentile(name, None, needs)
+    return Percentile(name, nearest_rank(sorted_ns, share) / NS_PER_MS, needs)
+
+
+def nearest_rank(sorted_ns: Latencies, share: Fraction) -> int:
+    """The smallest value such that at least `share` of all are not above it. At least one value needed."""
+    rank = -(-len(sorted_ns) * share.numerator // share.denominator)
+    return int(sorted_ns[max(rank, 1) - 1])
+
+
+def goodput(good_latency_ns: Latencies, offered: int, slo_ms: float | None) -> float | None:
+    if slo_ms is None or offered == 0:
+        return None
+    return int(np.count_nonzero(good_latency_ns <= slo_ms * NS_PER_MS)) / offered
+
+
+def count_errors(outcome: npt.NDArray[np.int16], problems: Sequence[Problem]) -> tuple[ErrorCount, ...]:
+    """Most frequent first."""
+    counts = np.bincount(outcome[outcome > GOOD], minlength=len(problems) + 1)[1:]
+    found = [ErrorCount(problem, int(count)) for problem, count in zip(problems, counts, strict=True) if count]
+    return tuple(sorted(found, key=lambda error: -error.count))
+
+
+def per_second(records: Records, window: Window, *, good: bool) -> tuple[int, ...]:
+    """Answers (or failures) that came in each second since the run began, warm-up included, raw."""
+    wanted = records.outcome == GOOD if good else records.outcome > GOOD
+    seconds = (records.finished_ns[wanted] - window.run_start_ns) // NS_PER_S
+    return tuple(int(count) for count in np.bincount(seconds[seconds >= 0]))
+
+
+def _per_second(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
