@@ -1,0 +1,129 @@
+"""An engine without a model: it computes what it is told, takes as long as it is told, fails when it is told.
+
+Keeps the contract of `base` to the letter, so whatever stands on engines can be tried without one: batches
+that take a known time, requests that poison their batch, devices that die or hang.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from app.engines.base import Engine, EngineFailure, EngineInfo, OutputTensor, Part, RunResult, byte_view
+from models.spec import TensorSpec
+
+Arrays = tuple[np.ndarray, ...]
+RunRows = Callable[[Arrays], Sequence[np.ndarray]]
+
+
+class FakeEngine(Engine):
+    """`run_rows` maps the inputs of a whole batch to its outputs; by default `echo_or_sum`.
+
+    A batch of b samples takes `latency_s(b)`, spent in `sleep`. The hooks may be changed at any time:
+    `is_poisonous` is asked about every part and fails its batch, `fatal` is the message that every run dies
+    with, `gate` makes runs hang until it is set. `runs` counts what was tried, warm-up included.
+    """
+
+    def __init__(
+        self,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        *,
+        max_batch_size: int,
+        run_rows: RunRows | None = None,
+        latency_s: Callable[[int], float] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        self._batched = max_batch_size > 0
+        self._run_rows = run_rows or self.echo_or_sum
+        self._latency_s, self._sleep = latency_s, sleep
+        self.is_poisonous: Callable[[Arrays], bool] | None = None
+        self.fatal: str | None = None
+        self.gate: threading.Event | None = None
+        self.runs = 0
+        self.info = EngineInfo(
+            engine="fake",
+            precision="fp32",
+            device="fake",
+            device_fingerprint="fake",
+            library="fake 1",
+            batch_sizes=tuple(range(1, max(1, max_batch_size) + 1)),
+        )
+
+    def warm_up(self) -> None:
+        for samples in self.info.batch_sizes:
+            self._compute(tuple(np.zeros(self._whole_shape(spec, samples), spec.numpy_dtype) for spec in self.inputs))
+
+    def run(self, parts: Sequence[Part]) -> RunResult:
+        started_ns = time.monotonic_ns()
+        each = [self._arrays(part) for part in parts]
+        gathered = tuple(np.concatenate(column) for column in zip(*each, strict=True)) if self._batched else each[0]
+        gathered_ns = time.monotonic_ns()
+        if self.is_poisonous and any(map(self.is_poisonous, each)):
+            self.runs += 1
+            raise EngineFailure("a part of this batch is poisonous")
+        results = self._compute(gathered)
+        computed_ns = time.monotonic_ns()
+        answers, start = [], 0
+        for part in parts:
+            rows = slice(start, start + part.samples)
+            start += part.samples
+            wanted = zip(part.wanted, part.destinations, strict=True)
+            answers.append(tuple(_deliver(results[i][rows] if self._batched else results[i], to) for i, to in wanted))
+        return RunResult(
+            outputs=tuple(answers),
+            copy_in_ns=gathered_ns - started_ns,
+            compute_ns=computed_ns - gathered_ns,
+            copy_out_ns=time.monotonic_ns() - computed_ns,
+        )
+
+    def close(self) -> None:
+        pass
+
+    def echo_or_sum(self, arrays: Arrays) -> Sequence[np.ndarray]:
+        """Each output is the first input of its dtype and shape; without one, each sample's sum over all inputs."""
+        samples = len(arrays[0]) if self._batched else 1
+        total = sum(array.reshape(samples, -1).sum(axis=1, dtype=np.float64) for array in arrays)
+        results = []
+        for spec in self.outputs:
+            twin = next((a for s, a in zip(self.inputs, arrays, strict=True) if _alike(s, spec)), None)
+            if twin is None:
+                twin = np.empty(self._whole_shape(spec, samples), spec.numpy_dtype)
+                twin.reshape(samples, -1)[:] = np.reshape(total, (samples, 1))
+            results.append(twin)
+        return results
+
+    def _compute(self, arrays: Arrays) -> Sequence[np.ndarray]:
+        self.runs += 1
+        if self.gate is not None:
+            self.gate.wait()
+        if self._latency_s is not None:
+            self._sleep(self._latency_s(len(arrays[0]) if self._batched else 1))
+        if self.fatal is not None:
+            raise EngineFailure(self.fatal, fatal=True)
+        return self._run_rows(arrays)
+
+    def _arrays(self, part: Part) -> Arrays:
+        return tuple(
+            np.frombuffer(data, spec.numpy_dtype).reshape(shape)
+            for spec, data, shape in zip(self.inputs, part.inputs, part.shapes, strict=True)
+        )
+
+    def _whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
+        fixed = tuple(1 if size < 0 else size for size in spec.shape)
+        return (samples, *fixed) if self._batched else fixed
+
+
+def _alike(one: TensorSpec, other: TensorSpec) -> bool:
+    return (one.dtype, one.shape) == (other.dtype, other.shape)
+
+
+def _deliver(rows: np.ndarray, destination: memoryview | None) -> OutputTensor:
+    if destination is None:
+        return OutputTensor(rows.shape, byte_view(np.array(rows, order="C")))
+    destination[:] = byte_view(np.ascontiguousarray(rows))
+    return OutputTensor(rows.shape, destination)
