@@ -44,9 +44,7 @@ class AnswerCheck:
         text = body.decode("latin-1").lstrip()
         try:
             answer, end = json.JSONDecoder().raw_decode(text)
-            behind = text[end:]
-            behind_bytes = len(behind) if behind.strip() else 0
-            good = _good_predictions(answer) if self._route == "predictions" else _good_outputs(answer, behind_bytes)
+            good = _good_predictions(answer) if self._route == "predictions" else _good_outputs(answer, text[end:])
         except (ValueError, KeyError, TypeError, RecursionError):
             good = False
         return None if good else Problem(Fault.GARBAGE, f"200 with a body that is no answer: {_excerpt(body)}")
@@ -69,7 +67,7 @@ def _good_predictions(answer: dict[str, list[dict[str, object]]]) -> bool:
     )
 
 
-def _good_outputs(answer: dict[str, list[dict[str, object]]], behind_bytes: int) -> bool:
+def _good_outputs(answer: dict[str, list[dict[str, object]]], behind: str) -> bool:
     """Each output carries as many values as its shape has, or the bytes that it says it has are there."""
     outputs = answer["outputs"]
     binary_bytes = 0
@@ -81,7 +79,7 @@ def _good_outputs(answer: dict[str, list[dict[str, object]]], behind_bytes: int)
         else:
             parameters = output["parameters"]
             binary_bytes += int(parameters["binary_data_size"]) if isinstance(parameters, dict) else 0
-    return bool(outputs) and binary_bytes == behind_bytes
+    return bool(outputs) and len(behind if binary_bytes else behind.strip()) == binary_bytes
 
 
 def _count(data: object) -> int:

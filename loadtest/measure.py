@@ -23,7 +23,6 @@ from loadtest.statistics import NS_PER_S, Window
 from loadtest.target import Target
 
 OPEN_LOOP_FIRST_CONNECTIONS = 16
-HEAD_START_NS = 20_000_000  # between the last preparation and the first request
 LAST_WORD_S = 1.0  # beyond the time-out, for the sweep that declares it
 TICK_S = 0.5  # the display costs a quarter of a millisecond, during which no answer is read
 
@@ -86,7 +85,7 @@ async def _run(
     stopped: asyncio.Event,
     show: Callable[[Progress], None],
 ) -> Measurement:
-    cpu_s, start_ns = time.process_time(), time.monotonic_ns() + HEAD_START_NS
+    cpu_s, start_ns = time.process_time(), time.monotonic_ns()
     loop.start(start_ns)
     ticker = _Ticker(start_ns, recorder, sender, show)
     await until_over(loop, sender, stopped, options.duration_s + options.timeout_s + LAST_WORD_S, ticker)
@@ -141,7 +140,7 @@ class _Ticker:
         if now_ns < self._due_ns:
             return
         self._due_ns = now_ns + int(TICK_S * NS_PER_S)
-        elapsed_s = max(0.0, (now_ns - self._start_ns) / NS_PER_S)
+        elapsed_s = (now_ns - self._start_ns) / NS_PER_S
         self._show(Progress(elapsed_s, self._recorder.good, self._recorder.failed, self._sender.in_flight))
 
 

@@ -54,7 +54,8 @@ class LiveView:
 def print_summary(
     console: Console, target: Target, options: LoadOptions, summary: Summary, verdict: Verdict, *, interrupted: bool
 ) -> None:
-    table = Table(title=escape(_title(target, options)), show_header=False, title_justify="left")
+    console.print(_title(target, options), style="bold", markup=False, highlight=False, soft_wrap=True)
+    table = Table(show_header=False)
     table.add_column("what")
     table.add_column("value", justify="right")
     _add_rows(table, options, summary)

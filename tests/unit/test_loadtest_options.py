@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from loadtest.options import LoadOptions
+from models.errors import UsageError
+
+
+def test_without_rate_and_concurrency_sixteen_clients_wait_for_their_answers():
+    assert LoadOptions().clients == 16
+    assert LoadOptions(concurrency=3).clients == 3
+    assert LoadOptions(rate=5).clients is None
+
+
+def test_the_warm_up_is_a_tenth_but_at_most_a_second():
+    assert LoadOptions(duration_s=5).warm_up_cut_s == 0.5
+    assert LoadOptions(duration_s=60).warm_up_cut_s == 1
+    assert LoadOptions(duration_s=60, warm_up_s=0).warm_up_cut_s == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"rate": 5, "concurrency": 5}, "not both"),
+        ({"rate": 0}, "--rate must be"),
+        ({"rate": float("nan")}, "--rate must be"),
+        ({"duration_s": -1}, "--duration must be"),
+        ({"duration_s": float("inf")}, "--duration must be"),
+        ({"duration_s": 1e9}, "--duration must be at most"),
+        ({"slo_ms": 0}, "--slo-ms must be"),
+        ({"timeout_s": 0}, "--timeout must be"),
+        ({"warm_up_s": 10.0, "duration_s": 10.0}, "--warm-up must be"),
+        ({"concurrency": 0}, "--concurrency must be"),
+        ({"connections": 100_000}, "--connections must be"),
+        ({"rate": 1e6, "duration_s": 60}, "lower the rate or the duration"),
+        ({"body": "xml"}, "--body must be"),
+        ({"arrivals": "bursts"}, "--arrivals must be"),
+        ({"api_key": "line\r\nbreak"}, "API key"),
+    ],
+)
+def test_a_wrong_call_is_named(wrong, words):
+    with pytest.raises(UsageError, match=words):
+        LoadOptions(**wrong)
+
+
+def test_a_report_that_could_not_be_written_is_refused_before_the_run(tmp_path):
+    with pytest.raises(UsageError, match="folder does not exist"):
+        LoadOptions(json_file=tmp_path / "missing" / "report.json")

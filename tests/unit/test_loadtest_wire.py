@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from loadtest.records import Fault, Problem
+from loadtest.wire import CLOSED, CUT_OFF, IDLE, NOT_HTTP, RESET, Connection
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+
+
+class Transport(asyncio.Transport):
+    """A socket that remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.ended = ""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return bool(self.ended)
+
+    def close(self) -> None:
+        self.ended = "closed"
+
+    def abort(self) -> None:
+        self.ended = "aborted"
+
+
+class Owner:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, int, bytes, bool]] = []
+        self.breaks: list[tuple[int, Problem]] = []
+
+    def opened(self, connection: Connection) -> None:
+        pass
+
+    def answered(self, connection: Connection, ticket: int, status: int, body: bytes, reusable: bool) -> None:
+        self.answers.append((ticket, status, body, reusable))
+
+    def broke(self, connection: Connection, ticket: int, problem: Problem) -> None:
+        self.breaks.append((ticket, problem))
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+@pytest.fixture
+def transport() -> Transport:
+    return Transport()
+
+
+@pytest.fixture
+def connection(owner, transport) -> Connection:
+    connection = Connection(owner)
+    connection.connection_made(transport)
+    return connection
+
+
+def test_a_request_goes_out_and_its_answer_comes_back(connection, owner, transport):
+    connection.send(b"GET", 3, 0)
+    connection.data_received(ANSWER)
+    assert transport.written == b"GET"
+    assert owner.answers == [(3, 200, b"hello", True)]
+    assert connection.usable
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_answers_in_pieces_one_after_the_other(connection, owner, size):
+    for ticket in (1, 2):
+        connection.send(b"", ticket, 0)
+        for start in range(0, len(ANSWER), size):
+            connection.data_received(ANSWER[start : start + size])
+    assert owner.answers == [(1, 200, b"hello", True), (2, 200, b"hello", True)]
+
+
+def test_a_chunked_answer(connection, owner):
+    connection.send(b"", 1, 0)
+    connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n")
+    assert owner.answers == [(1, 200, b"hello", True)]
+
+
+def test_a_connection_that_the_server_ends_is_not_used_again(connection, owner, transport):
+    connection.send(b"", 1, 0)
+    connection.data_received(b"HTTP/1.1 429 X\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+    connection.connection_lost(None)
+    assert owner.answers == [(1, 429, b"", False)]
+    assert owner.breaks == []
+    assert transport.ended == "closed"
+    assert not connection.usable
+
+
+@pytest.mark.parametrize(
+    ("received", "error", "problem"),
+    [
+        (b"", None, CLOSED),
+        (b"", ConnectionResetError(), RESET),
+        (ANSWER[:-1], None, CUT_OFF),
+        (ANSWER[:20], ConnectionResetError(), RESET),
+        (b"HTTP/1.1 200 OK\r\n\r\nno length at all", None, CUT_OFF),
+    ],
+)
+def test_a_connection_lost_before_the_answer_is_a_failure_once(connection, owner, received, error, problem):
+    connection.send(b"", 4, 0)
+    connection.data_received(received)
+    connection.connection_lost(error)
+    connection.connection_lost(error)
+    assert owner.breaks == [(4, problem)]
+    assert owner.answers == []
+
+
+@pytest.mark.parametrize("garbage", [b"220 smtp ready\r\n\r\n", b"\x16\x03\x01", b"HTTP/9.9 abc\r\n\r\n"])
+def test_what_is_not_http_is_garbage(connection, owner, transport, garbage):
+    connection.send(b"", 4, 0)
+    connection.data_received(garbage)
+    connection.connection_lost(None)
+    assert owner.breaks == [(4, NOT_HTTP)]
+    assert transport.ended == "aborted"
+
+
+def test_an_answer_to_nothing_ends_the_connection(connection, owner):
+    connection.data_received(ANSWER)
+    assert owner.breaks == [(IDLE, NOT_HTTP)]
+    assert not connection.usable
+
+
+def test_an_answer_that_comes_after_its_time_out_changes_nothing(connection, owner):
+    late = Problem(Fault.TIMEOUT, "late")
+    connection.send(b"", 4, 0)
+    connection.give_up(late)
+    connection.data_received(ANSWER)
+    assert owner.breaks == [(4, late)]
+    assert owner.answers == []
+
+
+def test_an_answer_without_end_is_cut_off(connection, owner, monkeypatch):
+    monkeypatch.setattr("loadtest.wire.MAX_ANSWER_BYTES", 4)
+    connection.send(b"", 4, 0)
+    connection.data_received(ANSWER)
+    assert [(ticket, problem.fault) for ticket, problem in owner.breaks] == [(4, Fault.GARBAGE)]
+    assert owner.answers == []
