@@ -116,7 +116,8 @@ def decode_image_into(
     "uint8_nhwc", else float32 [channels, height, width]. When an error is raised, what `out` holds is
     undefined. Safe to call from many threads at once; Pillow releases the GIL while it decodes.
 
-    Raises ImageError where the bytes are no image that the rules above accept. A wrong size of `out` is
+    Raises ImageError where the bytes are no image that the rules above accept; Pillow's own limit of 178 million
+    pixels stays in force for GIF, TIFF and WebP whatever `max_pixels` is. A wrong size of `out` is
     a bug of the caller and raises ValueError.
     """
     pixels = _resized(_upright_pixels(bytes(encoded), image.channels, max_pixels), image)
@@ -157,6 +158,8 @@ def _upright_pixels(encoded: bytes, channels: int, max_pixels: int) -> Image.Ima
             return _in_colour(_turned_upright(opened), channels)
     except ImageError:
         raise
+    except Image.DecompressionBombError as error:  # GIF, TIFF and WebP have sizes of their own inside
+        raise ImageError(f"this {name} image has too many pixels; at most {max_pixels} are allowed") from error
     except Exception as error:  # on hostile bytes Pillow's decoders raise nearly anything
         raise ImageError(f"this {name} image is broken or cut off and cannot be decoded ({_brief(error)})") from error
 
