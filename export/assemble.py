@@ -1,0 +1,160 @@
+"""From measured variants to a published bundle: what may serve and why, the canary, the manifest, the folder.
+
+Knows the rules of choice and what lies in a bundle. Measures nothing itself.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from app.engines.cpu import has_int8_dot_product
+from app.engines.select import WORTHWHILE_SPEEDUP
+from export.data import ExportData
+from export.plan import Plan
+from export.precision import Recipe
+from export.profile import speedup
+from export.variant import Candidate
+from export.verify import Score
+from models.bundle import (
+    CANARY,
+    LABELS,
+    MANIFEST,
+    SCHEMA_VERSION,
+    Canary,
+    FileRecord,
+    LatencyTable,
+    Manifest,
+    Provenance,
+    Variant,
+    canary_bytes,
+    seal,
+    sha256_file,
+)
+from models.checkpoint import convoy_version
+from models.spec import ModelSpec
+from models.store import Store
+
+_CANARY_SAMPLES = 32
+_CANARY_BYTES = 4 << 20
+_TOOLS = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All that was found out about one variant."""
+
+    recipe: Recipe
+    score: Score
+    latency: LatencyTable
+
+
+def judge(
+    measured: Sequence[Measured], torch_error: float, data: ExportData, budget_points: float
+) -> tuple[Variant, ...]:
+    """The variants with the verdict on each; the first one is the fp32 reference, whose error is torch's."""
+    reference = measured[0]
+    inputs = "held-out images" if data.real else "random inputs, for want of --calibrate and --evaluate"
+    proof = f"equals torch to {torch_error:.1g} on {len(data.samples)} {inputs}"
+    variants = [_variant(reference, True, proof, torch_error)]
+    for one in measured[1:]:
+        serve, reason = _verdict(one, reference, budget_points)
+        variants.append(_variant(one, serve, reason, one.score.max_relative_error))
+    return tuple(variants)
+
+
+def _verdict(one: Measured, reference: Measured, budget_points: float) -> tuple[bool, str]:
+    accuracy = one.score.accuracy
+    if accuracy is None:
+        return False, "not verified on labels: export with --evaluate to let it serve"
+    loss = f"loses {accuracy.loss_points:.2f} points of top-1 on {accuracy.images} images"
+    if accuracy.loss_points > budget_points:
+        return False, f"{loss}, over the budget of {budget_points:g}"
+    ratio = speedup(one.latency, reference.latency)
+    pace = f"{ratio:.2f} times the speed of fp32 on the export machine"
+    if ratio < WORTHWHILE_SPEEDUP:
+        return False, f"not faster: {pace}; {loss}"
+    return True, f"{pace}; {loss}, within the budget of {budget_points:g}"
+
+
+def _variant(one: Measured, serve: bool, reason: str, max_relative_error: float) -> Variant:
+    return Variant(
+        file=one.recipe.file,
+        precision=one.recipe.precision,
+        target=one.recipe.target,
+        serve=serve,
+        reason=reason,
+        max_relative_error=max_relative_error,
+        accuracy=one.score.accuracy,
+        latency=one.latency,
+    )
+
+
+def make_canary(fp32: Candidate, samples: np.ndarray) -> Canary:
+    """Up to 32 samples, at most 4 MiB with their fp32 outputs, as the serving engine answers them one by one."""
+    (output,) = fp32.engine.outputs
+    sample_bytes = samples[0].nbytes + (output.sample_bytes or 0)
+    # The file's header takes some of it.
+    count = max(1, min(_CANARY_SAMPLES, (_CANARY_BYTES - 4096) // sample_bytes))
+    inputs = np.ascontiguousarray(samples[:count])
+    answers = np.concatenate([fp32.logits(inputs[index : index + 1]) for index in range(len(inputs))])
+    return Canary({fp32.engine.inputs[0].name: inputs}, {output.name: answers})
+
+
+def provenance(plan: Plan, data: ExportData, torch_version: str) -> Provenance:
+    """Names, versions and hashes; no path of this machine."""
+    return Provenance(
+        source=plan.source.shown,
+        weights_sha256=sha256_file(plan.weights) if plan.weights else None,
+        calibration=data.calibration.record if data.calibration else None,
+        evaluation=data.evaluation.record if data.evaluation else None,
+        tools={
+            "convoy": convoy_version(),
+            "python": platform.python_version(),
+            "torch": torch_version,
+            **{name: version for name in _TOOLS if (version := _installed(name))},
+            "int8 weights": "8 bits" if has_int8_dot_product() else "7 bits, for want of 8-bit dot products",
+        },
+        created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
+    )
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def publish(
+    store: Store, spec: ModelSpec, made: Path, variants: Sequence[Variant], canary: Canary, origin: Provenance
+) -> Path:
+    """Write the bundle as the model's next version and return its folder; `made` holds the variants' files.
+
+    Raises JobError when the disk is full or read-only; then nothing of it remains.
+    """
+    with store.writing(spec.name) as folder:
+        for variant in variants:
+            shutil.copyfile(made / variant.file, folder / variant.file)
+        if spec.labels:
+            (folder / LABELS).write_text("".join(f"{label}\n" for label in spec.labels), encoding="utf-8")
+        (folder / CANARY).write_bytes(canary_bytes(canary))
+        files = {path.name: FileRecord(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())}
+        manifest = seal(Manifest(SCHEMA_VERSION, spec, tuple(variants), files, origin))
+        (folder / MANIFEST).write_bytes(manifest)
+    return _published(store, spec.name, manifest)
+
+
+def _published(store: Store, name: str, manifest: bytes) -> Path:
+    # Two exports may end at once, so the highest version need not be ours.
+    for stored in store.versions(name):
+        if stored.is_bundle and (stored.folder / MANIFEST).read_bytes() == manifest:
+            return stored.folder
+    raise AssertionError("the published version is not there; this is a bug")

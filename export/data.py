@@ -1,0 +1,154 @@
+"""The images of an export: one set to calibrate on, another to evaluate on, and a few to compare outputs with.
+
+Knows which part of a data set each flag means and keeps the two apart. Images stay encoded until they are
+needed and pass through `models.images` in chunks, so a large set does not have to fit into memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from export.plan import Plan
+from export.progress import Step
+from models.bundle import DatasetRecord
+from models.datasets import load, source_labels
+from models.errors import ImageError, JobError
+from models.images import preprocess
+from models.samples import MAX_BROKEN_FRACTION, Dataset, Part, Sample, some
+from models.spec import NUMPY_DTYPES, ImageSpec
+
+# Ranges settle within a few hundred images; more of them cost time and change nothing.
+_CALIBRATION_IMAGES = 512
+_SAMPLES = 64
+_SAMPLES_BYTES = 64 << 20
+_CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`images` [n, ...] as the spec's front says, and `labels` int64 [n], indices into the model's labels."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSet:
+    """Encoded images and how they become inputs; `source` is the data set as given, without its folder."""
+
+    source: str
+    samples: tuple[Sample, ...]
+    image: ImageSpec
+
+    @property
+    def record(self) -> DatasetRecord:
+        hashes = sorted(sample.sha256 for sample in self.samples)
+        return DatasetRecord(self.source, len(hashes), hashlib.sha256("".join(hashes).encode()).hexdigest())
+
+    def chunks(self, step: Step, limit: int) -> Iterator[Chunk]:
+        """All images in order, at most `limit` and about 16 MB at a time.
+
+        Images that do not decode are left out; more than 1 % of them is a JobError.
+        """
+        shape, dtype = self.image.tensor_shape, NUMPY_DTYPES[self.image.tensor_dtype]
+        size = max(1, min(limit, _CHUNK_BYTES // (int(np.prod(shape)) * dtype.itemsize)))
+        broken: list[str] = []
+        for start in range(0, len(self.samples), size):
+            images, labels = [], []
+            for sample in self.samples[start : start + size]:
+                try:
+                    images.append(preprocess(sample.encoded(), self.image))
+                    labels.append(sample.label)
+                except ImageError:
+                    broken.append(sample.name)
+            step.advance(len(self.samples[start : start + size]))
+            if images:
+                yield Chunk(np.stack(images), np.array(labels, np.int64))
+        if len(broken) > MAX_BROKEN_FRACTION * len(self.samples):
+            raise JobError(
+                f"{len(broken)} of {len(self.samples)} images of {self.source} cannot be read: {some(broken)}; "
+                "remove or repair them"
+            )
+
+    def thinned(self, most: int) -> ImageSet:
+        """At most so many of the images, evenly spread, because folders are in the order of their classes."""
+        if len(self.samples) <= most:
+            return self
+        picked = np.linspace(0, len(self.samples) - 1, most).astype(int)
+        return ImageSet(self.source, tuple(self.samples[index] for index in picked), self.image)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportData:
+    """`samples` are inputs [n, ...] to compare outputs on; `real` tells images from random numbers."""
+
+    calibration: ImageSet | None
+    evaluation: ImageSet | None
+    samples: np.ndarray
+    real: bool
+
+
+def load_data(plan: Plan, step: Step) -> ExportData:
+    """Load what `--calibrate` and `--evaluate` name.
+
+    Raises UsageError for an unknown data set, JobError when it is empty or broken, when its classes are not
+    the model's, or when the two sets share an image.
+    """
+    names = {name for name in (plan.calibrate, plan.evaluate) if name is not None}
+    datasets = {name: load(name, plan.data_root) for name in sorted(names)}
+    evaluation = calibration = held_out = None
+    if plan.evaluate is not None:
+        held_out = evaluation = _part(datasets[plan.evaluate].in_order_of(plan.labels), plan.evaluate, "test", plan)
+    if plan.calibrate is not None:
+        dataset = datasets[plan.calibrate]
+        calibration = _part(dataset, plan.calibrate, "calibration", plan).thinned(_CALIBRATION_IMAGES)
+        if held_out is None and dataset.parts["test"]:
+            held_out = _part(dataset, plan.calibrate, "test", plan)
+    if calibration and evaluation:
+        _refuse_shared(calibration, evaluation)
+    if held_out is None:
+        return ExportData(calibration, evaluation, _random_samples(plan.image), real=False)
+    return ExportData(calibration, evaluation, _decoded(held_out.thinned(_sample_count(plan.image)), step), real=True)
+
+
+def _part(dataset: Dataset, source: str, part: Part, plan: Plan) -> ImageSet:
+    shown = source if source_labels(source) else Path(source).resolve().name
+    return ImageSet(shown, tuple(dataset.part(part)), plan.image)
+
+
+def _refuse_shared(calibration: ImageSet, evaluation: ImageSet) -> None:
+    seen = {sample.sha256 for sample in calibration.samples}
+    shared = [sample.name for sample in evaluation.samples if sample.sha256 in seen]
+    if shared:
+        raise JobError(
+            f"{len(shared)} images are both calibrated and evaluated on: {some(shared)}; "
+            "remove them from one of the two sets"
+        )
+
+
+def _decoded(images: ImageSet, step: Step) -> np.ndarray:
+    chunks: Sequence[Chunk] = list(images.chunks(step, _SAMPLES))
+    if not chunks:
+        raise JobError(f"no image of {images.source} can be read; repair the data set")
+    return np.concatenate([chunk.images for chunk in chunks])
+
+
+def _sample_count(image: ImageSpec) -> int:
+    nbytes = int(np.prod(image.tensor_shape)) * NUMPY_DTYPES[image.tensor_dtype].itemsize
+    return max(2, min(_SAMPLES, _SAMPLES_BYTES // nbytes))
+
+
+def _random_samples(image: ImageSpec) -> np.ndarray:
+    """Noise in the place of images: it shows that two graphs compute the same, and nothing about accuracy."""
+    generator = np.random.default_rng(0)
+    shape = (_sample_count(image), *image.tensor_shape)
+    if image.front == "uint8_nhwc":
+        return generator.integers(0, 256, shape, dtype=np.uint8)
+    mean, std = (np.array(values, np.float32)[:, None, None] for values in (image.mean, image.std))
+    normalised: np.ndarray = (generator.random(shape, dtype=np.float32) - mean) / std
+    return normalised

@@ -1,0 +1,32 @@
+"""What the user asked for, as typed on the command line and before anything of it was checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.datasets import DEFAULT_DATA_ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """One field per option of `convoy export`; `export.plan` gives them their meaning.
+
+    `precisions` None means all that can be made with what was given. `accuracy_budget_points` is in
+    percentage points of top-1. `data_root` is where downloaded data sets lie.
+    """
+
+    source: str
+    name: str
+    store: Path
+    weights: Path | None = None
+    input: str | None = None
+    labels: Path | None = None
+    preprocess: str | None = None
+    front: str = "uint8"
+    calibrate: str | None = None
+    evaluate: str | None = None
+    precisions: str | None = None
+    accuracy_budget_points: float = 1.0
+    max_batch: int = 64
+    data_root: Path = DEFAULT_DATA_ROOT

@@ -1,0 +1,121 @@
+"""What is to be done: the user's options checked, completed from the checkpoint, and turned into one record.
+
+Knows every rule by which options, checkpoint header and defaults meet. Reads headers, label files and JSON,
+but no weights and no images, so a wrong call fails before any work is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from export.options import ExportOptions
+from export.preprocess import InputSize, parse_front, parse_input, resolve_image
+from export.source import Source, parse_source
+from models import zoo
+from models.checkpoint import CheckpointHeader, read_checkpoint_header
+from models.datasets import source_labels
+from models.errors import JobError, UsageError
+from models.spec import ImageSpec
+from models.store import Store, check_name
+
+_MAX_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`labels` is empty where none are known; then nothing can be evaluated."""
+
+    source: Source
+    name: str
+    store: Store
+    weights: Path | None
+    image: ImageSpec
+    labels: tuple[str, ...]
+    calibrate: str | None
+    evaluate: str | None
+    precisions: str | None
+    accuracy_budget_points: float
+    max_batch: int
+    data_root: Path
+
+
+def make_plan(options: ExportOptions) -> Plan:
+    """Raises UsageError for what was called wrongly, JobError for a checkpoint that cannot be read."""
+    source = parse_source(options.source)
+    name = check_name(options.name)
+    if not 1 <= options.max_batch <= _MAX_BATCH:
+        raise UsageError(f"--max-batch must be from 1 to {_MAX_BATCH}, got {options.max_batch}")
+    if not 0 <= options.accuracy_budget_points <= 100:
+        raise UsageError(f"--accuracy-budget must be from 0 to 100 points, got {options.accuracy_budget_points}")
+    size = parse_input(options.input) if options.input is not None else None
+    front = parse_front(options.front)
+    header = _header(options.weights, source)
+    labels = _labels(options, header)
+    if options.evaluate is not None and not labels:
+        raise UsageError("--evaluate needs to know which output is which class; pass --labels FILE, one class a line")
+    if source.kind == "zoo" and not labels:
+        raise UsageError("the zoo needs to know the number of classes; pass --labels FILE, one class a line")
+    return Plan(
+        source=source,
+        name=name,
+        store=Store(options.store),
+        weights=options.weights,
+        image=resolve_image(options.preprocess, size, _default_size(source), header.image if header else None, front),
+        labels=labels,
+        calibrate=options.calibrate,
+        evaluate=options.evaluate,
+        precisions=options.precisions,
+        accuracy_budget_points=options.accuracy_budget_points,
+        max_batch=options.max_batch,
+        data_root=options.data_root,
+    )
+
+
+def _default_size(source: Source) -> InputSize | None:
+    if source.kind != "zoo":
+        return None
+    entry = zoo.entry(source.name)
+    return InputSize(1 if entry.channels == 1 else 3, entry.height, entry.width)
+
+
+def _header(weights: Path | None, source: Source) -> CheckpointHeader | None:
+    if weights is None:
+        if source.kind != "file":
+            raise UsageError(f"{source.shown} has no weights of its own; pass --weights FILE.safetensors")
+        return None
+    if not weights.is_file():
+        raise JobError(f"there is no checkpoint at {weights}; check the path, or run `convoy train`")
+    if weights.suffix != ".safetensors":
+        return None
+    header = read_checkpoint_header(weights)
+    if header and source.kind == "zoo" and header.architecture != source.name:
+        raise JobError(
+            f"{weights} holds the weights of {header.architecture}, not of {source.name}; "
+            f"export zoo:{header.architecture}, or pass other weights"
+        )
+    return header
+
+
+def _labels(options: ExportOptions, header: CheckpointHeader | None) -> tuple[str, ...]:
+    """From `--labels`, else the checkpoint's, else those of a built-in data set that is evaluated."""
+    if options.labels is not None:
+        return _read_labels(options.labels)
+    if header is not None:
+        return header.labels
+    return (source_labels(options.evaluate) or ()) if options.evaluate is not None else ()
+
+
+def _read_labels(path: Path) -> tuple[str, ...]:
+    try:
+        lines = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except OSError as error:
+        raise UsageError(f"--labels {path}: {error.strerror}; pass a text file with one class a line") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--labels {path}: not UTF-8 text; pass a text file with one class a line") from error
+    doubles = sorted({line for line in lines if lines.count(line) > 1})
+    if doubles:
+        raise UsageError(f"--labels {path}: {doubles[0]!r} stands there twice; each class needs a name of its own")
+    if len(lines) < 2:
+        raise UsageError(f"--labels {path}: {len(lines)} classes, at least 2 are needed, one a line")
+    return lines

@@ -1,0 +1,135 @@
+"""How images become the network's input: `--preprocess`, else what the checkpoint says, else a refusal.
+
+Knows the named recipes and the JSON form. It never guesses: a wrong mean costs accuracy without an error.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from models.errors import BundleError, UsageError
+from models.records import RecordError, from_jsonable
+from models.spec import Front, ImageSpec
+
+_FRONTS: dict[str, Front] = {"uint8": "uint8_nhwc", "none": "float32_nchw"}
+# The sizes of torchvision's ImageNet recipes: scale the shorter side to 256, cut the 224 in the centre.
+_IMAGENET_PX, _IMAGENET_RESIZE_PX = 224, 256
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, slots=True)
+class InputSize:
+    channels: Literal[1, 3]
+    height: int
+    width: int
+
+
+def parse_input(text: str) -> InputSize:
+    """`3x224x224` as channels, height, width. Raises UsageError."""
+    try:
+        channels, height, width = (int(part) for part in text.lower().split("x"))
+    except ValueError:
+        channels = height = width = 0
+    if channels not in (1, 3) or min(height, width) < 1:
+        raise UsageError(f"--input {text!r} is not channels x height x width; write 3x224x224, with 1 or 3 channels")
+    return InputSize(3 if channels == 3 else 1, height, width)
+
+
+def parse_front(text: str) -> Front:
+    """`uint8` or `none`. Raises UsageError."""
+    if text not in _FRONTS:
+        raise UsageError(f"--front {text!r} is not known; use {' or '.join(_FRONTS)}")
+    return _FRONTS[text]
+
+
+def resolve_image(
+    preprocess: str | None,
+    size: InputSize | None,
+    default_size: InputSize | None,
+    header: ImageSpec | None,
+    front: Front,
+) -> ImageSpec:
+    """The image specification.
+
+    `size` is what the user asked for, `default_size` what the network is known to take, `header` what the
+    checkpoint carries. Raises UsageError where they contradict each other or leave something open.
+    """
+    if preprocess is None:
+        if header is None:
+            raise UsageError(
+                "how images are prepared for this network is not known: the checkpoint does not say; "
+                "pass --preprocess imagenet, unit or FILE.json"
+            )
+        image = replace(header, front=front)
+    elif preprocess == "imagenet":
+        image = _imagenet(size or default_size or InputSize(3, _IMAGENET_PX, _IMAGENET_PX), front)
+    elif preprocess == "unit":
+        known = size or default_size
+        if known is None:
+            raise UsageError("--preprocess unit needs the size of the input; pass --input, as in --input 3x32x32")
+        image = _unit(known, front)
+    else:
+        image = _from_file(Path(preprocess), front)
+    found = InputSize(image.channels, image.height, image.width)
+    if size is not None and size != found:
+        raise UsageError(
+            f"--input says {_shown(size)}, the preprocessing {_shown(found)}; leave --input out or change --preprocess"
+        )
+    return image
+
+
+def _imagenet(size: InputSize, front: Front) -> ImageSpec:
+    if size.channels != 3:
+        raise UsageError("--preprocess imagenet is for 3 channels; use unit or a FILE.json")
+    return ImageSpec(
+        height=size.height,
+        width=size.width,
+        channels=3,
+        resize_mode="shorter_side",
+        resize_px=round(max(size.height, size.width) * _IMAGENET_RESIZE_PX / _IMAGENET_PX),
+        interpolation="bilinear",
+        antialias=True,
+        mean=_IMAGENET_MEAN,
+        std=_IMAGENET_STD,
+        front=front,
+    )
+
+
+def _unit(size: InputSize, front: Front) -> ImageSpec:
+    return ImageSpec(
+        height=size.height,
+        width=size.width,
+        channels=size.channels,
+        resize_mode="exact",
+        resize_px=max(size.height, size.width),
+        interpolation="bilinear",
+        antialias=True,
+        mean=(0.0,) * size.channels,
+        std=(1.0,) * size.channels,
+        front=front,
+    )
+
+
+def _from_file(path: Path, front: Front) -> ImageSpec:
+    """The fields of `ImageSpec` without `front`, which is `--front`'s."""
+    try:
+        fields: Any = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(
+            f"--preprocess {path}: {error.strerror}; pass imagenet, unit, or a JSON file that exists"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"--preprocess {path}: not valid JSON ({error}); repair it") from error
+    if not isinstance(fields, dict):
+        raise UsageError(f"--preprocess {path}: not a JSON object; write the fields height, width, mean, std, ...")
+    try:
+        return from_jsonable(ImageSpec, {**fields, "front": front}, path.name)
+    except (RecordError, BundleError) as error:
+        raise UsageError(f"--preprocess {path}: {error}; repair the file") from error
+
+
+def _shown(size: InputSize) -> str:
+    return f"{size.channels}x{size.height}x{size.width}"

@@ -1,0 +1,101 @@
+"""What the user sees of an export: bars while it runs, and one table at the end.
+
+Knows rich and the manifest. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from export.profile import speedup
+from export.progress import Step
+from models.bundle import Manifest, Variant
+
+
+class _BarStep:
+    def __init__(self, bars: Bars, task: TaskID) -> None:
+        self._bars, self._task = bars, task
+
+    def advance(self, count: int = 1) -> None:
+        self._bars.advance(self._task, count)
+
+
+class RichProgress:
+    """One line per step with a bar and the time it took; a `Progress`, and a context to draw it in."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars = Bars(
+            SpinnerColumn(finished_text="[green]✓[/]"),
+            TextColumn("{task.description:<20}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+
+    def __enter__(self) -> RichProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    @contextmanager
+    def step(self, name: str, total: int | None = None) -> Iterator[Step]:
+        task = self._bars.add_task(name, total=total)
+        yield _BarStep(self._bars, task)
+        # A step of unknown length is whole when it ends.
+        self._bars.update(task, total=total or 1, completed=total or 1)
+
+
+def summary(manifest: Manifest) -> Table:
+    """One row per variant: what it costs, what it gains, and whether it serves."""
+    reference = manifest.variants[0]
+    largest = manifest.spec.max_batch_size
+    table = Table(title=f"{manifest.spec.name}: {manifest.provenance.source}", title_justify="left")
+    table.add_column("variant", no_wrap=True)
+    for heading in ("size", "top-1", "agreement", "ms b=1", f"ms b={largest}", "speed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("served, and why")
+    for variant in manifest.variants:
+        table.add_row(
+            variant.file,
+            _size(manifest.files[variant.file].bytes),
+            *_accuracy(variant),
+            *_latency(variant),
+            _speed(variant, reference),
+            f"{'yes' if variant.serve else 'no'}: {variant.reason}",
+        )
+    return table
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1024:.0f} KiB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.1f} MiB"
+
+
+def _accuracy(variant: Variant) -> tuple[str, str]:
+    if variant.accuracy is None:
+        return "-", "-"
+    return f"{100 * variant.accuracy.top1:.2f} %", f"{100 * variant.accuracy.agreement:.2f} %"
+
+
+def _latency(variant: Variant) -> tuple[str, str]:
+    if variant.latency is None:
+        return "-", "-"
+    first, last = variant.latency.points[0], variant.latency.points[-1]
+    return f"{first.median_ms:.3f}", f"{last.median_ms:.3f}"
+
+
+def _speed(variant: Variant, reference: Variant) -> str:
+    if variant.latency is None or reference.latency is None:
+        return "-"
+    return f"{speedup(variant.latency, reference.latency):.2f}x"
