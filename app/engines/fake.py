@@ -38,7 +38,7 @@ class FakeEngine(Engine):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.inputs, self.outputs = inputs, outputs
-        self._batched = max_batch_size > 0
+        self.batched = max_batch_size > 0
         self._run_rows = run_rows or self.echo_or_sum
         self._latency_s, self._sleep = latency_s, sleep
         self.is_poisonous: Callable[[Arrays], bool] | None = None
@@ -61,7 +61,7 @@ class FakeEngine(Engine):
     def run(self, parts: Sequence[Part]) -> RunResult:
         started_ns = time.monotonic_ns()
         each = [self._arrays(part) for part in parts]
-        gathered = tuple(np.concatenate(column) for column in zip(*each, strict=True)) if self._batched else each[0]
+        gathered = tuple(np.concatenate(column) for column in zip(*each, strict=True)) if self.batched else each[0]
         gathered_ns = time.monotonic_ns()
         if self.is_poisonous and any(map(self.is_poisonous, each)):
             self.runs += 1
@@ -73,7 +73,7 @@ class FakeEngine(Engine):
             rows = slice(start, start + part.samples)
             start += part.samples
             wanted = zip(part.wanted, part.destinations, strict=True)
-            answers.append(tuple(_deliver(results[i][rows] if self._batched else results[i], to) for i, to in wanted))
+            answers.append(tuple(_deliver(results[i][rows] if self.batched else results[i], to) for i, to in wanted))
         return RunResult(
             outputs=tuple(answers),
             copy_in_ns=gathered_ns - started_ns,
@@ -86,7 +86,7 @@ class FakeEngine(Engine):
 
     def echo_or_sum(self, arrays: Arrays) -> Sequence[np.ndarray]:
         """Each output is the first input of its dtype and shape; without one, each sample's sum over all inputs."""
-        samples = len(arrays[0]) if self._batched else 1
+        samples = len(arrays[0]) if self.batched else 1
         total = sum(array.reshape(samples, -1).sum(axis=1, dtype=np.float64) for array in arrays)
         results = []
         for spec in self.outputs:
@@ -102,7 +102,7 @@ class FakeEngine(Engine):
         if self.gate is not None:
             self.gate.wait()
         if self._latency_s is not None:
-            self._sleep(self._latency_s(len(arrays[0]) if self._batched else 1))
+            self._sleep(self._latency_s(len(arrays[0]) if self.batched else 1))
         if self.fatal is not None:
             raise EngineFailure(self.fatal, fatal=True)
         return self._run_rows(arrays)
@@ -115,7 +115,7 @@ class FakeEngine(Engine):
 
     def _whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
         fixed = tuple(1 if size < 0 else size for size in spec.shape)
-        return (samples, *fixed) if self._batched else fixed
+        return (samples, *fixed) if self.batched else fixed
 
 
 def _alike(one: TensorSpec, other: TensorSpec) -> bool:
