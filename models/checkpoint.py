@@ -62,7 +62,7 @@ def convoy_version() -> str:
 def write_checkpoint(path: Path, weights: Mapping[str, npt.NDArray[np.generic]], header: CheckpointHeader) -> None:
     """Writes the file completely or not at all. Raises JobError when the disk does not take it."""
     text = json.dumps({"schema": _SCHEMA_VERSION, **dataclasses.asdict(header)})
-    content = save({name: np.ascontiguousarray(array) for name, array in weights.items()}, {_KEY: text})
+    content = save({name: np.asarray(array, order="C") for name, array in weights.items()}, {_KEY: text})
     write_whole(path, content)
 
 

@@ -8,7 +8,6 @@ keeps it; the others are split by content.
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -44,7 +43,9 @@ def load_digits(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
     try:
         from sklearn.datasets import load_digits as sklearn_digits
     except ImportError as error:
-        raise JobError("the digits come with scikit-learn, which is not installed; run `make test` once") from error
+        raise JobError(
+            "the digits come with scikit-learn, which is not installed; pip install 'convoy-serve[export]'"
+        ) from error
     digits = sklearn_digits()
     samples = []
     for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
@@ -68,14 +69,13 @@ def load_cifar10(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
     try:
         from torchvision.datasets import CIFAR10
     except ImportError as error:
-        raise JobError("cifar10 comes through torchvision, which is not installed; run `make test` once") from error
+        raise JobError(
+            "cifar10 comes through torchvision, which is not installed; pip install 'convoy-serve[export]'"
+        ) from error
     samples: dict[bool, list[Sample]] = {}
     for train in (True, False):
         try:
-            with warnings.catch_warnings():
-                # The files were pickled by a NumPy whose spelling of dtypes the current one warns about.
-                warnings.simplefilter("ignore")
-                source = CIFAR10(str(data_root), train=train, download=True)
+            source = CIFAR10(str(data_root), train=train, download=True)
         except (OSError, RuntimeError, EOFError) as error:
             raise JobError(
                 f"cifar10 is neither whole in {data_root} nor can it be downloaded ({' '.join(str(error).split())}); "

@@ -1,0 +1,24 @@
+"""Training on a GPU: mixed precision is on, and as accurate as the CPU's recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.train import TrainOptions, compare
+
+pytestmark = pytest.mark.gpu
+
+
+def test_the_digits_are_learned_on_both_devices_and_compared(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU that torch can use")
+    options = TrainOptions(dataset="digits", out=tmp_path / "cnn.safetensors")
+    cpu, cuda = compare(options, ["cpu", "cuda"])
+    assert cpu.result is not None
+    assert cuda.result is not None
+    assert cpu.result.precision == "fp32"
+    assert cuda.result.precision in ("bf16", "fp16")
+    assert cuda.result.header.test_accuracy >= 0.98

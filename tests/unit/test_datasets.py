@@ -1,0 +1,336 @@
+"""Where images come from, how they are split, and what is said when they are not there."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.datasets import CIFAR10_LABELS, DIGIT_LABELS, load, load_cifar10, load_folder, source_labels
+from models.errors import ImageError, JobError, UsageError
+from models.images import preprocess
+from models.samples import PARTS, Dataset, Part, Sample, decode, encode_png, split_by_content
+from models.spec import ImageSpec
+
+TINY = ImageSpec(
+    height=4,
+    width=4,
+    channels=3,
+    resize_mode="exact",
+    resize_px=4,
+    interpolation="bilinear",
+    antialias=True,
+    mean=(0.5,) * 3,
+    std=(0.5,) * 3,
+    front="uint8_nhwc",
+)
+
+
+def pixels(seed: int, side_px: int = 4) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(seed).integers(0, 256, (side_px, side_px, 3), np.uint8)
+
+
+def sample(seed: int, label: int = 0) -> Sample:
+    content = pixels(seed)
+    return Sample(f"s{seed}", label, hashlib.sha256(content.tobytes()).hexdigest(), content)
+
+
+def write_images(folder: Path, count: int, first_seed: int = 0) -> None:
+    folder.mkdir(parents=True)
+    for seed in range(first_seed, first_seed + count):
+        (folder / f"{seed}.png").write_bytes(encode_png(pixels(seed)))
+
+
+def shown(member: Sample) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    assert isinstance(member.content, np.ndarray)
+    return member.content
+
+
+def hashes(dataset: Dataset, part: Part) -> set[str]:
+    return {member.sha256 for member in dataset.parts[part]}
+
+
+# --- the split
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.randoms())
+def test_the_split_ignores_order_and_keeps_equal_images_together(seeds: list[int], random: Any) -> None:
+    members = [sample(seed) for seed in seeds]
+    shuffled = random.sample(members, len(members))
+    once, again = split_by_content(members), split_by_content(shuffled)
+    assert sum(len(part) for part in once.values()) == len(members)
+    for part in PARTS:
+        assert {m.sha256 for m in once[part]} == {m.sha256 for m in again[part]}
+        assert {m.sha256 for m in once[part]}.isdisjoint(m.sha256 for p in PARTS if p != part for m in once[p])
+
+
+def test_an_image_stays_in_its_part_when_others_are_added() -> None:
+    few, many = split_by_content([sample(s) for s in range(20)]), split_by_content([sample(s) for s in range(200)])
+    for part in PARTS:
+        assert {m.name for m in few[part]} <= {m.name for m in many[part]}
+
+
+def test_parts_are_about_seventy_ten_and_twenty_percent() -> None:
+    parts = split_by_content([sample(seed) for seed in range(2000)])
+    assert [round(len(parts[part]), -2) for part in PARTS] == [1400, 200, 400]
+
+
+def test_the_hash_of_a_part_tells_its_images_and_not_their_order() -> None:
+    one = Dataset("d", ("a", "b"), {"train": [sample(1), sample(2)], "calibration": [], "test": []})
+    two = Dataset("d", ("a", "b"), {"train": [sample(2), sample(1)], "calibration": [], "test": [sample(3)]})
+    assert one.part_sha256("train") == two.part_sha256("train")
+    assert one.part_sha256("test") != two.part_sha256("test")
+
+
+def test_an_empty_part_is_an_error_with_advice() -> None:
+    dataset = Dataset("d", ("a", "b"), {"train": [sample(1)], "calibration": [], "test": []})
+    with pytest.raises(JobError, match=r"no test images; add images or make the folder test/"):
+        dataset.part("test")
+
+
+# --- labels
+
+
+def test_classes_are_matched_to_a_models_labels_by_name() -> None:
+    dataset = Dataset("d", ("a", "b", "c"), {"train": [sample(1, 0), sample(2, 2)], "calibration": [], "test": []})
+    matched = dataset.in_order_of(("c", "a", "b"))
+    assert matched.labels == ("c", "a", "b")
+    assert [member.label for member in matched.parts["train"]] == [1, 0]
+
+
+def test_classes_that_do_not_match_are_named() -> None:
+    dataset = Dataset("d", ("cat", "dog"), {"train": [], "calibration": [], "test": []})
+    with pytest.raises(JobError, match="lacks classes of the model: bird; add images"):
+        dataset.in_order_of(("bird", "cat", "dog"))
+    with pytest.raises(JobError, match="classes that the model lacks: dog; rename or remove"):
+        dataset.in_order_of(("cat", "horse"))
+
+
+def test_labels_of_builtin_sources_need_no_data() -> None:
+    assert source_labels("digits") == DIGIT_LABELS
+    assert source_labels("cifar10") == CIFAR10_LABELS
+    assert source_labels("some/folder") is None
+
+
+def test_an_unknown_source_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="no data set or folder 'digitz'; use one of digits, cifar10, or a folder"):
+        load("digitz")
+
+
+# --- decoding
+
+
+def test_decoding_goes_through_the_one_preprocessing_and_reports_progress() -> None:
+    seen: list[tuple[int, int]] = []
+    part = decode([sample(1, 1), sample(2, 0)], TINY, lambda done, total: seen.append((done, total)))
+    assert np.array_equal(part.images[0], preprocess(encode_png(pixels(1)), TINY))
+    assert part.labels.tolist() == [1, 0]
+    assert part.skipped == ()
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_few_broken_images_are_skipped_and_named_many_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    broken = Sample("broken.png", 0, "0" * 64, tmp_path / "broken.png")
+    good = [sample(seed, label=1) for seed in range(99)]
+    part = decode([broken, *good], TINY)
+    assert part.skipped == ("broken.png",)
+    assert part.images.shape == (99, 4, 4, 3)
+    assert part.labels.tolist() == [1] * 99
+    with pytest.raises(JobError, match=r"1 of 51 images cannot be read: broken.png; remove or repair"):
+        decode([broken, *good[:50]], TINY)
+
+
+def test_a_file_that_vanished_is_a_broken_image(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="No such file"):
+        Sample("gone", 0, "0" * 64, tmp_path / "gone.png").encoded()
+
+
+# --- folders
+
+
+def test_a_folder_of_classes_is_split_by_content(tmp_path: Path) -> None:
+    write_images(tmp_path / "dog", 40)
+    write_images(tmp_path / "cat", 40, first_seed=100)
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "cat" / "notes.txt").write_text("no image")
+    dataset = load(str(tmp_path))
+    assert dataset.labels == ("cat", "dog")
+    assert sum(len(dataset.parts[part]) for part in PARTS) == 80
+    assert {member.label for member in dataset.part("train")} == {0, 1}
+    assert dataset.part("test")[0].encoded().startswith(b"\x89PNG")
+
+
+def test_a_given_split_is_kept(tmp_path: Path) -> None:
+    for index, part in enumerate(PARTS):
+        write_images(tmp_path / part / "cat", 3, first_seed=100 * index)
+        write_images(tmp_path / part / "dog", 2, first_seed=100 * index + 50)
+    dataset = load_folder(tmp_path)
+    assert [len(dataset.parts[part]) for part in PARTS] == [5, 5, 5]
+    assert [member.label for member in dataset.part("test")] == [0, 0, 0, 1, 1]
+
+
+def test_a_missing_calibration_part_is_taken_from_train_alone(tmp_path: Path) -> None:
+    for name, seed in (("cat", 0), ("dog", 1000)):
+        write_images(tmp_path / "train" / name, 50, first_seed=seed)
+        write_images(tmp_path / "test" / name, 5, first_seed=seed + 500)
+    dataset = load_folder(tmp_path)
+    assert len(dataset.part("train")) + len(dataset.part("calibration")) == 100
+    assert len(dataset.part("test")) == 10
+    assert hashes(dataset, "train").isdisjoint(hashes(dataset, "calibration"))
+
+
+def test_a_class_without_images_is_named(tmp_path: Path) -> None:
+    write_images(tmp_path / "cat", 3)
+    (tmp_path / "dog").mkdir()
+    with pytest.raises(JobError, match="has no images of dog; add some or remove the folder"):
+        load_folder(tmp_path)
+
+
+def test_an_empty_folder_says_what_belongs_there(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"0 class folders, at least 2 are needed: <class>/<image>.jpg"):
+        load_folder(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_folder_is_one_line(tmp_path: Path) -> None:
+    tmp_path.chmod(0)
+    try:
+        with pytest.raises(JobError, match="cannot read the folder"):
+            load_folder(tmp_path)
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"cannot read the folder .*No such file"):
+        load_folder(tmp_path / "gone")
+
+
+# --- the built-in sources
+
+
+@pytest.mark.slow
+def test_the_digits_are_split_once_and_for_all() -> None:
+    dataset = load("digits")
+    assert [len(dataset.parts[part]) for part in PARTS] == [1208, 199, 390]
+    # Bundles and checkpoints name these hashes: a change here means that they were trained on our test images.
+    assert dataset.part_sha256("test") == "517234bdcfccab8d85506c137aae390d23f89999ad20a652554b9438f582f004"
+    for part in PARTS:
+        assert {member.label for member in dataset.parts[part]} == set(range(10))
+        for other in PARTS:
+            assert part == other or hashes(dataset, part).isdisjoint(hashes(dataset, other))
+
+
+@pytest.mark.slow
+def test_a_digit_arrives_as_a_png_of_32x32_rgb() -> None:
+    member = load("digits").part("test")[0]
+    encoded = member.encoded()
+    assert encoded.startswith(b"\x89PNG")
+    image = ImageSpec(32, 32, 3, "exact", 32, "bilinear", True, (0.0,) * 3, (1.0,) * 3, "uint8_nhwc")
+    assert np.array_equal(preprocess(encoded, image), shown(member))
+
+
+@pytest.mark.slow
+def test_the_shipped_images_are_what_their_maker_writes() -> None:
+    from PIL import Image
+
+    from tests.data.make_digits import ROOT, shipped_images
+
+    for path, member in shipped_images().items():
+        with Image.open(ROOT / path) as image:
+            assert np.array_equal(np.asarray(image), shown(member))
+
+
+class PicklerOfPython2(pickle._Pickler):
+    """Writes what Python 2 and its NumPy wrote in 2009: byte strings for text, integers for truth values."""
+
+    write: Any
+
+    def save_string(self, value: str | bytes) -> None:
+        content = value.encode("latin1") if isinstance(value, str) else value
+        self.write(pickle.BINSTRING + struct.pack("<i", len(content)) + content)
+
+    def save_truth(self, value: bool) -> None:
+        self.write(pickle.BININT1 + bytes([value]))
+
+    dispatch: ClassVar[dict[type, Any]] = {
+        **pickle._Pickler.dispatch,
+        str: save_string,
+        bytes: save_string,
+        bool: save_truth,
+    }
+
+
+def pickled_by_python2(content: Any) -> bytes:
+    file = io.BytesIO()
+    PicklerOfPython2(file, protocol=2).dump(content)
+    return file.getvalue().replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
+
+
+def write_cifar10(root: Path, monkeypatch: pytest.MonkeyPatch, images_per_file: int = 20) -> None:
+    """The five training batches, the test batch and the names, as the original files are.
+
+    torchvision knows the originals by their MD5; for the test it is told those of the small files.
+    """
+    from torchvision.datasets import CIFAR10
+
+    folder = root / CIFAR10.base_folder
+    folder.mkdir(parents=True)
+
+    def write(name: str, content: dict[str, Any]) -> str:
+        pickled = pickled_by_python2(content)
+        (folder / name).write_bytes(pickled)
+        return hashlib.md5(pickled).hexdigest()
+
+    def batch(name: str, seed: int) -> list[str]:
+        rng = np.random.default_rng(seed)
+        data = rng.integers(0, 256, (images_per_file, 3 * 32 * 32), np.uint8)
+        labels = [index % 10 for index in range(images_per_file)]
+        return [name, write(name, {"data": data, "labels": labels, "batch_label": name, "filenames": []})]
+
+    trains = [batch(name, seed) for seed, (name, _) in enumerate(CIFAR10.train_list)]
+    tests = [batch(name, 99) for name, _ in CIFAR10.test_list]
+    names = write("batches.meta", {"label_names": list(CIFAR10_LABELS), "num_cases_per_batch": images_per_file})
+    monkeypatch.setattr(CIFAR10, "train_list", trains)
+    monkeypatch.setattr(CIFAR10, "test_list", tests)
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": names})
+
+
+@pytest.mark.slow
+def test_cifar10_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar10(tmp_path, monkeypatch)
+    dataset = load("cifar10", tmp_path)
+    assert dataset.labels == CIFAR10_LABELS
+    assert len(dataset.part("train")) + len(dataset.part("calibration")) == 100
+    assert len(dataset.part("test")) == 20
+    # The files hold planes: all red values, then green, then blue.
+    first = np.random.default_rng(99).integers(0, 256, (20, 3 * 32 * 32), np.uint8)[0]
+    assert np.array_equal(shown(dataset.part("test")[0]), first.reshape(3, 32, 32).transpose(1, 2, 0))
+
+
+@pytest.mark.slow
+def test_damaged_cifar10_that_cannot_be_fetched_says_what_to_unpack_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchvision.datasets import CIFAR10
+
+    write_cifar10(tmp_path, monkeypatch)
+    (tmp_path / CIFAR10.base_folder / "data_batch_3").write_bytes(b"half a file")
+
+    def no_network(self: Any) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(CIFAR10, "download", no_network)
+    with pytest.raises(JobError, match=r"Name or service not known.*unpack cifar-10-python.tar.gz") as caught:
+        load_cifar10(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,235 @@
+"""What training promises: the same result for the same seed, a telling header, one line when it cannot."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models import zoo
+from models.checkpoint import convoy_version, read_checkpoint_header
+from models.errors import JobError, UsageError
+from models.images import preprocess
+from models.samples import PARTS, encode_png
+from models.train import TrainOptions, TrainProgress, compare, train
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes that anything tells apart: mostly red and mostly blue."""
+    root = tmp_path / "images"
+    rng = np.random.default_rng(0)
+    for label, channel in (("red", 0), ("blue", 2)):
+        (root / label).mkdir(parents=True)
+        for index in range(40):
+            pixels = rng.integers(0, 100, (20, 30, 3), np.uint8)
+            pixels[..., channel] += 150
+            (root / label / f"{index}.png").write_bytes(encode_png(pixels))
+    return root
+
+
+def options(folder: Path, **changes: Any) -> TrainOptions:
+    plain = TrainOptions(
+        dataset=str(folder), out=folder.parent / "cnn.safetensors", device="cpu", epochs=4, batch_size=16
+    )
+    return replace(plain, **changes)
+
+
+# --- wrong calls; no torch needed
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arch": "resnet9000"}, "no network 'resnet9000'; choose one of: simple_cnn"),
+        ({"device": "tpu"}, "--device tpu is not known; use one of: auto, cpu, cuda"),
+        ({"optimizer": "lion"}, "--optimizer lion is not known; use one of: adamw, sgd"),
+        ({"learning_rate": 0.0}, "--lr must be above 0"),
+        ({"learning_rate": float("nan")}, "--lr must be above 0"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"epochs": 0}, "at least 1"),
+        ({"seed": -1}, "--seed must be from 0"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_is_right(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        options(Path("digits"), **changes)
+
+
+def test_names_and_options_need_no_torch() -> None:
+    program = "import sys, models.train, models.zoo as z; z.entry('simple_cnn'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_the_zoo_names_what_it_has() -> None:
+    assert zoo.names() == ("simple_cnn",)
+    with pytest.raises(UsageError, match="at least 2 classes, got 1"):
+        zoo.create("simple_cnn", 1)
+
+
+# --- the network
+
+
+@pytest.mark.slow
+def test_the_simple_cnn_is_the_classic_one() -> None:
+    import torch
+
+    network = zoo.create("simple_cnn", 10)
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    assert shapes["conv1.weight"] == (16, 3, 3, 3)
+    assert shapes["conv2.weight"] == (32, 16, 3, 3)
+    assert shapes["classifier.weight"] == (10, 32 * 6 * 6)
+    assert network(torch.zeros(5, 3, 32, 32)).shape == (5, 10)
+
+
+# --- training
+
+
+@pytest.mark.slow
+def test_an_image_folder_is_learned_and_the_header_tells_all(folder: Path) -> None:
+    seen: list[TrainProgress] = []
+    result = train(options(folder, seed=5), seen.append)
+    header = read_checkpoint_header(result.out)
+    assert header == result.header
+    assert header is not None
+    assert header.labels == ("blue", "red")
+    assert header.test_accuracy == 1.0
+    assert (header.architecture, header.seed, header.convoy_version) == ("simple_cnn", 5, convoy_version())
+    assert sum(header.split[part].images for part in PARTS) == 80
+    assert all(len(header.split[part].sha256) == 64 for part in PARTS)
+    assert header.image.mean[0] == pytest.approx(124.5 / 255, abs=0.05)  # half of the images are red by 150
+    assert (result.device, result.precision, result.skipped) == ("cpu", "fp32", ())
+    assert [p.done for p in seen if p.stage == "training"] == [0, 1, 2, 3, 4]
+    assert seen[-1].loss is not None
+    assert seen[-1].total == 4
+
+
+@pytest.mark.slow
+def test_the_seed_decides_everything_on_a_cpu(folder: Path) -> None:
+    import torch
+
+    state = torch.random.get_rng_state()
+    contents = [train(options(folder, seed=seed)).out.read_bytes() for seed in (1, 1, 2)]
+    assert contents[0] == contents[1]
+    assert contents[0] != contents[2]
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.slow
+def test_sgd_learns_too(folder: Path) -> None:
+    assert train(options(folder, optimizer="sgd")).header.test_accuracy >= 0.9
+
+
+@pytest.mark.slow
+def test_a_few_broken_images_are_skipped_and_named(folder: Path) -> None:
+    for index in range(1000, 1160):
+        (folder / "red" / f"{index}.png").write_bytes(encode_png(np.full((8, 8, 3), index % 250, np.uint8)))
+    (folder / "red" / "broken.png").write_bytes(b"broken 1")  # by its hash in the train part
+    assert train(options(folder, epochs=1)).skipped == ("red/broken.png",)
+
+
+@pytest.mark.slow
+def test_many_broken_images_stop_the_job_and_leave_no_file(folder: Path) -> None:
+    for index in range(20):
+        (folder / "red" / f"{index}.png").write_bytes(b"broken %d" % index)
+    with pytest.raises(JobError, match="images cannot be read: red/"):
+        train(options(folder))
+    assert not (folder.parent / "cnn.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_divergence_is_named_with_the_rate(folder: Path) -> None:
+    with pytest.raises(JobError, match=r"diverged in epoch \d+; lower --lr 1e\+20"):
+        train(options(folder, optimizer="sgd", learning_rate=1e20))
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_no_file(folder: Path) -> None:
+    def interrupt(progress: TrainProgress) -> None:
+        if progress.stage == "training" and progress.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(options(folder), interrupt)
+    assert [path.name for path in folder.parent.iterdir()] == ["images"]
+
+
+@pytest.mark.slow
+def test_a_missing_place_is_refused_before_an_image_is_read(folder: Path) -> None:
+    def must_not_be_called(progress: TrainProgress) -> None:
+        raise AssertionError
+
+    with pytest.raises(JobError, match="make it first"):
+        train(options(folder, out=folder / "gone" / "cnn.safetensors"), must_not_be_called)
+
+
+@pytest.mark.slow
+def test_a_gpu_that_is_not_there_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(JobError, match="no GPU that torch can use here; train with --device cpu"):
+        train(options(folder, device="cuda"))
+    with pytest.raises(JobError, match="mixed precision needs a GPU"):
+        train(options(folder, amp=True))
+    cpu, cuda = compare(options(folder, epochs=1), ["cpu", "cuda"])
+    assert cpu.result is not None
+    assert (cuda.result, cuda.unavailable) == (None, "there is no GPU that torch can use here; train with --device cpu")
+    with pytest.raises(JobError, match="none of cuda can train here"):
+        compare(options(folder), ["cuda"])
+    with pytest.raises(UsageError, match="--compare tpu is not known"):
+        compare(options(folder), ["tpu"])
+
+
+@pytest.mark.slow
+def test_one_cycle_rises_to_the_peak_and_falls_to_nothing() -> None:
+    from models.fit import WARM_UP_FRACTION, one_cycle
+
+    factors = [one_cycle(step / 100) for step in range(101)]
+    peak = round(WARM_UP_FRACTION * 100)
+    assert factors[peak] == 1
+    assert factors[: peak + 1] == sorted(factors[: peak + 1])
+    assert factors[peak:] == sorted(factors[peak:], reverse=True)
+    assert factors[-1] == pytest.approx(0)
+
+
+@pytest.mark.slow
+def test_distortion_keeps_shape_range_and_seed() -> None:
+    import torch
+
+    from models.augment import distort
+
+    images = torch.rand(6, 3, 9, 7)
+    one, two = (distort(images, torch.Generator().manual_seed(1), mirror=True) for _ in range(2))
+    assert torch.equal(one, two)
+    assert one.shape == images.shape
+    assert not torch.equal(one, images)
+    assert one.min() >= 0
+    assert one.max() <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_digits_are_learned_to_98_5_percent_over_five_seeds(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    accuracies = []
+    for seed in range(5):
+        result = train(TrainOptions(dataset="digits", out=tmp_path / f"{seed}.safetensors", device="cpu", seed=seed))
+        accuracies.append(result.header.test_accuracy)
+        network = zoo.create("simple_cnn", 10)
+        network.load_state_dict(load_file(result.out))
+        for label, word in enumerate(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]):
+            image = replace(result.header.image, front="float32_nchw")
+            sample = torch.from_numpy(preprocess((DATA / f"{word}.png").read_bytes(), image).copy())
+            assert network(sample[None]).argmax().item() == label
+    assert statistics.median(accuracies) >= 0.985
