@@ -23,7 +23,7 @@ NS_PER_S = 1_000_000_000
 POLL_S = 0.02
 # A closed-loop client whose connection failed; without it, a dead server would cost a core in refusals.
 PAUSE_S = 0.1
-BURST = 64  # requests sent before the loop looks at answers again, when many are due at once
+BURST = 1024  # requests taken up before the loop looks at answers again, when many are due at once
 
 
 class OpenLoop:

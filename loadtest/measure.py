@@ -22,7 +22,7 @@ from loadtest.sender import Sender
 from loadtest.statistics import NS_PER_S, Window
 from loadtest.target import Target
 
-OPEN_LOOP_FIRST_CONNECTIONS = 16
+OPEN_LOOP_FIRST_CONNECTIONS = 64
 LAST_WORD_S = 1.0  # beyond the time-out, for the sweep that declares it
 TICK_S = 0.5  # the display costs a quarter of a millisecond, during which no answer is read
 

@@ -26,6 +26,8 @@ SWEEP_S = 0.05
 # Servers close idle connections (uvicorn after 5 s, some after 2); sending on one that is just being closed
 # would count a reset against the server that any client library would have hidden.
 MAX_IDLE_NS = 1_500_000_000
+# A hiccup at 50,000 requests/s leaves hundreds waiting; a connection for each at once would make it an outage.
+MAX_OPENING = 32
 
 STOPPED = Problem(Fault.NETWORK, "the run was stopped")
 
@@ -158,8 +160,8 @@ class Sender:
         self.on_done(False)
 
     def _open_more(self) -> bool:
-        """One connection being opened per waiting request, within the limit. False: the limit is reached."""
-        while not self._closed and len(self._opening) < len(self._backlog):
+        """One connection being opened per waiting request, within the limits. False: all allowed are there."""
+        while not self._closed and len(self._opening) < min(len(self._backlog), MAX_OPENING):
             if len(self._all) + len(self._opening) >= self._limit:
                 return False
             task = self._loop.create_task(self._open())

@@ -16,6 +16,7 @@ from loadtest.statistics import NS_PER_MS, Summary, nearest_rank
 LATENESS_FLOOR_MS = 1.0
 LATENESS_SHARE = 0.05  # of the objective, or of the median latency where there is no objective
 BUSY_SHARE = 0.9  # of one core; the generator is one thread
+CROWDED_SHARE = 0.6  # less than this, and its own work is not what made it late
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,18 @@ def judge(
         return Verdict(None, notes, p99_ms, limit_ms)
     words = (
         f"the load generator could not keep the schedule of {rate:g} requests/s: 1 in 100 was sent "
-        f"{p99_ms:.1f} ms or more too late (limit {limit_ms:.1f} ms); lower --rate, or give it more CPU"
+        f"{p99_ms:.1f} ms or more too late (limit {limit_ms:.1f} ms); {_remedy(generator_cpu_share)}"
     )
     return Verdict(words, notes, p99_ms, limit_ms)
+
+
+def _remedy(cpu_share: float) -> str:
+    if cpu_share > CROWDED_SHARE:
+        return f"it used {100 * cpu_share:.0f} % of a core, so lower --rate"
+    return (
+        f"it used only {100 * cpu_share:.0f} % of a core, so others kept it from running: "
+        "give it a core of its own, or run it on another machine"
+    )
 
 
 def _notes(summary: Summary, rate: float | None, cpu_share: float, waited: int) -> tuple[str, ...]:

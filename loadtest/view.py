@@ -104,8 +104,8 @@ def _percentile(percentile: Percentile, good: int) -> str:
 
 def _print_words(console: Console, verdict: Verdict, interrupted: bool) -> None:
     for note in verdict.notes:
-        console.print(f"Note: {escape(note)}.", soft_wrap=True)
+        console.print(f"Note: {escape(note)}.", soft_wrap=True, highlight=False)
     if interrupted:
-        console.print("Stopped early: the figures are of what was measured so far.", soft_wrap=True)
+        console.print("Stopped early: the figures are of what was measured so far.", soft_wrap=True, highlight=False)
     if verdict.void is not None:
-        console.print(f"[bold red]VOID[/bold red]: {escape(verdict.void)}.", soft_wrap=True)
+        console.print(f"[bold red]VOID[/bold red]: {escape(verdict.void)}.", soft_wrap=True, highlight=False)

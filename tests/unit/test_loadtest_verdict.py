@@ -32,7 +32,12 @@ def test_a_late_generator_voids_the_run_in_plain_words():
     words = void(summary([0.1] * 980 + [1.2] * 20))
     assert words is not None
     assert "could not keep the schedule of 100 requests/s" in words
-    assert "lower --rate" in words
+    assert "others kept it from running" in words
+
+
+def test_a_generator_at_its_own_limit_asks_for_a_lower_rate():
+    verdict = judge(summary([50.0] * 100), rate=1e6, slo_ms=None, generator_cpu_share=0.98, waited=0)
+    assert "lower --rate" in (verdict.void or "")
 
 
 def test_less_than_one_in_a_hundred_late_is_forgiven():
