@@ -67,7 +67,8 @@ class Slab:
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = _aligned(capacity_bytes)
-        self._memory = mmap.mmap(-1, self.capacity_bytes)
+        # Private, because shared pages would outlive MADV_DONTNEED and never go back to the system.
+        self._memory = mmap.mmap(-1, self.capacity_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._view = memoryview(self._memory)
         self._hole_offsets = [0]
         self._hole_sizes = [self.capacity_bytes]
@@ -106,7 +107,7 @@ class Slab:
     def tensor(self, ref: TensorRef) -> memoryview:
         """The bytes that a tensor reference names. Raises SlotError when it is stale or leaves its slot."""
         slot = self._slot(ref.slot)
-        if ref.offset < 0 or ref.offset + ref.nbytes > len(slot.view):
+        if min(ref.offset, ref.nbytes) < 0 or ref.offset + ref.nbytes > len(slot.view):
             raise SlotError(f"tensor at {ref.offset}+{ref.nbytes} leaves its slot of {len(slot.view)}; this is a bug")
         return slot.view[ref.offset : ref.offset + ref.nbytes]
 

@@ -1,0 +1,182 @@
+"""The slab against a model of itself, and what it gives back to the system."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from app.scheduling.request import SlotRef, TensorRef
+from app.scheduling.slab import ALIGNMENT_BYTES, KEEP_RESIDENT_BYTES, Slab, Slot, SlotError, SlotState
+
+CAPACITY = 64 * ALIGNMENT_BYTES
+# The life of a slot as the module draws it, written out a second time on purpose.
+ALLOWED = {
+    SlotState.FILLING: {SlotState.QUEUED, SlotState.FREE},
+    SlotState.QUEUED: {SlotState.COPYING, SlotState.ANSWERED, SlotState.FREE},
+    SlotState.COPYING: {SlotState.QUEUED, SlotState.ANSWERED, SlotState.FREE},
+    SlotState.ANSWERED: {SlotState.FREE},
+}
+
+
+class SlabMachine(RuleBasedStateMachine):
+    """Random reservations, moves and misuse. Every live slot is filled with a byte of its own."""
+
+    live_slots = Bundle("live_slots")
+    dead_refs = Bundle("dead_refs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slab = Slab(CAPACITY)
+        self.live: dict[SlotRef, Slot] = {}
+        self.marks: dict[SlotRef, int] = {}
+        self.seen: set[SlotRef] = set()
+
+    @rule(target=live_slots, nbytes=st.integers(0, CAPACITY + 1), mark=st.integers(1, 255))
+    def reserve(self, nbytes: int, mark: int):
+        slot = self.slab.reserve(nbytes)
+        if slot is None:
+            assert max(1, nbytes) > self.largest_gap()
+            return multiple()
+        assert slot.state is SlotState.FILLING
+        assert len(slot.view) == nbytes
+        assert slot.ref not in self.seen, "a reference was given out twice"
+        slot.view[:] = bytes([mark]) * nbytes
+        self.seen.add(slot.ref)
+        self.live[slot.ref], self.marks[slot.ref] = slot, mark
+        return slot
+
+    @rule(slot=live_slots, state=st.sampled_from(SlotState))
+    def move(self, slot: Slot, state: SlotState) -> None:
+        if slot.ref not in self.live:
+            with pytest.raises(SlotError):
+                self.slab.move(slot.ref, state)
+        elif state in ALLOWED[slot.state]:
+            self.slab.move(slot.ref, state)
+            assert self.slab.state(slot.ref) is state
+            if state is SlotState.FREE:
+                del self.live[slot.ref]
+        else:
+            before = slot.state
+            with pytest.raises(SlotError):
+                self.slab.move(slot.ref, state)
+            assert self.slab.state(slot.ref) is before
+
+    @rule(target=dead_refs, slot=consumes(live_slots))
+    def end(self, slot: Slot) -> SlotRef:
+        if slot.ref in self.live:
+            self.slab.free(slot.ref)
+            del self.live[slot.ref]
+        return slot.ref
+
+    @rule(ref=dead_refs)
+    def use_after_the_end(self, ref: SlotRef) -> None:
+        assert self.slab.state(ref) is SlotState.FREE
+        for misuse in (
+            lambda: self.slab.free(ref),
+            lambda: self.slab.move(ref, SlotState.FILLING),
+            lambda: self.slab.tensor(TensorRef(ref, 0, 0)),
+        ):
+            with pytest.raises(SlotError):
+                misuse()
+
+    @rule(slot=live_slots, offset=st.integers(-2, 200), nbytes=st.integers(-2, 200))
+    def take_a_tensor(self, slot: Slot, offset: int, nbytes: int) -> None:
+        ref = TensorRef(slot.ref, offset, nbytes)
+        inside = offset >= 0 and nbytes >= 0 and offset + nbytes <= len(slot.view)
+        if slot.ref in self.live and inside:
+            assert self.slab.tensor(ref) == bytes([self.marks[slot.ref]]) * nbytes
+        else:
+            with pytest.raises(SlotError):
+                self.slab.tensor(ref)
+
+    @invariant()
+    def slots_lie_inside_and_apart(self) -> None:
+        end = 0
+        for slot in sorted(self.live.values(), key=lambda slot: slot.offset):
+            assert slot.offset >= end
+            assert slot.offset % ALIGNMENT_BYTES == 0
+            assert slot.extent_bytes >= len(slot.view)
+            end = slot.offset + slot.extent_bytes
+        assert end <= self.slab.capacity_bytes == CAPACITY
+
+    @invariant()
+    def nobody_wrote_into_a_neighbour(self) -> None:
+        for ref, slot in self.live.items():
+            assert slot.view == bytes([self.marks[ref]]) * len(slot.view)
+
+    @invariant()
+    def every_byte_is_accounted_for(self) -> None:
+        assert self.slab.used_bytes == sum(slot.extent_bytes for slot in self.live.values())
+        assert self.slab.slots_in_use == len(self.live)
+
+    def teardown(self) -> None:
+        for ref in self.live:
+            self.slab.free(ref)
+        self.live.clear()
+        self.every_byte_is_accounted_for()
+        whole = self.slab.reserve(CAPACITY)
+        assert whole is not None, "the holes did not grow together again"
+
+    def largest_gap(self) -> int:
+        gaps, end = [], 0
+        for slot in sorted(self.live.values(), key=lambda slot: slot.offset):
+            gaps.append(slot.offset - end)
+            end = slot.offset + slot.extent_bytes
+        return max([*gaps, CAPACITY - end])
+
+
+TestSlabMachine = SlabMachine.TestCase
+TestSlabMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+@given(st.integers(1, 100_000))
+@settings(max_examples=50, deadline=None)
+def test_capacity_is_what_was_asked_for_rounded_up_to_cache_lines(capacity: int) -> None:
+    slab = Slab(capacity)
+    assert capacity <= slab.capacity_bytes < capacity + ALIGNMENT_BYTES
+    assert slab.reserve(slab.capacity_bytes + 1) is None
+    assert slab.reserve(slab.capacity_bytes) is not None
+    assert slab.reserve(0) is None
+
+
+def test_a_reused_slot_does_not_answer_to_its_old_name() -> None:
+    slab = Slab(ALIGNMENT_BYTES)
+    first = slab.reserve(8)
+    assert first is not None
+    slab.free(first.ref)
+    second = slab.reserve(8)
+    assert second is not None
+    assert first.ref.number == second.ref.number
+    with pytest.raises(SlotError, match="this is a bug"):
+        slab.tensor(TensorRef(first.ref, 0, 8))
+    assert slab.state(second.ref) is SlotState.FILLING
+
+
+def test_large_traffic_is_given_back_to_the_system_once_the_slab_is_empty() -> None:
+    slab = Slab(4 * KEEP_RESIDENT_BYTES)
+    before = _resident_bytes()
+    slots = [slab.reserve(KEEP_RESIDENT_BYTES) for _ in range(4)]
+    for slot in slots:
+        assert slot is not None
+        slot.view[:: mmap.PAGESIZE] = b"x" * len(slot.view[:: mmap.PAGESIZE])
+    filled = _resident_bytes()
+    assert filled - before > 3 * KEEP_RESIDENT_BYTES
+    for slot in slots:
+        assert slot is not None
+        slab.free(slot.ref)
+    assert filled - _resident_bytes() > 3 * KEEP_RESIDENT_BYTES
+    again = slab.reserve(KEEP_RESIDENT_BYTES)
+    assert again is not None
+    assert again.view[0] == 0
+
+
+def _resident_bytes() -> int:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
