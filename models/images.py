@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import warnings
 from collections.abc import Callable
 
@@ -51,9 +52,10 @@ from models.spec import NUMPY_DTYPES, ImageSpec
 # 64 million pixels is above today's 50-megapixel cameras and costs Pillow 256 MB while it is decoded.
 DEFAULT_MAX_PIXELS = 64_000_000
 MAX_ASPECT = 100
-# Progressive JPEGs have about ten scans. Each scan walks the whole image, so a small file with
-# a million of them would hold a decoding thread for hours.
+# Progressive JPEGs have about ten scans, and some hundred segments with a large colour profile. Each scan walks
+# the whole image, so that a small file with a million of them would hold a decoding thread for hours.
 MAX_JPEG_SCANS = 100
+MAX_JPEG_SEGMENTS = 5_000
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -88,6 +90,8 @@ _OPENERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "TIFF": TiffImageFile,
 }
 FORMATS = tuple(_OPENERS)
+# A marker with a length behind it, or the end: not stuffing (00), padding (ff), restarts or start (d0 to d8), TEM (01).
+_JPEG_SEGMENT = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
 _SIGNATURES = (
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -150,10 +154,10 @@ def _upright_pixels(encoded: bytes, channels: int, max_pixels: int) -> Image.Ima
     if name is None:
         raise ImageError(f"these bytes are not an image that is accepted; send a {_or(FORMATS)} file")
     try:
+        if name == "JPEG":
+            _refuse_endless(encoded)
         with _OPENERS[name](io.BytesIO(encoded)) as opened:
             _refuse_oversized(opened.size, max_pixels)
-            if name == "JPEG":
-                _refuse_many_scans(encoded)
             opened.load()
             return _in_colour(_turned_upright(opened), channels)
     except ImageError:
@@ -177,10 +181,18 @@ def _refuse_oversized(size: tuple[int, int], max_pixels: int) -> None:
         )
 
 
-def _refuse_many_scans(encoded: bytes) -> None:
-    scans = encoded.count(b"\xff\xda")
-    if scans > MAX_JPEG_SCANS:
-        raise ImageError(f"the JPEG has {scans} scans, more than the {MAX_JPEG_SCANS} allowed; save it anew")
+def _refuse_endless(encoded: bytes) -> None:
+    """Counts a JPEG's segments up to its end marker; what is appended behind (videos, depth maps) is not decoded."""
+    scans, position = 0, 2
+    for _ in range(MAX_JPEG_SEGMENTS):
+        marker = _JPEG_SEGMENT.search(encoded, position)
+        if marker is None or marker[1] == b"\xd9":
+            return
+        scans += marker[1] == b"\xda"
+        if scans > MAX_JPEG_SCANS:
+            break
+        position = marker.end() + int.from_bytes(encoded[marker.end() : marker.end() + 2])
+    raise ImageError(f"the JPEG has over {MAX_JPEG_SCANS} scans or {MAX_JPEG_SEGMENTS} segments; save it anew")
 
 
 def _turned_upright(image: Image.Image) -> Image.Image:

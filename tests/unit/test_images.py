@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from models.errors import ImageError
-from models.images import FORMATS, MAX_JPEG_SCANS, decode_image_into, preprocess, sniff
+from models.images import FORMATS, MAX_JPEG_SCANS, MAX_JPEG_SEGMENTS, decode_image_into, preprocess, sniff
 from models.spec import ImageSpec
 
 EXACT = ImageSpec(
@@ -100,6 +100,12 @@ def png_that_claims(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
+def gif_that_claims_one_pixel() -> bytes:
+    picture = bytearray(encoded(plain(20, 10, "red"), "GIF"))
+    picture[6:10] = struct.pack("<HH", 1, 1)
+    return bytes(picture)
+
+
 def test_a_bomb_is_refused_by_its_header_with_its_numbers() -> None:
     with pytest.raises(ImageError, match="30000x30000 = 900000000 pixels, more than the 64000000 allowed"):
         preprocess(png_that_claims(30000, 30000), EXACT)
@@ -114,22 +120,20 @@ def test_the_limit_holds_for_every_format_and_is_inclusive(name: str) -> None:
 
 
 def test_pillows_own_limit_neither_warns_nor_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 65)
     for name in ("JPEG", "PNG", "BMP", "GIF"):
         preprocess(encoded(plain(20, 10, "red"), name), EXACT)
 
 
 def test_what_pillow_itself_finds_too_big_is_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 65)
     with pytest.raises(ImageError, match="too many pixels"):
-        preprocess(encoded(plain(20, 10, "red"), "WEBP"), EXACT)
+        preprocess(gif_that_claims_one_pixel(), EXACT)
 
 
 def test_a_gif_cannot_hide_its_size_in_its_first_frame() -> None:
-    picture = bytearray(encoded(plain(20, 10, "red"), "GIF"))
-    picture[6:10] = struct.pack("<HH", 1, 1)
     with pytest.raises(ImageError, match="20x10 = 200 pixels"):
-        preprocess(bytes(picture), EXACT, max_pixels=100)
+        preprocess(gif_that_claims_one_pixel(), EXACT, max_pixels=100)
 
 
 @pytest.mark.parametrize("size", [(1000, 1), (1, 1000)])
@@ -147,9 +151,16 @@ def test_a_jpeg_of_countless_scans_is_refused_before_it_is_decoded() -> None:
     picture = encoded(noise(32, 32), "JPEG", progressive=True)
     last = picture.rindex(b"\xff\xda")
     scan = picture[last:-2]
-    preprocess(picture, EXACT)
-    with pytest.raises(ImageError, match=f"scans, more than the {MAX_JPEG_SCANS} allowed"):
+    with pytest.raises(ImageError, match=f"over {MAX_JPEG_SCANS} scans"):
         preprocess(picture[:last] + scan * (MAX_JPEG_SCANS + 1) + b"\xff\xd9", EXACT)
+    with pytest.raises(ImageError, match=f"{MAX_JPEG_SEGMENTS} segments"):
+        preprocess(picture[:2] + b"\xff\xfe\x00\x02" * MAX_JPEG_SEGMENTS + picture[2:], EXACT)
+
+
+def test_what_a_phone_appends_to_a_jpeg_does_not_count() -> None:
+    picture = encoded(noise(32, 32), "JPEG", progressive=True, icc_profile=b"\xff\xda" * 500)
+    video = b"\xff\xda" * 1000
+    assert np.array_equal(preprocess(picture + video, EXACT), preprocess(picture, EXACT))
 
 
 # --- cut off
