@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.bare_model import read_bare_model
 from app.canary import CanaryCheck, CanaryFailed
@@ -40,8 +40,8 @@ class LoadOptions:
 class LoadedModel:
     """An engine that answered its canary rightly, and all that is known about it.
 
-    `reason` says why this engine and variant serve, `skipped` why others do not. `reopen` would load the
-    same again, for an engine that has to be replaced.
+    `spec` carries the batch size that is served, which the operator may have lowered. `reason` says why
+    this engine and variant serve, `skipped` why others do not.
     """
 
     stored: StoredVersion
@@ -77,7 +77,7 @@ def _load_bundle(stored: StoredVersion, options: LoadOptions, started: float) ->
     best = _pick(candidates)
     return LoadedModel(
         stored=stored,
-        spec=spec,
+        spec=replace(spec, max_batch_size=_limit(spec.max_batch_size, options)),
         engine=best.engine,
         canary=best.canary,
         latency=best.latency,
@@ -163,7 +163,7 @@ def _load_bare(stored: StoredVersion, options: LoadOptions, started: float) -> L
     _log.info("%s version %d is a bare model, %s", stored.name, stored.version, bare.batch_reason)
     return LoadedModel(
         stored=stored,
-        spec=bare.spec,
+        spec=replace(bare.spec, max_batch_size=_limit(bare.spec.max_batch_size, options)),
         engine=engine,
         canary=canary,
         latency=latency,

@@ -1,0 +1,362 @@
+"""The core: engines, scheduler, metrics and statistics in one object. No HTTP, no globals, no signals.
+
+Any host can run it: it needs one asyncio event loop, `start`, `submit` and `stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from app.catalog import Catalog, Served
+from app.engines.base import Engine, EngineFailure, Part
+from app.health import Health, HealthOptions
+from app.loading import LoadedModel, LoadOptions, load
+from app.metrics import Metrics, TritonMetrics
+from app.scheduling.latency import LatencyModel
+from app.scheduling.policy import Dispatch, RefusalReason, Refuse
+from app.scheduling.queues import Lane
+from app.scheduling.request import SECOND_NS, Answer, BatchAnswers, Done, ModelKey, Outcome, Request, StageTimes
+from app.scheduling.scheduler import RunFailed, Runner, Scheduler
+from app.scheduling.slab import Slab, Slot
+from app.version import VERSION
+from models.errors import BundleError, DeadlineExceeded, JobError, ModelFailed, Overloaded, RequestError, Unavailable
+from models.store import Store, StoredVersion
+
+_log = logging.getLogger("convoy")
+DEMO_STORE = Path(__file__).parent.parent / "models" / "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class CoreOptions:
+    """What a core is told. `versions`: "latest", "all", or the numbers to load. `max_queue` in samples."""
+
+    store: Path
+    load: LoadOptions
+    versions: str | tuple[int, ...] = "latest"
+    max_queue: int = 1024
+    max_inflight_bytes: int = 256 << 20
+    health: HealthOptions = field(default_factory=HealthOptions)
+
+
+class Core:
+    """Loads what is in a store, answers requests, and knows whether it is well.
+
+    `load_version` can be replaced by tests and simulations. `on_fatal` is told when only a new process
+    can help.
+    """
+
+    def __init__(
+        self,
+        options: CoreOptions,
+        *,
+        load_version: Callable[[StoredVersion, LoadOptions], LoadedModel] = load,
+        on_fatal: Callable[[str], None] | None = None,
+    ) -> None:
+        self.options = options
+        self.catalog = Catalog()
+        self.metrics = Metrics(VERSION)
+        self.started_s = time.monotonic()
+        self.initial_load_done = False
+        self.leaving = False  # said to be not ready, but still serving
+        self.draining = False  # serving nothing new
+        self.load_failure: str | None = None
+        self._store = Store.at(options.store)
+        self._load_version = load_version
+        self._on_fatal = on_fatal or (lambda reason: _log.critical("%s", reason))
+        self._request_ids = count(1)
+        self._lane_ids = count(1)
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unanswered: set[asyncio.Future[Done]] = set()
+
+    # Life
+
+    async def start(self) -> None:
+        """Begin to load, and return at once; `ready` turns true when everything that can be loaded is."""
+        self.slab = Slab(self.options.max_inflight_bytes)
+        self.scheduler = Scheduler(self.slab, self)
+        self.scheduler.state.device_slots["cpu"] = 1
+        self.health = Health(self, self.options.health)
+        self.metrics.watch_inflight_bytes(lambda: self.slab.used_bytes)
+        self.metrics.registry.register(TritonMetrics(self.catalog.served, self.waiting_samples))
+        self._spawn(self._load_initially())
+        self._spawn(self.health.watch())
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take nothing new; whether everything that was accepted ended within the time."""
+        self.leaving = self.draining = True
+        if self._unanswered:
+            await asyncio.wait(self._unanswered, timeout=timeout_s)
+        return not self._unanswered
+
+    async def stop(self) -> None:
+        """Stop watching and give the engines' memory back. What still runs is abandoned."""
+        self.leaving = self.draining = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for served in self.catalog.served():
+            if served.lane is not None and not served.lane.in_flight:
+                await self.scheduler.stop_lane(served.lane)
+                served.loaded.engine.close()
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def ready(self) -> bool:
+        """Initial load ended, every loaded model's canary passed, no engine hangs, not draining."""
+        served = self.catalog.served()
+        return self.initial_load_done and not self.leaving and bool(served) and all(s.ready for s in served)
+
+    def not_ready_reason(self) -> str:
+        """What keeps the core from being ready, for whoever is paged."""
+        if self.leaving:
+            return "the server is shutting down"
+        if not self.initial_load_done:
+            return "the models are being loaded"
+        unwell = [f"'{s.key.model}' version {s.key.version}" for s in self.catalog.served() if not s.ready]
+        return f"not ready: {', '.join(unwell)}" if unwell else "no model is loaded"
+
+    # Requests
+
+    def reserve(self, nbytes: int) -> Slot:
+        """Memory for a body or a tensor. Raises Overloaded when too many bytes are in flight."""
+        slot = self.slab.reserve(nbytes)
+        if slot is None:
+            self.metrics.rejected("memory")
+            raise Overloaded(
+                f"no room for {nbytes} bytes, {self.slab.used_bytes} of {self.slab.capacity_bytes} are in flight; "
+                "send it again later, or raise --max-inflight-mb",
+                reason="memory",
+                retry_after_s=1.0,
+            )
+        return slot
+
+    def next_request_id(self) -> int:
+        return next(self._request_ids)
+
+    def submit(self, request: Request) -> asyncio.Future[Done]:
+        """Queue the request; the future holds how it ended, answered or not.
+
+        Raises Overloaded, DeadlineExceeded or Unavailable when it is not taken; then its slots stay the
+        caller's. `check` says whether a Done is an answer.
+        """
+        served = self.catalog.find(request.key.model, request.key.version)
+        if self.draining:
+            raise Unavailable("the server is shutting down; send the request to another one")
+        if served.lane is None or served.lane.stopping:
+            raise Unavailable(f"the engine of '{request.key.model}' is being replaced; send the request again")
+        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+
+        def on_done(done: Done) -> None:
+            self._unanswered.discard(future)
+            if done.outcome is not Outcome.ANSWERED:
+                self._count_failure(served, done)
+            if not future.done():
+                future.set_result(done)
+            elif done.outcome is Outcome.ANSWERED:
+                # Whoever waited stopped waiting a moment ago, so nobody else gives the memory back.
+                for slot in request.slots():
+                    self.slab.free(slot)
+
+        refusal = self.scheduler.submit(request, on_done)
+        if refusal is not None:
+            served.statistics.record_failure("REJECTED", time.monotonic_ns() - request.arrival_ns)
+            raise self._refused(request, refusal)
+        self._unanswered.add(future)
+        return future
+
+    def cancel(self, request: Request, future: asyncio.Future[Done]) -> None:
+        """The client has gone. The request leaves the queue; a run that has begun goes on for the others."""
+        self._unanswered.discard(future)
+        self.scheduler.cancel(request.id)
+
+    def waiting_samples(self, served: Served) -> int:
+        queue = self.scheduler.state.queues.get(served.key)
+        return queue.waiting if queue is not None else 0
+
+    def _refused(self, request: Request, refusal: Refuse) -> RequestError:
+        self.metrics.rejected(refusal.reason.value)
+        if refusal.reason is RefusalReason.EXPIRED:
+            return DeadlineExceeded("Request timeout expired before the request could be queued")
+        retry_after_s = max(0.001, refusal.retry_after_ns / SECOND_NS)
+        if refusal.reason is RefusalReason.QUEUE_FULL:
+            message = f"Exceeds maximum queue size: {self.options.max_queue} samples for '{request.key.model}'"
+        else:
+            message = f"'{request.key.model}' would answer {retry_after_s * 1e3:.1f} ms after the deadline"
+        return Overloaded(f"{message}; send it again later", reason=refusal.reason.value, retry_after_s=retry_after_s)
+
+    def _count_failure(self, served: Served, done: Done) -> None:
+        reason = {Outcome.EXPIRED: "REJECTED", Outcome.HOPELESS: "REJECTED", Outcome.STOPPED: "CANCELED"}.get(
+            done.outcome, "BACKEND"
+        )
+        served.statistics.record_failure(reason, time.monotonic_ns() - done.request.arrival_ns)
+        if done.outcome in (Outcome.EXPIRED, Outcome.HOPELESS):
+            self.metrics.rejected(done.outcome.value)
+
+    # What the scheduler reports
+
+    def batch_ran(self, dispatch: Dispatch, answers: BatchAnswers, done: list[Done]) -> None:
+        served = self.catalog.find(*dispatch.key)
+        now_ns = time.monotonic_ns()
+        served.last_success_ns = now_ns
+        served.statistics.record_batch(done, dispatch.samples, answers.times, now_ns)
+        self.metrics.batch_ran(served, dispatch.samples, dispatch.lane.padded(dispatch.samples), answers.times)
+        for one in done:
+            self.metrics.stage(served, "queue", one.queue_ns)
+
+    def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
+        name, version = dispatch.key
+        _log.warning("a batch of %d for %s version %d failed: %s", dispatch.samples, name, version, reason)
+
+    def lane_lost(self, key: ModelKey, lane: Lane, reason: str) -> None:
+        _log.error("the engine of %s version %d is lost: %s; it is replaced", *key, reason)
+        served = self.catalog.find(*key)
+        served.lane = None
+        self._spawn(self._replace(served))
+
+    # Loading
+
+    async def _load_initially(self) -> None:
+        try:
+            for name in self._store.names():
+                await self._load_name(name)
+        except Exception as error:  # a bug, or a store that cannot be read: never a server that waits for ever
+            _log.exception("loading the store failed")
+            self.load_failure = f"loading {self.options.store} failed: {error}"
+        self.initial_load_done = True
+        loaded = self.catalog.served()
+        if not loaded and self.load_failure is None:
+            self.load_failure = (
+                f"there is no model in {self.options.store} that can be served; export one with `convoy export`"
+            )
+        if self.load_failure is not None:
+            self._on_fatal(self.load_failure)
+        else:
+            _log.info("ready: %s", ", ".join(f"{s.key.model}/{s.key.version}" for s in loaded))
+
+    async def _load_name(self, name: str) -> None:
+        """Load the versions that the policy wants; with "latest", the highest that is sound."""
+        wanted = self.options.versions
+        for stored in self._store.versions(name):
+            if isinstance(wanted, tuple) and stored.version not in wanted:
+                continue
+            if await self._load(stored) and wanted == "latest":
+                return
+
+    async def _load(self, stored: StoredVersion) -> bool:
+        key = ModelKey(stored.name, stored.version)
+        self.catalog.set_loading(key)
+        try:
+            loaded = await self._in_loader(stored)
+        except JobError as error:
+            _log.error("refused %s version %d: %s", *key, error)
+            self.catalog.set_refused(key, str(error))
+            return False
+        served = Served(key, loaded)
+        self.catalog.add(served)
+        limit = max(1, loaded.spec.max_batch_size)
+        self.scheduler.add_queue(key, max_batch=limit, max_waiting=self.options.max_queue)
+        self._open_lane(served)
+        self.metrics.watch_model(served, lambda: self.waiting_samples(served))
+        info = loaded.engine.info
+        _log.info(
+            "loaded %s version %d on %s %s in %.2f s (%s)",
+            *key,
+            info.engine,
+            info.precision,
+            loaded.load_s,
+            loaded.reason,
+        )
+        return True
+
+    async def _in_loader(self, stored: StoredVersion) -> LoadedModel:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._loader, self._load_version, stored, self.options.load)
+
+    def _open_lane(self, served: Served) -> None:
+        loaded = served.loaded
+        latency = LatencyModel({point.batch_size: point.median_ms * 1e6 for point in loaded.latency})
+        lane_id = next(self._lane_ids)
+        served.lane = Lane(lane_id, lane_id, loaded.engine.info.device, loaded.engine.info.batch_sizes, latency)
+        served.last_success_ns = time.monotonic_ns()
+        served.canary_passed = True
+        self.scheduler.add_lane(served.key, served.lane, lane_runner(self.slab, loaded.engine))
+
+    async def _replace(self, served: Served) -> None:
+        """Load the same version again beside the lost engine, which may never give its memory back."""
+        # The loader's only thread may be stuck with the engine that is lost, so this one has its own.
+        replacer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replace")
+        loop = asyncio.get_running_loop()
+        loading = loop.run_in_executor(replacer, self._load_version, served.loaded.stored, self.options.load)
+        try:
+            served.loaded = await asyncio.wait_for(loading, self.options.health.replace_within_s)
+        except (TimeoutError, BundleError) as error:
+            reason = str(error) or f"it did not load within {self.options.health.replace_within_s:g} s"
+            self._on_fatal(f"the engine of {served.key.model} could not be replaced: {reason}")
+            return
+        finally:
+            replacer.shutdown(wait=False)
+        self._open_lane(served)
+        _log.warning("the engine of %s version %d was replaced", *served.key)
+
+    def _spawn(self, coroutine: object) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def lane_runner(slab: Slab, engine: Engine) -> Runner:
+    """How a lane runs a batch: the requests' slots become views, the engine does the rest."""
+
+    def run(requests: tuple[Request, ...]) -> BatchAnswers:
+        parts = [
+            Part(
+                samples=request.samples,
+                shapes=tuple((request.samples, *shape) if engine.batched else shape for shape in request.shapes),
+                inputs=tuple(slab.tensor(ref) for ref in request.inputs),
+                wanted=request.wanted,
+                destinations=tuple(None if ref is None else slab.tensor(ref) for ref in request.outputs),
+            )
+            for request in requests
+        ]
+        try:
+            result = engine.run(parts)
+        except EngineFailure as failure:
+            raise RunFailed(str(failure), fatal=failure.fatal) from failure
+        return BatchAnswers(
+            answers=tuple(
+                tuple(
+                    Answer(index, output.shape, output.data)
+                    for index, output in zip(request.wanted, outputs, strict=True)
+                )
+                for request, outputs in zip(requests, result.outputs, strict=True)
+            ),
+            times=StageTimes(result.copy_in_ns, result.compute_ns, result.copy_out_ns),
+        )
+
+    return run
+
+
+def check(done: Done) -> Done:
+    """The same Done when it is an answer. Raises the RequestError that tells the client otherwise."""
+    name = done.request.key.model
+    match done.outcome:
+        case Outcome.ANSWERED:
+            return done
+        case Outcome.EXPIRED:
+            raise DeadlineExceeded("Request timeout expired while the request waited")
+        case Outcome.HOPELESS:
+            raise DeadlineExceeded("Request timeout expired: the answer could not have been in time any more")
+        case Outcome.MODEL_FAILED:
+            raise ModelFailed(f"the model '{name}' fails on this request: {done.reason}")
+        case Outcome.ENGINE_LOST:
+            raise Unavailable(f"the engine of '{name}' was lost ({done.reason}) and is being replaced; send it again")
+        case Outcome.STOPPED:
+            raise Unavailable(f"the request was given up: {done.reason}")

@@ -1,0 +1,137 @@
+"""What the two hot routes share: finding the model, reading the body, counting how it ended."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import parse_qs
+
+from app.catalog import Served
+from app.core import Core
+from app.edge.body import Body, BodyLimits, Receive, declared_length, read_body
+from app.edge.exchange import ClientGone, Exchange
+from app.edge.pool import DecodePool
+from app.edge.replies import Reply, Send, error_reply, send_reply
+from models.errors import InvalidRequest, NotFound, RequestError, Unsupported
+
+Scope = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOptions:
+    """What the edge is told. `default_timeout_ms` 0: none."""
+
+    body: BodyLimits
+    decode_threads: int
+    max_decoding: int = 1024
+    default_timeout_ms: float = 0.0
+    server_name: str = "convoy"
+    api_key: str | None = None
+    access_log: str = "all"
+    slow_request_ms: float = 1000.0
+
+
+@dataclass(slots=True)
+class Call:
+    """One HTTP call to a hot route, as far as it is known."""
+
+    scope: Scope
+    headers: dict[bytes, bytes]
+    receive: Receive
+    exchange: Exchange
+    served: Served | None = None
+
+    def query(self) -> dict[str, list[str]]:
+        raw: bytes = self.scope["query_string"]
+        return parse_qs(raw.decode("latin-1"), keep_blank_values=True) if raw else {}
+
+
+class HotRoute(ABC):
+    """A bare ASGI endpoint. Subclasses turn a body into a reply; everything around that is here."""
+
+    protocol: ClassVar[str]
+
+    def __init__(self, core: Core, options: EdgeOptions, pool: DecodePool) -> None:
+        self.core, self.options, self.pool = core, options, pool
+
+    @abstractmethod
+    async def answer(self, call: Call, served: Served, body: Body) -> Reply:
+        """The reply to a body that has been read. Raises RequestError or ClientGone."""
+
+    def admit(self, served: Served) -> None:  # noqa: B027 - most routes take every model
+        """Refuse a model that this route cannot serve, before the body is read. Raises RequestError."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(self.core)
+        call = Call(scope, dict(scope["headers"]), receive, exchange)
+        outcome = "cancelled"
+        try:
+            reply = await self._reply(call)
+            outcome = "success" if reply.status < 400 else "error"
+            encode_ns = time.monotonic_ns()
+            await send_reply(send, reply)
+            if call.served is not None:
+                ended_ns = time.monotonic_ns()
+                self.record_stage(call.served, "encode", ended_ns - encode_ns)
+                call.served.statistics.rolling.record_stage("total", ended_ns - exchange.arrival_ns)
+        except ClientGone:
+            pass  # nobody to answer; counted as cancelled
+        except RequestError as error:
+            outcome = _outcome(error)
+            await send_reply(send, error_reply(error))
+        finally:
+            exchange.close()
+            seconds = (time.monotonic_ns() - exchange.arrival_ns) / 1e9
+            self.core.metrics.request_ended(call.served, self.protocol, outcome, seconds)
+
+    async def _reply(self, call: Call) -> Reply:
+        call.served = served = self._find(call.scope["path_params"])
+        self.admit(served)
+        if call.headers.get(b"content-encoding", b"identity") != b"identity":
+            raise Unsupported("Unsupported compression type; send the body as it is")
+        declared = declared_length(call.headers, self.options.body)
+        body = await read_body(call.receive, call.exchange, declared, self.options.body)
+        call.exchange.watch_client(_until_client_leaves(call.receive))
+        return await self.answer(call, served, body)
+
+    def record_stage(self, served: Served, stage: str, ns: int) -> None:
+        self.core.metrics.stage(served, stage, ns)
+        served.statistics.rolling.record_stage(stage, ns)
+
+    def _find(self, path: dict[str, str]) -> Served:
+        raw = path.get("version")
+        if raw is not None and not (raw.isascii() and raw.isdigit() and len(raw) < 10):
+            raise NotFound(f"Request for unknown model: '{path['model']}' version {raw[:40]} is not found")
+        return self.core.catalog.find(path["model"], None if raw is None else int(raw))
+
+    def timeout_ms(self, call: Call) -> float | None:
+        """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""
+        values = call.query().get("timeout_ms")
+        if values is None:
+            return self.options.default_timeout_ms or None
+        try:
+            timeout_ms = float(values[-1])
+        except ValueError:
+            timeout_ms = -1.0
+        if not 0 < timeout_ms < 1e9:
+            raise InvalidRequest(f"timeout_ms must be a number of milliseconds above 0, got {values[-1][:40]!r}")
+        return timeout_ms
+
+
+async def _until_client_leaves(receive: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _outcome(error: RequestError) -> str:
+    """The metric's word for an error: few, and the same for every wire."""
+    if error.http_status == 429:
+        return "rejected"
+    if error.http_status == 504:
+        return "deadline_exceeded"
+    if error.http_status in (500, 503):
+        return "failed"
+    return "invalid"

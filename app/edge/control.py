@@ -1,0 +1,233 @@
+"""The routes that do not infer: health, metadata, configuration, statistics, metrics, pages.
+
+Plain FastAPI: they are called rarely, and FastAPI documents them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Body, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from pydantic import BaseModel
+
+from app.catalog import Served
+from app.core import Core
+from app.edge.calls import EdgeOptions
+from app.edge.model_config import model_config
+from app.statistics import STAGES, BatchSizeStatistics, Duration
+from app.version import VERSION
+from models.errors import NotFound
+from models.spec import TensorSpec
+
+EXTENSIONS = ["model_configuration", "binary_tensor_data", "parameters", "statistics", "schedule_policy"]
+_PAGE = Path(__file__).with_name("page.html")
+_Json = dict[str, Any]
+
+
+class ErrorBody(BaseModel):
+    """Every error on every route."""
+
+    error: str
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in (
+        (400, "The request is wrong"),
+        (401, "The API key is missing or wrong"),
+        (404, "There is no such model or version"),
+        (503, "Not ready"),
+    )
+}
+
+
+class IndexRequest(BaseModel):
+    """`ready` true: only what can be asked now."""
+
+    ready: bool = False
+
+
+def control_routes(core: Core, options: EdgeOptions) -> APIRouter:
+    """Every route that does not infer."""
+    router = APIRouter()
+    _add_health(router, core)
+    _add_metadata(router, core, options)
+    _add_statistics(router, core)
+    _add_pages(router, core)
+    return router
+
+
+def _add_health(router: APIRouter, core: Core) -> None:
+    def verdict(is_well: bool, document: _Json) -> Response:
+        if is_well:
+            return _json(document)
+        return _json({"error": core.not_ready_reason()}, status=503, headers={"Retry-After": "1"})
+
+    @router.get("/v2/health/live", tags=["health"], summary="Whether the process runs", responses=ERRORS)
+    async def live() -> Response:
+        return _json({"live": True})
+
+    @router.get("/v2/health/ready", tags=["health"], summary="Whether requests are answered", responses=ERRORS)
+    async def ready() -> Response:
+        return verdict(core.ready, {"ready": True})
+
+    @router.get("/ping", tags=["health"], summary="Ready, in TorchServe's words", responses=ERRORS)
+    async def ping() -> Response:
+        return verdict(core.ready, {"status": "Healthy"})
+
+    @router.get("/v2/models/{model}/ready", tags=["health"], summary="Whether a model is ready", responses=ERRORS)
+    @router.get("/v2/models/{model}/versions/{version}/ready", tags=["health"], responses=ERRORS)
+    async def model_ready(model: str, version: str | None = None) -> Response:
+        served = _find(core, model, version)
+        if served.ready and not core.leaving:
+            return _json({"name": model, "ready": True})
+        return _json({"error": "Model version not ready"}, status=503, headers={"Retry-After": "1"})
+
+
+def _add_metadata(router: APIRouter, core: Core, options: EdgeOptions) -> None:
+    @router.get("/v2", tags=["metadata"], summary="The server and its extensions", responses=ERRORS)
+    @router.get("/v2/", include_in_schema=False)
+    async def server() -> Response:
+        return _json({"name": options.server_name, "version": VERSION, "extensions": EXTENSIONS})
+
+    @router.get("/v2/models/{model}", tags=["metadata"], summary="A model's tensors", responses=ERRORS)
+    @router.get("/v2/models/{model}/versions/{version}", tags=["metadata"], responses=ERRORS)
+    async def metadata(model: str, version: str | None = None) -> Response:
+        served = _find(core, model, version)
+        batch = [-1] if served.spec.max_batch_size else []
+        return _json(
+            {
+                "name": model,
+                "versions": [str(other.key.version) for other in core.catalog.versions(model)],
+                "platform": served.loaded.platform,
+                "inputs": [_tensor(spec, batch) for spec in served.spec.inputs],
+                "outputs": [_tensor(spec, batch) for spec in served.spec.outputs],
+            }
+        )
+
+    @router.get("/v2/models/{model}/config", tags=["metadata"], summary="Triton's ModelConfig", responses=ERRORS)
+    @router.get("/v2/models/{model}/versions/{version}/config", tags=["metadata"], responses=ERRORS)
+    async def config(model: str, version: str | None = None) -> Response:
+        return _json(model_config(_find(core, model, version)))
+
+    @router.post("/v2/repository/index", tags=["metadata"], summary="What is served and what not", responses=ERRORS)
+    async def index(wanted: IndexRequest | None = Body(default=None)) -> Response:  # noqa: B008 - FastAPI's way
+        only_ready = wanted is not None and wanted.ready
+        return _json(
+            [
+                {"name": one.name, "version": str(one.version), "state": one.state.value, "reason": one.reason}
+                for one in core.catalog.index()
+                if one.state.value == "READY" or not only_ready
+            ]
+        )
+
+
+def _add_statistics(router: APIRouter, core: Core) -> None:
+    @router.get("/v2/models/stats", tags=["statistics"], summary="Counters of every model", responses=ERRORS)
+    async def all_statistics() -> Response:
+        return _json({"model_stats": [_statistics(served) for served in core.catalog.served()]})
+
+    @router.get("/v2/models/{model}/stats", tags=["statistics"], summary="A model's counters", responses=ERRORS)
+    @router.get("/v2/models/{model}/versions/{version}/stats", tags=["statistics"], responses=ERRORS)
+    async def model_statistics(model: str, version: str | None = None) -> Response:
+        if version is not None:
+            return _json({"model_stats": [_statistics(_find(core, model, version))]})
+        _find(core, model, None)
+        return _json({"model_stats": [_statistics(served) for served in core.catalog.versions(model)]})
+
+    @router.get("/metrics", tags=["statistics"], summary="Prometheus metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        return Response(core.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @router.get("/stats", tags=["statistics"], summary="The last minute, for people", responses=ERRORS)
+    async def stats() -> Response:
+        return _json(
+            {
+                "version": VERSION,
+                "ready": core.ready,
+                "uptime_s": round(time.monotonic() - core.started_s, 1),
+                "inflight_bytes": core.slab.used_bytes,
+                "unfinished_requests": core.scheduler.unfinished,
+                "models": [_last_minute(core, served) for served in core.catalog.served()],
+                "refused": [dataclasses.asdict(one) | {"state": one.state.value} for one in core.catalog.refused()],
+            }
+        )
+
+
+def _add_pages(router: APIRouter, core: Core) -> None:
+    @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
+    async def page() -> Response:
+        return HTMLResponse(_PAGE.read_text())
+
+
+def _find(core: Core, model: str, version: str | None) -> Served:
+    if version is None:
+        return core.catalog.find(model, None)
+    if not (version.isascii() and version.isdigit() and len(version) < 10):
+        raise NotFound(f"Request for unknown model: '{model}' version {version[:40]} is not found")
+    return core.catalog.find(model, int(version))
+
+
+def _tensor(spec: TensorSpec, batch: list[int]) -> _Json:
+    return {"name": spec.name, "datatype": spec.dtype, "shape": [*batch, *spec.shape]}
+
+
+def _statistics(served: Served) -> _Json:
+    """The statistics extension; its readers want every key."""
+    own = served.statistics
+    durations = {
+        "success": own.success,
+        "fail": own.fail,
+        "queue": own.queue,
+        "compute_input": own.compute_input,
+        "compute_infer": own.compute_infer,
+        "compute_output": own.compute_output,
+        "cache_hit": Duration(),
+        "cache_miss": Duration(),
+    }
+    return {
+        "name": served.key.model,
+        "version": str(served.key.version),
+        "last_inference": own.last_inference_ms,
+        "inference_count": own.inference_count,
+        "execution_count": own.execution_count,
+        "inference_stats": {name: dataclasses.asdict(duration) for name, duration in durations.items()},
+        "response_stats": {},
+        "batch_stats": [_batch_statistics(size, one) for size, one in sorted(own.by_batch_size.items())],
+        "memory_usage": [],
+    }
+
+
+def _batch_statistics(size: int, one: BatchSizeStatistics) -> _Json:
+    return {"batch_size": size, **dataclasses.asdict(one)}
+
+
+def _last_minute(core: Core, served: Served) -> _Json:
+    rolling = served.statistics.rolling
+    requests_per_s, samples_per_s = rolling.per_second()
+    info = served.loaded.engine.info
+    return {
+        "name": served.key.model,
+        "version": str(served.key.version),
+        "ready": served.ready,
+        "engine": info.engine,
+        "precision": info.precision,
+        "device": info.device_fingerprint,
+        "why": served.loaded.reason,
+        "why_not_others": list(served.loaded.skipped),
+        "max_batch_size": served.spec.max_batch_size,
+        "waiting_samples": core.waiting_samples(served),
+        "requests_per_s": round(requests_per_s, 2),
+        "samples_per_s": round(samples_per_s, 2),
+        "stages": {stage: dataclasses.asdict(rolling.percentiles(stage)) for stage in STAGES},
+        "batch_sizes": {str(size): times for size, times in rolling.batch_sizes().items()},
+    }
+
+
+def _json(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(document), status, headers, "application/json")

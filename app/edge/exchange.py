@@ -1,0 +1,152 @@
+"""One request on its way through the edge: the memory it holds, its clock, and its client's presence.
+
+Whatever happens on the way, an error, a cancelled task, a client that leaves, `close` gives back every
+slot that the edge still owns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from app.catalog import Served
+from app.core import Core, check
+from app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, Outcome, Request, Shape, SlotRef, TensorRef
+from app.scheduling.slab import Slot
+from models.errors import DeadlineExceeded
+
+
+class ClientGone(Exception):
+    """The client has closed the connection; there is nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A request's decoded inputs: where they lie, how many samples, and their shapes without the batch."""
+
+    samples: int
+    shapes: tuple[Shape, ...]
+    tensors: tuple[TensorRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the client asks of the schedule; None: no limit. `latest_start_ns` counts from the arrival."""
+
+    timeout_ms: float | None = None
+    latest_start_us: int | None = None
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class Exchange:
+    """The edge's side of one HTTP or gRPC call. Times are CLOCK_MONOTONIC nanoseconds."""
+
+    core: Core
+    arrival_ns: int = field(default_factory=time.monotonic_ns)
+    _slots: dict[SlotRef, Slot] = field(default_factory=dict)
+    _presence: asyncio.Future[None] | None = None
+
+    def watch_client(self, until_it_leaves: Awaitable[None]) -> None:
+        """From now on a client that leaves ends the wait for its answers. The body must have been read."""
+        self._presence = asyncio.ensure_future(until_it_leaves)
+
+    def reserve(self, nbytes: int) -> Slot:
+        """Memory that is given back when the exchange closes. Raises Overloaded."""
+        slot = self.core.reserve(nbytes)
+        self._slots[slot.ref] = slot
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Give one slot back early."""
+        del self._slots[slot.ref]
+        self.core.slab.free(slot.ref)
+
+    def close(self) -> None:
+        """Give back every slot that is still the edge's."""
+        if self._presence is not None:
+            self._presence.cancel()
+        for ref in self._slots:
+            self.core.slab.free(ref)
+        self._slots.clear()
+
+    def build_request(self, served: Served, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
+        """The scheduler's view of what was decoded, with room reserved for the outputs."""
+        return Request(
+            id=self.core.next_request_id(),
+            key=served.key,
+            samples=inputs.samples,
+            shapes=inputs.shapes,
+            inputs=inputs.tensors,
+            wanted=wanted,
+            outputs=self._reserve_outputs(served, inputs.samples, wanted),
+            arrival_ns=self.arrival_ns,
+            priority=terms.priority,
+            deadline_ns=None if terms.timeout_ms is None else self.arrival_ns + int(terms.timeout_ms * MILLISECOND_NS),
+            latest_start_ns=None if terms.latest_start_us is None else self.arrival_ns + terms.latest_start_us * 1000,
+        )
+
+    async def run(self, request: Request) -> Done:
+        """Submit and wait. Raises RequestError, or ClientGone when the client left before the answer.
+
+        The slots are the scheduler's from here on; with an answer they are the edge's again.
+        """
+        future = self.core.submit(request)
+        own = {ref: self._slots.pop(ref) for ref in request.slots()}
+        try:
+            done = await self._answer(future, request)
+        except BaseException:
+            if _has_answer(future):
+                self._slots.update(own)  # it came in the very turn in which we stopped waiting
+            else:
+                self.core.cancel(request, future)
+            raise
+        check(done)
+        self._slots.update(own)
+        return done
+
+    async def _answer(self, future: asyncio.Future[Done], request: Request) -> Done:
+        def client_left(presence: asyncio.Future[None]) -> None:
+            if not presence.cancelled():
+                _fail(future, ClientGone())
+
+        timer = None
+        if request.deadline_ns is not None:
+            late = DeadlineExceeded("Request timeout expired before the model had answered")
+            remaining_s = (request.deadline_ns - time.monotonic_ns()) / SECOND_NS
+            timer = asyncio.get_running_loop().call_later(remaining_s, _fail, future, late)
+        if self._presence is not None:
+            self._presence.add_done_callback(client_left)
+        try:
+            return await future
+        finally:
+            if self._presence is not None:
+                self._presence.remove_done_callback(client_left)
+            if timer is not None:
+                timer.cancel()
+
+    def _reserve_outputs(self, served: Served, samples: int, wanted: tuple[int, ...]) -> tuple[TensorRef | None, ...]:
+        sizes = [served.spec.outputs[index].sample_bytes for index in wanted]
+        known = [samples * size if size is not None else 0 for size in sizes]
+        if not any(known):
+            return (None,) * len(wanted)
+        slot = self.reserve(sum(known))
+        offsets = accumulate(known, initial=0)
+        return tuple(
+            None if size is None else TensorRef(slot.ref, offset, nbytes)
+            for size, offset, nbytes in zip(sizes, offsets, known, strict=False)
+        )
+
+
+def _fail(future: asyncio.Future[Done], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _has_answer(future: asyncio.Future[Done]) -> bool:
+    if not future.done() or future.cancelled() or future.exception() is not None:
+        return False
+    return future.result().outcome is Outcome.ANSWERED

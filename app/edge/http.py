@@ -1,0 +1,79 @@
+"""The FastAPI application over a core.
+
+FastAPI is the application, its documentation and its rarely called routes. The two routes that infer are
+bare ASGI endpoints mounted in it, because FastAPI's own handling costs twice what the rest of a small
+request costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.core import Core
+from app.edge.calls import EdgeOptions
+from app.edge.control import control_routes
+from app.edge.gate import Gate
+from app.edge.infer import InferRoute
+from app.edge.openapi import document_hot_routes
+from app.edge.pool import DecodePool
+from app.edge.predictions import PredictionsRoute
+from app.edge.replies import Reply, as_response, error_body, error_reply
+from app.version import VERSION
+from models.errors import RequestError
+
+
+def create_app(core: Core, options: EdgeOptions) -> FastAPI:
+    """The application; its lifespan starts and stops the core."""
+    pool = DecodePool(options.decode_threads, options.max_decoding)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await core.start()
+        yield
+        pool.close()
+        await core.stop()
+
+    app = FastAPI(title="Convoy", version=VERSION, lifespan=lifespan, summary="Serves CNNs, batched and verified.")
+    infer, predictions = InferRoute(core, options, pool), PredictionsRoute(core, options, pool)
+    # First in the list, because routes are tried in order.
+    app.router.routes[:0] = [
+        Route("/v2/models/{model}/infer", infer, methods=["POST"]),
+        Route("/v2/models/{model}/versions/{version}/infer", infer, methods=["POST"]),
+        Route("/predictions/{model}", predictions, methods=["POST"]),
+        Route("/predictions/{model}/{version}", predictions, methods=["POST"]),
+    ]
+    app.include_router(control_routes(core, options))
+    app.add_middleware(Gate, options=options)
+    app.add_exception_handler(RequestError, _request_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    document_hot_routes(app)
+    return app
+
+
+async def _request_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return as_response(error_reply(error))
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    # The protocol's words, whatever the framework says.
+    phrase = HTTPStatus(error.status_code).phrase
+    headers = tuple((name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items())
+    return as_response(Reply(error.status_code, (error_body(phrase),), headers=headers))
+
+
+async def _validation_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return as_response(Reply(400, (error_body(f"{where}: {first['msg']}"),)))

@@ -1,0 +1,55 @@
+"""`POST /v2/models/{model}[/versions/{version}]/infer`: tensors in, tensors out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from app.catalog import Served
+from app.edge.body import Body
+from app.edge.calls import Call, HotRoute
+from app.edge.oip_request import parse_infer
+from app.edge.oip_response import render_infer
+from app.edge.replies import Reply
+from models.errors import InvalidRequest
+
+_HEADER_LENGTH = b"inference-header-content-length"
+# Above this much JSON, parsing would hold up the other requests of the event loop.
+_PARSE_INLINE_BYTES = 32 << 10
+
+
+class InferRoute(HotRoute):
+    """The Open Inference Protocol with the binary tensor extension."""
+
+    protocol = "v2"
+
+    async def answer(self, call: Call, served: Served, body: Body) -> Reply:
+        started_ns = time.monotonic_ns()
+        timeout_ms = self.timeout_ms(call)
+        header_length = _header_length(call)
+        json_bytes = body.nbytes if header_length is None else header_length
+        if json_bytes <= _PARSE_INLINE_BYTES:
+            request = parse_infer(body, header_length, served, call.exchange)
+        else:
+            request = await self.pool.run(parse_infer, body, header_length, served, call.exchange)
+        self.record_stage(served, "decode", time.monotonic_ns() - started_ns)
+        terms = replace(request.terms, timeout_ms=timeout_ms)
+        wanted = tuple(output.index for output in request.outputs)
+        scheduled = call.exchange.build_request(served, request.inputs, wanted, terms)
+        done = await call.exchange.run(scheduled)
+        response = render_infer(request, served, done)
+        headers: tuple[tuple[bytes, bytes], ...] = ()
+        if response.header_length is not None:
+            headers = ((_HEADER_LENGTH, str(response.header_length).encode()),)
+        return Reply(200, response.pieces, response.content_type, headers)
+
+
+def _header_length(call: Call) -> int | None:
+    raw = call.headers.get(_HEADER_LENGTH)
+    if raw is None:
+        return None
+    if not raw.isdigit() or len(raw) > 12:
+        raise InvalidRequest(
+            f"Inference-Header-Content-Length must be a whole number, got {raw[:40].decode('latin-1')!r}"
+        )
+    return int(raw)

@@ -1,0 +1,71 @@
+"""The Open Inference Protocol's infer response: answers in the slab to JSON, binary tensors, or both."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from app.catalog import Served
+from app.edge.oip_request import InferRequest
+from app.scheduling.request import Answer, Done
+from models.errors import InvalidRequest
+from models.spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    """A response body in pieces; `header_length` is that of the JSON when binary tensors follow it."""
+
+    pieces: tuple[bytes | memoryview, ...]
+    header_length: int | None
+
+    @property
+    def content_type(self) -> str:
+        return "application/json" if self.header_length is None else "application/octet-stream"
+
+
+def render_infer(request: InferRequest, served: Served, done: Done) -> InferResponse:
+    """Encode the answers in the order in which they were asked for.
+
+    The pieces are views of the slab: they must be sent before the exchange closes. Raises InvalidRequest.
+    """
+    outputs: list[dict[str, Any]] = []
+    binary: list[memoryview] = []
+    is_strict_json = True
+    for wanted, answer in zip(request.outputs, done.answers, strict=True):
+        spec = served.spec.outputs[wanted.index]
+        document: dict[str, Any] = {"name": spec.name, "datatype": spec.dtype, "shape": list(answer.shape)}
+        if wanted.binary:
+            document["parameters"] = {"binary_data_size": answer.data.nbytes}
+            binary.append(answer.data)
+        else:
+            values = _json_values(spec, answer)
+            is_strict_json &= values.dtype.kind != "f" or bool(np.isfinite(values).all())
+            document["data"] = values
+        outputs.append(document)
+    header = _dump(_envelope(request, served, outputs), is_strict_json)
+    return InferResponse((header, *binary), len(header) if binary else None)
+
+
+def _envelope(request: InferRequest, served: Served, outputs: list[dict[str, Any]]) -> dict[str, Any]:
+    own = {"id": request.id} if request.id is not None else {}
+    return {**own, "model_name": served.key.model, "model_version": str(served.key.version), "outputs": outputs}
+
+
+def _json_values(spec: TensorSpec, answer: Answer) -> np.ndarray:
+    if spec.dtype == "FP16":
+        raise InvalidRequest(
+            f"sending FP16 data via JSON is not supported. Please use the binary data format for output {spec.name}"
+        )
+    return np.frombuffer(answer.data, spec.numpy_dtype)
+
+
+def _dump(document: dict[str, Any], is_strict_json: bool) -> bytes:
+    if is_strict_json:
+        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    # NaN and Infinity are the protocol's own extension of JSON; orjson would write null.
+    return json.dumps(document, default=lambda values: values.tolist(), separators=(",", ":")).encode()

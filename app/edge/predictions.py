@@ -1,0 +1,124 @@
+"""`POST /predictions/{model}[/{version}]`: an image in, classes out.
+
+The body is one image, told by its bytes and not by its content type, or a multipart form with one or
+more files. Each file is a request of its own: it is decoded, queued and answered by itself, and one that
+fails does not harm the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Any
+
+import numpy as np
+import orjson
+
+from app.catalog import Served
+from app.edge.body import Body
+from app.edge.calls import Call, HotRoute
+from app.edge.exchange import Exchange, Inputs, Terms
+from app.edge.multipart import boundary_of, split_files
+from app.edge.replies import Reply, error_reply
+from app.edge.scores import best_classes
+from app.scheduling.request import Done, TensorRef
+from models.errors import InvalidRequest, RequestError
+from models.images import decode_image_into, sniff
+
+_DEFAULT_TOP_K = 5
+_Answer = dict[str, Any]
+
+
+class PredictionsRoute(HotRoute):
+    """Images in, labels out."""
+
+    protocol = "predictions"
+
+    def admit(self, served: Served) -> None:
+        if served.spec.image is None:
+            name, version = served.key
+            raise InvalidRequest(
+                f"'{name}' has no image preprocessing, so it cannot take images; "
+                f"send tensors to /v2/models/{name}/versions/{version}/infer"
+            )
+
+    async def answer(self, call: Call, served: Served, body: Body) -> Reply:
+        top_k = _top_k(call)
+        terms = Terms(self.timeout_ms(call))
+        boundary = boundary_of(call.headers.get(b"content-type", b""))
+        name, version = served.key
+        envelope: _Answer = {"model": name, "version": str(version)}
+        if boundary is None or sniff(body.view) is not None:
+            answer = await self._predict(call.exchange, served, body.view, terms, top_k)
+            return Reply(200, (orjson.dumps({**envelope, **answer}),), headers=(_server_timing(answer),))
+        files = await self.pool.run(split_files, bytes(body.view), boundary)
+        outcomes = await asyncio.gather(
+            *(self._predict(call.exchange, served, memoryview(file), terms, top_k) for file in files),
+            return_exceptions=True,
+        )
+        return _several(envelope, outcomes)
+
+    async def _predict(
+        self, exchange: Exchange, served: Served, encoded: memoryview, terms: Terms, top_k: int
+    ) -> _Answer:
+        started_ns = time.monotonic_ns()
+        spec, image = served.spec, served.spec.image
+        assert image is not None, "admit() has seen to it; this is a bug"
+        nbytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
+        slot = exchange.reserve(nbytes)
+        await self.pool.run(decode_image_into, encoded, image, slot.view)
+        decode_ns = time.monotonic_ns() - started_ns
+        self.record_stage(served, "decode", decode_ns)
+        inputs = Inputs(1, (spec.inputs[0].shape,), (TensorRef(slot.ref, 0, nbytes),))
+        done = await exchange.run(exchange.build_request(served, inputs, (0,), terms))
+        logits = np.frombuffer(done.answers[0].data, spec.outputs[0].numpy_dtype)
+        return {
+            "predictions": best_classes(logits, spec, top_k),
+            "timing_ms": _timing_ms(done, decode_ns, exchange.arrival_ns),
+        }
+
+
+def _several(envelope: _Answer, outcomes: list[_Answer | BaseException]) -> Reply:
+    """One result a file, in order; an error status only when every file failed."""
+    results: list[_Answer] = []
+    errors: list[RequestError] = []
+    for outcome in outcomes:
+        if isinstance(outcome, RequestError):
+            errors.append(outcome)
+            results.append({"error": str(outcome)})
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            results.append(outcome)
+    if len(errors) < len(outcomes):
+        return Reply(200, (orjson.dumps({**envelope, "results": results}),))
+    first = error_reply(errors[0])
+    body = {"error": f"none of the {len(errors)} files could be predicted; the first: {errors[0]}", "results": results}
+    return Reply(first.status, (orjson.dumps(body),), headers=first.headers)
+
+
+def _top_k(call: Call) -> int:
+    values = call.query().get("top_k")
+    if values is None:
+        return _DEFAULT_TOP_K
+    raw = values[-1]
+    if not (raw.isascii() and raw.isdigit() and 0 < len(raw) < 10 and int(raw) >= 1):
+        raise InvalidRequest(f"top_k must be a whole number of classes, at least 1, got {raw[:40]!r}")
+    return int(raw)
+
+
+def _timing_ms(done: Done, decode_ns: int, arrival_ns: int) -> dict[str, float]:
+    compute_ns = done.times.total_ns if done.times is not None else 0
+    stages_ns = {
+        "decode": decode_ns,
+        "queue": done.queue_ns,
+        "compute": compute_ns,
+        "total": time.monotonic_ns() - arrival_ns,
+    }
+    return {stage: round(ns / 1e6, 3) for stage, ns in stages_ns.items()}
+
+
+def _server_timing(answer: _Answer) -> tuple[bytes, bytes]:
+    stages: dict[str, float] = answer["timing_ms"]
+    return b"server-timing", ", ".join(f"{stage};dur={ms}" for stage, ms in stages.items()).encode()

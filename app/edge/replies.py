@@ -1,0 +1,65 @@
+"""What goes back over HTTP: one way to send a body, one way to say that something is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from models.errors import RequestError
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A status, a body in pieces, and headers beside type and length."""
+
+    status: int
+    pieces: tuple[bytes | memoryview, ...]
+    content_type: str = "application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+# Small pieces are cheaper to join than to send one by one.
+_JOIN_BELOW_BYTES = 64 << 10
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
+    """Send the whole reply. The pieces may be views: they are out of our hands when this returns."""
+    length = sum(len(piece) for piece in reply.pieces)
+    headers: Headers = [
+        (b"content-type", reply.content_type.encode()),
+        (b"content-length", str(length).encode()),
+        *reply.headers,
+    ]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    bodies = reply.pieces if length > _JOIN_BELOW_BYTES else (b"".join(reply.pieces),)
+    last = len(bodies) - 1
+    for index, body in enumerate(bodies):
+        # The transport may keep what it is given; a slot is reused as soon as its exchange closes.
+        await send({"type": "http.response.body", "body": bytes(body), "more_body": index < last})
+
+
+def error_reply(error: RequestError) -> Reply:
+    """`{"error": ...}` with the error's own status, and when to try again."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if error.retry_after_s is not None:
+        headers = ((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()),)
+    return Reply(error.http_status, (error_body(str(error)),), headers=headers)
+
+
+def error_body(message: str) -> bytes:
+    # A client's own bytes may stand in the message, and they need not be text.
+    return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
+
+
+def as_response(reply: Reply) -> Response:
+    """The reply for Starlette, which wants a response object of its own."""
+    headers = {name.decode(): value.decode() for name, value in reply.headers}
+    return Response(b"".join(reply.pieces), reply.status, headers, reply.content_type)

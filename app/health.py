@@ -1,0 +1,93 @@
+"""Health that depends on real inferences.
+
+Two questions, asked a few times a second. Does a batch run far longer than it should? Then its engine
+hangs: the stacks are logged, its requests are told, the engine is replaced. Did no batch succeed for a
+while on an idle lane? Then the canary runs, outside the queue, so that overload can never fail health.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.canary import CanaryFailed
+from app.catalog import Served
+from app.engines.base import EngineFailure
+from app.scheduling.request import SECOND_NS
+
+if TYPE_CHECKING:
+    from app.core import Core
+
+_log = logging.getLogger("convoy")
+
+
+@dataclass(frozen=True, slots=True)
+class HealthOptions:
+    """When to worry, in seconds; a batch hangs when it runs longer than both limits."""
+
+    hang_after_s: float = 10.0
+    hang_after_predictions: float = 20.0
+    canary_after_s: float = 10.0
+    replace_within_s: float = 60.0
+    watch_every_s: float = 0.25
+
+
+class Health:
+    """Watches the lanes of one core."""
+
+    def __init__(self, core: Core, options: HealthOptions) -> None:
+        self._core = core
+        self._options = options
+        self._probing: set[asyncio.Task[None]] = set()
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._options.watch_every_s)
+            self._give_up_hung_lanes()
+            for served in self._core.catalog.served():
+                if self._needs_canary(served):
+                    self._start_canary(served)
+
+    def _give_up_hung_lanes(self) -> None:
+        now_ns = time.monotonic_ns()
+        for lane, running in list(self._core.scheduler.running()):
+            predicted_s = running.dispatch.predicted_ns / SECOND_NS
+            limit_s = max(self._options.hang_after_s, self._options.hang_after_predictions * predicted_s)
+            ran_s = (now_ns - running.started_ns) / SECOND_NS
+            if ran_s > limit_s:
+                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+                self._core.scheduler.give_up_lane(lane, f"a batch has run for {ran_s:.1f} s")
+
+    def _needs_canary(self, served: Served) -> bool:
+        lane = served.lane
+        if lane is None or lane.stopping or lane.in_flight:
+            return False
+        return time.monotonic_ns() - served.last_success_ns > self._options.canary_after_s * SECOND_NS
+
+    def _start_canary(self, served: Served) -> None:
+        # Counted as a success at once, so that it is not started again while it runs.
+        served.last_success_ns = time.monotonic_ns()
+        task = asyncio.get_running_loop().create_task(self._ask_canary(served))
+        self._probing.add(task)
+        task.add_done_callback(self._probing.discard)
+
+    async def _ask_canary(self, served: Served) -> None:
+        lane, loaded = served.lane, served.loaded
+        if lane is None:
+            return
+        probe = self._core.scheduler.probe(lane, lambda: loaded.canary.run(loaded.engine, samples=1))
+        try:
+            await asyncio.wait_for(probe, self._options.hang_after_s)
+        except TimeoutError:
+            self._core.scheduler.give_up_lane(lane, f"the canary has run for {self._options.hang_after_s:g} s")
+        except (CanaryFailed, EngineFailure) as failure:
+            served.canary_passed = False
+            self._core.scheduler.give_up_lane(lane, f"the canary failed: {failure}")
+        else:
+            served.last_success_ns = time.monotonic_ns()

@@ -1,0 +1,44 @@
+"""Log lines: time, level, message, and the request that they are about."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from contextvars import ContextVar
+
+# The id of the request that the current task answers; empty outside of one.
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = f"{moment}.{int(record.msecs):03d}Z {record.levelname:<7} {_one_line(record.getMessage())}"
+        own_id = request_id.get()
+        if own_id:
+            line += f" [request {own_id}]"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def configure(level: str) -> None:
+    """Send everything to standard error, in our format, from `level` on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # One access log is enough, and it is ours.
+    logging.getLogger("uvicorn.access").disabled = True
+    for name in ("uvicorn", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = []
+        logger.propagate = True
+        logger.setLevel(logging.WARNING)
+
+
+def _one_line(message: str) -> str:
+    # A client's bytes must not be able to write log lines of their own.
+    return message.replace("\n", "\\n").replace("\r", "\\r")

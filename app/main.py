@@ -1,0 +1,161 @@
+"""The process around a core: uvicorn, signals, exit codes.
+
+    exit 0    drained after SIGTERM or SIGINT
+         1    nothing could be served
+         2    called wrongly
+         70   an engine hung and could not be replaced; only a new process helps
+
+`uvicorn app.main:app` serves the same application, with uvicorn's own signal handling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from app import logs
+from app.core import Core
+from app.edge.http import create_app
+from app.edge.protocol import guarded_protocol
+from app.settings import Settings, read_settings
+from models.errors import UsageError
+
+_log = logging.getLogger("convoy")
+EXIT_NOTHING_TO_SERVE = 1
+EXIT_ENGINE_LOST = 70
+
+
+def serve(settings: Settings) -> int:
+    """Serve until told to stop; the exit code. Raises UsageError."""
+    logs.configure(settings.log_level)
+    _raise_file_limit()
+    listener = _listen(settings.host, settings.port)
+    host = Host(settings, listener)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(host.run())
+
+
+class Host:
+    """One core behind one uvicorn server, from the first signal to the last request."""
+
+    def __init__(self, settings: Settings, listener: socket.socket, core: Core | None = None) -> None:
+        self._settings = settings
+        self._listener = listener
+        self.core = core or Core(settings.core_options(), on_fatal=self._fatal)
+        self._server = _Server(
+            uvicorn.Config(
+                create_app(self.core, settings.edge_options()),
+                http=guarded_protocol(settings.connection_limits()),
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._stopping: asyncio.Task[None] | None = None
+        self._exit_code = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        host, port = self._listener.getsockname()[:2]
+        _log.info("listening on http://%s:%d", "localhost" if host in ("0.0.0.0", "::") else host, port)
+        await self._server.serve(sockets=[self._listener])
+        return self._exit_code
+
+    def _signalled(self, number: int) -> None:
+        if self._stopping is not None:
+            _log.warning("second signal: stopping at once")
+            os._exit(128 + number)
+        self._stopping = asyncio.get_running_loop().create_task(self._stop())
+
+    async def _stop(self) -> None:
+        """Not ready at once; then a pause for load balancers to notice; then finish what was accepted."""
+        settings = self._settings
+        self.core.leaving = True
+        _log.info("stopping: not ready; serving on for %g s", settings.drain_delay_s)
+        await asyncio.sleep(settings.drain_delay_s)
+        if await self.core.drain(settings.drain_timeout_s):
+            _log.info("stopped: every accepted request was answered")
+        else:
+            _log.error("stopped: %d requests were not answered in time", self.core.scheduler.unfinished)
+        self._server.should_exit = True
+
+    def _fatal(self, reason: str) -> None:
+        _log.critical("%s", reason)
+        if self.core.load_failure is not None:
+            self._exit_code = EXIT_NOTHING_TO_SERVE
+            self._server.should_exit = True
+        else:
+            # A thread hangs inside the engine, so an orderly end might hang as well.
+            logging.shutdown()
+            os._exit(EXIT_ENGINE_LOST)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers; ours drain first."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port") from error
+    return listener
+
+
+def _raise_file_limit() -> None:
+    """Every connection is a file; the usual soft limit of 1,024 is below what one server should hold."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return None
+    return uvloop.new_event_loop
+
+
+def _application() -> FastAPI:
+    """For `uvicorn app.main:app`: everything from the environment."""
+    settings = read_settings({})
+    logs.configure(settings.log_level)
+
+    def give_up(reason: str) -> None:
+        _log.critical("%s", reason)
+        logging.shutdown()
+        os._exit(EXIT_ENGINE_LOST if core.load_failure is None else EXIT_NOTHING_TO_SERVE)
+
+    core = Core(settings.core_options(), on_fatal=give_up)
+    return create_app(core, settings.edge_options())
+
+
+def __getattr__(name: str) -> FastAPI:
+    # Built when it is asked for, so that importing this module reads no environment.
+    if name == "app":
+        return _application()
+    raise AttributeError(name)

@@ -1,0 +1,155 @@
+"""Every metric that Convoy exports, its name, its labels and its buckets.
+
+One registry per core. Label values come only from what is loaded, so their number is bounded; a request
+for a model that does not exist is counted under an empty model. Labelled children are looked up once per
+model, because the lookup costs more than the increment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from app.catalog import Served
+from app.scheduling.request import StageTimes
+
+_LATENCY_BUCKETS_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_MODEL = ("model", "version")
+
+
+class Metrics:
+    """The metrics of one core."""
+
+    def __init__(self, version: str) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "convoy_requests", "Requests by how they ended", (*_MODEL, "protocol", "outcome"), registry=registry
+        )
+        self._duration = Histogram(
+            "convoy_request_duration_seconds",
+            "From the arrival of the headers to the answer",
+            _MODEL,
+            buckets=_LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self._stage = Histogram(
+            "convoy_stage_duration_seconds",
+            "Time in one stage: decode, queue and encode per request, copy_in, compute and copy_out per batch",
+            (*_MODEL, "stage"),
+            buckets=_LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self._batch = Histogram(
+            "convoy_batch_size", "Samples per batch", _MODEL, buckets=_BATCH_BUCKETS, registry=registry
+        )
+        self._padding = Counter(
+            "convoy_padding_samples", "Samples computed only to fill a batch", _MODEL, registry=registry
+        )
+        self._depth = Gauge("convoy_queue_depth", "Samples that wait", _MODEL, registry=registry)
+        self._inflight = Gauge("convoy_inflight_bytes", "Bytes of memory held by requests", registry=registry)
+        self._rejected = Counter("convoy_rejected", "Requests turned away, by reason", ("reason",), registry=registry)
+        self._engine = Gauge(
+            "convoy_engine_info",
+            "Which engine serves a model, and why",
+            (*_MODEL, "engine", "precision", "device", "reason"),
+            registry=registry,
+        )
+        Gauge("convoy_build_info", "The version of Convoy", ("version",), registry=registry).labels(version).set(1)
+        # Looked up once per model, not once per request; as many entries as there are label values.
+        self._request_child = lru_cache(maxsize=None)(self._requests.labels)
+        self._duration_child = lru_cache(maxsize=None)(self._duration.labels)
+        self._stage_child = lru_cache(maxsize=None)(self._stage.labels)
+
+    def watch_inflight_bytes(self, read: Callable[[], int]) -> None:
+        self._inflight.set_function(read)
+
+    def watch_model(self, served: Served, waiting: Callable[[], int]) -> None:
+        """Start the series of a model that is now served."""
+        labels = _labels(served)
+        self._depth.labels(*labels).set_function(waiting)
+        info = served.loaded.engine.info
+        self._engine.labels(*labels, info.engine, info.precision, info.device, served.loaded.reason).set(1)
+
+    def request_ended(self, served: Served | None, protocol: str, outcome: str, seconds: float) -> None:
+        labels = ("", "") if served is None else _labels(served)
+        self._request_child(*labels, protocol, outcome).inc()
+        if served is not None:
+            self._duration_child(*labels).observe(seconds)
+
+    def rejected(self, reason: str) -> None:
+        self._rejected.labels(reason).inc()
+
+    def stage(self, served: Served, stage: str, ns: int) -> None:
+        self._stage_child(*_labels(served), stage).observe(ns / 1e9)
+
+    def batch_ran(self, served: Served, samples: int, padded: int, times: StageTimes) -> None:
+        labels = _labels(served)
+        self._batch.labels(*labels).observe(samples)
+        if padded > samples:
+            self._padding.labels(*labels).inc(padded - samples)
+        self.stage(served, "copy_in", times.copy_in_ns)
+        self.stage(served, "compute", times.compute_ns)
+        self.stage(served, "copy_out", times.copy_out_ns)
+
+    def render(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class TritonMetrics(Collector):
+    """Triton's metric names over our statistics, for dashboards that already exist.
+
+    Their counters have no `_total` suffix, which the client library's own counters always add; so they
+    are exported untyped under the exact names.
+    """
+
+    def __init__(self, served: Callable[[], list[Served]], waiting: Callable[[Served], int]) -> None:
+        self._served = served
+        self._waiting = waiting
+
+    def collect(self) -> Iterable[Metric]:
+        failures = Metric("nv_inference_request_failure", "Number of failed requests", "unknown")
+        load = Metric("nv_model_load_duration_secs", "Model load time", "gauge")
+        pending = Metric("nv_inference_pending_request_count", "Samples waiting", "gauge")
+        counters = {name: Metric(name, help_text, "unknown") for name, help_text, _ in _TRITON_COUNTERS}
+        for served in self._served():
+            labels = dict(zip(_MODEL, _labels(served), strict=True))
+            for name, _, read in _TRITON_COUNTERS:
+                counters[name].add_sample(name, labels, read(served))
+            for reason, count in served.statistics.failures_by_reason.items():
+                failures.add_sample(failures.name, {**labels, "reason": reason}, count)
+            load.add_sample(load.name, labels, served.loaded.load_s)
+            pending.add_sample(pending.name, labels, self._waiting(served))
+        return [*counters.values(), failures, load, pending]
+
+
+_TRITON_COUNTERS: tuple[tuple[str, str, Callable[[Served], float]], ...] = (
+    ("nv_inference_request_success", "Number of successful requests", lambda s: s.statistics.success.count),
+    ("nv_inference_count", "Number of samples inferred", lambda s: s.statistics.inference_count),
+    ("nv_inference_exec_count", "Number of batches run", lambda s: s.statistics.execution_count),
+    ("nv_inference_request_duration_us", "Cumulative request time", lambda s: s.statistics.success.ns / 1e3),
+    ("nv_inference_queue_duration_us", "Cumulative queue time", lambda s: s.statistics.queue.ns / 1e3),
+    ("nv_inference_compute_input_duration_us", "Cumulative input time", lambda s: s.statistics.compute_input.ns / 1e3),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative compute time",
+        lambda s: s.statistics.compute_infer.ns / 1e3,
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Cumulative output time",
+        lambda s: s.statistics.compute_output.ns / 1e3,
+    ),
+)
+
+
+def _labels(served: Served) -> tuple[str, str]:
+    return served.key.model, str(served.key.version)

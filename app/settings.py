@@ -1,0 +1,118 @@
+"""What the operator can set, in one place: names, defaults, help and limits.
+
+The command line and `uvicorn app.main:app` read the same model. Priority: command line, environment
+(`CONVOY_*`), default. Read once, at the rim; the rooms inside take plain arguments.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from app.core import DEMO_STORE, CoreOptions
+from app.edge.body import BodyLimits
+from app.edge.calls import EdgeOptions
+from app.edge.protocol import ConnectionLimits
+from app.engines.cpu import cpu_budget
+from app.engines.select import EngineChoice, PrecisionChoice
+from app.loading import LoadOptions
+from models.errors import UsageError
+
+MIB = 1 << 20
+
+
+class Settings(BaseSettings):
+    """Every option of `convoy serve`; each has a twin in the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="CONVOY_", extra="ignore")
+
+    store: Path | None = Field(None, description="Folder of bundles and bare models. Without it the demo is served.")
+    host: str = Field("0.0.0.0", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
+    engine: EngineChoice = Field("auto", description="Which engine may serve.")
+    precision: PrecisionChoice = Field("auto", description="Which variant of a bundle serves.")
+    threads: int = Field(0, ge=0, description="Threads that compute, over all models; 0 takes the CPU budget.")
+    max_batch: int = Field(0, ge=0, description="Largest batch, if below the model's own; 0 leaves it.")
+    version_policy: str = Field("latest", description="latest, all, or numbers such as 1,3.")
+    max_queue: int = Field(1024, ge=1, description="Samples that may wait per model.")
+    max_inflight_mb: int = Field(256, ge=1, description="Memory for requests in flight, MiB.")
+    max_body_mb: int = Field(64, ge=1, description="Largest request body, MiB.")
+    default_timeout_ms: float = Field(0, ge=0, description="Deadline of requests that name none; 0: none.")
+    drain_delay_s: float = Field(0, ge=0, description="After SIGTERM, keep serving so long while not ready.")
+    drain_timeout_s: float = Field(30, ge=0, description="After that, so long to finish what was accepted.")
+    max_connections: int = Field(4096, ge=1, description="Open connections; more are answered 503.")
+    header_timeout_s: float = Field(10, gt=0, description="So long may a client take to send its headers.")
+    body_timeout_s: float = Field(10, gt=0, description="So long, and 1 s per 256 KiB, to send its body.")
+    write_timeout_s: float = Field(30, gt=0, description="So long may a client refuse to read its answer.")
+    server_name: str = Field("convoy", description="The name in /v2; some clients insist on 'triton'.")
+    api_key_file: Path | None = Field(None, description="File with the API key that clients must send.")
+    access_log: Literal["all", "errors", "off"] = Field("all", description="errors: errors and slow requests.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        if self.max_inflight_mb < self.max_body_mb:
+            raise ValueError("max_inflight_mb must be at least max_body_mb, or no body of that size could be read")
+        self.versions()
+        return self
+
+    def versions(self) -> str | tuple[int, ...]:
+        """The version policy, parsed. Raises ValueError."""
+        if self.version_policy in ("latest", "all"):
+            return self.version_policy
+        numbers = self.version_policy.split(",")
+        if not all(number.strip().isdigit() for number in numbers):
+            raise ValueError(f"version_policy must be latest, all, or numbers such as 1,3; got {self.version_policy!r}")
+        return tuple(int(number) for number in numbers)
+
+    def core_options(self) -> CoreOptions:
+        threads = self.threads or cpu_budget()
+        return CoreOptions(
+            store=self.store or DEMO_STORE,
+            load=LoadOptions(self.precision, threads, self.max_batch or None),
+            versions=self.versions(),
+            max_queue=self.max_queue,
+            max_inflight_bytes=self.max_inflight_mb * MIB,
+        )
+
+    def edge_options(self) -> EdgeOptions:
+        return EdgeOptions(
+            body=BodyLimits(self.max_body_mb * MIB, self.body_timeout_s),
+            decode_threads=cpu_budget(),
+            max_decoding=self.max_queue,
+            default_timeout_ms=self.default_timeout_ms,
+            server_name=self.server_name,
+            api_key=self._api_key(),
+            access_log=self.access_log,
+        )
+
+    def connection_limits(self) -> ConnectionLimits:
+        return ConnectionLimits(
+            header_timeout_s=self.header_timeout_s,
+            write_timeout_s=self.write_timeout_s,
+            max_connections=self.max_connections,
+        )
+
+    def _api_key(self) -> str | None:
+        if self.api_key_file is None:
+            return None
+        try:
+            key = self.api_key_file.read_text().strip()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--api-key-file {self.api_key_file} cannot be read: {error}") from error
+        if not key:
+            raise UsageError(f"--api-key-file {self.api_key_file} is empty; put the key on its first line")
+        return key
+
+
+def read_settings(given: dict[str, object]) -> Settings:
+    """Settings from what was given, then the environment, then the defaults. Raises UsageError."""
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "options"
+        raise UsageError(f"{name}: {first['msg'].removeprefix('Value error, ')}") from error

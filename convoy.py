@@ -1,0 +1,253 @@
+"""The `convoy` command: hands each subcommand to its package, which is imported only then.
+
+Every option has a twin in the environment, `CONVOY_` and the option's name. Priority: command line,
+environment, default. Exit codes: 0 done, 1 the job failed, 2 wrong call; `serve` has more (`app.main`).
+"""
+
+from __future__ import annotations
+
+import inspect as python_inspect
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from models.errors import ConvoyError
+
+Store = Annotated[Path, typer.Option(help="Folder of models.")]
+DEFAULT_STORE = Path("store")
+
+cli = typer.Typer(
+    name="convoy",
+    help="Takes a trained CNN, optimises it, proves it is still right, and serves it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@cli.command()
+def train(
+    dataset: Annotated[str, typer.Argument(help="digits, cifar10, or a folder of images by class.")],
+    out: Annotated[Path, typer.Option(help="Checkpoint to write, .safetensors.")],
+    arch: Annotated[str, typer.Option(help="Network of the zoo.")] = "simple_cnn",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    amp: Annotated[bool | None, typer.Option(help="Mixed precision; by default where there is a GPU.")] = None,
+    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate; by default the optimiser's own.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images a step.")] = 64,
+    epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 60,
+    seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")] = 0,
+    compare: Annotated[str | None, typer.Option(help="Devices to train on and compare, such as cpu,cuda.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where downloaded data sets lie.")] = None,
+) -> None:
+    """Train a CNN of the zoo and write a checkpoint."""
+    from models import train_command
+    from models.datasets import DEFAULT_DATA_ROOT
+    from models.train import TrainOptions
+
+    options = TrainOptions(
+        dataset=dataset,
+        out=out,
+        arch=arch,
+        device=device,  # type: ignore[arg-type]  # checked by TrainOptions itself
+        amp=amp,
+        optimizer=optimizer,  # type: ignore[arg-type]
+        learning_rate=lr,
+        batch_size=batch_size,
+        epochs=epochs,
+        seed=seed,
+        data_root=data_root or DEFAULT_DATA_ROOT,
+    )
+    train_command.run(options, tuple(compare.split(",")) if compare else None, _console())
+
+
+@cli.command()
+def export(
+    source: Annotated[str, typer.Argument(help="zoo:NAME, torchvision:NAME, file.py:factory, or model.onnx.")],
+    name: Annotated[str, typer.Option(help="Name to serve the model under.")],
+    weights: Annotated[Path | None, typer.Option(help="Checkpoint, .safetensors or .pth.")] = None,
+    input: Annotated[str | None, typer.Option(help="Input as CxHxW, such as 3x224x224.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="File with one label a line.")] = None,
+    preprocess: Annotated[str | None, typer.Option(help="imagenet, unit, or a JSON file.")] = None,
+    front: Annotated[str, typer.Option(help="uint8: normalisation in the graph; none: FP32 input.")] = "uint8",
+    calibrate: Annotated[str | None, typer.Option(help="Data set whose calibration part sets the ranges.")] = None,
+    evaluate: Annotated[str | None, typer.Option(help="Data set whose test part measures accuracy.")] = None,
+    precisions: Annotated[str | None, typer.Option(help="Variants to make, such as fp32,int8.")] = None,
+    accuracy_budget: Annotated[float, typer.Option(help="Points of top-1 a variant may lose.")] = 1.0,
+    max_batch: Annotated[int, typer.Option(help="Largest batch.")] = 64,
+    store: Store = DEFAULT_STORE,
+    data_root: Annotated[Path | None, typer.Option(help="Where downloaded data sets lie.")] = None,
+) -> None:
+    """Turn a trained CNN into a verified bundle."""
+    from export.command import run
+    from export.options import ExportOptions
+    from models.datasets import DEFAULT_DATA_ROOT
+
+    options = ExportOptions(
+        source=source,
+        name=name,
+        store=store,
+        weights=weights,
+        input=input,
+        labels=labels,
+        preprocess=preprocess,
+        front=front,
+        calibrate=calibrate,
+        evaluate=evaluate,
+        precisions=precisions,
+        accuracy_budget_points=accuracy_budget,
+        max_batch=max_batch,
+        data_root=data_root or DEFAULT_DATA_ROOT,
+    )
+    run(options, _console())
+
+
+@cli.command()
+def inspect(
+    name: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Folder of models. Without it the demo is shown.")] = None,
+) -> None:
+    """Show variants, accuracy, latency and hashes; exit 1 if anything is broken."""
+    from app.inspect_command import run
+
+    raise typer.Exit(run(store, name, _console()))
+
+
+@cli.command()
+def predict(
+    name: Annotated[str, typer.Argument(help="The model.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    top_k: Annotated[int, typer.Option(help="Classes to show per image.")] = 5,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with the API key.")] = None,
+) -> None:
+    """Ask a running server to classify images."""
+    from app.client import predict as ask
+
+    raise typer.Exit(ask(url, name, images, top_k, _read_key(api_key_file), _console()))
+
+
+@cli.command()
+def loadtest(
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="The model; may be left out where there is one.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Open loop: requests a second.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Closed loop: clients. 16 if neither is given.")] = None,
+    slo_ms: Annotated[float | None, typer.Option(help="Latency within which an answer is good.")] = None,
+    duration: Annotated[float, typer.Option(help="Seconds.")] = 10.0,
+    warm_up: Annotated[float | None, typer.Option(help="Seconds cut off the front; by default a tenth.")] = None,
+    body: Annotated[str, typer.Option(help="auto, image, binary or json.")] = "auto",
+    arrivals: Annotated[str, typer.Option(help="Open loop: poisson or constant.")] = "poisson",
+    connections: Annotated[int, typer.Option(help="Open loop: most connections.")] = 512,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a request is lost.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and random tensors.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="File for everything that was measured.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with the API key.")] = None,
+) -> None:
+    """Load a server and say honestly how it did."""
+    from loadtest.command import run
+    from loadtest.options import LoadOptions
+
+    options = LoadOptions(
+        url=url,
+        model=model,
+        rate=rate,
+        concurrency=concurrency,
+        slo_ms=slo_ms,
+        duration_s=duration,
+        warm_up_s=warm_up,
+        body=body,  # type: ignore[arg-type]  # checked by LoadOptions itself
+        json_file=json,
+        api_key=_read_key(api_key_file),
+        connections=connections,
+        timeout_s=timeout,
+        arrivals=arrivals,  # type: ignore[arg-type]
+        seed=seed,
+    )
+    raise typer.Exit(run(options, _console()))
+
+
+@cli.command()
+def doctor(json: Annotated[bool, typer.Option("--json", help="For machines.")] = False) -> None:
+    """Show devices, libraries, and which engines can run here and why the others cannot."""
+    from app.doctor_command import run
+
+    run(json, _console())
+
+
+def _serve(**given: object) -> None:
+    from app.main import serve
+    from app.settings import read_settings
+
+    raise typer.Exit(serve(read_settings({name: value for name, value in given.items() if value is not None})))
+
+
+def _add_serve() -> None:
+    """`serve` takes its options from the settings themselves, so that they are written down once."""
+    from app.settings import Settings
+
+    parameters = []
+    for name, field in Settings.model_fields.items():
+        shown = "the demo" if name == "store" else field.default
+        help_text = f"{field.description} (default: {shown})" if shown is not None else field.description
+        kind = {int: int, float: float}.get(field.annotation, str)  # type: ignore[arg-type]
+        option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, show_default=False)
+        parameters.append(
+            python_inspect.Parameter(
+                name,
+                python_inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[kind | None, option],  # type: ignore[valid-type]
+            )
+        )
+    function: Any = _serve
+    function.__signature__ = python_inspect.Signature(parameters)
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    cli.command(name="serve", help="Serve the models of a store over HTTP.")(function)
+
+
+def _command(arguments: list[str]) -> Any:
+    if not arguments or arguments[0] in ("serve", "--help"):
+        _add_serve()  # the settings import the server; nobody else should wait for that
+    command: Any = typer.main.get_command(cli)
+    for subcommand in command.commands.values():
+        for parameter in subcommand.params:
+            if parameter.param_type_name == "option" and parameter.name != "help":
+                parameter.envvar = f"CONVOY_{parameter.name.upper()}"
+    return command
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def _read_key(path: Path | None) -> str | None:
+    from models.errors import UsageError
+
+    if path is None:
+        return None
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--api-key-file {path} cannot be read: {error}") from error
+
+
+def main(arguments: list[str] | None = None, default: str | None = None) -> None:
+    """Run the command. `default` is the subcommand meant when none is named, for `python -m export ...`."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    known = {command.name or command.callback.__name__ for command in cli.registered_commands if command.callback}
+    if default is not None and (not arguments or arguments[0] not in known | {"serve"}):
+        arguments = [default, *arguments]
+    try:
+        _command(arguments)(args=arguments, prog_name="convoy")
+    except ConvoyError as error:
+        print(f"convoy: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m models` is `convoy train`, and reaches every other subcommand by its name."""
+
+from convoy import main
+
+main(default="train")
