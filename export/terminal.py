@@ -41,16 +41,18 @@ class RichProgress:
         )
 
     def __enter__(self) -> RichProgress:
-        self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        if self._bars.live.is_started:
+            self._bars.stop()
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Step]:
+        # Started by the first step, so that a refusal before it stays one line.
+        self._bars.start()
         task = self._bars.add_task(name, total=total)
         yield _BarStep(self._bars, task)
         # A step of unknown length is whole when it ends.

@@ -26,6 +26,8 @@ from models.records import from_jsonable, to_jsonable
 
 _ROOT = Path(__file__).resolve().parent.parent
 _LOG = "child.log"
+# -P: not the folder of the script, whose `profile.py` is also a module of Python's. -B: no litter in the user's folder.
+_CHILD = ("-P", "-B", "-m", "export.torch_child")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def to_onnx(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
 
 
 def _run(folder: Path) -> Outcome:
-    command = [sys.executable, "-P", "-B", "-m", "export.torch_child", str(folder)]
+    command = [sys.executable, *_CHILD, str(folder)]
     path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (folder / _LOG).open("wb") as log:
         child = subprocess.Popen(

@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     try:
         outcome = _export(job, folder)
     except ConvoyError as error:
-        outcome = Outcome(one_line(str(error)), 0, "")
+        outcome = Outcome(one_line(str(error), 1000), 0, "")
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -125,10 +125,8 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
 
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a zip, pickle or storage error, by format
-        raise JobError(
-            f"{path.name} is not plain tensors ({one_line(str(error), 120)}); save its state_dict as safetensors"
-        ) from error
+    except Exception as error:  # a zip, pickle or storage error, by format; torch's advice is to trust the file
+        raise JobError(f"{path.name} is not plain tensors; save the network's state_dict as safetensors") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
@@ -245,7 +243,7 @@ def _without_traces(model: Any) -> Any:
 def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    return one_line(str(error), 200) or type(error).__name__
+    return one_line(str(error), 120) or type(error).__name__
 
 
 if __name__ == "__main__":

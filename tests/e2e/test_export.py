@@ -1,0 +1,220 @@
+"""Export as a user meets it: real torch, real digits, and the bundle that ships with Convoy."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from rich.console import Console
+
+from app.engines.base import run_arrays
+from app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from export.command import export_bundle, run
+from export.options import ExportOptions
+from models.bundle import Bundle, Variant, open_bundle
+from models.checkpoint import CheckpointHeader, write_checkpoint
+from models.datasets import load
+from models.errors import JobError
+from models.samples import decode
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "models" / "demo" / "digits" / "1"
+
+USERS_REPOSITORY = {
+    "models/__init__.py": "",
+    "models/blocks.py": """
+        from torch import nn
+        def block(i, o): return nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU())
+    """,
+    "app/settings.py": "CLASSES = 5\n",
+    "export.py": "WIDTH = 8\n",
+    "net.py": """
+        from app.settings import CLASSES
+        from export import WIDTH
+        from models.blocks import block
+        from torch import nn
+        print("chatter that nobody wants")
+        def make():
+            return nn.Sequential(block(3, WIDTH), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, CLASSES))
+        def fails():
+            raise RuntimeError("no luck")
+        def returns_a_number():
+            return 3
+        class Mixing(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = make()
+            def forward(self, images):
+                logits = self.inner(images)
+                return logits - logits.mean(0, keepdim=True)
+        class Twice(Mixing):
+            def forward(self, images):
+                return self.inner(images), self.inner(images)
+        class Branching(Mixing):
+            def forward(self, images):
+                return self.inner(images) if images.sum() > 0 else self.inner(-images)
+    """,
+    "broken.py": "import a_package_that_nobody_has\n",
+}
+
+
+def logits(bundle: Bundle, variant: Variant, images: np.ndarray) -> np.ndarray:
+    spec = bundle.manifest.spec
+    engine = OnnxRuntimeCpuEngine(
+        bundle.path(variant.file),
+        inputs=spec.inputs,
+        outputs=spec.outputs,
+        max_batch_size=len(images),
+        precision=variant.precision,
+        threads=2,
+    )
+    return run_arrays(engine, {"images": images})["logits"]
+
+
+def test_the_bundled_digits_are_as_good_as_their_manifest_says():
+    bundle = open_bundle(DEMO)
+    spec = bundle.manifest.spec
+    assert spec.image is not None
+    test = decode(load("digits").in_order_of(spec.labels).part("test"), spec.image)
+    fp32, int8 = bundle.manifest.variants
+    for variant in (fp32, int8):
+        assert variant.accuracy is not None
+        top1 = float((logits(bundle, variant, test.images).argmax(axis=1) == test.labels).mean())
+        # Another CPU rounds INT8 differently, so an image on the edge may fall to the other side.
+        assert top1 == pytest.approx(variant.accuracy.top1, abs=0.006)
+        assert variant.accuracy.top1 >= 0.98
+        assert variant.accuracy.loss_points <= 1.0
+    assert fp32.serve
+
+
+def test_the_bundled_digits_are_small_and_give_away_nothing():
+    assert sum(path.stat().st_size for path in DEMO.iterdir()) < 1 << 20
+    for path in DEMO.iterdir():
+        content = path.read_bytes()
+        assert not any(folder in content for folder in (b"/tmp/", b"/home/", b"/root/", b"/work/"))
+
+
+def test_export_itself_does_not_import_torch():
+    code = "import sys, export.command; assert not {'torch', 'onnx'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def write_digits_checkpoint(path: Path) -> Path:
+    """The weights of the bundled digits, as `convoy train` would have left them."""
+    bundle = open_bundle(DEMO)
+    spec = bundle.manifest.spec
+    assert spec.image is not None
+    graph = onnx.load(bundle.path("fp32.onnx")).graph
+    weights = {
+        tensor.name.removeprefix("network."): onnx.numpy_helper.to_array(tensor)
+        for tensor in graph.initializer
+        if tensor.name.startswith("network.")
+    }
+    header = CheckpointHeader("simple_cnn", spec.labels, spec.image, "digits", {}, "0", 0, 1.0)
+    write_checkpoint(path, weights, header)
+    return path
+
+
+@pytest.mark.slow
+def test_from_a_checkpoint_to_a_verified_bundle(tmp_path):
+    checkpoint = write_digits_checkpoint(tmp_path / "digits.safetensors")
+    console = Console(file=io.StringIO(), width=200)
+    options = ExportOptions(
+        "zoo:simple_cnn", "digits", tmp_path / "store", weights=checkpoint, calibrate="digits", evaluate="digits"
+    )
+    bundle = open_bundle(run(options, console))
+    fp32, int8 = bundle.manifest.variants
+    assert fp32.serve
+    assert fp32.max_relative_error < 1e-4
+    assert fp32.accuracy is not None
+    assert fp32.accuracy.top1 >= 0.98
+    assert int8.accuracy is not None
+    assert int8.accuracy.top1 >= 0.98
+    assert int8.accuracy.loss_points <= 1.0
+    assert fp32.latency is not None
+    assert [point.batch_size for point in fp32.latency.points] == [1, 2, 4, 8, 16, 32, 64]
+    assert "int8-cpu.onnx" in console.file.getvalue()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    for name, text in USERS_REPOSITORY.items():
+        path = tmp_path / "repository" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = text.splitlines()
+        path.write_text("\n".join(line.removeprefix("        ") for line in lines) + "\n")
+    return tmp_path / "repository"
+
+
+def of_user(repository: Path, source: str, **changes: object) -> ExportOptions:
+    store = repository.parent / "store"
+    given = {"preprocess": "unit", "input": "3x16x16", "max_batch": 4}
+    return ExportOptions(f"{repository}/{source}", "theirs", store, **(given | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("front", ["uint8", "none"])
+def test_a_users_repository_may_have_packages_of_our_names(repository, front, capfd):
+    bundle = open_bundle(export_bundle(of_user(repository, "net.py:make", front=front)))
+    assert bundle.manifest.spec.outputs[0].shape == (5,)
+    assert bundle.manifest.spec.inputs[0].shape == ((16, 16, 3) if front == "uint8" else (3, 16, 16))
+    assert capfd.readouterr() == ("", "")
+    assert not list(repository.rglob("__pycache__"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("broken.py:make", "broken.py cannot be imported: ModuleNotFoundError: .*a_package_that_nobody_has.* (line 1)"),
+        ("net.py:nothing", "net.py has no function 'nothing'; it has "),
+        ("net.py:fails", "net.py:fails failed: RuntimeError: no luck (line 10)"),
+        ("net.py:returns_a_number", "returned a int; it must return a torch.nn.Module"),
+        ("net.py:Mixing", "differs from torch by .* mix samples"),
+        ("net.py:Twice", "returns a tuple; it must return one tensor"),
+        ("net.py:Branching", "torch cannot export this network to ONNX: .*control flow that depends on the data"),
+    ],
+)
+def test_what_is_wrong_with_a_users_network_is_one_line(repository, source, words):
+    with pytest.raises(JobError, match=words.replace("(", r"\(").replace(")", r"\)")) as caught:
+        export_bundle(of_user(repository, source))
+    assert "\n" not in str(caught.value)
+    assert not (repository.parent / "store").exists()
+
+
+@pytest.mark.slow
+def test_torchvision_with_weights_of_another_shape_or_kind(tmp_path):
+    import torch
+    import torchvision
+
+    network = torchvision.models.resnet18(num_classes=3)
+    labels = tmp_path / "labels.txt"
+    labels.write_text("a\nb\nc\n")
+    weights = tmp_path / "weights.pth"
+
+    def options() -> ExportOptions:
+        return ExportOptions(
+            "torchvision:resnet18",
+            "resnet",
+            tmp_path / "store",
+            weights=weights,
+            labels=labels,
+            preprocess="imagenet",
+            input="3x64x64",
+            max_batch=4,
+        )
+
+    torch.save(network, weights)
+    with pytest.raises(JobError, match="is not plain tensors; save the network's state_dict"):
+        export_bundle(options())
+    torch.save(torchvision.models.resnet18(num_classes=4).state_dict(), weights)
+    with pytest.raises(JobError, match=r"do not fit the network: fc.weight is \[4, 512\] instead of \[3, 512\]"):
+        export_bundle(options())
+    # As a checkpoint of DataParallel's would be.
+    torch.save({"state_dict": {f"module.{name}": value for name, value in network.state_dict().items()}}, weights)
+    assert open_bundle(export_bundle(options())).manifest.spec.labels == ("a", "b", "c")

@@ -1,0 +1,194 @@
+"""The pipeline from options to bundle, with a hand-made graph in the place of torch's."""
+
+from __future__ import annotations
+
+import errno
+import io
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from export_fixtures import fake_torch, options, write_images
+from rich.console import Console
+
+from export import command
+from export.command import export_bundle, run
+from models.bundle import Manifest, open_bundle
+from models.errors import JobError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def quick_and_without_torch(monkeypatch, tmp_path):
+    monkeypatch.setattr("export.profile._BUDGET_S_PER_SIZE", 0)
+    monkeypatch.setattr(command, "to_onnx", fake_torch)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    yield
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.fixture
+def data(tmp_path):
+    return str(write_images(tmp_path / "colour-photos"))
+
+
+def verdicts(manifest: Manifest) -> dict[str, tuple[bool, str]]:
+    return {variant.file: (variant.serve, variant.reason) for variant in manifest.variants}
+
+
+def left_behind(tmp_path) -> list[str]:
+    return [str(path) for path in (tmp_path / "store").rglob("*") if path.is_file()]
+
+
+def test_a_bundle_has_all_that_serving_needs(tmp_path, data):
+    folder = export_bundle(options(tmp_path, calibrate=data, evaluate=data))
+    assert folder == tmp_path / "store" / "colours" / "1"
+    bundle = open_bundle(folder)
+    assert sorted(bundle.manifest.files) == ["canary.safetensors", "fp32.onnx", "int8-cpu.onnx", "labels.txt"]
+    assert (folder / "labels.txt").read_text() == "red\nblue\n"
+    spec = bundle.manifest.spec
+    assert (spec.name, spec.max_batch_size, spec.labels) == ("colours", 4, ("red", "blue"))
+    assert [(t.name, t.dtype, t.shape) for t in spec.inputs] == [("images", "UINT8", (8, 8, 3))]
+    assert [(t.name, t.dtype, t.shape) for t in spec.outputs] == [("logits", "FP32", (2,))]
+    for variant in bundle.manifest.variants:
+        assert variant.accuracy is not None
+        assert variant.accuracy.top1 == 1.0
+        assert variant.latency is not None
+
+
+def test_the_canary_is_real_images_and_their_fp32_answers(tmp_path, data):
+    canary = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).canary()
+    assert 8 <= canary.samples <= 32
+    means = canary.inputs["images"].reshape(canary.samples, -1, 3).mean(axis=1)[:, [0, 2]] / 255
+    np.testing.assert_allclose(canary.outputs["logits"], means, rtol=1e-5)
+
+
+def test_provenance_names_sources_and_hashes_but_no_folder_of_this_machine(tmp_path, data):
+    folder = export_bundle(options(tmp_path, calibrate=data, evaluate=data))
+    origin = open_bundle(folder).manifest.provenance
+    assert origin.source == "net.py:make"
+    assert origin.calibration is not None
+    assert origin.evaluation is not None
+    assert (origin.calibration.source, origin.calibration.images) == ("colour-photos", 24)
+    assert origin.calibration.sha256 != origin.evaluation.sha256
+    assert {"convoy", "python", "torch", "onnx", "onnxruntime", "int8 weights"} <= set(origin.tools)
+    assert not re.search(rb"/(tmp|home|root|usr)/", (folder / "manifest.json").read_bytes())
+
+
+def test_a_slow_variant_is_kept_out_of_service(tmp_path, data, monkeypatch):
+    monkeypatch.setattr("export.assemble.speedup", lambda table, reference: 0.5)
+    manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
+    assert verdicts(manifest)["fp32.onnx"][0]
+    serve, reason = verdicts(manifest)["int8-cpu.onnx"]
+    assert not serve
+    assert reason.startswith("not faster: 0.50 times the speed of fp32")
+
+
+def test_a_fast_and_right_variant_serves(tmp_path, data, monkeypatch):
+    monkeypatch.setattr("export.assemble.speedup", lambda table, reference: 3.0)
+    manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
+    serve, reason = verdicts(manifest)["int8-cpu.onnx"]
+    assert serve
+    assert "loses 0.00 points of top-1 on 24 images, within the budget of 1" in reason
+
+
+def test_a_variant_over_the_budget_is_kept_out_of_service(tmp_path, data, monkeypatch):
+    def measured_with_loss(candidates, images, progress):
+        exact, score = real(candidates, images, progress)
+        return exact, replace(score, accuracy=replace(score.accuracy, loss_points=1.2))
+
+    real = command.measure_accuracy
+    monkeypatch.setattr(command, "measure_accuracy", measured_with_loss)
+    manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
+    assert verdicts(manifest)["int8-cpu.onnx"] == (
+        False,
+        "loses 1.20 points of top-1 on 24 images, over the budget of 1",
+    )
+
+
+def test_without_labelled_images_only_fp32_serves(tmp_path, data):
+    manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data))).manifest
+    assert "held-out images" in verdicts(manifest)["fp32.onnx"][1]
+    assert verdicts(manifest)["int8-cpu.onnx"] == (
+        False,
+        "not verified on labels: export with --evaluate to let it serve",
+    )
+
+
+def test_without_any_images_the_manifest_says_that_random_inputs_were_compared(tmp_path):
+    manifest = open_bundle(export_bundle(options(tmp_path))).manifest
+    assert list(verdicts(manifest)) == ["fp32.onnx"]
+    assert "random inputs, for want of --calibrate and --evaluate" in verdicts(manifest)["fp32.onnx"][1]
+
+
+def test_a_second_export_is_the_next_version(tmp_path):
+    assert [export_bundle(options(tmp_path)).name for _ in range(2)] == ["1", "2"]
+
+
+def test_images_that_are_calibrated_and_evaluated_on_are_refused(tmp_path, data):
+    other = write_images(tmp_path / "others", per_class=3)
+    (other / "test" / "red" / "0.png").write_bytes((tmp_path / "colour-photos/calibration/red/0.png").read_bytes())
+    with pytest.raises(JobError, match=r"both calibrated and evaluated on: red/0.png"):
+        export_bundle(options(tmp_path, calibrate=data, evaluate=str(other)))
+    assert left_behind(tmp_path) == []
+
+
+def test_labels_must_be_as_many_as_outputs(tmp_path):
+    call = options(tmp_path)
+    (tmp_path / "labels.txt").write_text("red\nblue\ngreen\n")
+    with pytest.raises(JobError, match="there are 3 labels, but the network has 2 outputs"):
+        export_bundle(call)
+
+
+def test_labels_must_name_the_classes_of_the_data(tmp_path, data):
+    call = options(tmp_path, evaluate=data)
+    (tmp_path / "labels.txt").write_text("red\ngreen\n")
+    with pytest.raises(JobError, match="classes that the model lacks: blue"):
+        export_bundle(call)
+
+
+def test_data_that_is_not_there_or_empty_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match="there is no data set or folder 'nothing'"):
+        export_bundle(options(tmp_path, evaluate="nothing"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(JobError, match="0 class folders"):
+        export_bundle(options(tmp_path, evaluate=str(tmp_path / "empty")))
+
+
+@pytest.mark.parametrize("where", ["export.assemble.shutil.copyfile", "export.quantize._quantize"])
+def test_a_full_disk_leaves_no_partial_bundle(tmp_path, data, monkeypatch, where):
+    def no_space(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(where, no_space)
+    with pytest.raises(JobError, match=r"the disk of .* is full; free some space"):
+        export_bundle(options(tmp_path, calibrate=data, evaluate=data))
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize("where", ["to_onnx", "check_against_torch", "measure_accuracy", "make_canary"])
+def test_an_interrupt_leaves_nothing(tmp_path, data, monkeypatch, where):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, where, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(options(tmp_path, calibrate=data, evaluate=data))
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_command_shows_its_steps_and_one_table(tmp_path, data):
+    console = Console(file=io.StringIO(), width=200)
+    folder = run(options(tmp_path, calibrate=data, evaluate=data), console)
+    shown = console.file.getvalue()
+    for words in ("calibrate int8", "measure latency", "int8-cpu.onnx", "100.00 %", f"published {folder}"):
+        assert words in shown
+
+
+def test_a_wrong_call_prints_nothing(tmp_path):
+    console = Console(file=io.StringIO())
+    with pytest.raises(UsageError):
+        run(options(tmp_path, precisions="int8"), console)
+    assert console.file.getvalue() == ""

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from export_fixtures import IMAGE, options
+
+from export.plan import make_plan
+from export.precision import select
+from models.checkpoint import CheckpointHeader, write_checkpoint
+from models.errors import JobError, UsageError
+
+HEADER = CheckpointHeader(
+    architecture="simple_cnn",
+    labels=("cat", "dog"),
+    image=replace(IMAGE, height=32, width=32, resize_px=32, mean=(0.1, 0.2, 0.3)),
+    dataset="pets",
+    split={},
+    convoy_version="0",
+    seed=0,
+    test_accuracy=1.0,
+)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "trained.safetensors"
+    write_checkpoint(path, {"weight": np.zeros(3, np.float32)}, HEADER)
+    return path
+
+
+def zoo(tmp_path, checkpoint: Path, **changes):
+    bare = {"source": "zoo:simple_cnn", "weights": checkpoint, "labels": None, "preprocess": None, "input": None}
+    return options(tmp_path, **(bare | changes))
+
+
+def test_a_checkpoint_of_ours_says_all_that_is_needed(tmp_path, checkpoint):
+    plan = make_plan(zoo(tmp_path, checkpoint))
+    assert plan.labels == ("cat", "dog")
+    assert plan.image == HEADER.image
+    assert plan.source.shown == "zoo:simple_cnn"
+
+
+def test_the_command_line_goes_before_the_checkpoint(tmp_path, checkpoint):
+    plan = make_plan(zoo(tmp_path, checkpoint, preprocess="unit", front="none", labels=tmp_path / "labels.txt"))
+    assert plan.labels == ("red", "blue")
+    assert plan.image.mean == (0, 0, 0)
+    assert plan.image.tensor_shape == (3, 32, 32)
+
+
+def test_imagenet_keeps_its_proportions_at_other_sizes(tmp_path):
+    assert make_plan(options(tmp_path, preprocess="imagenet", input=None)).image.resize_px == 256
+    small = make_plan(options(tmp_path, preprocess="imagenet", input="3x56x56")).image
+    assert (small.height, small.resize_px) == (56, 64)
+
+
+def test_a_users_file_appears_without_its_folder(tmp_path):
+    assert make_plan(options(tmp_path)).source.shown == "net.py:make"
+
+
+def test_preprocessing_comes_from_a_file(tmp_path):
+    recipe = tmp_path / "recipe.json"
+    fields = {name: getattr(IMAGE, name) for name in IMAGE.__slots__ if name != "front"}
+    recipe.write_text(json.dumps(fields))
+    assert make_plan(options(tmp_path, preprocess=str(recipe), input=None)).image == IMAGE
+    recipe.write_text(json.dumps(fields | {"std": [1, 1, "x"]}))
+    with pytest.raises(UsageError, match=r"recipe\.json\.std\[2\]: expected float"):
+        make_plan(options(tmp_path, preprocess=str(recipe), input=None))
+    recipe.write_text("{")
+    with pytest.raises(UsageError, match="not valid JSON"):
+        make_plan(options(tmp_path, preprocess=str(recipe), input=None))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"source": "resnet50"}, "not understood; use zoo:NAME"),
+        ({"source": "model.onnx"}, "not supported by this version; use zoo:NAME"),
+        ({"source": "timm:resnet50"}, "not supported by this version"),
+        ({"source": "zoo:resnet50"}, "the zoo has no network"),
+        ({"source": "nowhere/net.py:make"}, "there is no file nowhere/net.py"),
+        ({"source": "net.py"}, "lacks its function; write net.py:factory"),
+        ({"source": "torchvision:resnet18"}, "pass --weights"),
+        ({"source": "zoo:simple_cnn"}, "pass --weights"),
+        ({"name": "../up"}, "cannot be a model's name"),
+        ({"preprocess": None}, "pass --preprocess imagenet, unit or FILE.json"),
+        ({"preprocess": "nowhere.json"}, "No such file"),
+        ({"preprocess": "unit", "input": None}, "pass --input"),
+        ({"preprocess": "imagenet", "input": "1x8x8"}, "for 3 channels"),
+        ({"input": "8x8"}, "write 3x224x224"),
+        ({"input": "2x8x8"}, "with 1 or 3 channels"),
+        ({"front": "float"}, "use uint8 or none"),
+        ({"labels": Path("nowhere.txt")}, "one class a line"),
+        ({"labels": None, "evaluate": "somewhere"}, "pass --labels FILE"),
+        ({"max_batch": 0}, "--max-batch must be from 1"),
+        ({"accuracy_budget_points": float("nan")}, "--accuracy-budget must be"),
+    ],
+)
+def test_a_wrong_call_is_named(tmp_path, wrong, words):
+    with pytest.raises(UsageError, match=words):
+        make_plan(options(tmp_path, **wrong))
+
+
+def test_the_inputs_size_must_not_contradict_the_preprocessing(tmp_path, checkpoint):
+    with pytest.raises(UsageError, match="--input says 3x16x16, the preprocessing 3x32x32"):
+        make_plan(zoo(tmp_path, checkpoint, input="3x16x16"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("red\nred\n", "'red' stands there twice"), ("red\n\n", "1 classes, at least 2"), ("", "0 classes")],
+)
+def test_labels_that_cannot_be_right_are_refused(tmp_path, text, words):
+    call = options(tmp_path)
+    (tmp_path / "labels.txt").write_text(text)
+    with pytest.raises(UsageError, match=words):
+        make_plan(call)
+
+
+def test_a_missing_or_broken_checkpoint_is_one_line(tmp_path):
+    with pytest.raises(JobError, match="there is no checkpoint at nowhere"):
+        make_plan(options(tmp_path, weights=Path("nowhere.safetensors")))
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"not tensors at all")
+    with pytest.raises(JobError, match=r"cannot read .* as safetensors"):
+        make_plan(options(tmp_path, weights=broken))
+
+
+def test_precisions_are_what_can_be_made():
+    assert [recipe.file for recipe in select(None, can_calibrate=True)] == ["fp32.onnx", "int8-cpu.onnx"]
+    assert [recipe.file for recipe in select(None, can_calibrate=False)] == ["fp32.onnx"]
+    assert [recipe.file for recipe in select("int8", can_calibrate=True)] == ["fp32.onnx", "int8-cpu.onnx"]
+    with pytest.raises(UsageError, match="pass --calibrate DATASET"):
+        select("fp32,int8", can_calibrate=False)
+    with pytest.raises(UsageError, match="'fp16' is not made by this version; choose from fp32,int8"):
+        select("fp16", can_calibrate=True)

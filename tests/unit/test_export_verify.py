@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from export_fixtures import IMAGE, answers, write_images, write_red_or_blue
+
+from export.data import ImageSet
+from export.precision import REFERENCE, Recipe
+from export.profile import measure_latencies, speedup
+from export.progress import SILENT
+from export.quantize import front_nodes, quantize_for_cpu
+from export.variant import opened
+from export.verify import check_against_torch, compare, measure_accuracy, relative_error
+from models.bundle import LatencyPoint, LatencyTable
+from models.datasets import load
+from models.errors import JobError
+from models.spec import ModelSpec, TensorSpec
+
+SPEC = ModelSpec(
+    name="colours",
+    inputs=(TensorSpec("images", "UINT8", IMAGE.tensor_shape),),
+    outputs=(TensorSpec("logits", "FP32", (2,)),),
+    max_batch_size=4,
+    image=IMAGE,
+    activation="softmax",
+    labels=("red", "blue"),
+)
+SAMPLES = np.random.default_rng(1).integers(0, 256, (7, 8, 8, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def images(tmp_path):
+    dataset = load(str(write_images(tmp_path / "images"))).in_order_of(("red", "blue"))
+    return {part: ImageSet("colours", tuple(dataset.part(part)), IMAGE) for part in ("calibration", "test")}
+
+
+@pytest.fixture
+def fp32(tmp_path):
+    write_red_or_blue(tmp_path / REFERENCE.file)
+    with opened(SPEC, [REFERENCE], tmp_path) as (candidate,):
+        yield candidate
+
+
+def test_the_relative_error_is_that_of_the_worst_sample():
+    expected = np.array([[3.0, 4.0], [0.0, 2.0]])
+    assert relative_error(expected, expected) == 0
+    assert relative_error(np.array([[3.0, 4.5], [0.0, 3.0]]), expected) == 0.5
+    assert relative_error(np.array([[np.nan, 4.0], [0.0, 2.0]]), expected) == float("inf")
+
+
+def test_a_graph_that_equals_torch_passes_at_every_batch_size(fp32):
+    assert check_against_torch(fp32, SAMPLES, answers(fp32.path, SAMPLES)) < 1e-6
+
+
+def test_one_sample_that_differs_fails_the_export(fp32):
+    reference = answers(fp32.path, SAMPLES)
+    reference[5] *= 1.001
+    with pytest.raises(JobError, match=r"differs from torch by 0.001 at batch size 1"):
+        check_against_torch(fp32, SAMPLES, reference)
+
+
+def test_accuracy_counts_right_and_agreeing_answers(fp32, images):
+    (score,) = measure_accuracy([fp32], images["test"], SILENT)
+    assert score.accuracy is not None
+    assert (score.accuracy.images, score.accuracy.top1, score.accuracy.agreement) == (24, 1.0, 1.0)
+    assert score.max_relative_error == 0
+
+
+def test_a_variant_that_is_wrong_on_one_class_loses_half_the_points(tmp_path, fp32, images):
+    model = onnx.load(fp32.path)
+    head = next(tensor for tensor in model.graph.initializer if tensor.name == "head.bias")
+    head.CopyFrom(onnx.numpy_helper.from_array(np.array([9, 0], np.float32), "head.bias"))
+    onnx.save(model, tmp_path / "broken.onnx")
+    with opened(SPEC, [Recipe("broken.onnx", "int8", "cpu", None)], tmp_path) as (broken,):
+        _, score = measure_accuracy([fp32, broken], images["test"], SILENT)
+    assert score.accuracy is not None
+    assert (score.accuracy.top1, score.accuracy.agreement, score.accuracy.loss_points) == (0.5, 0.5, 50.0)
+
+
+def test_broken_images_are_left_out_until_they_are_too_many(fp32, images):
+    broken = images["test"].samples[0].content
+    broken.write_bytes(b"not an image")
+    with pytest.raises(JobError, match=r"1 of 24 images of colours cannot be read: blue/0.png; remove or repair"):
+        measure_accuracy([fp32], images["test"], SILENT)
+    many = ImageSet("colours", images["test"].samples * 10, IMAGE)
+    many.samples[1].content.write_bytes(many.samples[2].content.read_bytes())
+    broken.write_bytes(many.samples[2].content.read_bytes())
+    (score,) = measure_accuracy([fp32], many, SILENT)
+    assert score.accuracy is not None
+    assert score.accuracy.images == 240
+
+
+def test_int8_is_close_to_fp32_and_its_front_and_logits_stay_exact(tmp_path, fp32, images):
+    quantize_for_cpu(fp32.path, tmp_path / "int8-cpu.onnx", images["calibration"], SILENT)
+    graph = onnx.load(tmp_path / "int8-cpu.onnx").graph
+    assert next(node for node in graph.node if "logits" in node.output).op_type == "Gemm"
+    quantised = {name for node in graph.node if node.op_type == "QuantizeLinear" for name in node.input[:1]}
+    assert quantised.isdisjoint({"images", "nchw", "float", "scaled"})
+    assert "normalised" in quantised
+    with opened(SPEC, [Recipe("int8-cpu.onnx", "int8", "cpu", None)], tmp_path) as (int8,):
+        _, score = compare([fp32, int8], SAMPLES)
+    assert 0 < score.max_relative_error < 0.05
+    assert sorted(path.name for path in tmp_path.glob("*.onnx")) == ["fp32.onnx", "int8-cpu.onnx"]
+
+
+def test_the_front_ends_where_the_network_begins(fp32):
+    graph = onnx.load(fp32.path).graph
+    assert front_nodes(graph) == ["transpose", "cast", "mul", "add"]
+    graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    assert front_nodes(graph) == []
+
+
+def test_what_cannot_be_quantised_is_one_line(tmp_path, images):
+    (tmp_path / "fp32.onnx").write_bytes(b"nonsense")
+    with pytest.raises(JobError, match=r"int8 cannot be made .* pass --precisions fp32"):
+        quantize_for_cpu(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", images["calibration"], SILENT)
+
+
+def test_latency_is_measured_at_every_knot(fp32, monkeypatch):
+    monkeypatch.setattr("export.profile._BUDGET_S_PER_SIZE", 0)
+    tables = measure_latencies([fp32, fp32], SILENT)
+    assert [[point.batch_size for point in table.points] for table in tables] == [[1, 2, 4], [1, 2, 4]]
+    assert tables[0].device_fingerprint == fp32.engine.info.device_fingerprint
+
+
+def test_speed_is_the_geometric_mean_over_batch_sizes():
+    def table(*medians_ms: float) -> LatencyTable:
+        return LatencyTable("here", tuple(LatencyPoint(1, ms, ms, ms) for ms in medians_ms))
+
+    assert speedup(table(1, 4), table(4, 4)) == pytest.approx(2)
