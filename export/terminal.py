@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
 from export.profile import speedup
 from export.progress import Step
@@ -59,15 +61,14 @@ class RichProgress:
         self._bars.update(task, total=total or 1, completed=total or 1)
 
 
-def summary(manifest: Manifest) -> Table:
-    """One row per variant: what it costs, what it gains, and whether it serves."""
+def summary(manifest: Manifest) -> Group:
+    """One row per variant: what it costs, what it gains, whether it serves; below, why. Fits 80 columns."""
     reference = manifest.variants[0]
     largest = manifest.spec.max_batch_size
-    table = Table(title=f"{manifest.spec.name}: {manifest.provenance.source}", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("variant", no_wrap=True)
-    for heading in ("size", "top-1", "agreement", "ms b=1", f"ms b={largest}", "speed"):
+    for heading in ("size", "top-1", "agreement", "ms b=1", f"ms b={largest}", "speed", "served"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("served, and why")
     for variant in manifest.variants:
         table.add_row(
             variant.file,
@@ -75,9 +76,10 @@ def summary(manifest: Manifest) -> Table:
             *_accuracy(variant),
             *_latency(variant),
             _speed(variant, reference),
-            f"{'yes' if variant.serve else 'no'}: {variant.reason}",
+            "[green]yes[/]" if variant.serve else "no",
         )
-    return table
+    reasons = [Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants]
+    return Group(Text(), table, Text(), *reasons)
 
 
 def _size(nbytes: int) -> str:
