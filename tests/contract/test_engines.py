@@ -1,0 +1,471 @@
+"""One contract, kept by every engine: what is promised in `app/engines/base.py`."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.engines.base import Engine, EngineFailure, Part, RunResult, byte_view, run_arrays
+from app.engines.fake import Arrays, FakeEngine
+from app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from models.errors import BundleError
+from models.spec import NUMPY_DTYPES, TensorSpec
+
+MAX_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model in two tellings: nodes of a graph, and the same rows in numpy.
+
+    `dims` overrides the whole shapes that the graph declares, where they differ from the specs'.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    nodes: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
+    rows: Callable[[Arrays], Sequence[np.ndarray]]
+    max_batch_size: int = MAX_BATCH
+
+
+def echo(dtype: str, shape: tuple[int, ...] = (3,), *, max_batch_size: int = MAX_BATCH) -> Model:
+    return Model(
+        f"echo_{dtype}_{'x'.join(map(str, shape))}",
+        (TensorSpec("x", dtype, shape),),
+        (TensorSpec("y", dtype, shape),),
+        (("Identity", ("x",), ("y",)),),
+        lambda arrays: [arrays[0]],
+        max_batch_size,
+    )
+
+
+ADD_SUB = Model(
+    "add_sub",
+    (TensorSpec("a", "INT32", (16,)), TensorSpec("b", "INT32", (16,))),
+    (TensorSpec("sum", "INT32", (16,)), TensorSpec("difference", "INT32", (16,))),
+    (("Add", ("a", "b"), ("sum",)), ("Sub", ("a", "b"), ("difference",))),
+    lambda arrays: [arrays[0] + arrays[1], arrays[0] - arrays[1]],
+)
+# Its output's size is known only after the run: rows of the input's own free length, doubled.
+DOUBLED = Model(
+    "doubled",
+    (TensorSpec("x", "FP32", (-1,)),),
+    (TensorSpec("y", "FP32", (-1,)),),
+    (("Concat", ("x", "x"), ("y",)),),
+    lambda arrays: [np.concatenate([arrays[0], arrays[0]], axis=1)],
+)
+# No batch dimension: the mean over dimension 0, whatever its length.
+MEAN = Model(
+    "mean",
+    (TensorSpec("x", "FP32", (-1, 4)),),
+    (TensorSpec("y", "FP32", (1, 4)),),
+    (("ReduceMean", ("x", "axes"), ("y",)),),
+    lambda arrays: [arrays[0].mean(axis=0, keepdims=True)],
+    max_batch_size=0,
+)
+# An embedding table: an index outside it makes the batch fail while it runs.
+GATHER = Model(
+    "gather",
+    (TensorSpec("index", "INT64", ()),),
+    (TensorSpec("row", "FP32", (4,)),),
+    (("Gather", ("table", "index"), ("row",)),),
+    lambda arrays: [np.arange(40, dtype=np.float32).reshape(10, 4)[arrays[0]]],
+)
+
+
+def make_fake(model: Model, folder: Path) -> FakeEngine:
+    engine = FakeEngine(model.inputs, model.outputs, max_batch_size=model.max_batch_size, run_rows=model.rows)
+    if model is GATHER:
+        engine.is_poisonous = lambda arrays: bool((arrays[0] >= 10).any())
+    return engine
+
+
+def make_onnxruntime(model: Model, folder: Path) -> OnnxRuntimeCpuEngine:
+    return OnnxRuntimeCpuEngine(
+        write_onnx(model, folder),
+        inputs=model.inputs,
+        outputs=model.outputs,
+        max_batch_size=model.max_batch_size,
+        precision="fp32",
+        threads=1,
+    )
+
+
+def write_onnx(model: Model, folder: Path) -> Path:
+    import onnx
+    from onnx import helper, numpy_helper
+
+    def declared(spec: TensorSpec) -> onnx.ValueInfoProto:
+        shape = [None if size < 0 else size for size in spec.shape]
+        whole = ["batch", *shape] if model.max_batch_size else shape
+        return helper.make_tensor_value_info(
+            spec.name, helper.np_dtype_to_tensor_dtype(NUMPY_DTYPES[spec.dtype]), whole
+        )
+
+    constants = [
+        numpy_helper.from_array(np.array([0], np.int64), "axes"),
+        numpy_helper.from_array(np.arange(40, dtype=np.float32).reshape(10, 4), "table"),
+    ]
+    used = {name for _, taken, _ in model.nodes for name in taken}
+    graph = helper.make_graph(
+        [
+            helper.make_node(op, taken, given, **({"axis": 1} if op == "Concat" else {}))
+            for op, taken, given in model.nodes
+        ],
+        model.name,
+        [declared(spec) for spec in model.inputs],
+        [declared(spec) for spec in model.outputs],
+        [constant for constant in constants if constant.name in used],
+    )
+    path = folder / f"{model.name}.onnx"
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(proto)
+    onnx.save(proto, path)
+    return path
+
+
+ENGINES = {"fake": make_fake, "onnxruntime-cpu": make_onnxruntime}
+Make = Callable[[Model], Engine]
+
+
+@pytest.fixture(params=ENGINES)
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    made: list[Engine] = []
+
+    def make_engine(model: Model) -> Engine:
+        made.append(ENGINES[request.param](model, tmp_path))
+        return made[-1]
+
+    yield make_engine
+    for engine in made:
+        engine.close()
+
+
+def random_rows(model: Model, samples: int, seed: int, *, free: int = 5) -> list[np.ndarray]:
+    chance = np.random.default_rng(seed)
+    arrays = []
+    for spec in model.inputs:
+        shape = tuple(free if size < 0 else size for size in spec.shape)
+        whole = (samples, *shape) if model.max_batch_size else shape
+        high = 2 if spec.dtype == "BOOL" else 10
+        arrays.append(np.ascontiguousarray(chance.integers(0, high, whole).astype(spec.numpy_dtype)))
+    return arrays
+
+
+def part_of(
+    arrays: Sequence[np.ndarray], wanted: tuple[int, ...], destinations: tuple[memoryview | None, ...], samples: int
+) -> Part:
+    return Part(
+        samples=samples,
+        shapes=tuple(array.shape for array in arrays),
+        inputs=tuple(byte_view(array).toreadonly() for array in arrays),
+        wanted=wanted,
+        destinations=destinations,
+    )
+
+
+def spilled_part(model: Model, arrays: Sequence[np.ndarray], wanted: tuple[int, ...] | None = None) -> Part:
+    """A part whose answers go into the engine's own memory."""
+    wanted = tuple(range(len(model.outputs))) if wanted is None else wanted
+    samples = len(arrays[0]) if model.max_batch_size else 1
+    return part_of(arrays, wanted, (None,) * len(wanted), samples)
+
+
+def answers_of(model: Model, result: RunResult, part: int, wanted: Sequence[int]) -> list[np.ndarray]:
+    return [
+        np.frombuffer(answer.data, model.outputs[index].numpy_dtype).reshape(answer.shape)
+        for index, answer in zip(wanted, result.outputs[part], strict=True)
+    ]
+
+
+def test_an_engine_says_what_it_is(make: Make) -> None:
+    engine = make(ADD_SUB)
+    assert engine.batched
+    assert engine.inputs == ADD_SUB.inputs
+    assert engine.outputs == ADD_SUB.outputs
+    assert engine.info.batch_sizes == tuple(range(1, MAX_BATCH + 1))
+    assert all((engine.info.engine, engine.info.device, engine.info.device_fingerprint, engine.info.library))
+    assert not make(MEAN).batched
+    assert make(MEAN).info.batch_sizes == (1,)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (MAX_BATCH,), (1, 1, 1), (3, 1, 2), (2, 5, 1)])
+def test_every_part_gets_its_own_rows_at_its_own_place(make: Make, sizes: tuple[int, ...]) -> None:
+    engine = make(ADD_SUB)
+    engine.warm_up()
+    parts, expected, places = [], [], []
+    for number, samples in enumerate(sizes):
+        arrays = random_rows(ADD_SUB, samples, seed=number)
+        # The destination lies inside a larger slot, whose other bytes nobody may touch.
+        slots = [np.full(samples * 64 + 32, 0xEE, np.uint8) for _ in ADD_SUB.outputs]
+        views = tuple(slot.data[16 : 16 + samples * 64] for slot in slots)
+        parts.append(part_of(arrays, (0, 1), views, samples))
+        expected.append(ADD_SUB.rows(tuple(arrays)))
+        places.append(slots)
+    result = engine.run(parts)
+    for number, samples in enumerate(sizes):
+        for index in (0, 1):
+            slot, answer = places[number][index], result.outputs[number][index]
+            assert answer.shape == (samples, 16)
+            assert answer.data.nbytes == samples * 64
+            assert slot[16:-16].tobytes() == expected[number][index].tobytes() == answer.data.tobytes()
+            assert (slot[:16] == 0xEE).all()
+            assert (slot[-16:] == 0xEE).all()
+    assert min(result.copy_in_ns, result.compute_ns, result.copy_out_ns) >= 0
+
+
+def test_parts_may_want_different_outputs_in_any_order(make: Make) -> None:
+    engine = make(ADD_SUB)
+    wishes: list[tuple[int, ...]] = [(1,), (), (1, 0), (0,)]
+    arrays = [random_rows(ADD_SUB, 2, seed) for seed in range(len(wishes))]
+    result = engine.run([spilled_part(ADD_SUB, a, wanted) for a, wanted in zip(arrays, wishes, strict=True)])
+    for number, wanted in enumerate(wishes):
+        expected = ADD_SUB.rows(tuple(arrays[number]))
+        got = answers_of(ADD_SUB, result, number, wanted)
+        assert len(got) == len(wanted)
+        for index, answer in zip(wanted, got, strict=True):
+            np.testing.assert_array_equal(answer, expected[index])
+
+
+def test_some_answers_in_place_and_others_apart(make: Make) -> None:
+    engine = make(ADD_SUB)
+    arrays = random_rows(ADD_SUB, 3, 0)
+    place = np.zeros(3 * 64, np.uint8)
+    result = engine.run([part_of(arrays, (0, 1), (place.data, None), 3)])
+    expected = ADD_SUB.rows(tuple(arrays))
+    assert place.tobytes() == expected[0].tobytes()
+    assert result.outputs[0][1].data.tobytes() == expected[1].tobytes()
+
+
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+def test_every_dtype_passes_unchanged(make: Make, dtype: str) -> None:
+    model = echo(dtype)
+    engine = make(model)
+    engine.warm_up()
+    arrays = random_rows(model, 5, 1)
+    if np.issubdtype(arrays[0].dtype, np.floating):
+        arrays[0].reshape(-1)[:3] = [np.nan, np.inf, -np.inf]
+    result = engine.run([spilled_part(model, [arrays[0][:2]]), spilled_part(model, [arrays[0][2:]])])
+    assert b"".join(answers[0].data.tobytes() for answers in result.outputs) == arrays[0].tobytes()
+
+
+def test_outputs_whose_size_only_the_run_knows(make: Make) -> None:
+    engine = make(DOUBLED)
+    engine.warm_up()
+    for free in (1, 7, 300, 2):
+        arrays = [random_rows(DOUBLED, samples, samples, free=free) for samples in (2, 1)]
+        result = engine.run([spilled_part(DOUBLED, a) for a in arrays])
+        for number, a in enumerate(arrays):
+            (answer,) = answers_of(DOUBLED, result, number, (0,))
+            np.testing.assert_array_equal(answer, DOUBLED.rows(tuple(a))[0])
+
+
+def test_without_a_batch_dimension_shapes_are_whole(make: Make) -> None:
+    engine = make(MEAN)
+    engine.warm_up()
+    for length in (1, 6, 200, 3):
+        arrays = random_rows(MEAN, 1, length, free=length)
+        place = np.zeros(16, np.uint8)
+        result = engine.run([part_of(arrays, (0,), (place.data,), 1)])
+        assert result.outputs[0][0].shape == (1, 4)
+        np.testing.assert_allclose(place.view(np.float32), arrays[0].mean(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("free", [0, 4])
+def test_empty_and_scalar_samples(make: Make, free: int) -> None:
+    empty = echo("FP32", (-1,))
+    arrays = random_rows(empty, 2, 0, free=free)
+    result = make(empty).run([spilled_part(empty, arrays)])
+    assert result.outputs[0][0].shape == (2, free)
+    scalar = echo("INT64", ())
+    arrays = random_rows(scalar, 3, 0)
+    result = make(scalar).run([spilled_part(scalar, arrays)])
+    assert result.outputs[0][0].shape == (3,)
+    assert result.outputs[0][0].data.tobytes() == arrays[0].tobytes()
+
+
+@pytest.mark.parametrize("model", [ADD_SUB, DOUBLED], ids=lambda model: model.name)
+def test_later_runs_do_not_touch_earlier_answers(make: Make, model: Model) -> None:
+    engine = make(model)
+    kept = []
+    for seed in range(20):
+        arrays = random_rows(model, 1 + seed % MAX_BATCH, seed)
+        result = engine.run([spilled_part(model, arrays)])
+        kept.append((model.rows(tuple(arrays)), answers_of(model, result, 0, range(len(model.outputs)))))
+    for expected, got in kept:
+        for one, other in zip(expected, got, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_smaller_batch_sees_nothing_of_a_larger_one_before(make: Make) -> None:
+    engine = make(ADD_SUB)
+    for samples in (MAX_BATCH, 1, 3, MAX_BATCH, 2):
+        arrays = random_rows(ADD_SUB, samples, samples)
+        outputs = run_arrays(engine, {"a": arrays[0], "b": arrays[1]})
+        np.testing.assert_array_equal(outputs["sum"], arrays[0] + arrays[1])
+        assert outputs["difference"].shape == (samples, 16)
+
+
+def test_whole_arrays_may_be_of_any_layout_and_the_results_are_the_callers(make: Make) -> None:
+    engine = make(ADD_SUB)
+    wide = np.arange(96, dtype=np.int32).reshape(16, 6)
+    first = run_arrays(engine, {"a": wide.T[:3], "b": wide.T[3:]})["sum"]
+    run_arrays(engine, {"a": wide.T[3:], "b": wide.T[3:]})
+    np.testing.assert_array_equal(first, wide.T[:3] + wide.T[3:])
+
+
+def test_a_failing_batch_says_so_and_the_next_one_works(make: Make) -> None:
+    engine = make(GATHER)
+    engine.warm_up()
+    good, bad = [np.array([3, 1])], [np.array([2, 99])]
+    for _ in range(3):
+        with pytest.raises(EngineFailure) as failed:
+            engine.run([spilled_part(GATHER, good), spilled_part(GATHER, bad)])
+        assert not failed.value.fatal
+        assert "\n" not in str(failed.value)
+        result = engine.run([spilled_part(GATHER, good)])
+        np.testing.assert_array_equal(answers_of(GATHER, result, 0, (0,))[0], GATHER.rows(tuple(good))[0])
+
+
+@pytest.mark.parametrize("model", [ADD_SUB, DOUBLED, MEAN, GATHER, echo("FP16")], ids=lambda model: model.name)
+def test_warm_up_covers_what_will_come_and_may_be_repeated(make: Make, model: Model) -> None:
+    engine = make(model)
+    for _ in range(2):
+        engine.warm_up()
+        for samples in engine.info.batch_sizes:
+            arrays = random_rows(model, samples, samples)
+            result = engine.run([spilled_part(model, arrays)])
+            for one, other in zip(
+                model.rows(tuple(arrays)), answers_of(model, result, 0, range(len(model.outputs))), strict=True
+            ):
+                np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_closing_twice_is_harmless(make: Make) -> None:
+    engine = make(ADD_SUB)
+    engine.warm_up()
+    engine.close()
+    engine.close()
+
+
+def test_answers_outlive_their_engine(make: Make) -> None:
+    engine = make(ADD_SUB)
+    arrays = random_rows(ADD_SUB, 2, 0)
+    result = engine.run([spilled_part(ADD_SUB, arrays)])
+    engine.close()
+    np.testing.assert_array_equal(answers_of(ADD_SUB, result, 0, (0, 1))[0], arrays[0] + arrays[1])
+
+
+# ONNX Runtime alone: what can be wrong with a file, and what a run may allocate.
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (TensorSpec("other", "FP32", (3,)),),
+        (TensorSpec("x", "INT64", (3,)),),
+        (TensorSpec("x", "FP32", (3,)), TensorSpec("z", "FP32", (3,))),
+    ],
+)
+def test_a_file_that_is_not_what_was_said_is_refused(tmp_path: Path, inputs: tuple[TensorSpec, ...]) -> None:
+    model = echo("FP32")
+    with pytest.raises(BundleError, match="export the model again"):
+        OnnxRuntimeCpuEngine(
+            write_onnx(model, tmp_path),
+            inputs=inputs,
+            outputs=model.outputs,
+            max_batch_size=4,
+            precision="fp32",
+            threads=1,
+        )
+
+
+@pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x09" * 100, None])
+def test_what_is_not_an_onnx_file_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "model.onnx"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BundleError, match=r"model\.onnx"):
+        OnnxRuntimeCpuEngine(path, inputs=(), outputs=(), max_batch_size=1, precision="fp32", threads=1)
+
+
+def test_a_thousand_batches_allocate_no_tensor(tmp_path: Path) -> None:
+    samples, width = MAX_BATCH, 8192
+    model = echo("FP32", (width,))
+    engine = make_onnxruntime(model, tmp_path)
+    engine.warm_up()
+    source, place = np.ones((samples // 2, width), np.float32), np.empty(samples * width * 4, np.uint8)
+    half = len(place) // 2
+    parts = [
+        part_of([source], (0,), (place.data[:half],), samples // 2),
+        part_of([source], (0,), (place.data[half:],), samples // 2),
+    ]
+    engine.run(parts)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        for _ in range(1000):
+            engine.run(parts)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    one_tensor = width * 4  # of one sample, an eighth of what a copy of the batch would show
+    assert peak - before < one_tensor
+    assert kept - before < one_tensor // 4
+
+
+# The fake alone: what it does on demand.
+
+
+def test_the_fake_takes_the_time_it_is_given() -> None:
+    slept: list[float] = []
+    engine = FakeEngine(
+        ADD_SUB.inputs,
+        ADD_SUB.outputs,
+        max_batch_size=4,
+        latency_s=lambda samples: 0.5 + samples,
+        sleep=slept.append,
+    )
+    engine.run([spilled_part(ADD_SUB, random_rows(ADD_SUB, samples, 0)) for samples in (1, 2)])
+    assert slept == [3.5]
+    engine.warm_up()
+    assert slept[1:] == [1.5, 2.5, 3.5, 4.5]
+    assert engine.runs == 5
+
+
+def test_the_fake_echoes_what_fits_and_sums_the_rest() -> None:
+    inputs = (TensorSpec("x", "FP32", (2,)),)
+    outputs = (TensorSpec("same", "FP32", (2,)), TensorSpec("total", "INT64", ()), TensorSpec("wide", "FP64", (3,)))
+    answers = run_arrays(FakeEngine(inputs, outputs, max_batch_size=4), {"x": np.array([[1, 2], [3, 4]])})
+    assert answers["same"].tolist() == [[1, 2], [3, 4]]
+    assert answers["total"].tolist() == [3, 7]
+    assert answers["wide"].tolist() == [[3, 3, 3], [7, 7, 7]]
+
+
+def test_the_fake_dies_when_told() -> None:
+    engine = FakeEngine(ADD_SUB.inputs, ADD_SUB.outputs, max_batch_size=4)
+    engine.fatal = "the device fell off the bus"
+    with pytest.raises(EngineFailure, match="fell off") as failed:
+        engine.run([spilled_part(ADD_SUB, random_rows(ADD_SUB, 1, 0))])
+    assert failed.value.fatal
+
+
+def test_the_fake_hangs_until_its_gate_opens() -> None:
+    engine = FakeEngine(ADD_SUB.inputs, ADD_SUB.outputs, max_batch_size=4)
+    engine.gate = threading.Event()
+    part = spilled_part(ADD_SUB, random_rows(ADD_SUB, 1, 0))
+    results: list[RunResult] = []
+    thread = threading.Thread(target=lambda: results.append(engine.run([part])))
+    thread.start()
+    assert not results
+    engine.gate.set()
+    thread.join()
+    assert len(results) == 1
