@@ -24,10 +24,10 @@ check: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not gpu and not slow"
 
 demo: $(VENV)/.dev
-	$(BIN)/python -m tests.demo
+	$(BIN)/python -m loadtest.demo
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m tests.bench_startup
+	$(BIN)/python -m loadtest.startup
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -199,7 +199,7 @@ def _add_serve() -> None:
                 name,
                 python_inspect.Parameter.KEYWORD_ONLY,
                 default=None,
-                annotation=Annotated[kind | None, option],  # type: ignore[valid-type]
+                annotation=Annotated[kind | None, option],
             )
         )
     function: Any = _serve

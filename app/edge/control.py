@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Body, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from pydantic import BaseModel
 
@@ -21,7 +21,7 @@ from app.edge.calls import EdgeOptions
 from app.edge.model_config import model_config
 from app.statistics import STAGES, BatchSizeStatistics, Duration
 from app.version import VERSION
-from models.errors import NotFound
+from models.errors import InvalidRequest, NotFound
 from models.spec import TensorSpec
 
 EXTENSIONS = ["model_configuration", "binary_tensor_data", "parameters", "statistics", "schedule_policy"]
@@ -44,12 +44,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (503, "Not ready"),
     )
 }
-
-
-class IndexRequest(BaseModel):
-    """`ready` true: only what can be asked now."""
-
-    ready: bool = False
 
 
 def control_routes(core: Core, options: EdgeOptions) -> APIRouter:
@@ -116,8 +110,8 @@ def _add_metadata(router: APIRouter, core: Core, options: EdgeOptions) -> None:
         return _json(model_config(_find(core, model, version)))
 
     @router.post("/v2/repository/index", tags=["metadata"], summary="What is served and what not", responses=ERRORS)
-    async def index(wanted: IndexRequest | None = Body(default=None)) -> Response:  # noqa: B008 - FastAPI's way
-        only_ready = wanted is not None and wanted.ready
+    async def index(request: Request) -> Response:
+        only_ready = _only_ready(await request.body())
         return _json(
             [
                 {"name": one.name, "version": str(one.version), "state": one.state.value, "reason": one.reason}
@@ -173,6 +167,17 @@ def _find(core: Core, model: str, version: str | None) -> Served:
     return core.catalog.find(model, int(version))
 
 
+def _only_ready(body: bytes) -> bool:
+    """What the index is asked for; the clients that ask send no content type, so FastAPI must not parse it."""
+    try:
+        wanted = orjson.loads(body or b"{}").get("ready", False)
+    except (orjson.JSONDecodeError, AttributeError) as error:
+        raise InvalidRequest('the body must be empty or a JSON object such as {"ready": true}') from error
+    if not isinstance(wanted, bool):
+        raise InvalidRequest("'ready' must be true or false")
+    return wanted
+
+
 def _tensor(spec: TensorSpec, batch: list[int]) -> _Json:
     return {"name": spec.name, "datatype": spec.dtype, "shape": [*batch, *spec.shape]}
 
@@ -215,6 +220,7 @@ def _last_minute(core: Core, served: Served) -> _Json:
         "name": served.key.model,
         "version": str(served.key.version),
         "ready": served.ready,
+        "takes_images": served.spec.image is not None,
         "engine": info.engine,
         "precision": info.precision,
         "device": info.device_fingerprint,
