@@ -102,6 +102,17 @@ def complete(state: State, decision: Dispatch, now_ns: int, took_ns: int | None)
         lane.latency.observe(lane.padded(decision.samples), took_ns)
 
 
+def blame(state: State, decision: Dispatch, wanted: tuple[Request, ...]) -> Request | None:
+    """A batch has failed: the request that is to blame, or None after putting the halves back to be tried.
+
+    `wanted` are the members that somebody still waits for. Only a request that failed alone is to blame.
+    """
+    if len(decision.requests) == 1:
+        return decision.requests[0]
+    state.enqueue_halves(wanted)
+    return None
+
+
 def decide(state: State, now_ns: int) -> Decision:
     """The next thing to do at `now_ns`. Call until it says Wait."""
     expired = state.take_expired(now_ns)

@@ -94,10 +94,7 @@ class State:
         self._count_in(queue, request)
 
     def enqueue_halves(self, requests: tuple[Request, ...]) -> None:
-        """Put both halves of a batch that failed before everything else; each runs as a batch of its own.
-
-        A single request is never put back: it is the one to blame. The caller sees to that.
-        """
+        """Put both halves of a batch that failed before everything else; each runs as a batch of its own."""
         queue = self.queues[requests[0].key]
         middle = len(requests) // 2
         queue.retries.extendleft(half for half in (requests[middle:], requests[:middle]) if half)

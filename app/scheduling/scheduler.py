@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, complete, decide
+from app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
 from app.scheduling.queues import Lane, Queue, State
 from app.scheduling.request import SECOND_NS, BatchAnswers, Done, ModelKey, Outcome, Request
 from app.scheduling.slab import Slab, SlotState
@@ -290,12 +290,14 @@ class Scheduler:
         for request in dispatch.requests:
             if self._pending[request.id].on_done is None:
                 self._end(request, Outcome.STOPPED, "cancelled")
-        if len(suspects) == 1 == len(dispatch.requests):
-            self._end(suspects[0], Outcome.MODEL_FAILED, str(failure))
-        elif suspects:
-            for request in suspects:
-                self._move(request, SlotState.QUEUED)
-            self.state.enqueue_halves(suspects)
+        if not suspects:
+            return
+        guilty = blame(self.state, dispatch, suspects)
+        if guilty is not None:
+            self._end(guilty, Outcome.MODEL_FAILED, str(failure))
+            return
+        for request in suspects:
+            self._move(request, SlotState.QUEUED)
 
     # Ends
 

@@ -1,0 +1,252 @@
+"""The server's own policy in virtual time: engines that take a known time, and no server around them.
+
+Drives `admit`, `decide`, `complete` and `blame` as the scheduler's shell does: everything that happens at
+one moment happens before the next decisions, and a lane's batch ends when its true latency says so. Records
+what became of every request and every batch. Knows nothing of what it should have been; tests do.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from app.scheduling.latency import LatencyModel
+from app.scheduling.policy import Admit, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
+from app.scheduling.queues import Lane, Queue, State
+from app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey, Outcome, Request, Shape
+
+# What a batch of so many samples takes on a lane, if it starts at this moment.
+TrueLatency = Callable[[int, int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What became of a request; `outcome` is None for a client that left, a Refuse for one not let in."""
+
+    request: Request
+    outcome: Outcome | Refuse | None
+    at_ns: int
+
+    @property
+    def good(self) -> bool:
+        """Answered, and in time."""
+        deadline_ns = self.request.deadline_ns
+        return self.outcome is Outcome.ANSWERED and (deadline_ns is None or self.at_ns <= deadline_ns)
+
+    @property
+    def latency_ns(self) -> int:
+        return self.at_ns - self.request.arrival_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One run of a lane, whether it succeeded or not."""
+
+    dispatch: Dispatch
+    started_ns: int
+    ended_ns: int
+
+
+@dataclass(slots=True)
+class Simulation:
+    """Add models and lanes, say what arrives and when, then `run`.
+
+    `poisonous` holds the ids of requests that make their batch fail. `on_dispatch` sees each batch before
+    it runs, `on_rest` the state after all decisions of one moment.
+    """
+
+    state: State = field(default_factory=State)
+    now_ns: int = 0
+    ends: dict[int, End] = field(default_factory=dict)
+    batches: list[Batch] = field(default_factory=list)
+    poisonous: set[int] = field(default_factory=set)
+    on_dispatch: Callable[[Dispatch], None] = lambda dispatch: None
+    on_rest: Callable[[], None] = lambda: None
+    _left: set[int] = field(default_factory=set)
+    _true_ns: dict[int, TrueLatency] = field(default_factory=dict)
+    _events: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
+    _sequence: int = 0
+    _timer_ns: int | None = None
+
+    def add_model(self, name: str, *, max_batch: int, max_waiting: int = 1 << 30) -> ModelKey:
+        key = ModelKey(name, 1)
+        self.state.queues[key] = Queue(key, max_batch, max_waiting)
+        return key
+
+    def add_lane(
+        self,
+        key: ModelKey,
+        true_ns: TrueLatency,
+        *,
+        batch_sizes: tuple[int, ...] | None = None,
+        latency: LatencyModel | None = None,
+        device: str = "device",
+        depth: int = 1,
+    ) -> Lane:
+        """A lane that takes `true_ns`. Unless told otherwise it was profiled at the powers of two, truly."""
+        queue = self.state.queues[key]
+        sizes = batch_sizes or tuple(range(1, queue.max_batch + 1))
+        if latency is None:
+            powers = (1 << bit for bit in range(sizes[-1].bit_length()))
+            latency = LatencyModel({size: true_ns(size, 0) for size in powers})
+        lane_id = len(self._true_ns)
+        lane = Lane(lane_id, lane_id, device, sizes, latency, depth)
+        self._true_ns[lane_id] = true_ns
+        queue.lanes.append(lane)
+        return lane
+
+    def at(self, when_ns: int, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when_ns, self._sequence, event))
+        self._sequence += 1
+
+    def arrive(self, request: Request) -> None:
+        """Let the request arrive at its arrival time."""
+        self.at(request.arrival_ns, lambda: self._admit(request))
+
+    def leave(self, request: Request, when_ns: int) -> None:
+        """Let the request's client go at a time."""
+        self.at(when_ns, lambda: self._cancel(request))
+
+    def feed(self, requests: Iterable[Request]) -> None:
+        """Let requests arrive that are drawn one at a time, in the order of their arrival."""
+        stream = iter(requests)
+
+        def next_one() -> None:
+            request = next(stream, None)
+            if request is not None:
+                self.at(request.arrival_ns, lambda: (self._admit(request), next_one()))  # type: ignore[func-returns-value]
+
+        next_one()
+
+    def run(self, until_ns: int | None = None) -> None:
+        """Until nothing happens any more, or until a time."""
+        while self._events and (until_ns is None or self._events[0][0] <= until_ns):
+            self.now_ns = self._events[0][0]
+            while self._events and self._events[0][0] == self.now_ns:
+                heapq.heappop(self._events)[2]()
+            self._pump()
+        if until_ns is not None:
+            self.now_ns = until_ns
+
+    def _admit(self, request: Request) -> None:
+        match admit(self.state, request, self.now_ns):
+            case Admit():
+                pass
+            case Refuse() as refusal:
+                self._end(request, refusal)
+
+    def _cancel(self, request: Request) -> None:
+        if request.id in self.ends:
+            return
+        if request.id in self.state.waiting:
+            self.state.remove(request)
+            self._end(request, None)
+        else:
+            self._left.add(request.id)
+
+    def _pump(self) -> None:
+        while True:
+            match decide(self.state, self.now_ns):
+                case Dispatch() as dispatch:
+                    self._start(dispatch)
+                case Drop(requests, outcome):
+                    for request in requests:
+                        self._end(request, outcome)
+                case Wait(until_ns):
+                    if until_ns not in (None, self._timer_ns):
+                        self.at(until_ns, lambda: None)
+                        self._timer_ns = until_ns
+                    self.on_rest()
+                    return
+
+    def _start(self, dispatch: Dispatch) -> None:
+        self.on_dispatch(dispatch)
+        lane = dispatch.lane
+        started_ns = self.now_ns
+        # A lane of depth two runs its batches one after the other.
+        earlier = [b.ended_ns for b in self.batches[-lane.depth :] if b.dispatch.lane is lane] if lane.depth > 1 else []
+        begins_ns = max([started_ns, *earlier])
+        took_ns = max(1, round(self._true_ns[lane.id](lane.padded(dispatch.samples), begins_ns)))
+        batch = Batch(dispatch, started_ns, begins_ns + took_ns)
+        self.batches.append(batch)
+        self.at(batch.ended_ns, lambda: self._finish(batch))
+
+    def _finish(self, batch: Batch) -> None:
+        dispatch = batch.dispatch
+        failed = any(request.id in self.poisonous for request in dispatch.requests)
+        complete(self.state, dispatch, self.now_ns, None if failed else batch.ended_ns - batch.started_ns)
+        wanted = tuple(request for request in dispatch.requests if request.id not in self._left)
+        for request in dispatch.requests:
+            if request not in wanted:
+                self._end(request, None)
+        if not failed:
+            for request in wanted:
+                self._end(request, Outcome.ANSWERED)
+        elif wanted:
+            guilty = blame(self.state, dispatch, wanted)
+            if guilty is not None:
+                self._end(guilty, Outcome.MODEL_FAILED)
+
+    def _end(self, request: Request, outcome: Outcome | Refuse | None) -> None:
+        assert request.id not in self.ends, f"request {request.id} ended twice"
+        self.ends[request.id] = End(request, outcome, self.now_ns)
+
+
+def affine_ns(fixed_ms: float, per_sample_ms: float) -> TrueLatency:
+    """Batches of b samples take `fixed + per_sample * b`."""
+    return lambda samples, now_ns: (fixed_ms + per_sample_ms * samples) * MILLISECOND_NS
+
+
+def disturbed_ns(truth: TrueLatency, factor: float, since_ns: int, until_ns: int) -> TrueLatency:
+    """Batches that start between two times take `factor` times as long."""
+    return lambda samples, now_ns: truth(samples, now_ns) * (factor if since_ns <= now_ns < until_ns else 1.0)
+
+
+def make_request(
+    number: int,
+    key: ModelKey,
+    arrival_ns: int,
+    *,
+    samples: int = 1,
+    shape: Shape = (1,),
+    priority: int = 0,
+    deadline_ns: int | None = None,
+    latest_start_ns: int | None = None,
+) -> Request:
+    """A request without memory: the policy never looks at it."""
+    return Request(
+        id=number,
+        key=key,
+        samples=samples,
+        shapes=(shape,),
+        inputs=(),
+        wanted=(),
+        outputs=(),
+        arrival_ns=arrival_ns,
+        priority=priority,
+        deadline_ns=deadline_ns,
+        latest_start_ns=latest_start_ns,
+    )
+
+
+def poisson_stream(
+    key: ModelKey,
+    *,
+    per_second: float,
+    until_ns: int,
+    seed: int,
+    within_ns: int | None = None,
+    first_id: int = 0,
+) -> Iterator[Request]:
+    """Single samples that come at random; each wants its answer `within_ns` of its arrival."""
+    chance = random.Random(seed)
+    now_s, number = 0.0, first_id
+    while True:
+        now_s += chance.expovariate(per_second)
+        arrival_ns = round(now_s * SECOND_NS)
+        if arrival_ns >= until_ns:
+            return
+        yield make_request(number, key, arrival_ns, deadline_ns=None if within_ns is None else arrival_ns + within_ns)
+        number += 1
