@@ -65,7 +65,7 @@ def train(
 
 @cli.command()
 def export(
-    source: Annotated[str, typer.Argument(help="zoo:NAME, torchvision:NAME, file.py:factory, or model.onnx.")],
+    source: Annotated[str, typer.Argument(help="zoo:NAME, torchvision:NAME, or file.py:factory.")],
     name: Annotated[str, typer.Option(help="Name to serve the model under.")],
     weights: Annotated[Path | None, typer.Option(help="Checkpoint, .safetensors or .pth.")] = None,
     input: Annotated[str | None, typer.Option(help="Input as CxHxW, such as 3x224x224.")] = None,

@@ -46,20 +46,19 @@ def _shown(version: StoredVersion, *, is_detailed: bool) -> Group | str:
         f"[bold]{version.name}[/] version {version.version}: {origin.source}, exported {origin.created_at}, "
         f"{len(spec.labels)} labels, batches up to {spec.max_batch_size}"
     ]
+    reasons = [f"{variant.file}: {variant.reason}" for variant in bundle.manifest.variants]
     if not is_detailed:
-        return Group(*lines, _variants(bundle), "")
+        return Group(*lines, _variants(bundle), *reasons, "")
     if origin.evaluation is not None:
         lines.append(f"accuracy on {origin.evaluation.images} images of {origin.evaluation.source}")
     latencies = [_latency(variant, variant.latency) for variant in bundle.manifest.variants if variant.latency]
-    return Group(*lines, _variants(bundle), *latencies, _files(bundle), "")
+    return Group(*lines, _variants(bundle), *reasons, *latencies, _files(bundle), "")
 
 
 def _variants(bundle: Bundle) -> Table:
-    table = Table("variant", "served", "top-1", "agrees", "lost", "batch 1", "largest batch", "why")
+    table = Table("variant", "served", "top-1", "agrees", "lost", "batch 1", "largest batch")
     for variant in bundle.manifest.variants:
-        table.add_row(
-            variant.file, "yes" if variant.serve else "no", *_accuracy(variant), *_ends(variant), variant.reason
-        )
+        table.add_row(variant.file, "yes" if variant.serve else "no", *_accuracy(variant), *_ends(variant))
     return table
 
 

@@ -38,17 +38,32 @@ Target = Literal["cpu", "cuda", "tensorrt"]
 
 
 @dataclass(frozen=True, slots=True)
+class ClassAccuracy:
+    """One class: how many labelled images it has, and the share of them that is found (recall)."""
+
+    label: str
+    images: int
+    recall: float
+
+
+@dataclass(frozen=True, slots=True)
 class Accuracy:
     """What a variant scores on labelled images, measured from encoded bytes through `models.images`.
 
-    `top1` and `agreement` (share of images whose top-1 equals fp32's) are shares in [0, 1];
-    `loss_points` is the top-1 lost against fp32 in percentage points.
+    `top1`, `top5` and `agreement` (share of images whose top-1 equals fp32's) are shares in [0, 1];
+    `loss_points` is the top-1 lost against fp32 in percentage points, and `loss_bound_points` the upper end
+    of its one-sided 95 % confidence interval, exact and paired; None where it was not computed. `is_proved`:
+    the bound, too, is within the budget.
     """
 
     images: int
     top1: float
     agreement: float
     loss_points: float
+    top5: float | None = None
+    loss_bound_points: float | None = None
+    is_proved: bool = False
+    per_class: tuple[ClassAccuracy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +77,60 @@ class LatencyPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Interval:
+    """A median and its 95 % confidence interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class LatencyTable:
-    """Latency per batch size on one device; of use only where the fingerprint matches."""
+    """Latency per batch size on one device; of use only where the fingerprint matches.
+
+    `fixed_ms` + `per_sample_ms` * batch is the line through the points. `speedup` is the paired ratio of
+    fp32's time to this variant's, over all batch sizes.
+    """
 
     device_fingerprint: str
     points: tuple[LatencyPoint, ...]
+    fixed_ms: float | None = None
+    per_sample_ms: float | None = None
+    speedup: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What the network needs and what the device gives, measured in the same go (Williams et al., 2009).
+
+    Operations count a multiplication and an addition as two. Bytes are weights and activations, each once.
+    """
+
+    device_fingerprint: str
+    gflop_per_sample: float
+    mb_per_sample: float
+    weights_mb: float
+    device_gflop_per_s: float
+    device_gb_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAudit:
+    """What of a quantised or converted graph really runs in which precision: node counts by dtype of the
+    computation, and the names of the layers that were kept in a higher precision, with the reason."""
+
+    by_precision: dict[str, int]
+    kept: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TradeOff:
+    """One step of recovering accuracy: so many layers kept in higher precision, and what came of it."""
+
+    layers_kept: int
+    accuracy: Accuracy
+    median_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +149,9 @@ class Variant:
     max_relative_error: float
     accuracy: Accuracy | None
     latency: LatencyTable | None
+    calibration_method: str | None = None
+    audit: NodeAudit | None = None
+    trade_offs: tuple[TradeOff, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +188,7 @@ class Manifest:
     variants: tuple[Variant, ...]
     files: dict[str, FileRecord]
     provenance: Provenance
+    roofline: Roofline | None = None
 
     def variant(self, file: str) -> Variant:
         """The variant stored in `file`. Raises KeyError."""

@@ -1,8 +1,9 @@
 """Typed records to JSON and back, strictly.
 
 Knows dataclasses, tuples, dicts with string keys, literals, optional values and JSON's scalars. Knows
-nothing of what the records mean. A value of the wrong type, a missing field and an unknown field are
-errors that name the path, because a manifest that is guessed at serves wrong answers.
+nothing of what the records mean. A value of the wrong type, a missing field without default and an
+unknown field are errors that name the path, because a manifest that is guessed at serves wrong answers.
+A field that was added later has a default, so that older files stay readable.
 """
 
 from __future__ import annotations
@@ -59,14 +60,18 @@ def _record(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise RecordError(f"{where}: expected an object, got {_shown(data)}")
     hints = typing.get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]
-    unknown = sorted(set(data) - set(names))
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    unknown = sorted(set(data) - set(fields))
     if unknown:
         raise RecordError(f"{where}.{unknown[0]}: unknown field")
-    missing = [name for name in names if name not in data]
+    missing = [name for name, field in fields.items() if name not in data and _is_required(field)]
     if missing:
         raise RecordError(f"{where}.{missing[0]}: missing")
-    return kind(**{name: _value(hints[name], data[name], f"{where}.{name}") for name in names})
+    return kind(**{name: _value(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _literal(kind: Any, data: Any, where: str) -> Any:
