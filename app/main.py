@@ -16,7 +16,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,20 +38,23 @@ EXIT_ENGINE_LOST = 70
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the exit code. Raises UsageError."""
     logs.configure(settings.log_level)
-    _raise_file_limit()
-    listener = _listen(settings.host, settings.port)
+    raise_file_limit()
+    listener = listen(settings.host, settings.port)
     host = Host(settings, listener)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(host.run())
 
 
 class Host:
-    """One core behind one uvicorn server, from the first signal to the last request."""
+    """One core behind one uvicorn server, from the first signal to the last request.
 
-    def __init__(self, settings: Settings, listener: socket.socket, core: Core | None = None) -> None:
+    `make_core` is called as `Core` is; tests give engines of their own that way.
+    """
+
+    def __init__(self, settings: Settings, listener: socket.socket, make_core: Callable[..., Core] = Core) -> None:
         self._settings = settings
         self._listener = listener
-        self.core = core or Core(settings.core_options(), on_fatal=self._fatal)
+        self.core = make_core(settings.core_options(), on_fatal=self._fatal)
         self._server = _Server(
             uvicorn.Config(
                 create_app(self.core, settings.edge_options()),
@@ -113,7 +116,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections from now on. Raises UsageError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -126,13 +130,14 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _raise_file_limit() -> None:
+def raise_file_limit() -> None:
     """Every connection is a file; the usual soft limit of 1,024 is below what one server should hold."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _loop_factory() -> Any:
+def loop_factory() -> Any:
+    """How to make the fastest event loop there is, for `asyncio.Runner`."""
     try:
         import uvloop
     except ImportError:  # not on every platform

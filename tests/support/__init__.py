@@ -1,0 +1,1 @@
+"""What the tests stand on: models, stores, servers as processes, and a wire without manners."""

@@ -1,0 +1,127 @@
+"""The real host over fake engines, as a process: `python -m tests.support.fake_server`.
+
+Settings come from `CONVOY_*`, as for `uvicorn app.main:app`. Two models are served: `rows` gives its FP32
+rows of four back, `images` takes any image and gives ten sums. What a sample of `rows` starts with says
+what its engine does: POISON fails its batch, HANG never returns, DIE is fatal for the engine.
+
+`FAKE_OPTIONS` is JSON: `latency_ms`, `per_sample_ms`, `max_batch`, `health` (arguments of HealthOptions).
+`FAKE_SWITCHES` is a folder; a file in it changes the engines at once:
+    wrong       answers are wrong, so the canary fails     fail_load   no engine can be loaded any more
+    hang        every run hangs, the canary's too          hang_load   loading hangs
+    break       every run fails
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app import logs
+from app.canary import CanaryCheck
+from app.core import Core, CoreOptions
+from app.engines.base import EngineFailure
+from app.engines.fake import Arrays, FakeEngine
+from app.health import HealthOptions
+from app.loading import LoadedModel, LoadOptions
+from app.main import Host, listen, loop_factory, raise_file_limit
+from app.settings import read_settings
+from models.bundle import LatencyPoint
+from models.errors import BundleError
+from models.spec import ImageSpec, ModelSpec, TensorSpec
+from models.store import StoredVersion
+
+POISON, HANG, DIE = 666.0, -1.0, -2.0
+_SIDE = 8
+_IMAGE = ImageSpec(_SIDE, _SIDE, 3, "exact", _SIDE, "nearest", False, (0.0,) * 3, (1.0,) * 3, "uint8_nhwc")
+
+
+class Fakes:
+    """Makes the engines, and decides at every run what they do."""
+
+    def __init__(self, options: dict[str, Any], switches: Path) -> None:
+        self._latency_s = options.get("latency_ms", 0.0) / 1e3
+        self._per_sample_s = options.get("per_sample_ms", 0.0) / 1e3
+        self._max_batch = options.get("max_batch", 16)
+        self._switches = switches
+
+    def load(self, stored: StoredVersion, _: LoadOptions) -> LoadedModel:
+        if self._is_on("hang_load"):
+            threading.Event().wait()
+        if self._is_on("fail_load"):
+            raise BundleError(f"{stored.folder}: the switch says that nothing can be loaded")
+        spec = self._spec(stored.name)
+        engine = FakeEngine(spec.inputs, spec.outputs, max_batch_size=spec.max_batch_size, latency_s=self._expected_s)
+        plain = engine.echo_or_sum
+        engine._run_rows = lambda arrays: self._run(arrays, plain(arrays))
+        engine.is_poisonous = lambda arrays: bool((arrays[0].reshape(-1) == POISON).any())
+        sizes = (1, spec.max_batch_size)
+        return LoadedModel(
+            stored=stored,
+            spec=spec,
+            engine=engine,
+            canary=CanaryCheck.of_first_answer(engine),
+            latency=tuple(_point(size, self._expected_s(size) * 1e3) for size in sizes),
+            reason="fake",
+            skipped=(),
+            platform="fake",
+            load_s=0.0,
+        )
+
+    def _expected_s(self, samples: int) -> float:
+        return self._latency_s + samples * self._per_sample_s
+
+    def _run(self, arrays: Arrays, results: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        first = arrays[0].reshape(len(arrays[0]), -1)[:, 0]
+        if self._is_on("hang") or (first == HANG).any():
+            threading.Event().wait()
+        if (first == DIE).any():
+            raise EngineFailure("the device fell off the bus", fatal=True)
+        if self._is_on("break"):
+            raise EngineFailure("the switch says that every run fails")
+        return [result + 1 for result in results] if self._is_on("wrong") else results
+
+    def _is_on(self, switch: str) -> bool:
+        return (self._switches / switch).exists()
+
+    def _spec(self, name: str) -> ModelSpec:
+        if name == "rows":
+            x, y = TensorSpec("x", "FP32", (4,)), TensorSpec("y", "FP32", (4,))
+            return ModelSpec(name, (x,), (y,), self._max_batch, None, "none", ())
+        images, sums = TensorSpec("images", "UINT8", (_SIDE, _SIDE, 3)), TensorSpec("sums", "FP32", (10,))
+        return ModelSpec(name, (images,), (sums,), self._max_batch, _IMAGE, "none", ())
+
+
+def _point(size: int, ms: float) -> LatencyPoint:
+    return LatencyPoint(size, max(ms, 0.01), ms, ms)
+
+
+def main() -> int:
+    options = json.loads(os.environ.get("FAKE_OPTIONS", "{}"))
+    switches = Path(os.environ["FAKE_SWITCHES"])
+    store = switches / "store"
+    for name in ("rows", "images"):
+        (store / name / "1").mkdir(parents=True, exist_ok=True)
+    settings = read_settings({"store": store})
+    health = HealthOptions(**options.get("health", {}))
+    fakes = Fakes(options, switches)
+
+    def make_core(core_options: CoreOptions, **own: Any) -> Core:
+        return Core(replace(core_options, health=health), load_version=fakes.load, **own)
+
+    logs.configure(settings.log_level)
+    raise_file_limit()
+    host = Host(settings, listen(settings.host, settings.port), make_core)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(host.run())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

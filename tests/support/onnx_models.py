@@ -1,0 +1,64 @@
+"""Small ONNX models whose right answers are obvious."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+Dims = Sequence[int | str]
+ONNX_TYPES = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+}
+
+
+def add_sub(path: Path, dims: Dims = ("batch", 16)) -> Path:
+    """Triton's example: INPUT0 + INPUT1 and INPUT0 - INPUT1 of INT32."""
+    nodes = [
+        helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+        helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
+    ]
+    inputs = [_tensor("INPUT0", "INT32", dims), _tensor("INPUT1", "INT32", dims)]
+    outputs = [_tensor("OUTPUT0", "INT32", dims), _tensor("OUTPUT1", "INT32", dims)]
+    return _save(path, nodes, inputs, outputs)
+
+
+def mean(path: Path) -> Path:
+    """Subtracts the mean over dimension 0: every size looks dynamic, and yet rows depend on each other."""
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["middle"], axes=[0], keepdims=1),
+        helper.make_node("Sub", ["x", "middle"], ["y"]),
+    ]
+    return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("batch", 4))])
+
+
+def identity(path: Path, dtype: str = "FP32", dims: Dims = ("batch", "size")) -> Path:
+    """Gives back what it gets."""
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    return _save(path, nodes, [_tensor("x", dtype, dims)], [_tensor("y", dtype, dims)])
+
+
+def _tensor(name: str, dtype: str, dims: Dims) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, ONNX_TYPES[dtype], list(dims))
+
+
+def _save(path: Path, nodes: list[onnx.NodeProto], inputs: list, outputs: list) -> Path:
+    graph = helper.make_graph(nodes, path.parent.parent.name or "graph", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.checker.check_model(model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, str(path))
+    return path

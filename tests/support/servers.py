@@ -1,0 +1,226 @@
+"""Servers as their users start them: processes with a port, a log and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.support.stores import ROOT
+
+_LISTENING = re.compile(r"listening on http://[^:]+:(\d+)")
+START_S = 60.0
+STOP_S = 60.0
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+    """What `condition` gives once it is true. Polls; never sleeps longer than it has to."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain until {what}"
+        time.sleep(0.01)
+    return value
+
+
+class Server:
+    """A running server. `log` is everything it has written so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log_path: Path) -> None:
+        self.process, self._log_path = process, log_path
+        self.port = 0
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def rss_bytes(self) -> int:
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+    def client(self, **options: Any) -> httpx.Client:
+        """A client that trusts no proxy and waits long enough for a busy machine."""
+        return httpx.Client(base_url=self.url, trust_env=False, **{"timeout": 60.0, **options})
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.url + path, trust_env=False, timeout=60.0, **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, trust_env=False, timeout=60.0, **options)
+
+    def stats(self) -> dict[str, Any]:
+        document: dict[str, Any] = self.get("/stats").json()
+        return document
+
+    def statistics(self, model: str) -> dict[str, Any]:
+        """The protocol's statistics of the model's only version."""
+        (document,) = self.get(f"/v2/models/{model}/stats").json()["model_stats"]
+        assert isinstance(document, dict)
+        return document
+
+    def is_ready(self) -> bool:
+        return self.get("/v2/health/ready").status_code == 200
+
+    def is_at_rest(self) -> bool:
+        """Whether nothing waits, runs or holds memory."""
+        stats = self.stats()
+        waiting = sum(model["waiting_samples"] for model in stats["models"])
+        return (waiting, stats["unfinished_requests"], stats["inflight_bytes"]) == (0, 0, 0)
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = STOP_S) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the server did not end within {timeout_s:g} s; its log:\n{self.log}") from None
+
+    def _await_port(self) -> None:
+        def port() -> int:
+            assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
+            found = _LISTENING.search(self.log)
+            return int(found[1]) if found else 0
+
+        self.port = wait_until(port, "the server listens", START_S)
+
+    def _await_ready(self) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
+            try:
+                return self.is_ready()
+            except httpx.TransportError:
+                return False
+
+        wait_until(ready, f"the server is ready; its log:\n{self.log}", START_S)
+
+
+@contextmanager
+def start_server(
+    *options: str,
+    store: Path | None = None,
+    env: dict[str, str] | None = None,
+    exit_code: int = 0,
+    wait_ready: bool = True,
+    clean_log: bool = True,
+) -> Iterator[Server]:
+    """`convoy serve` on a free port; ready when the body starts, ended with `exit_code` when it ends.
+
+    With `clean_log` a stack trace or an admitted bug in the log fails the test, whatever was answered.
+    """
+    place = () if store is None else ("--store", str(store))
+    command = [sys.executable, "convoy.py", "serve", "--port", "0", *place, *options]
+    with _started(command, env or {}, exit_code, wait_ready=wait_ready, clean_log=clean_log) as server:
+        yield server
+
+
+@contextmanager
+def start_fake_server(
+    *,
+    fake: dict[str, Any] | None = None,
+    exit_code: int = 0,
+    clean_log: bool = True,
+    **settings: object,
+) -> Iterator[FakeServer]:
+    """The real host, core and edge over fake engines; `tests.support.fake_server` says what `fake` may hold.
+
+    `settings` are those of `convoy serve`, such as `max_queue=4`.
+    """
+    with tempfile.TemporaryDirectory(prefix="convoy-fake-") as switches:
+        command = [sys.executable, "-m", "tests.support.fake_server"]
+        env = {f"CONVOY_{name.upper()}": str(value) for name, value in {"port": 0, **settings}.items()}
+        env |= {"FAKE_OPTIONS": json.dumps(fake or {}), "FAKE_SWITCHES": switches}
+        with _started(command, env, exit_code, wait_ready=True, clean_log=clean_log, switches=Path(switches)) as server:
+            assert isinstance(server, FakeServer)
+            yield server
+
+
+class FakeServer(Server):
+    """A server over fake engines, with switches that change how they behave from now on."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log_path: Path, switches: Path) -> None:
+        super().__init__(process, log_path)
+        self._switches = switches
+
+    def switch_on(self, name: str) -> None:
+        (self._switches / name).touch()
+
+    def switch_off(self, name: str) -> None:
+        (self._switches / name).unlink()
+
+    def infer(self, *rows: float, model: str = "rows", **options: Any) -> httpx.Response:
+        """One request whose samples start with the given values."""
+        return self.post(f"/v2/models/{model}/infer", json=rows_request(*rows), **options)
+
+
+def rows_request(*rows: float, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The body for the fake model `rows`: each sample is its value four times."""
+    tensor = {"name": "x", "shape": [len(rows), 4], "datatype": "FP32", "data": [[row] * 4 for row in rows]}
+    return {"inputs": [tensor]} | ({"parameters": parameters} if parameters else {})
+
+
+@contextmanager
+def _started(
+    command: list[str],
+    env: dict[str, str],
+    exit_code: int,
+    *,
+    wait_ready: bool,
+    clean_log: bool,
+    switches: Path | None = None,
+) -> Iterator[Server]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
+    with tempfile.TemporaryDirectory(prefix="convoy-log-") as folder:
+        log_path = Path(folder) / "log"
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env={**inherited, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        server = Server(process, log_path) if switches is None else FakeServer(process, log_path, switches)
+        try:
+            server._await_port()
+            if wait_ready:
+                server._await_ready()
+            yield server
+            if process.poll() is None:
+                server.signal()
+            code = server.wait()
+            assert code == exit_code, f"the server ended with {code}, not {exit_code}; its log:\n{server.log}"
+            if clean_log:
+                bad = [word for word in ("Traceback", "this is a bug", "never retrieved") if word in server.log]
+                assert not bad, f"{bad} in the log:\n{server.log}"
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def run_convoy(*arguments: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
+    """A `convoy` command that is expected to end by itself."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
+    return subprocess.run(
+        [sys.executable, "convoy.py", *arguments],
+        cwd=ROOT,
+        env={**inherited, "COLUMNS": "200"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )

@@ -1,0 +1,46 @@
+"""Stores to serve from: the demo bundle and bare models, in a folder of the test's own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.support import onnx_models
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "models" / "demo" / "digits" / "1"
+DATA = ROOT / "tests" / "data"
+IDENTITIES = tuple(onnx_models.ONNX_TYPES)
+
+
+class StoreFolder:
+    """A store that a test fills as it likes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def add_digits(self, version: int = 1, name: str = "digits") -> Path:
+        """The demo bundle; its own name stays in its manifest."""
+        folder = self.root / name / str(version)
+        shutil.copytree(DEMO, folder)
+        return folder
+
+    def add_add_sub(self, version: int = 1, name: str = "simple") -> Path:
+        return onnx_models.add_sub(self._bare(name, version))
+
+    def add_mean(self, version: int = 1, name: str = "mean") -> Path:
+        return onnx_models.mean(self._bare(name, version))
+
+    def add_identity(
+        self, dtype: str = "FP32", dims: onnx_models.Dims = ("batch", "size"), *, name: str | None = None
+    ) -> Path:
+        return onnx_models.identity(self._bare(name or f"identity_{dtype.lower()}", 1), dtype, dims)
+
+    def _bare(self, name: str, version: int) -> Path:
+        return self.root / name / str(version) / "model.onnx"
+
+
+def digit(word: str) -> bytes:
+    """A real handwritten digit, such as `digit("seven")`, as a PNG that no model was trained on."""
+    return (DATA / f"{word}.png").read_bytes()

@@ -1,0 +1,116 @@
+"""A connection without manners: sends exactly the bytes it is told to, when it is told to."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class WireReply:
+    """An answer as it came; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        """The words of an error, which must stand in the one form that errors have."""
+        document = self.json()
+        assert list(document) == ["error"], document
+        assert isinstance(document["error"], str)
+        assert document["error"]
+        return document["error"]
+
+
+class Wire:
+    """One TCP connection."""
+
+    def __init__(self, port: int, *, timeout_s: float = 60.0, receive_buffer: int | None = None) -> None:
+        self.socket = socket.socket()
+        if receive_buffer is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(timeout_s)
+        self.socket.connect(("127.0.0.1", port))
+        self._file = self.socket.makefile("rb")
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+        self.socket.close()
+
+    def reset(self) -> None:
+        """Leave without a goodbye."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        self.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def ask(
+        self, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None, method: str = "POST"
+    ) -> WireReply:
+        """One request with a declared length, and its answer."""
+        self.send(head(path, {"Content-Length": str(len(body)), **(headers or {})}, method) + body)
+        return self.reply()
+
+    def reply(self) -> WireReply:
+        """The next answer. Raises ConnectionError when the server closes instead."""
+        line = self._file.readline()
+        if not line:
+            raise ConnectionError("the server closed the connection")
+        status = int(line.split(b" ", 2)[1])
+        headers: dict[str, str] = {}
+        while (line := self._file.readline()) not in (b"\r\n", b""):
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.strip().lower()] = value.strip()
+        return WireReply(status, headers, self._body(headers))
+
+    def is_closed(self) -> bool:
+        """Whether the server closes the connection within the time limit, sending nothing more."""
+        try:
+            return self._file.read(1) == b""
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+
+    def _body(self, headers: dict[str, str]) -> bytes:
+        if headers.get("transfer-encoding") != "chunked":
+            return self._file.read(int(headers.get("content-length", 0)))
+        pieces = []
+        while size := int(self._file.readline(), 16):
+            pieces.append(self._file.read(size))
+            self._file.readline()
+        self._file.readline()
+        return b"".join(pieces)
+
+
+def head(path: str, headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:
+    """A request's first part, up to its body."""
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: test",
+        *(f"{name}: {value}" for name, value in (headers or {}).items()),
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def chunk(data: bytes) -> bytes:
+    """One piece of a chunked body; the empty one ends it."""
+    return b"%x\r\n" % len(data) + data + b"\r\n"
