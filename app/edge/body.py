@@ -8,16 +8,13 @@ a slot of twice the size when it is full. A client that sends too slowly is give
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+
+from starlette.types import Receive
 
 from app.edge.exchange import ClientGone, Exchange
 from app.scheduling.slab import Slot
 from models.errors import BodyTooLarge, InvalidRequest, RequestTimeout
-
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 
 _FIRST_SLOT_BYTES = 64 << 10
 

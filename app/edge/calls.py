@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.parse import parse_qs
+
+from starlette.types import Receive, Scope, Send
 
 from app.catalog import Served
 from app.core import Core
-from app.edge.body import Body, BodyLimits, Receive, declared_length, read_body
+from app.edge.body import Body, BodyLimits, declared_length, read_body
 from app.edge.exchange import ClientGone, Exchange
 from app.edge.pool import DecodePool
-from app.edge.replies import Reply, Send, error_reply, send_reply
+from app.edge.replies import Reply, error_reply, send_reply
 from models.errors import InvalidRequest, NotFound, RequestError, Unsupported
-
-Scope = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ class HotRoute(ABC):
         return timeout_ms
 
 
-async def _until_client_leaves(receive: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+async def _until_client_leaves(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

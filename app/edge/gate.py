@@ -11,13 +11,12 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Any
 
-from app.edge.body import Receive
-from app.edge.calls import EdgeOptions, Scope
-from app.edge.replies import Reply, Send, error_body, error_reply, send_reply
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.edge.calls import EdgeOptions
+from app.edge.replies import Reply, error_body, error_reply, send_reply
 from app.logs import request_id
 from models.errors import Unauthorized
 
@@ -27,13 +26,11 @@ _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # Probes come from machines that have no key.
 _NO_KEY_NEEDED = re.compile(r"/ping|/v2/health/(live|ready)|/v2/models/[^/]+(/versions/[^/]+)?/ready")
 
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 
 class Gate:
     """Wraps the whole application."""
 
-    def __init__(self, app: AsgiApp, options: EdgeOptions) -> None:
+    def __init__(self, app: ASGIApp, options: EdgeOptions) -> None:
         self._app = app
         self._options = options
         self._expected_key = None if options.api_key is None else b"Bearer " + options.api_key.encode()
@@ -94,7 +91,7 @@ class _Passage:
         self.traceparent = traceparent
         self.status = 0
 
-    async def send(self, message: dict[str, Any]) -> None:
+    async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._own_id)]

@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from app.core import Core
 from app.edge.calls import EdgeOptions
@@ -26,6 +27,7 @@ from app.edge.openapi import document_hot_routes
 from app.edge.pool import DecodePool
 from app.edge.predictions import PredictionsRoute
 from app.edge.replies import Reply, as_response, error_body, error_reply
+from app.edge.shortcut import Shortcut
 from app.version import VERSION
 from models.errors import RequestError
 
@@ -41,8 +43,15 @@ def create_app(core: Core, options: EdgeOptions) -> FastAPI:
         pool.close()
         await core.stop()
 
-    app = FastAPI(title="Convoy", version=VERSION, lifespan=lifespan, summary="Serves CNNs, batched and verified.")
     infer, predictions = InferRoute(core, options, pool), PredictionsRoute(core, options, pool)
+
+    class Application(FastAPI):
+        """FastAPI behind the gate and the shortcut, which must come before its own middlewares."""
+
+        def build_middleware_stack(self) -> ASGIApp:
+            return Gate(Shortcut(super().build_middleware_stack(), infer, predictions), options)
+
+    app = Application(title="Convoy", version=VERSION, lifespan=lifespan, summary="Serves CNNs, batched and verified.")
     # First in the list, because routes are tried in order.
     app.router.routes[:0] = [
         Route("/v2/models/{model}/infer", infer, methods=["POST"]),
@@ -51,7 +60,6 @@ def create_app(core: Core, options: EdgeOptions) -> FastAPI:
         Route("/predictions/{model}/{version}", predictions, methods=["POST"]),
     ]
     app.include_router(control_routes(core, options))
-    app.add_middleware(Gate, options=options)
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
