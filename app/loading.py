@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.bare_model import read_bare_model
 from app.canary import CanaryCheck, CanaryFailed
 from app.engines import cpu
 from app.engines.base import Engine, EngineFailure
-from app.engines.measure import measure_latency
+from app.engines.measure import Pace, batch_knots, measure_in_turns
 from app.engines.onnxruntime import LIBRARY, OnnxRuntimeCpuEngine
-from app.engines.select import WORTHWHILE_SPEEDUP, Choice, PrecisionChoice, choose
-from models.bundle import Bundle, LatencyPoint, Variant, open_bundle
+from app.engines.select import Choice, PrecisionChoice, choose, measured_here
+from app.engines.speedup import best_per_sample_ms, is_worthwhile
+from models.bundle import Bundle, LatencyPoint, LatencyTable, Variant, open_bundle
 from models.errors import BundleError
 from models.spec import ModelSpec
 from models.store import StoredVersion
 
 _log = logging.getLogger("convoy")
-# Start-up is waited for: so long may measuring one variant take where no table fits this device.
+# Start-up is waited for: so long may measuring one variant take where no table fits this device. A network so
+# slow that it needs longer is measured at small batches only, and the server learns the others as it goes.
 MEASURING_BUDGET_S = 0.15
+_MEASURING_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,6 @@ class _Candidate:
     variant: Variant
     engine: Engine
     canary: CanaryCheck
-    latency: tuple[LatencyPoint, ...]
 
 
 def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
@@ -74,13 +77,14 @@ def _load_bundle(stored: StoredVersion, options: LoadOptions, started: float) ->
     spec = bundle.manifest.spec
     choice = choose(bundle, options.precision, cpu.fingerprint(options.threads, LIBRARY))
     candidates, refused = _prove_all(bundle, choice, options)
-    best = _pick(candidates)
+    tables = _latencies(candidates)
+    best = _pick(candidates, tables)
     return LoadedModel(
         stored=stored,
         spec=replace(spec, max_batch_size=_limit(spec.max_batch_size, options)),
         engine=best.engine,
         canary=best.canary,
-        latency=best.latency,
+        latency=tables[candidates.index(best)].points,
         reason=f"{best.variant.file}: {choice.reason}",
         skipped=(*choice.skipped, *refused),
         platform="onnxruntime_onnx",
@@ -102,7 +106,7 @@ def _prove_all(bundle: Bundle, choice: Choice, options: LoadOptions) -> tuple[li
             engine.close()
             refused.append(f"{variant.file}: {failure}")
             continue
-        candidates.append(_Candidate(variant, engine, check, _latency_of(variant, engine)))
+        candidates.append(_Candidate(variant, engine, check))
     if not candidates:
         raise BundleError(f"{bundle.folder}: no variant answers its canary rightly here ({'; '.join(refused)})")
     return candidates, refused
@@ -120,27 +124,29 @@ def _open_variant(bundle: Bundle, variant: Variant, options: LoadOptions) -> Eng
     )
 
 
-def _latency_of(variant: Variant, engine: Engine) -> tuple[LatencyPoint, ...]:
-    table = variant.latency
-    if table is not None and table.device_fingerprint == engine.info.device_fingerprint:
-        return table.points
-    return measure_latency(engine, budget_s=MEASURING_BUDGET_S)
+def _latencies(candidates: Sequence[_Candidate]) -> tuple[LatencyTable, ...]:
+    """One table per candidate: export's, where the only one was measured on this device, else measured now."""
+    if len(candidates) == 1:
+        (only,) = candidates
+        if only.variant.latency and measured_here(only.variant, only.engine.info.device_fingerprint):
+            return (only.variant.latency,)
+    return _measure([candidate.engine for candidate in candidates])
 
 
-def _pick(candidates: list[_Candidate]) -> _Candidate:
-    """The fastest, unless it is only a little faster than the first, which is the more exact one."""
-    best = candidates[0]
-    for candidate in candidates[1:]:
-        if _per_sample_ms(candidate) * WORTHWHILE_SPEEDUP < _per_sample_ms(best):
-            best = candidate
+def _measure(engines: Sequence[Engine]) -> tuple[LatencyTable, ...]:
+    knots = batch_knots(engines[0].info.batch_sizes[-1])
+    budget_s = MEASURING_BUDGET_S * len(engines) / len(knots)
+    return measure_in_turns(engines, Pace(budget_s, _MEASURING_LIMIT_S, warm_up=1, fewest=3, most=50))
+
+
+def _pick(candidates: Sequence[_Candidate], tables: Sequence[LatencyTable]) -> _Candidate:
+    """The fastest of those that are faster beyond doubt than the first, the more exact one; else that one."""
+    faster = [(one, table) for one, table in zip(candidates, tables, strict=True) if is_worthwhile(table)]
+    best = min(faster, key=lambda pair: best_per_sample_ms(pair[1]))[0] if faster else candidates[0]
     for candidate in candidates:
         if candidate is not best:
             candidate.engine.close()
     return best
-
-
-def _per_sample_ms(candidate: _Candidate) -> float:
-    return min(point.median_ms / point.batch_size for point in candidate.latency)
 
 
 def _load_bare(stored: StoredVersion, options: LoadOptions, started: float) -> LoadedModel:
@@ -156,7 +162,7 @@ def _load_bare(stored: StoredVersion, options: LoadOptions, started: float) -> L
     try:
         engine.warm_up()
         canary = CanaryCheck.of_first_answer(engine)
-        latency = measure_latency(engine, budget_s=MEASURING_BUDGET_S)
+        (table,) = _measure([engine])
     except EngineFailure as failure:
         engine.close()
         raise BundleError(f"{bare.path}: does not run on zeros or random input ({failure})") from failure
@@ -166,7 +172,7 @@ def _load_bare(stored: StoredVersion, options: LoadOptions, started: float) -> L
         spec=replace(bare.spec, max_batch_size=_limit(bare.spec.max_batch_size, options)),
         engine=engine,
         canary=canary,
-        latency=latency,
+        latency=table.points,
         reason=f"bare model: {bare.batch_reason}",
         skipped=(),
         platform="onnxruntime_onnx",

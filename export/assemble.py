@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from app.engines.cpu import has_int8_dot_product
-from app.engines.select import WORTHWHILE_SPEEDUP
+from app.engines.speedup import is_worthwhile
 from export.data import ExportData
 from export.plan import Plan
 from export.precision import Recipe
-from export.profile import speedup
 from export.variant import Candidate
 from export.verify import Score
 from models.bundle import (
@@ -53,7 +52,7 @@ class Measured:
 
     recipe: Recipe
     score: Score
-    latency: LatencyTable
+    latency: LatencyTable | None
 
 
 def judge(
@@ -65,22 +64,24 @@ def judge(
     proof = f"equals torch to {torch_error:.1g} on {len(data.samples)} {inputs}"
     variants = [_variant(reference, True, proof, torch_error)]
     for one in measured[1:]:
-        serve, reason = _verdict(one, reference, budget_points)
+        serve, reason = _verdict(one, budget_points)
         variants.append(_variant(one, serve, reason, one.score.max_relative_error))
     return tuple(variants)
 
 
-def _verdict(one: Measured, reference: Measured, budget_points: float) -> tuple[bool, str]:
+def _verdict(one: Measured, budget_points: float) -> tuple[bool, str]:
     accuracy = one.score.accuracy
     if accuracy is None:
         return False, "not verified on labels: export with --evaluate to let it serve"
     loss = f"loses {accuracy.loss_points:.2f} points of top-1 on {accuracy.images} images"
     if accuracy.loss_points > budget_points:
         return False, f"{loss}, over the budget of {budget_points:g}"
-    ratio = speedup(one.latency, reference.latency)
-    pace = f"{ratio:.2f} times the speed of fp32 on the export machine"
-    if ratio < WORTHWHILE_SPEEDUP:
-        return False, f"not faster: {pace}; {loss}"
+    if one.latency is None or one.latency.speedup is None:
+        return True, f"{loss}, within the budget of {budget_points:g}; its speed was not measured"
+    gain = one.latency.speedup
+    pace = f"{gain.median:.2f} times the speed of fp32 on the export machine ({gain.low:.2f} to {gain.high:.2f})"
+    if not is_worthwhile(one.latency):
+        return False, f"not faster beyond doubt: {pace}; {loss}"
     return True, f"{pace}; {loss}, within the budget of {budget_points:g}"
 
 

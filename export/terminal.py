@@ -16,7 +16,6 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from export.profile import speedup
 from export.progress import Step
 from models.bundle import Manifest, Variant
 
@@ -63,7 +62,6 @@ class RichProgress:
 
 def summary(manifest: Manifest) -> Group:
     """One row per variant: what it costs, what it gains, whether it serves; below, why. Fits 80 columns."""
-    reference = manifest.variants[0]
     largest = manifest.spec.max_batch_size
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("variant", no_wrap=True)
@@ -75,7 +73,7 @@ def summary(manifest: Manifest) -> Group:
             _size(manifest.files[variant.file].bytes),
             *_accuracy(variant),
             *_latency(variant),
-            _speed(variant, reference),
+            _speed(variant),
             "[green]yes[/]" if variant.serve else "no",
         )
     reasons = [Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants]
@@ -99,7 +97,6 @@ def _latency(variant: Variant) -> tuple[str, str]:
     return f"{first.median_ms:.3f}", f"{last.median_ms:.3f}"
 
 
-def _speed(variant: Variant, reference: Variant) -> str:
-    if variant.latency is None or reference.latency is None:
-        return "-"
-    return f"{speedup(variant.latency, reference.latency):.2f}x"
+def _speed(variant: Variant) -> str:
+    gain = variant.latency.speedup if variant.latency else None
+    return f"{gain.median:.2f}x" if gain else "-"

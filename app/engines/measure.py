@@ -1,18 +1,48 @@
-"""How long a batch takes in an engine that nobody else uses, measured."""
+"""How long batches take in engines that nobody else uses: run in turns, because a machine's speed drifts.
+
+What is measured in the same breath can be compared. Knows measuring; `app.engines.speedup` knows what the
+figures mean.
+"""
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from app.engines.base import Engine, Part, byte_view
-from models.bundle import LatencyPoint
+from app.engines.speedup import fit_line, paired_speedup
+from models.bundle import LatencyPoint, LatencyTable
 
-_FEWEST_RUNS = 3
-_MOST_RUNS = 200
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long measuring may take, whatever the network.
+
+    Each batch size gets `warm_up` rounds that are not counted, then `fewest` to `most` counted ones within
+    about `budget_s`; a round is one run of every engine. A size whose fewest rounds would take longer than
+    `limit_s` is left out, and all larger ones with it.
+    """
+
+    budget_s: float
+    limit_s: float
+    warm_up: int
+    fewest: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """`runs_ms` is float64 [engines, rounds]: one column was measured in one breath."""
+
+    batch_size: int
+    runs_ms: np.ndarray
+
+    @property
+    def round_s(self) -> float:
+        return float(np.median(self.runs_ms, axis=1).sum()) / 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +88,58 @@ def make_probe(engine: Engine, samples: int, *, seed: int = 0) -> Probe:
     return Probe(engine, part)
 
 
-def summarise(batch_size: int, runs_ms: list[float]) -> LatencyPoint:
-    """Median and spread of repeated runs, in milliseconds."""
+def run_in_turns(engines: Sequence[Engine], pace: Pace) -> Iterator[Rounds]:
+    """The engines' runs at each knot, smallest first, as they are made. Raises EngineFailure."""
+    previous: Rounds | None = None
+    for size in batch_knots(engines[0].info.batch_sizes[-1]):
+        if previous is not None:
+            # A larger batch never takes longer than the same samples in smaller ones, or hardly.
+            expected_s = previous.round_s * size / previous.batch_size
+            if expected_s * (pace.warm_up + pace.fewest) > pace.limit_s:
+                return
+        previous = Rounds(size, _take_turns([make_probe(engine, size) for engine in engines], pace))
+        yield previous
+
+
+def _take_turns(probes: Sequence[Probe], pace: Pace) -> np.ndarray:
+    for _ in range(pace.warm_up):
+        for probe in probes:
+            probe.run_ms()
+    rounds: list[list[float]] = []
+    end_s = time.monotonic() + pace.budget_s
+    while len(rounds) < pace.fewest or (len(rounds) < pace.most and time.monotonic() < end_s):
+        # Every other round goes backwards, so that no engine always runs in the wake of the same one.
+        order = range(len(probes)) if len(rounds) % 2 == 0 else range(len(probes) - 1, -1, -1)
+        taken = {index: probes[index].run_ms() for index in order}
+        rounds.append([taken[index] for index in range(len(probes))])
+    return np.array(rounds).T
+
+
+def latency_tables(engines: Sequence[Engine], measured: Sequence[Rounds]) -> tuple[LatencyTable, ...]:
+    """One table per engine; the speed-ups of all but the first are against the first."""
+    by_engine = [[rounds.runs_ms[index] for rounds in measured] for index in range(len(engines))]
+    tables = []
+    for engine, own in zip(engines, by_engine, strict=True):
+        points = tuple(summarise(rounds.batch_size, runs) for rounds, runs in zip(measured, own, strict=True))
+        line = fit_line(points)
+        tables.append(
+            LatencyTable(
+                device_fingerprint=engine.info.device_fingerprint,
+                points=points,
+                fixed_ms=line.fixed_ms if line else None,
+                per_sample_ms=line.per_sample_ms if line else None,
+                speedup=None if own is by_engine[0] else paired_speedup(by_engine[0], own),
+            )
+        )
+    return tuple(tables)
+
+
+def summarise(batch_size: int, runs_ms: np.ndarray) -> LatencyPoint:
+    """Median and spread of repeated runs [n], in milliseconds."""
     p10, median, p90 = (float(value) for value in np.percentile(runs_ms, [10, 50, 90]))
     return LatencyPoint(batch_size, median, p10, p90)
 
 
-def measure_latency(engine: Engine, *, budget_s: float) -> tuple[LatencyPoint, ...]:
-    """The engine's latency at every knot, in about `budget_s` seconds altogether."""
-    knots = batch_knots(engine.info.batch_sizes[-1])
-    points = []
-    for samples in knots:
-        probe = make_probe(engine, samples)
-        first_ms = probe.run_ms()  # the first run of a shape pays for allocations; it is not counted
-        affordable = budget_s * 1e3 / len(knots) / max(first_ms, 1e-3)
-        runs = min(_MOST_RUNS, max(_FEWEST_RUNS, math.floor(affordable)))
-        points.append(summarise(samples, [probe.run_ms() for _ in range(runs)]))
-    return tuple(points)
+def measure_in_turns(engines: Sequence[Engine], pace: Pace) -> tuple[LatencyTable, ...]:
+    """The engines' latency tables, measured together. Raises EngineFailure."""
+    return latency_tables(engines, list(run_in_turns(engines, pace)))

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.engines import cpu
+from app.engines.speedup import best_per_sample_ms, is_worthwhile
 from models.bundle import Bundle, Precision, Target, Variant
 from models.errors import BundleError
 
 EngineChoice = Literal["auto", "cpu"]
 PrecisionChoice = Literal["auto", "fp32", "int8"]
-# A quantised variant must be clearly faster, or the exact one serves.
-WORTHWHILE_SPEEDUP = 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +76,20 @@ def choose(bundle: Bundle, precision: PrecisionChoice, device_fingerprint: str) 
     skipped += [f"{variant.file}: {variant.reason}" for variant in on_cpu if not variant.serve]
     if not servable:
         raise BundleError(f"{bundle.folder}: no variant may be served on a CPU ({'; '.join(skipped)}); export it again")
-    if any(not _measured_here(variant, device_fingerprint) for variant in servable):
+    if not all(measured_here(variant, device_fingerprint) for variant in servable):
         return Choice(
             tuple(servable),
             "measured at start-up, because this device is not the one it was exported on",
             tuple(skipped),
         )
-    fastest = min(servable, key=_per_sample_ms)
+    fastest = _fastest(servable)
     return Choice((fastest,), f"fastest on this device when it was exported: {fastest.reason}", tuple(skipped))
+
+
+def _fastest(variants: list[Variant]) -> Variant:
+    """Of variants that were measured here: the fastest beyond doubt, else the first, which is the most exact."""
+    faster = [(v, v.latency) for v in variants if v.latency is not None and is_worthwhile(v.latency)]
+    return min(faster, key=lambda pair: best_per_sample_ms(pair[1]))[0] if faster else variants[0]
 
 
 def _by_name(bundle: Bundle, variants: list[Variant], precision: Precision, skipped: list[str]) -> Choice:
@@ -98,10 +103,9 @@ def _by_name(bundle: Bundle, variants: list[Variant], precision: Precision, skip
     )
 
 
-def _measured_here(variant: Variant, device_fingerprint: str) -> bool:
-    return variant.latency is not None and variant.latency.device_fingerprint == device_fingerprint
-
-
-def _per_sample_ms(variant: Variant) -> float:
-    assert variant.latency is not None
-    return min(point.median_ms / point.batch_size for point in variant.latency.points)
+def measured_here(variant: Variant, device_fingerprint: str) -> bool:
+    """Whether export measured the variant on this very device, and against fp32 if it is not fp32 itself."""
+    table = variant.latency
+    if table is None or table.device_fingerprint != device_fingerprint:
+        return False
+    return variant.precision == "fp32" or table.speedup is not None

@@ -12,15 +12,16 @@ import pytest
 from export_fixtures import fake_torch, options, write_images
 from rich.console import Console
 
+from app.engines.measure import Pace
 from export import command
 from export.command import export_bundle, run
-from models.bundle import Manifest, open_bundle
+from models.bundle import Interval, Manifest, open_bundle
 from models.errors import JobError, UsageError
 
 
 @pytest.fixture(autouse=True)
 def quick_and_without_torch(monkeypatch, tmp_path):
-    monkeypatch.setattr("export.profile._BUDGET_S_PER_SIZE", 0)
+    monkeypatch.setattr("export.profile.PACE", Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3))
     monkeypatch.setattr(command, "to_onnx", fake_torch)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -36,6 +37,17 @@ def data(tmp_path):
 
 def verdicts(manifest: Manifest) -> dict[str, tuple[bool, str]]:
     return {variant.file: (variant.serve, variant.reason) for variant in manifest.variants}
+
+
+def measured_as(monkeypatch, speedup: Interval) -> None:
+    """The variants' speed-up is this, whatever the machine says."""
+
+    def measured(candidates, progress):
+        reference, *others = real(candidates, progress)
+        return reference, *(replace(table, speedup=speedup) for table in others)
+
+    real = command.measure_latencies
+    monkeypatch.setattr(command, "measure_latencies", measured)
 
 
 def left_behind(tmp_path) -> list[str]:
@@ -78,16 +90,17 @@ def test_provenance_names_sources_and_hashes_but_no_folder_of_this_machine(tmp_p
 
 
 def test_a_slow_variant_is_kept_out_of_service(tmp_path, data, monkeypatch):
-    monkeypatch.setattr("export.assemble.speedup", lambda table, reference: 0.5)
+    measured_as(monkeypatch, Interval(1.05, 1.01, 1.09))
     manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
     assert verdicts(manifest)["fp32.onnx"][0]
     serve, reason = verdicts(manifest)["int8-cpu.onnx"]
     assert not serve
-    assert reason.startswith("not faster: 0.50 times the speed of fp32")
+    assert reason.startswith("not faster beyond doubt: 1.05 times the speed of fp32")
+    assert "(1.01 to 1.09)" in reason
 
 
 def test_a_fast_and_right_variant_serves(tmp_path, data, monkeypatch):
-    monkeypatch.setattr("export.assemble.speedup", lambda table, reference: 3.0)
+    measured_as(monkeypatch, Interval(3.0, 2.9, 3.1))
     manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
     serve, reason = verdicts(manifest)["int8-cpu.onnx"]
     assert serve

@@ -7,12 +7,10 @@ from export_fixtures import IMAGE, answers, write_images, write_red_or_blue
 
 from export.data import ImageSet
 from export.precision import REFERENCE, Recipe
-from export.profile import measure_latencies, speedup
 from export.progress import SILENT
 from export.quantize import front_nodes, quantize_for_cpu
 from export.variant import opened
 from export.verify import check_against_torch, compare, measure_accuracy, relative_error
-from models.bundle import LatencyPoint, LatencyTable
 from models.datasets import load
 from models.errors import JobError
 from models.spec import ModelSpec, TensorSpec
@@ -115,17 +113,3 @@ def test_what_cannot_be_quantised_is_one_line(tmp_path, images):
     (tmp_path / "fp32.onnx").write_bytes(b"nonsense")
     with pytest.raises(JobError, match=r"int8 cannot be made .* pass --precisions fp32"):
         quantize_for_cpu(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", images["calibration"], SILENT)
-
-
-def test_latency_is_measured_at_every_knot(fp32, monkeypatch):
-    monkeypatch.setattr("export.profile._BUDGET_S_PER_SIZE", 0)
-    tables = measure_latencies([fp32, fp32], SILENT)
-    assert [[point.batch_size for point in table.points] for table in tables] == [[1, 2, 4], [1, 2, 4]]
-    assert tables[0].device_fingerprint == fp32.engine.info.device_fingerprint
-
-
-def test_speed_is_the_geometric_mean_over_batch_sizes():
-    def table(*medians_ms: float) -> LatencyTable:
-        return LatencyTable("here", tuple(LatencyPoint(1, ms, ms, ms) for ms in medians_ms))
-
-    assert speedup(table(1, 4), table(4, 4)) == pytest.approx(2)

@@ -1,0 +1,201 @@
+"""Measuring in turns, in virtual time; the line, the interval and the rule that are drawn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from export_fixtures import IMAGE, write_red_or_blue
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.engines.fake import FakeEngine
+from app.engines.measure import Pace, batch_knots, measure_in_turns, run_in_turns
+from app.engines.select import choose
+from app.engines.speedup import Line, best_per_sample_ms, fit_line, is_worthwhile, paired_speedup
+from export.precision import REFERENCE, Recipe
+from export.profile import measure_latencies
+from export.progress import SILENT
+from export.variant import opened
+from models.bundle import Bundle, Interval, LatencyPoint, LatencyTable, Manifest, Provenance, Variant
+from models.spec import ModelSpec, TensorSpec
+
+PACE = Pace(budget_s=10, limit_s=100, warm_up=1, fewest=3, most=20)
+TENSORS = (TensorSpec("x", "FP32", (3,)),), (TensorSpec("y", "FP32", (3,)),)
+
+
+class Clock:
+    """Stands in for the module `time`; only sleeping makes it pass."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def perf_counter_ns(self) -> int:
+        return round(self.now_s * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("app.engines.measure.time", clock)
+    return clock
+
+
+def engine(clock: Clock, latency_s: Callable[[int], float], max_batch_size: int = 8) -> FakeEngine:
+    inputs, outputs = TENSORS
+    return FakeEngine(
+        inputs, outputs, max_batch_size=max_batch_size, run_rows=lambda x: x, latency_s=latency_s, sleep=clock.sleep
+    )
+
+
+def points(*medians_ms: float) -> tuple[LatencyPoint, ...]:
+    return tuple(LatencyPoint(1 << index, ms, ms, ms) for index, ms in enumerate(medians_ms))
+
+
+def test_knots_are_powers_of_two_and_the_largest():
+    assert (batch_knots(1), batch_knots(8), batch_knots(12)) == ([1], [1, 2, 4, 8], [1, 2, 4, 8, 12])
+
+
+def test_engines_that_differ_by_a_factor_are_told_apart_while_the_machine_drifts(clock):
+    def slow_s(samples: int) -> float:
+        # The machine becomes ten times slower while it is measured.
+        return (0.004 + 0.002 * samples) * (1 + clock.now_s / 10)
+
+    reference, faster = measure_in_turns([engine(clock, slow_s), engine(clock, lambda b: slow_s(b) / 3)], PACE)
+    assert reference.speedup is None
+    assert faster.speedup is not None
+    assert faster.speedup.median == pytest.approx(3, rel=0.01)
+    assert faster.speedup.low <= 3 <= faster.speedup.high
+    assert [point.batch_size for point in faster.points] == [1, 2, 4, 8]
+    assert reference.device_fingerprint == "fake"
+
+
+def test_the_line_is_what_the_engine_costs(clock):
+    (table,) = measure_in_turns([engine(clock, lambda b: 0.004 + 0.002 * b)], PACE)
+    assert (table.fixed_ms, table.per_sample_ms) == (pytest.approx(4), pytest.approx(2))
+
+
+def test_a_slow_network_is_measured_at_the_sizes_that_can_be_afforded(clock):
+    slow = engine(clock, lambda b: 1.0 * b, max_batch_size=64)
+    sizes = [rounds.batch_size for rounds in run_in_turns([slow], replace(PACE, limit_s=20))]
+    assert sizes == [1, 2, 4]
+    assert clock.now_s == pytest.approx((1 + 10) * 1 + (1 + 5) * 2 + (1 + 3) * 4)
+
+
+def test_even_the_slowest_network_is_measured_alone(clock):
+    slow = engine(clock, lambda b: 1000.0)
+    (rounds,) = run_in_turns([slow], PACE)
+    assert rounds.runs_ms.tolist() == [[1e6, 1e6, 1e6]]
+
+
+def test_a_fast_network_is_measured_often_but_not_for_ever(clock):
+    fast = engine(clock, lambda b: 0.001)
+    assert {rounds.runs_ms.shape for rounds in run_in_turns([fast, fast], PACE)} == {(2, 20)}
+
+
+@given(st.floats(0, 100), st.floats(0.001, 100), st.integers(2, 8))
+def test_a_line_is_recognised(fixed_ms, per_sample_ms, count):
+    exact = Line(fixed_ms, per_sample_ms)
+    line = fit_line(points(*(exact.at(1 << index) for index in range(count))))
+    assert line is not None
+    assert line.at(1) == pytest.approx(exact.at(1))
+    assert line.at(1 << count) == pytest.approx(exact.at(1 << count))
+
+
+def test_one_disturbed_size_does_not_bend_the_line():
+    assert fit_line(points(5, 6, 8, 120, 20, 36)) == Line(pytest.approx(4), pytest.approx(1))  # type: ignore[arg-type]
+
+
+@given(st.lists(st.floats(0.001, 1e4), min_size=2, max_size=8))
+def test_no_part_of_a_line_is_negative(medians_ms):
+    line = fit_line(points(*medians_ms))
+    assert line is not None
+    assert min(line.fixed_ms, line.per_sample_ms) >= 0
+
+
+def test_one_point_is_no_line():
+    assert fit_line(points(3)) is None
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    hits = 0
+    for trial in range(200):
+        reference = [generator.lognormal(1, 0.2, 20) for _ in range(4)]
+        own = [theirs / 1.5 * generator.lognormal(0, 0.1, 20) for theirs in reference]
+        interval = paired_speedup(reference, own, seed=trial)
+        hits += interval.low <= 1.5 <= interval.high
+    assert 0.90 <= hits / 200 <= 0.99
+
+
+def test_the_interval_of_the_same_runs_is_the_same():
+    runs = [np.array([1.0, 2.0, 3.0])]
+    assert paired_speedup(runs, [runs[0] / 2]) == paired_speedup(runs, [runs[0] / 2]) == Interval(2.0, 2.0, 2.0)
+
+
+def table(*medians_ms: float, speedup: Interval | None = None) -> LatencyTable:
+    return LatencyTable("here", points(*medians_ms), speedup=speedup)
+
+
+def test_a_gain_pays_only_if_its_lower_end_does():
+    assert not is_worthwhile(table(1))
+    assert not is_worthwhile(table(1, speedup=Interval(1.5, 1.02, 2)))
+    assert is_worthwhile(table(1, speedup=Interval(1.04, 1.03, 1.05)))
+    assert best_per_sample_ms(table(4, 5, 12)) == 2.5
+
+
+def bundle(tmp_path, *latencies: LatencyTable) -> Bundle:
+    files = ("fp32.onnx", "int8-cpu.onnx")
+    variants = tuple(
+        Variant(file, "int8" if "int8" in file else "fp32", "cpu", True, "because", 0.0, None, latency)
+        for file, latency in zip(files, latencies, strict=True)
+    )
+    origin = Provenance("zoo:simple_cnn", None, None, None, {}, "")
+    spec = ModelSpec("m", *TENSORS, max_batch_size=2, image=None, activation="none", labels=())
+    return Bundle(tmp_path, Manifest(1, spec, variants, {}, origin))
+
+
+@pytest.mark.parametrize(
+    ("speedup", "chosen"),
+    [
+        (Interval(1.5, 1.4, 1.6), ["int8-cpu.onnx"]),
+        (Interval(1.5, 0.9, 2.5), ["fp32.onnx"]),
+        # Without an interval nothing is known for sure: both are measured at start-up.
+        (None, ["fp32.onnx", "int8-cpu.onnx"]),
+    ],
+)
+def test_the_server_chooses_by_the_same_rule(tmp_path, speedup, chosen):
+    choice = choose(bundle(tmp_path, table(3, 4), table(2, 3, speedup=speedup)), "auto", "here")
+    assert [variant.file for variant in choice.variants] == chosen
+
+
+def test_a_variant_for_another_device_has_no_latency_here(tmp_path, monkeypatch):
+    monkeypatch.setattr("export.profile.PACE", replace(PACE, budget_s=0))
+    spec = ModelSpec(
+        "colours",
+        (TensorSpec("images", "UINT8", IMAGE.tensor_shape),),
+        (TensorSpec("logits", "FP32", (2,)),),
+        max_batch_size=4,
+        image=IMAGE,
+        activation="softmax",
+        labels=("red", "blue"),
+    )
+    for name in ("fp32.onnx", "int8-cpu.onnx", "fp16.onnx"):
+        write_red_or_blue(tmp_path / name)
+    recipes = [REFERENCE, Recipe("fp16.onnx", "fp16", "cuda", None), Recipe("int8-cpu.onnx", "int8", "cpu", None)]
+    with opened(spec, recipes, tmp_path) as candidates:
+        fp32, fp16, int8 = measure_latencies(candidates, SILENT)
+    assert fp16 is None
+    assert fp32 is not None
+    assert int8 is not None
+    assert int8.speedup is not None
+    assert [point.batch_size for point in int8.points] == [1, 2, 4]
+    assert fp32.device_fingerprint == candidates[0].engine.info.device_fingerprint
