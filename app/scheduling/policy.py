@@ -8,10 +8,12 @@ The rules, in the order in which they bind:
  2. Work-conserving and late-bound: a lane that is free takes what is there, at once; there is no window.
     While it runs, the next batch grows by itself.
  3. A batch is cut where one request more would make another late.
- 4. A request that cannot be in time any more is given up only when others wait behind it; alone it runs,
-    because that costs nobody anything and teaches the latency model.
- 5. An idle lane with an empty queue admits everything that could still be in time by the clock, whatever
-    the latency model says; so a model that was wrong for a while always recovers.
+ 4. A request that cannot be in time any more is given up only when others wait behind it; the last one runs,
+    because that costs little and teaches the latency model. Heads that could be in time are given up as well
+    when a batch without them saves more requests than they and the batch after them.
+ 5. A request is let in when it fits into the batch that it would join, or the next one has room to grow.
+ 6. An idle lane with an empty queue admits everything that could still be in time by the clock, whatever
+    the latency model says of it; so a model that was wrong for a while always recovers.
 
 Rules 2 to 4 follow the early drop of Nexus (Shen et al., SOSP 2019) with late binding.
 """
@@ -21,13 +23,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
-from app.scheduling.queues import NEVER_NS, Entry, Lane, Queue, State, count_samples, order_of
-from app.scheduling.request import SECOND_NS, ModelKey, Outcome, Request
-
-# Between models, a request without a deadline counts as one due this long after it came. Else a stream
-# of deadlines at one model could starve another for ever.
-PATIENCE_NS = SECOND_NS
+from app.scheduling.forecast import backlog_ns, lateness_ns
+from app.scheduling.queues import NEVER_NS, Entry, Lane, Queue, State, count_samples, urgency
+from app.scheduling.request import ModelKey, Outcome, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,11 @@ def admit(state: State, request: Request, now_ns: int) -> Admit | Refuse:
     """Take the request into its queue, or say why not and when to try again."""
     queue = state.queues[request.key]
     if queue.waiting + request.samples > queue.max_waiting:
-        return Refuse(RefusalReason.QUEUE_FULL, _backlog_ns(state, queue, queue.waiting, now_ns))
+        return Refuse(RefusalReason.QUEUE_FULL, backlog_ns(state, queue, now_ns))
     if request.expiry_ns is not None:
         if request.expiry_ns <= now_ns:
             return Refuse(RefusalReason.EXPIRED, 0)
-        late_ns = _predicted_lateness_ns(state, queue, request, now_ns)
+        late_ns = lateness_ns(state, queue, request, now_ns)
         if late_ns > 0:
             return Refuse(RefusalReason.PREDICTED_LATE, late_ns)
     state.enqueue(request)
@@ -122,7 +122,7 @@ def decide(state: State, now_ns: int) -> Decision:
     for queue in state.queues.values():
         if not queue.waiting:
             continue
-        lane = _free_lane(state, queue)
+        lane = state.free_lane(queue)
         if lane is None:
             continue
         hopeless = _take_hopeless(state, queue, lane, now_ns)
@@ -148,26 +148,32 @@ class _Candidate:
 def _candidate(queue: Queue, lane: Lane, now_ns: int) -> _Candidate:
     if queue.retries:
         requests = queue.retries[0]
-        return _Candidate(queue, lane, requests, count_samples(requests), _urgency(requests[0]))
-    entries = min(queue.by_shape.values(), key=lambda entries: _urgency(entries[0][-1]))
+        return _Candidate(queue, lane, requests, count_samples(requests), urgency(requests[0]))
+    entries = min(queue.by_shape.values(), key=lambda entries: urgency(entries[0][-1]))
     requests = _prefix(entries, queue, lane, now_ns)
-    return _Candidate(queue, lane, requests, count_samples(requests), _urgency(requests[0]))
+    return _Candidate(queue, lane, requests, count_samples(requests), urgency(requests[0]))
 
 
-def _prefix(entries: list[Entry], queue: Queue, lane: Lane, now_ns: int) -> tuple[Request, ...]:
-    """The longest prefix that fits and in which nobody is late who need not be."""
+def _prefix(entries: list[Entry], queue: Queue, lane: Lane, now_ns: int, first: int = 0) -> tuple[Request, ...]:
+    """The longest run from `first` that fits and in which nobody is late who need not be."""
+    start_ns = _start_ns(lane, now_ns)
     chosen: list[Request] = []
     samples, earliest_ns = 0, NEVER_NS
-    for _, deadline_ns, _, _, request in entries:
+    for _, deadline_ns, _, _, request in islice(entries, first, None):
         total = samples + request.samples
         if chosen and total > queue.max_batch:
             break
         earliest_with = min(earliest_ns, deadline_ns)
-        if chosen and earliest_with < NEVER_NS and now_ns + lane.predict_ns(total) > earliest_with:
+        if chosen and earliest_with < NEVER_NS and start_ns + lane.predict_ns(total) > earliest_with:
             break
         chosen.append(request)
         samples, earliest_ns = total, earliest_with
     return tuple(chosen)
+
+
+def _start_ns(lane: Lane, now_ns: int) -> int:
+    """When a batch that is given to the lane now would begin: after the one that it has."""
+    return max(now_ns, lane.free_at_ns) if lane.in_flight else now_ns
 
 
 def _dispatch(state: State, candidate: _Candidate, now_ns: int) -> Dispatch:
@@ -175,95 +181,70 @@ def _dispatch(state: State, candidate: _Candidate, now_ns: int) -> Dispatch:
     for request in candidate.requests:
         state.remove(request)
     predicted_ns = lane.predict_ns(candidate.samples)
+    lane.free_at_ns = _start_ns(lane, now_ns) + predicted_ns
     lane.in_flight += 1
-    lane.free_at_ns = max(now_ns, lane.free_at_ns if lane.in_flight > 1 else 0) + predicted_ns
     return Dispatch(queue.key, lane, candidate.requests, candidate.samples, predicted_ns)
 
 
 def _take_hopeless(state: State, queue: Queue, lane: Lane, now_ns: int) -> tuple[Request, ...]:
-    """Heads that will be late even if they run alone at once, as long as others wait behind them."""
+    """The heads that are given up by rule 4."""
     given_up: list[Request] = []
     for entries in list(queue.by_shape.values()):
-        while entries and len(state.waiting) > 1:
-            request = entries[0][-1]
-            if request.deadline_ns is None or now_ns + lane.predict_ns(request.samples) <= request.deadline_ns:
-                break
-            state.remove(request)
-            given_up.append(request)
+        late = _late_heads(entries, lane, now_ns)
+        if late == len(entries) and sum(map(len, queue.by_shape.values())) == late:
+            late -= 1
+        for entry in entries[: late + _sacrifices(entries, queue, lane, now_ns, late)]:
+            state.remove(entry[-1])
+            given_up.append(entry[-1])
     return tuple(given_up)
 
 
-def _free_lane(state: State, queue: Queue) -> Lane | None:
-    free = [
-        lane
-        for lane in queue.lanes
-        if not lane.stopping and lane.in_flight < lane.depth and not state.device_is_full(lane.device)
-    ]
-    return min(free, key=lambda lane: (lane.free_at_ns, lane.in_flight, lane.id), default=None)
+def _late_heads(entries: list[Entry], lane: Lane, now_ns: int) -> int:
+    """How many heads would be late even if they ran alone at once."""
+    start_ns = _start_ns(lane, now_ns)
+    for position, entry in enumerate(entries):
+        if start_ns + lane.predict_ns(entry[-1].samples) <= entry[1]:
+            return position
+    return len(entries)
 
 
-def _urgency(request: Request) -> tuple[int, int, int]:
-    due = request.arrival_ns + PATIENCE_NS if request.deadline_ns is None else request.deadline_ns
-    return (request.priority, due, request.id)
-
-
-def _predicted_lateness_ns(state: State, queue: Queue, request: Request, now_ns: int) -> int:
-    """By how much the request is expected to miss what it asks for; 0 when it should be in time."""
-    lanes = [lane for lane in queue.lanes if not lane.stopping]
-    if not lanes or _idle(state, queue):
+def _sacrifices(entries: list[Entry], queue: Queue, lane: Lane, now_ns: int, first: int) -> int:
+    """How many requests from `first` on, in time if they ran now, cost more others than they are."""
+    everybody = _fill(entries, queue, first)
+    if first >= len(entries) or len(everybody) < 2:
         return 0
-    start_ns = now_ns + _backlog_ns(state, queue, _samples_ahead(queue, request), now_ns)
-    own_ns = min(lane.predict_ns(request.samples) for lane in lanes)
-    late = 0
-    if request.deadline_ns is not None:
-        late = start_ns + own_ns - request.deadline_ns
-    if request.latest_start_ns is not None:
-        late = max(late, start_ns - request.latest_start_ns)
-    return max(0, late)
-
-
-def _idle(state: State, queue: Queue) -> bool:
-    return not queue.waiting and _free_lane(state, queue) is not None
-
-
-def _samples_ahead(queue: Queue, request: Request) -> int:
-    """How many samples of its own queue will be served before it: exact in requests, average in samples."""
-    total = sum(len(entries) for entries in queue.by_shape.values())
-    if not total:
-        return queue.waiting
-    entry = order_of(request)
-    ahead = sum(bisect_left(entries, entry) for entries in queue.by_shape.values())
-    return queue.waiting * ahead // total
-
-
-def _backlog_ns(state: State, queue: Queue, own_samples: int, now_ns: int) -> int:
-    """How long until a lane of this queue has worked off `own_samples` and its device's other queues."""
-    lanes = [lane for lane in queue.lanes if not lane.stopping]
-    if not lanes:
-        return SECOND_NS
-    device = lanes[0].device
-    sharing = [
-        other
-        for other in state.queues.values()
-        if other is not queue and other.waiting and any(lane.device == device for lane in other.lanes)
-    ]
-    work_ns = _work_ns(lanes, queue.max_batch, own_samples)
-    work_ns += sum(_work_ns(other.lanes, other.max_batch, other.waiting) for other in sharing)
-    return _wait_for_lane_ns(state, lanes, now_ns) + work_ns
-
-
-def _wait_for_lane_ns(state: State, lanes: list[Lane], now_ns: int) -> int:
-    """How long until one of the lanes may start a batch: when it is free, and its device is."""
-    blockers = lanes
-    if state.device_is_full(lanes[0].device):
-        blockers = [lane for lane in state.lanes() if lane.device == lanes[0].device and lane.in_flight]
-    elif any(lane.in_flight < lane.depth for lane in lanes):
+    in_time = _prefix(entries, queue, lane, now_ns, first)
+    if len(in_time) == len(everybody):
         return 0
-    return max(0, min(lane.free_at_ns for lane in blockers) - now_ns)
+    start_ns = _start_ns(lane, now_ns)
+    after_ns = start_ns + lane.predict_ns(count_samples(in_time))
+    following = _fill(entries, queue, first + len(in_time))
+    following_end_ns = after_ns + lane.predict_ns(count_samples(following))
+    saved = len(in_time) + sum(_deadline(request) >= following_end_ns for request in following)
+
+    def fits(position: int) -> bool:
+        end_ns = start_ns + lane.predict_ns(count_samples(_fill(entries, queue, position)))
+        return end_ns <= entries[position][1]
+
+    # Only among equals: nobody gives way to a lower class.
+    equals = bisect_left(entries, (entries[first][0] + 1,), key=lambda entry: entry[:1])
+    later = bisect_left(range(first, equals), True, key=fits) + first
+    if later < equals and len(_fill(entries, queue, later)) > saved:
+        return later - first
+    return 0
 
 
-def _work_ns(lanes: list[Lane], max_batch: int, samples: int) -> int:
-    full, rest = divmod(samples, max_batch)
-    lane = lanes[0]
-    total = full * lane.predict_ns(max_batch) + (lane.predict_ns(rest) if rest else 0)
-    return total // len(lanes)
+def _fill(entries: list[Entry], queue: Queue, first: int) -> tuple[Request, ...]:
+    """The longest run from `first` that fits into a batch, deadlines aside."""
+    chosen: list[Request] = []
+    samples = 0
+    for entry in islice(entries, first, None):
+        samples += entry[-1].samples
+        if chosen and samples > queue.max_batch:
+            break
+        chosen.append(entry[-1])
+    return tuple(chosen)
+
+
+def _deadline(request: Request) -> int:
+    return NEVER_NS if request.deadline_ns is None else request.deadline_ns

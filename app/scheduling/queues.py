@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from app.scheduling.latency import LatencyModel
-from app.scheduling.request import ModelKey, Request, Shape
+from app.scheduling.request import SECOND_NS, ModelKey, Request, Shape
 
 NEVER_NS = 1 << 62
+# Between models, a request without a deadline counts as one due this long after it came. Else a stream
+# of deadlines at one model could starve another for ever.
+PATIENCE_NS = SECOND_NS
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +56,12 @@ def order_of(request: Request) -> Entry:
     return (request.priority, deadline, request.arrival_ns, request.id, request)
 
 
+def urgency(request: Request) -> tuple[int, int, int]:
+    """Where the request stands among those with which it can share no batch."""
+    due_ns = request.arrival_ns + PATIENCE_NS if request.deadline_ns is None else request.deadline_ns
+    return (request.priority, due_ns, request.id)
+
+
 @dataclass(slots=True, eq=False)
 class Queue:
     """What waits for one version of one model, by shape. `max_waiting` and all counts are in samples."""
@@ -64,6 +73,10 @@ class Queue:
     by_shape: dict[tuple[Shape, ...], list[Entry]] = field(default_factory=dict)
     retries: deque[tuple[Request, ...]] = field(default_factory=deque)
     waiting: int = 0
+
+    @property
+    def usable_lanes(self) -> list[Lane]:
+        return [lane for lane in self.lanes if not lane.stopping]
 
 
 @dataclass(slots=True)
@@ -82,6 +95,13 @@ class State:
     def device_is_full(self, device: str) -> bool:
         busy = sum(lane.in_flight for lane in self.lanes() if lane.device == device)
         return busy >= self.device_slots.get(device, NEVER_NS)
+
+    def free_lane(self, queue: Queue) -> Lane | None:
+        """The lane that would end a batch first if it started now; None when no lane may start one."""
+        free = [
+            lane for lane in queue.usable_lanes if lane.in_flight < lane.depth and not self.device_is_full(lane.device)
+        ]
+        return min(free, key=lambda lane: (lane.free_at_ns, lane.in_flight, lane.id), default=None)
 
     @property
     def next_expiry_ns(self) -> int | None:
