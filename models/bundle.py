@@ -4,6 +4,7 @@
                            fp32.onnx ...      one file per variant
                            labels.txt         one label a line
                            canary.safetensors real held-out inputs and their fp32 outputs
+                           report.html        all of this for people
 
 Knows the records, the hashes, and how a bundle comes to be: written aside, synced, renamed, so that it
 exists completely or not at all, and is never changed afterwards. Knows nothing of engines or of HTTP.
@@ -30,6 +31,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 LABELS = "labels.txt"
 CANARY = "canary.safetensors"
+REPORT = "report.html"
 _SEAL = "manifest_sha256"
 
 Precision = Literal["fp32", "fp16", "int8"]
@@ -104,7 +106,8 @@ class LatencyTable:
 class Roofline:
     """What the network needs and what the device gives, measured in the same go (Williams et al., 2009).
 
-    Operations count a multiplication and an addition as two. Bytes are weights and activations, each once.
+    Operations count a multiplication and an addition as two. Bytes are weights and activations in float32, each
+    once. `device_gflop_per_s` holds for float32; the rate for 8-bit integers is None where it was not measured.
     """
 
     device_fingerprint: str
@@ -113,6 +116,7 @@ class Roofline:
     weights_mb: float
     device_gflop_per_s: float
     device_gb_per_s: float
+    device_int8_gop_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
