@@ -107,4 +107,6 @@ class Catalog:
                 raise Unavailable(f"Request for unknown model: {asked} is not at ready state; it is loading")
         if known and not versions and version is None:
             raise NotFound(f"Request for unknown model: '{name}' has no available versions ({known[-1].reason})")
-        raise NotFound(f"Request for unknown model: {asked} is not found; GET /v2/models lists what is served")
+        raise NotFound(
+            f"Request for unknown model: {asked} is not found; POST /v2/repository/index lists what is served"
+        )

@@ -40,5 +40,5 @@ def configure(level: str) -> None:
 
 
 def _one_line(message: str) -> str:
-    # A client's bytes must not be able to write log lines of their own.
-    return message.replace("\n", "\\n").replace("\r", "\\r")
+    # A client's bytes must not be able to write log lines of their own, or to steer a terminal.
+    return message if message.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)

@@ -93,6 +93,7 @@ class Settings(BaseSettings):
         return ConnectionLimits(
             header_timeout_s=self.header_timeout_s,
             write_timeout_s=self.write_timeout_s,
+            linger_s=self.body_timeout_s,
             max_connections=self.max_connections,
         )
 

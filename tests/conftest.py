@@ -13,3 +13,9 @@ from tests.support.stores import StoreFolder
 def store(tmp_path: Path) -> StoreFolder:
     """An empty store to fill."""
     return StoreFolder(tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def shared_store(tmp_path_factory: pytest.TempPathFactory) -> StoreFolder:
+    """An empty store for all tests of a module."""
+    return StoreFolder(tmp_path_factory.mktemp("store"))

@@ -89,7 +89,7 @@ class HotRoute(ABC):
     async def _reply(self, call: Call) -> Reply:
         call.served = served = self._find(call.scope["path_params"])
         self.admit(served)
-        if call.headers.get(b"content-encoding", b"identity") != b"identity":
+        if call.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise Unsupported("Unsupported compression type; send the body as it is")
         declared = declared_length(call.headers, self.options.body)
         body = await read_body(call.receive, call.exchange, declared, self.options.body)

@@ -51,7 +51,13 @@ def create_app(core: Core, options: EdgeOptions) -> FastAPI:
         def build_middleware_stack(self) -> ASGIApp:
             return Gate(Shortcut(super().build_middleware_stack(), infer, predictions), options)
 
-    app = Application(title="Convoy", version=VERSION, lifespan=lifespan, summary="Serves CNNs, batched and verified.")
+    app = Application(
+        title="Convoy",
+        version=VERSION,
+        summary="Serves CNNs, batched and verified.",
+        lifespan=lifespan,
+        redirect_slashes=False,  # a page that is not there is a 404 with words, not an empty 307
+    )
     # First in the list, because routes are tried in order.
     app.router.routes[:0] = [
         Route("/v2/models/{model}/infer", infer, methods=["POST"]),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from app.catalog import Served
 from app.edge.body import Body
 from app.edge.calls import Call, HotRoute
-from app.edge.oip_request import parse_infer
+from app.edge.oip_request import parse_infer, place_tensors
 from app.edge.oip_response import render_infer
 from app.edge.replies import Reply
 from models.errors import InvalidRequest
@@ -29,13 +29,14 @@ class InferRoute(HotRoute):
         header_length = _header_length(call)
         json_bytes = body.nbytes if header_length is None else header_length
         if json_bytes <= _PARSE_INLINE_BYTES:
-            request = parse_infer(body, header_length, served, call.exchange)
+            request = parse_infer(body, header_length, served)
         else:
-            request = await self.pool.run(parse_infer, body, header_length, served, call.exchange)
+            request = await self.pool.run(parse_infer, body, header_length, served)
+        inputs = place_tensors(request, call.exchange)
         self.record_stage(served, "decode", time.monotonic_ns() - started_ns)
         terms = replace(request.terms, timeout_ms=timeout_ms)
         wanted = tuple(output.index for output in request.outputs)
-        scheduled = call.exchange.build_request(served, request.inputs, wanted, terms)
+        scheduled = call.exchange.build_request(served, inputs, wanted, terms)
         done = await call.exchange.run(scheduled)
         response = render_infer(request, served, done)
         headers: tuple[tuple[bytes, bytes], ...] = ()

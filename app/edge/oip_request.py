@@ -1,13 +1,15 @@
 """The Open Inference Protocol's infer request: JSON, binary tensors, or both, to tensors in the slab.
 
-Binary tensors stay where the body was read to and are only pointed at; JSON tensors are written into a
-slot of their own. The beginnings of the error sentences are Triton's, because clients match them.
+Binary tensors stay where the body was read to and are only pointed at; JSON tensors become arrays first
+and are written into a slot afterwards, because a large body is parsed in a thread and the slab belongs to
+the event loop. The beginnings of the error sentences are Triton's, because clients match them.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,8 @@ from models.spec import NUMPY_DTYPES, TensorSpec
 _Json = dict[str, Any]
 # numpy's kinds of values that JSON may bring for a tensor of each kind.
 _ACCEPTED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
-_MAX_ELEMENTS = 1 << 40
+_MAX_BYTES = 1 << 40
+_MAX_SHOWN_DIMENSIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +40,20 @@ class WantedOutput:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A decoded request; its tensors lie in slots of the exchange."""
+    """A decoded request. Tensors that came as JSON are arrays until `place_tensors` has found room for them."""
 
     id: str | None
-    inputs: Inputs
+    samples: int
+    shapes: tuple[Shape, ...]
+    tensors: tuple[TensorRef | np.ndarray, ...]
     outputs: tuple[WantedOutput, ...]
     terms: Terms
 
 
-def parse_infer(body: Body, header_length: int | None, served: Served, exchange: Exchange) -> InferRequest:
+def parse_infer(body: Body, header_length: int | None, served: Served) -> InferRequest:
     """Decode a body whose first `header_length` bytes are JSON (all of it when None).
 
-    Raises InvalidRequest, Unsupported or Overloaded.
+    Touches nothing but the body's bytes, so any thread may call it. Raises InvalidRequest or Unsupported.
     """
     if header_length is not None and not 0 < header_length <= body.nbytes:
         raise InvalidRequest(
@@ -56,38 +61,51 @@ def parse_infer(body: Body, header_length: int | None, served: Served, exchange:
             "Inference-Header-Content-Length is the length of the JSON part"
         )
     document = _parse_json(body.view[:header_length])
-    request_id = _optional(document, "id", str, "a string")
+    request_id = _request_id(document)
     parameters = _parameters(document, "the request")
-    reader = _InputReader(body, header_length, served, exchange, request_id)
-    inputs = reader.read(_list_of_objects(document, "inputs", required=True))
+    reader = _InputReader(body, header_length, served, request_id)
+    samples, shapes, tensors = reader.read(_list_of_objects(document, "inputs", required=True))
     outputs = _wanted_outputs(_list_of_objects(document, "outputs", required=False), parameters, reader)
-    return InferRequest(request_id, inputs, outputs, _terms(parameters))
+    _check_forms(outputs, reader)
+    return InferRequest(request_id, samples, shapes, tensors, outputs, _terms(parameters))
+
+
+def place_tensors(request: InferRequest, exchange: Exchange) -> Inputs:
+    """The request's inputs, all of them in the slab. Raises Overloaded."""
+    references = tuple(
+        tensor if isinstance(tensor, TensorRef) else _written(tensor, exchange) for tensor in request.tensors
+    )
+    return Inputs(request.samples, request.shapes, references)
+
+
+def _written(array: np.ndarray, exchange: Exchange) -> TensorRef:
+    slot = exchange.reserve(array.nbytes)
+    np.frombuffer(slot.view, array.dtype)[:] = array.reshape(-1)
+    return TensorRef(slot.ref, 0, array.nbytes)
 
 
 class _InputReader:
     """Walks the inputs of one request; the binary ones lie one after another behind the JSON."""
 
-    def __init__(
-        self, body: Body, header_length: int | None, served: Served, exchange: Exchange, request_id: str | None
-    ) -> None:
+    def __init__(self, body: Body, header_length: int | None, served: Served, request_id: str | None) -> None:
         self._body = body
         self._position = body.nbytes if header_length is None else header_length
         self._spec = served.spec
-        self._exchange = exchange
-        self._model = f"'{served.spec.name}'"
-        self._prefix = f"[request id: {request_id or '<id_unknown>'}] "
-        self.output_names = {spec.name: index for index, spec in enumerate(served.spec.outputs)}
+        self._model = f"'{served.key.model}'"
+        self._prefix = f"[request id: {(request_id or '<id_unknown>')[:100]}] "
+        self.outputs = served.spec.outputs
 
-    def read(self, documents: list[_Json]) -> Inputs:
+    def read(self, documents: list[_Json]) -> tuple[int, tuple[Shape, ...], tuple[TensorRef | np.ndarray, ...]]:
+        """Samples, the shapes of one sample, and the tensors, in the model's order."""
         expected = {spec.name: spec for spec in self._spec.inputs}
-        found: dict[str, TensorRef] = {}
+        found: dict[str, TensorRef | np.ndarray] = {}
         shapes: dict[str, Shape] = {}
         for document in documents:
             name = _required(document, "name", str, "an input's name, a string")
             spec = expected.get(name)
             if spec is None:
                 raise self.wrong(
-                    f"unexpected inference input '{name}' for model {self._model}; it takes {sorted(expected)}"
+                    f"unexpected inference input '{name[:100]}' for model {self._model}; it takes {sorted(expected)}"
                 )
             if name in found:
                 raise self.wrong(f"input '{name}' already exists in request")
@@ -97,12 +115,13 @@ class _InputReader:
         if self._position != self._body.nbytes:
             extra = self._body.nbytes - self._position
             raise self.wrong(f"unexpected additional input data for model {self._model}: {extra} bytes too many")
-        return self._inputs(found, shapes)
+        samples, own_shapes = self._batch(shapes)
+        return samples, own_shapes, tuple(found[spec.name] for spec in self._spec.inputs)
 
     def wrong(self, message: str) -> InvalidRequest:
         return InvalidRequest(self._prefix + message)
 
-    def _check_complete(self, found: dict[str, TensorRef]) -> None:
+    def _check_complete(self, found: dict[str, TensorRef | np.ndarray]) -> None:
         missing = [spec.name for spec in self._spec.inputs if spec.name not in found]
         if missing:
             raise self.wrong(
@@ -111,11 +130,11 @@ class _InputReader:
                 "Please provide all required input(s)."
             )
 
-    def _inputs(self, found: dict[str, TensorRef], shapes: dict[str, Shape]) -> Inputs:
+    def _batch(self, shapes: dict[str, Shape]) -> tuple[int, tuple[Shape, ...]]:
+        """How many samples there are, and the shapes of one."""
         names = [spec.name for spec in self._spec.inputs]
-        tensors = tuple(found[name] for name in names)
         if self._spec.max_batch_size == 0:
-            return Inputs(1, tuple(shapes[name] for name in names), tensors)
+            return 1, tuple(shapes[name] for name in names)
         samples = shapes[names[0]][0]
         for name in names:
             if shapes[name][0] != samples:
@@ -126,7 +145,7 @@ class _InputReader:
             )
         if samples < 1:
             raise self.wrong(f"inference request batch-size must be >= 1 for {self._model}, got {samples}")
-        return Inputs(samples, tuple(shapes[name][1:] for name in names), tensors)
+        return samples, tuple(shapes[name][1:] for name in names)
 
     def _shape(self, document: _Json, spec: TensorSpec) -> Shape:
         dtype = _required(document, "datatype", str, "the tensor's datatype, a string")
@@ -141,11 +160,12 @@ class _InputReader:
         shape = _required(document, "shape", list, "a list of whole numbers")
         if not all(type(size) is int and size >= 0 for size in shape):
             raise self.wrong(
-                f"the shape of input '{spec.name}' must be a list of whole numbers >= 0, got {str(shape)[:80]}"
+                f"the shape of input '{spec.name}' must be a list of whole numbers >= 0, got {_brief(shape)}"
             )
-        if math.prod(shape) * spec.numpy_dtype.itemsize > _MAX_ELEMENTS:
+        # The largest size by itself too: a product with a 0 in it is small, whatever else stands there.
+        if max(*shape, math.prod(shape), 0) * spec.numpy_dtype.itemsize > _MAX_BYTES:
             raise self.wrong(
-                f"the shape of input '{spec.name}' causes total element count to exceed maximum size of {_MAX_ELEMENTS}"
+                f"the shape of input '{spec.name}' causes total byte size to exceed maximum size of {_MAX_BYTES}"
             )
         batch = (-1,) if self._spec.max_batch_size else ()
         want = (*batch, *spec.shape)
@@ -163,7 +183,7 @@ class _InputReader:
             return "NOTE: with a max_batch_size above 0 the first dimension is the batch."
         return "The model has no batch dimension: the shape is taken as it is."
 
-    def _tensor(self, document: _Json, spec: TensorSpec, shape: Shape) -> TensorRef:
+    def _tensor(self, document: _Json, spec: TensorSpec, shape: Shape) -> TensorRef | np.ndarray:
         parameters = _parameters(document, f"input '{spec.name}'")
         if "shared_memory_region" in parameters:
             raise Unsupported("Client shared memory is not offered by this server; send the tensor in the request")
@@ -173,16 +193,13 @@ class _InputReader:
                 "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters'; "
                 f"see '{spec.name}'"
             )
-        nbytes = math.prod(shape) * spec.numpy_dtype.itemsize
         if binary_size is None:
-            return self._from_json(document["data"], spec, shape, nbytes)
-        return self._from_binary(binary_size, spec, nbytes)
+            return self._from_json(document["data"], spec, shape)
+        return self._from_binary(binary_size, spec, math.prod(shape) * spec.numpy_dtype.itemsize)
 
     def _from_binary(self, size: object, spec: TensorSpec, nbytes: int) -> TensorRef:
         if type(size) is not int or size < 0:
-            raise self.wrong(
-                f"binary_data_size of input '{spec.name}' must be a whole number >= 0, got {str(size)[:40]}"
-            )
+            raise self.wrong(f"binary_data_size of input '{spec.name}' must be a whole number >= 0, got {_brief(size)}")
         if size != nbytes:
             raise self.wrong(
                 f"input byte size mismatch for input '{spec.name}' for model {self._model}. "
@@ -197,7 +214,7 @@ class _InputReader:
         self._position += size
         return reference
 
-    def _from_json(self, data: object, spec: TensorSpec, shape: Shape, nbytes: int) -> TensorRef:
+    def _from_json(self, data: object, spec: TensorSpec, shape: Shape) -> np.ndarray:
         if spec.dtype == "FP16":
             raise self.wrong(
                 "receiving FP16 data via JSON is not supported. "
@@ -208,9 +225,7 @@ class _InputReader:
             raise self.wrong(
                 f"input '{spec.name}' has {values.size} values, its shape {_shown(shape)} needs {math.prod(shape)}"
             )
-        slot = self._exchange.reserve(nbytes)
-        np.frombuffer(slot.view, spec.numpy_dtype)[:] = values.reshape(-1)
-        return TensorRef(slot.ref, 0, nbytes)
+        return values
 
     def _json_values(self, data: object, spec: TensorSpec) -> np.ndarray:
         dtype = spec.numpy_dtype
@@ -222,8 +237,10 @@ class _InputReader:
             raise self.wrong(f"data of input '{spec.name}' must be numbers, flat or nested like its shape") from error
         if values.size == 0:
             return values.astype(dtype)
+        if dtype.name == "uint64" and values.dtype.kind == "f":
+            values = _exact_integers(data, values)
         if values.dtype.kind not in _ACCEPTED_KINDS[dtype.kind]:
-            raise self.wrong(f"data of input '{spec.name}' must be {spec.dtype} values, got {str(data)[:60]}")
+            raise self.wrong(f"data of input '{spec.name}' must be {spec.dtype} values, got {_brief(data)}")
         if dtype.kind in "iu":
             limits = np.iinfo(dtype.name)
             if values.min() < limits.min or values.max() > limits.max:
@@ -237,13 +254,14 @@ def _wanted_outputs(documents: list[_Json], parameters: _Json, reader: _InputRea
     if not isinstance(default_binary, bool):
         raise InvalidRequest("'binary_data_output' in 'parameters' must be true or false")
     if not documents:
-        return tuple(WantedOutput(index, default_binary) for index in reader.output_names.values())
+        return tuple(WantedOutput(index, default_binary) for index in range(len(reader.outputs)))
     wanted: list[WantedOutput] = []
     for document in documents:
         name = _required(document, "name", str, "an output's name, a string")
-        if name not in reader.output_names:
-            raise reader.wrong(f"unexpected inference output '{name}'; the model gives {sorted(reader.output_names)}")
-        index = reader.output_names[name]
+        names = [spec.name for spec in reader.outputs]
+        if name not in names:
+            raise reader.wrong(f"unexpected inference output '{name[:100]}'; the model gives {sorted(names)}")
+        index = names.index(name)
         if any(other.index == index for other in wanted):
             raise reader.wrong(f"output '{name}' already exists in request")
         own = _parameters(document, f"output '{name}'")
@@ -259,12 +277,22 @@ def _wanted_outputs(documents: list[_Json], parameters: _Json, reader: _InputRea
     return tuple(wanted)
 
 
+def _check_forms(wanted: tuple[WantedOutput, ...], reader: _InputReader) -> None:
+    """Refuse before the run what could not be encoded after it."""
+    for output in wanted:
+        spec = reader.outputs[output.index]
+        if spec.dtype == "FP16" and not output.binary:
+            raise reader.wrong(
+                f"sending FP16 data via JSON is not supported. Please use the binary data format for output {spec.name}"
+            )
+
+
 def _terms(parameters: _Json) -> Terms:
     timeout_us = parameters.get("timeout", 0)
     priority = parameters.get("priority", 0)
     for name, value in (("timeout", timeout_us), ("priority", priority)):
         if type(value) is not int or not 0 <= value < 1 << 53:
-            raise InvalidRequest(f"'{name}' in 'parameters' must be a whole number >= 0, got {str(value)[:40]}")
+            raise InvalidRequest(f"'{name}' in 'parameters' must be a whole number >= 0, got {_brief(value)}")
     # 0 is the protocol's word for "the default"; 1 is the most urgent class.
     return Terms(None, timeout_us or None, priority)
 
@@ -308,13 +336,35 @@ def _parameters(document: _Json, where: str) -> _Json:
 def _required(document: _Json, field: str, kind: type, expected: str) -> Any:
     value = document.get(field)
     if not isinstance(value, kind):
-        raise InvalidRequest(f"'{field}' must be {expected}, got {str(value)[:60]}")
+        raise InvalidRequest(f"'{field}' must be {expected}, got {_brief(value)}")
     return value
 
 
-def _optional(document: _Json, field: str, kind: type, expected: str) -> Any:
-    return None if document.get(field) is None else _required(document, field, kind, expected)
+def _request_id(document: _Json) -> str | None:
+    """The client's own id, which goes back in the answer."""
+    if document.get("id") is None:
+        return None
+    own_id: str = _required(document, "id", str, "a string")
+    try:
+        own_id.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("'id' must be text that can be written as UTF-8, got half a surrogate pair") from error
+    return own_id
+
+
+def _exact_integers(data: list[Any], rounded: np.ndarray) -> np.ndarray:
+    """numpy reads integers on both sides of 2**63 as floats; here they are again, if integers is all there is."""
+    exact = np.asarray(data, dtype=object)
+    fits = all(type(value) is int and 0 <= value < 1 << 64 for value in exact.flat)
+    return exact.astype(np.uint64) if fits else rounded
+
+
+def _brief(value: object) -> str:
+    """A client's value for an error message: never long, and never deep, whatever was sent."""
+    return reprlib.repr(value)
 
 
 def _shown(shape: tuple[int, ...] | list[int]) -> str:
+    if len(shape) > _MAX_SHOWN_DIMENSIONS:
+        return f"{len(shape)} dimensions"
     return "[" + ",".join(str(size) for size in shape) + "]"

@@ -11,9 +11,7 @@ import orjson
 
 from app.catalog import Served
 from app.edge.oip_request import InferRequest
-from app.scheduling.request import Answer, Done
-from models.errors import InvalidRequest
-from models.spec import TensorSpec
+from app.scheduling.request import Done
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class InferResponse:
 def render_infer(request: InferRequest, served: Served, done: Done) -> InferResponse:
     """Encode the answers in the order in which they were asked for.
 
-    The pieces are views of the slab: they must be sent before the exchange closes. Raises InvalidRequest.
+    The pieces are views of the slab: they must be sent before the exchange closes.
     """
     outputs: list[dict[str, Any]] = []
     binary: list[memoryview] = []
@@ -43,7 +41,7 @@ def render_infer(request: InferRequest, served: Served, done: Done) -> InferResp
             document["parameters"] = {"binary_data_size": answer.data.nbytes}
             binary.append(answer.data)
         else:
-            values = _json_values(spec, answer)
+            values = np.frombuffer(answer.data, spec.numpy_dtype)
             is_strict_json &= values.dtype.kind != "f" or bool(np.isfinite(values).all())
             document["data"] = values
         outputs.append(document)
@@ -54,14 +52,6 @@ def render_infer(request: InferRequest, served: Served, done: Done) -> InferResp
 def _envelope(request: InferRequest, served: Served, outputs: list[dict[str, Any]]) -> dict[str, Any]:
     own = {"id": request.id} if request.id is not None else {}
     return {**own, "model_name": served.key.model, "model_version": str(served.key.version), "outputs": outputs}
-
-
-def _json_values(spec: TensorSpec, answer: Answer) -> np.ndarray:
-    if spec.dtype == "FP16":
-        raise InvalidRequest(
-            f"sending FP16 data via JSON is not supported. Please use the binary data format for output {spec.name}"
-        )
-    return np.frombuffer(answer.data, spec.numpy_dtype)
 
 
 def _dump(document: dict[str, Any], is_strict_json: bool) -> bytes:

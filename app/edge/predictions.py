@@ -52,9 +52,9 @@ class PredictionsRoute(HotRoute):
         if boundary is None or sniff(body.view) is not None:
             answer = await self._predict(call.exchange, served, body.view, terms, top_k)
             return Reply(200, (orjson.dumps({**envelope, **answer}),), headers=(_server_timing(answer),))
-        files = await self.pool.run(split_files, bytes(body.view), boundary)
+        files = await self.pool.run(split_files, body.view, boundary)
         outcomes = await asyncio.gather(
-            *(self._predict(call.exchange, served, memoryview(file), terms, top_k) for file in files),
+            *(self._predict(call.exchange, served, file, terms, top_k) for file in files),
             return_exceptions=True,
         )
         return _several(envelope, outcomes)

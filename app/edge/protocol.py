@@ -1,7 +1,8 @@
 """uvicorn's HTTP/1.1 protocol, hardened against clients that are slow, many, or not speaking HTTP.
 
 uvicorn limits how long an idle connection may stay between requests. It does not limit how long a client
-may take to send its headers, nor how long it may refuse to read an answer; both hold memory for ever.
+may take to send its headers, how long it may refuse to read an answer, nor how long it may go on sending a
+body that has been answered already; each holds a connection for ever.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -25,7 +27,12 @@ class ConnectionLimits:
     header_timeout_s: float = 10.0
     header_bytes: int = 64 << 10
     write_timeout_s: float = 30.0
+    linger_s: float = 10.0
     max_connections: int = 4096
+
+
+class HeadersTooLong(Exception):
+    """Stops the parser; the connection ends with a 431."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -35,13 +42,18 @@ class GuardedProtocol(HttpToolsProtocol):
     # uvicorn's base class keeps these; named here for the type checker.
     connections: Any
     transport: Any
+    cycle: Any
+    pipeline: Any
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
+        self._unparsed_bytes = 0
+        self._unread_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -51,48 +63,102 @@ class GuardedProtocol(HttpToolsProtocol):
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_header_timer()
-        self._stop_write_timer()
+        for timer in (self._header_timer, self._write_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        awaited_before = self._header_timer
         super().data_received(data)
-        if self._header_timer is not None:  # the headers are not complete yet
-            self._header_bytes += len(data)
-            if self._header_bytes > self.limits.header_bytes:
-                self._refuse(431, f"the headers are longer than {self.limits.header_bytes} bytes")
+        # The parser reports a header when it is whole; this counts the one that never ends. Data that ended
+        # something else before is left out, so that a body is not taken for headers.
+        if self._header_timer is not None and self._header_timer is awaited_before:
+            self._unparsed_bytes += len(data)
+            if self._unparsed_bytes > self.limits.header_bytes:
+                self._refuse_headers()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._header_bytes = 0
         if self._header_timer is None:
             self._await_headers()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Also called for the trailers of a chunked body, which nothing else bounds.
+        self._count_header(len(name) + len(value) + 4)
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._stop_header_timer()
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self._linger_timer is not None:
+            # The rest of a body that had been answered early is there; the connection is idle now.
+            self._linger_timer.cancel()
+            self._linger_timer = None
+            self._arm_keep_alive()
+
+    def on_response_complete(self) -> None:
+        waits_for_rest = not self.pipeline and self.cycle is not None and self.cycle.more_body
+        super().on_response_complete()
+        if waits_for_rest and not self.transport.is_closing():
+            # Answered before the body was read. The rest is thrown away for a while, because a client that
+            # still sends does not read yet; uvicorn would do so for ever.
+            self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self._reader_is_too_slow)
+            self._watch_reader()
 
     def resume_writing(self) -> None:
-        self._stop_write_timer()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's answer to bytes that are not HTTP, in our words."""
-        self._refuse(400, "this is not an HTTP/1.1 request")
+        """uvicorn's answer to bytes that it cannot parse, in our words."""
+        if self._header_bytes > self.limits.header_bytes:
+            self._refuse_headers()
+        else:
+            self._refuse(400, "this is not an HTTP/1.1 request")
 
     def _await_headers(self) -> None:
-        self._header_bytes = 0
+        self._unparsed_bytes = 0
         self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self._headers_are_too_slow)
+
+    def _count_header(self, nbytes: int) -> None:
+        self._header_bytes += nbytes
+        if self._header_bytes > self.limits.header_bytes:
+            raise HeadersTooLong
 
     def _headers_are_too_slow(self) -> None:
         self._header_timer = None
         self._refuse(408, f"the headers did not arrive within {self.limits.header_timeout_s:g} s")
 
-    def _reader_is_too_slow(self) -> None:
+    def _refuse_headers(self) -> None:
+        self._refuse(431, f"the headers are longer than {self.limits.header_bytes} bytes; send fewer or shorter ones")
+
+    def _watch_reader(self) -> None:
+        """Look again after the time that a client may refuse to read; one that reads slowly may go on."""
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self._check_reader)
+
+    def _check_reader(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread_bytes:
+            self._watch_reader()
+            return
         self._write_timer = None
         _log.info("a client did not read its answer for %g s; its connection is closed", self.limits.write_timeout_s)
         self.transport.abort()
@@ -102,19 +168,25 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         body = error_body(message)
         extra = b"retry-after: 1\r\n" if retry_after else b""
-        head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n".encode()
-        self.transport.write(head + extra + b"connection: close\r\n\r\n" + body)
-        self.transport.close()
+        phrase = HTTPStatus(status).phrase
+        start = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(start.encode() + extra + b"connection: close\r\n\r\n" + body)
+        self._close()
+
+    def _close(self) -> None:
+        """Close when everything has been sent, and not later than the write time-out."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+
+    def _arm_keep_alive(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _stop_header_timer(self) -> None:
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
 
 
 def guarded_protocol(limits: ConnectionLimits) -> type[GuardedProtocol]:

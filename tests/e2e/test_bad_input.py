@@ -1,0 +1,565 @@
+"""What bad input gets: a 4xx in one form that says what was expected, and a server that goes on.
+
+Every bad request goes over a connection that is used for a good request afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.pictures import jpeg, png_claiming
+from tests.support.servers import Server, start_server
+from tests.support.stores import StoreFolder, digit
+from tests.support.wire import Wire, WireReply, chunk, head
+
+DIGITS = "/predictions/digits"
+SIMPLE = "/v2/models/simple/infer"
+IMAGES = "/v2/models/digits/infer"
+
+
+@pytest.fixture(scope="module")
+def server(shared_store: StoreFolder) -> Iterator[Server]:
+    shared_store.add_digits()
+    shared_store.add_add_sub()
+    shared_store.add_identity("FP16")
+    shared_store.add_identity("BOOL")
+    shared_store.add_identity("UINT64")
+    with start_server("--max-body-mb", "2", "--max-inflight-mb", "64", store=shared_store.root) as server:
+        yield server
+        assert server.is_ready()
+        assert server.is_at_rest()
+
+
+@pytest.fixture
+def wire(server: Server) -> Iterator[Wire]:
+    with Wire(server.port) as wire:
+        yield wire
+        reply = wire.ask(DIGITS, digit("seven"))
+        assert reply.status == 200, reply
+        assert reply.json()["predictions"][0]["label"] == "7"
+
+
+def tensor(_name: str, **changes: Any) -> dict[str, Any]:
+    return {"name": _name, "shape": [1, 16], "datatype": "INT32", "data": list(range(16))} | changes
+
+
+def simple(first: dict[str, Any] | None = None, **more: Any) -> bytes:
+    """A good request for the add/sub model, with changes to its first input or to the whole."""
+    return json.dumps({"inputs": [tensor("INPUT0", **(first or {})), tensor("INPUT1")], **more}).encode()
+
+
+def refused(reply: WireReply, status: int, *words: str) -> None:
+    assert reply.status == status, reply
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["x-request-id"]
+    missing = [word for word in words if word not in reply.error]
+    assert not missing, f"{missing} not in {reply.error!r}"
+    assert len(reply.error) < 600
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        pytest.param(b"this is no image", ("image",), id="text"),
+        pytest.param(b"", ("empty",), id="empty"),
+        pytest.param(jpeg()[:5000], ("JPEG",), id="truncated-jpeg"),
+        pytest.param(digit("seven")[:100], ("PNG",), id="truncated-png"),
+        pytest.param(png_claiming(50_000, 50_000), ("pixel",), id="bomb"),
+        pytest.param(png_claiming(0, 0), (), id="no-pixels"),
+        pytest.param(b"\xff\xd8\xff", (), id="only-a-magic-number"),
+        pytest.param(b"<svg xmlns='http://www.w3.org/2000/svg'/>", ("JPEG",), id="svg"),
+        pytest.param(b"\0" * 100_000, ("image",), id="zeros"),
+    ],
+)
+def test_bytes_that_are_no_image_are_a_400(wire: Wire, body: bytes, words: tuple[str, ...]) -> None:
+    refused(wire.ask(DIGITS, body), 400, *words)
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("top_k=0", ("top_k", "at least 1", "'0'")),
+        ("top_k=abc", ("top_k", "'abc'")),
+        ("top_k=-1", ("top_k",)),
+        ("top_k=", ("top_k",)),
+        ("top_k=1.5", ("top_k",)),
+        ("top_k=99999999999999999999999", ("top_k",)),
+        ("top_k=%F0%9F%98%80", ("top_k",)),
+        ("timeout_ms=-1", ("timeout_ms", "'-1'")),
+        ("timeout_ms=0", ("timeout_ms",)),
+        ("timeout_ms=soon", ("timeout_ms", "'soon'")),
+        ("timeout_ms=nan", ("timeout_ms",)),
+        ("timeout_ms=inf", ("timeout_ms",)),
+        ("timeout_ms=1e400", ("timeout_ms",)),
+    ],
+)
+def test_a_query_out_of_range_is_a_400(wire: Wire, query: str, words: tuple[str, ...]) -> None:
+    refused(wire.ask(f"{DIGITS}?{query}", digit("seven")), 400, *words)
+
+
+def test_more_classes_than_there_are_give_all(wire: Wire) -> None:
+    assert len(wire.ask(f"{DIGITS}?top_k=1000", digit("seven")).json()["predictions"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/predictions/nobody", ("Request for unknown model: 'nobody' is not found",)),
+        ("/predictions/digits/9", ("Request for unknown model: 'digits' version 9 is not found",)),
+        ("/predictions/digits/first", ("first", "is not found")),
+        ("/predictions/digits/-1", ("-1", "is not found")),
+        ("/predictions/digits/99999999999999999999", ("is not found",)),
+        ("/predictions/%E2%82%AC%00%0A", ("is not found",)),
+        ("/predictions/%FF%FE", ("is not found",)),
+        ("/v2/models/nobody/infer", ("Request for unknown model: 'nobody' is not found",)),
+        ("/v2/models/simple/versions/2/infer", ("'simple' version 2 is not found",)),
+        ("/v2/models/simple/versions/two/infer", ("two", "is not found")),
+        ("/nowhere", ("Not Found",)),
+        ("/predictions", ("Not Found",)),
+        ("/predictions/digits/", ("is not found",)),
+        ("/predictions/digits/1/2/3", ("Not Found",)),
+        ("/predictions/..%2fdigits", ("is not found",)),
+        ("/v2/models/simple/infer/", ("Not Found",)),
+        ("/v2/models/simple/explain", ("Not Found",)),
+        ("//", ("Not Found",)),
+    ],
+)
+def test_what_is_not_there_is_a_404(wire: Wire, path: str, words: tuple[str, ...]) -> None:
+    refused(wire.ask(path, b"x" * 1000), 404, *words)
+
+
+def test_an_unknown_model_is_told_before_a_wrong_body(wire: Wire) -> None:
+    refused(wire.ask("/v2/models/nobody/infer", b"{"), 404)
+
+
+def test_a_name_may_be_percent_encoded(wire: Wire) -> None:
+    assert wire.ask("/predictions/%64%69gits", digit("two")).status == 200
+    assert wire.ask("/v2/models/si%6Dple/versions/%31/infer", simple()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", DIGITS),
+        ("PUT", DIGITS),
+        ("DELETE", SIMPLE),
+        ("GET", SIMPLE),
+        ("POST", "/v2/health/ready"),
+        ("POST", "/metrics"),
+        ("PATCH", "/stats"),
+        ("OPTIONS", DIGITS),
+    ],
+)
+def test_the_wrong_verb_is_a_405_that_names_the_right_one(wire: Wire, method: str, path: str) -> None:
+    reply = wire.ask(path, b"", method=method)
+    refused(reply, 405, "Method Not Allowed")
+    assert reply.headers["allow"] in ("POST", "GET", "GET, HEAD", "HEAD, GET")
+
+
+def test_a_model_without_image_preprocessing_names_the_route_for_tensors(wire: Wire) -> None:
+    refused(wire.ask("/predictions/simple", digit("seven")), 400, "'simple'", "/v2/models/simple/versions/1/infer")
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        ({"shape": [1, 15]}, ("unexpected shape for input 'INPUT0' for model 'simple'", "[-1,16]", "[1,15]")),
+        ({"shape": [16]}, ("unexpected shape for input 'INPUT0'", "[-1,16]", "[16]")),
+        ({"shape": [1, 16, 1]}, ("unexpected shape for input 'INPUT0'",)),
+        ({"shape": []}, ("unexpected shape for input 'INPUT0'",)),
+        ({"shape": [-1, 16]}, ("INPUT0", ">= 0", "[-1, 16]")),
+        ({"shape": [0, 16], "data": []}, ("batch size",)),
+        ({"shape": [1 << 62, 16]}, ("INPUT0", "exceed")),
+        ({"shape": [1 << 63, 1 << 63, 1 << 63]}, ("INPUT0", "exceed")),
+        ({"shape": [1 << 100, 16]}, ("INPUT0",)),
+        ({"shape": [1.0, 16]}, ("INPUT0", "whole numbers")),
+        ({"shape": [True, 16]}, ("INPUT0", "whole numbers")),
+        ({"shape": "1,16"}, ("'shape'", "list of whole numbers", "1,16")),
+        ({"shape": None}, ("'shape'",)),
+        ({"datatype": "FP32"}, ("'INPUT0' data-type is 'FP32', but model 'simple' expects 'INT32'",)),
+        ({"datatype": "INT33"}, ("INT33", "INT32")),
+        ({"datatype": 32}, ("'datatype'", "32")),
+        ({"datatype": "BYTES"}, ("BYTES", "INT32")),
+        ({"name": "INPUT9"}, ("unexpected inference input 'INPUT9' for model 'simple'", "INPUT0")),
+        ({"name": 7}, ("'name'", "7")),
+        ({"name": "INPUT1"}, ("input 'INPUT1' already exists",)),
+        ({"data": list(range(15))}, ("INPUT0", "15 values", "16")),
+        ({"data": list(range(17))}, ("INPUT0", "17 values", "16")),
+        ({"data": []}, ("INPUT0", "0 values")),
+        ({"data": ["one"] * 16}, ("INPUT0", "INT32")),
+        ({"data": ["1"] * 16}, ("INPUT0", "INT32")),
+        ({"data": [1.5] * 16}, ("INPUT0", "INT32")),
+        ({"data": [True] * 16}, ("INPUT0", "INT32")),
+        ({"data": [None] * 16}, ("INPUT0", "INT32")),
+        ({"data": [{}] * 16}, ("INPUT0", "INT32")),
+        ({"data": [1 << 31] * 16}, ("INPUT0", "-2147483648..2147483647")),
+        ({"data": [-(1 << 31) - 1] * 16}, ("INPUT0", "-2147483648..2147483647")),
+        ({"data": [1 << 80] * 16}, ("INPUT0",)),
+        ({"data": [float("nan")] * 16}, ("INPUT0", "INT32")),
+        ({"data": [[1, 2], [3]]}, ("INPUT0",)),
+        ({"data": "0123456789abcdef"}, ("INPUT0", "list")),
+        ({"data": 7}, ("INPUT0", "list")),
+        ({"data": None}, ("INPUT0",)),
+        ({"parameters": {"binary_data_size": 64}}, ("INPUT0", "only one of")),
+        ({"parameters": []}, ("'parameters'", "INPUT0")),
+    ],
+)
+def test_a_wrong_tensor_is_a_400_that_names_it(wire: Wire, first: dict[str, Any], words: tuple[str, ...]) -> None:
+    refused(wire.ask(SIMPLE, simple(first)), 400, *words)
+
+
+def test_a_batch_above_the_limit_is_a_400(wire: Wire) -> None:
+    rows = {"shape": [33, 16], "data": [0] * 33 * 16}
+    body = json.dumps({"inputs": [tensor("INPUT0", **rows), tensor("INPUT1", **rows)]}).encode()
+    refused(wire.ask(SIMPLE, body), 400, "batch-size must be <= 32 for 'simple'", "33")
+
+
+def test_inputs_of_different_batch_sizes_are_a_400(wire: Wire) -> None:
+    refused(wire.ask(SIMPLE, simple({"shape": [2, 16], "data": [0] * 32})), 400, "batch size does not match")
+
+
+def test_a_missing_input_is_named(wire: Wire) -> None:
+    body = json.dumps({"inputs": [tensor("INPUT0")]}).encode()
+    refused(wire.ask(SIMPLE, body), 400, "expected 2 inputs but got 1", "['INPUT1']")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"outputs": [{"name": "OUTPUT9"}]}, ("unexpected inference output 'OUTPUT9'", "OUTPUT0")),
+        ({"outputs": [{"name": "OUTPUT0"}] * 2}, ("output 'OUTPUT0' already exists in request",)),
+        ({"outputs": [{}]}, ("'name'",)),
+        ({"outputs": {"name": "OUTPUT0"}}, ("'outputs'", "list")),
+        ({"outputs": ["OUTPUT0"]}, ("'outputs'", "objects")),
+        ({"outputs": [{"name": "OUTPUT0", "parameters": {"binary_data": "yes"}}]}, ("binary_data", "OUTPUT0")),
+        ({"parameters": {"binary_data_output": 1}}, ("binary_data_output",)),
+        ({"parameters": {"timeout": -1}}, ("'timeout'", "-1")),
+        ({"parameters": {"timeout": "soon"}}, ("'timeout'", "soon")),
+        ({"parameters": {"priority": 1.5}}, ("'priority'",)),
+        ({"parameters": "none"}, ("'parameters'",)),
+        ({"id": 7}, ("'id'", "7")),
+        ({"id": "\ud800"}, ("'id'",)),
+        ({"inputs": "all"}, ("'inputs'", "list")),
+        ({"inputs": None}, ("'inputs'",)),
+    ],
+)
+def test_a_wrong_field_is_a_400_that_names_it(wire: Wire, more: dict[str, Any], words: tuple[str, ...]) -> None:
+    refused(wire.ask(SIMPLE, simple(**more)), 400, *words)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        pytest.param(b"", ("JSON",), id="empty"),
+        pytest.param(b"{", ("JSON",), id="cut-off"),
+        pytest.param(b"[]", ("object",), id="a-list"),
+        pytest.param(b"null", ("object",), id="null"),
+        pytest.param(b"\xff\xfe{}", ("JSON",), id="not-utf8"),
+        pytest.param(b'{"inputs": [' + b"9" * 5000 + b"]}", (), id="a-number-of-5000-digits"),
+        pytest.param(b"[" * 500_000, ("nesting",), id="half-a-million-lists"),
+        pytest.param(b'{"a":' * 200_000, ("nesting",), id="absurdly-nested-objects"),
+        pytest.param(b'{"inputs":' + b"[" * 900 + b"]" * 900 + b"}", ("inputs",), id="inputs-900-deep"),
+    ],
+)
+def test_json_that_cannot_be_read_is_a_400(wire: Wire, body: bytes, words: tuple[str, ...]) -> None:
+    refused(wire.ask(SIMPLE, body), 400, *words)
+
+
+@pytest.mark.parametrize("field", ["name", "datatype", "shape", "data", "parameters"])
+def test_nesting_inside_a_tensor_is_a_400(wire: Wire, field: str) -> None:
+    body = simple({field: "@"}).replace(b'"@"', b"[" * 900 + b"]" * 900)
+    refused(wire.ask(SIMPLE, body), 400)
+
+
+@pytest.mark.parametrize("field", ["id", "timeout", "priority", "binary_data_output"])
+def test_nesting_inside_a_parameter_is_a_400(wire: Wire, field: str) -> None:
+    more = {"id": "@"} if field == "id" else {"parameters": {field: "@"}}
+    body = simple(**more).replace(b'"@"', b"[" * 900 + b"]" * 900)
+    refused(wire.ask(SIMPLE, body), 400)
+
+
+def test_a_huge_list_in_the_wrong_place_does_not_make_a_huge_message(wire: Wire) -> None:
+    body = simple({"shape": [-1] * 300_000})
+    refused(wire.ask(SIMPLE, body), 400, "INPUT0")
+
+
+def binary(size: object, tail: bytes, length: int | None = None) -> tuple[bytes, dict[str, str]]:
+    """INPUT0 as JSON and INPUT1 as `tail` behind it, announced as `size` bytes."""
+    second = {"name": "INPUT1", "shape": [1, 16], "datatype": "INT32", "parameters": {"binary_data_size": size}}
+    document = json.dumps({"inputs": [tensor("INPUT0"), second]}).encode()
+    return document + tail, {"Inference-Header-Content-Length": str(len(document) if length is None else length)}
+
+
+@pytest.mark.parametrize(
+    ("size", "tail", "words"),
+    [
+        (64, b"\0" * 60, ("unexpected size for input 'INPUT1', expecting 4 additional bytes for model 'simple'",)),
+        (64, b"", ("expecting 64 additional bytes",)),
+        (64, b"\0" * 68, ("unexpected additional input data for model 'simple'",)),
+        (60, b"\0" * 60, ("input byte size mismatch for input 'INPUT1' for model 'simple'. Expected 64, got 60",)),
+        (-64, b"\0" * 64, ("binary_data_size", "INPUT1", "-64")),
+        ("64", b"\0" * 64, ("binary_data_size", "INPUT1")),
+        (64.0, b"\0" * 64, ("binary_data_size", "INPUT1")),
+        (1 << 63, b"\0" * 64, ("INPUT1",)),
+    ],
+)
+def test_binary_data_of_the_wrong_size_is_a_400(wire: Wire, size: object, tail: bytes, words: tuple[str, ...]) -> None:
+    body, headers = binary(size, tail)
+    refused(wire.ask(SIMPLE, body, headers), 400, *words)
+
+
+@pytest.mark.parametrize("length", ["0", "-1", "abc", "1e3", "99999999999999999999", "100000", "3", "0x10", "", "٣"])
+def test_a_wrong_header_length_is_a_400(wire: Wire, length: str) -> None:
+    body, _ = binary(64, b"\0" * 64)
+    wire.send(
+        head(SIMPLE, {"Content-Length": str(len(body))})[:-2]
+        + f"Inference-Header-Content-Length: {length}\r\n\r\n".encode()
+        + body
+    )
+    refused(wire.reply(), 400)
+
+
+def test_fp16_as_json_is_a_400_that_names_the_binary_form(wire: Wire) -> None:
+    body = json.dumps({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP16", "data": [1.0]}]}).encode()
+    refused(wire.ask("/v2/models/identity_fp16/infer", body), 400, "FP16", "binary data format", "x")
+
+
+def test_fp16_asked_for_as_json_is_a_400_that_names_the_binary_form(wire: Wire) -> None:
+    one = {"name": "x", "shape": [1, 1], "datatype": "FP16", "parameters": {"binary_data_size": 2}}
+    document = json.dumps({"inputs": [one]}).encode()
+    reply = wire.ask(
+        "/v2/models/identity_fp16/infer", document + b"\0\0", {"Inference-Header-Content-Length": str(len(document))}
+    )
+    refused(reply, 400, "FP16", "binary data format", "y")
+
+
+@pytest.mark.parametrize("data", [[1], [0, 2], [0.0], ["true"]])
+def test_a_bool_tensor_takes_only_booleans(wire: Wire, data: list[Any]) -> None:
+    body = json.dumps({"inputs": [{"name": "x", "shape": [1, len(data)], "datatype": "BOOL", "data": data}]}).encode()
+    refused(wire.ask("/v2/models/identity_bool/infer", body), 400, "BOOL")
+
+
+def test_integers_between_two_types_keep_their_value(wire: Wire) -> None:
+    values = [(1 << 64) - 1, 0, 1 << 63]
+    body = json.dumps({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "UINT64", "data": values}]}).encode()
+    reply = wire.ask("/v2/models/identity_uint64/infer", body)
+    assert reply.json()["outputs"][0]["data"] == values
+
+
+def test_images_of_the_wrong_form_are_told_the_right_one(wire: Wire) -> None:
+    other = {"name": "images", "shape": [1, 3, 32, 32], "datatype": "FP32", "data": [0.0] * 3072}
+    refused(wire.ask(IMAGES, json.dumps({"inputs": [other]}).encode()), 400, "images", "UINT8")
+    other |= {"datatype": "UINT8", "data": [0] * 3072}
+    refused(wire.ask(IMAGES, json.dumps({"inputs": [other]}).encode()), 400, "images", "[32,32,3]")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "identity, gzip"])
+def test_a_compressed_body_is_a_501(wire: Wire, encoding: str) -> None:
+    refused(wire.ask(DIGITS, b"\x1f\x8b" + b"x" * 100, {"Content-Encoding": encoding}), 501, "as it is")
+
+
+def test_an_uncompressed_body_may_say_so(wire: Wire) -> None:
+    assert wire.ask(DIGITS, digit("one"), {"Content-Encoding": "Identity"}).status == 200
+
+
+@pytest.mark.parametrize("extension", ["classification", "shared_memory_region"])
+def test_an_extension_that_is_not_offered_is_a_501(wire: Wire, extension: str) -> None:
+    outputs = [{"name": "OUTPUT0", "parameters": {extension: 1}}]
+    refused(wire.ask(SIMPLE, simple(outputs=outputs)), 501, extension, "OUTPUT0")
+
+
+def test_a_body_declared_too_large_is_a_413_before_it_is_sent(wire: Wire) -> None:
+    body = b"x" * (3 << 20)
+    wire.send(head(DIGITS, {"Content-Length": str(len(body))}))
+    refused(wire.reply(), 413, str(len(body)), "--max-body-mb")
+    wire.send(body)  # a client that sends it all the same can still use its connection
+
+
+def test_a_chunked_body_is_read(wire: Wire) -> None:
+    image = digit("five")
+    wire.send(head(DIGITS, {"Transfer-Encoding": "chunked"}))
+    wire.send(b"".join(chunk(image[start : start + 100]) for start in range(0, len(image), 100)) + chunk(b""))
+    assert wire.reply().json()["predictions"][0]["label"] == "5"
+
+
+def test_a_chunked_body_that_grows_too_large_is_a_413(wire: Wire) -> None:
+    wire.send(head(DIGITS, {"Transfer-Encoding": "chunked"}))
+    for _ in range(48):
+        wire.send(chunk(b"x" * (64 << 10)))
+    refused(wire.reply(), 413, str(2 << 20))
+    wire.send(chunk(b""))
+
+
+def test_an_early_error_does_not_cost_the_connection_while_a_large_body_is_still_coming(server: Server) -> None:
+    with Wire(server.port) as wire:
+        wire.send(head("/predictions/nobody", {"Content-Length": str(30 << 20)}))
+        piece = b"x" * (1 << 20)
+        wire.send(piece)
+        refused(wire.reply(), 404, "nobody")
+        for _ in range(29):
+            wire.send(piece)
+        assert wire.ask(DIGITS, digit("seven")).status == 200
+
+
+def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
+    bad = b"no image"
+    with Wire(server.port) as wire:
+        one, two = digit("one"), digit("two")
+        wire.send(
+            head(DIGITS, {"Content-Length": str(len(one))})
+            + one
+            + head("/predictions/nobody", {"Content-Length": "0"})
+            + head(DIGITS, {"Content-Length": str(len(bad))})
+            + bad
+            + head("/v2/health/live", method="GET")
+            + head(DIGITS, {"Content-Length": str(len(two))})
+            + two
+        )
+        replies = [wire.reply() for _ in range(5)]
+    assert [reply.status for reply in replies] == [200, 404, 400, 200, 200]
+    assert replies[0].json()["predictions"][0]["label"] == "1"
+    assert replies[4].json()["predictions"][0]["label"] == "2"
+
+
+def test_a_body_before_pipelined_headers_is_not_counted_as_headers(server: Server) -> None:
+    body = simple({"data": [[0] * 16]}) + b" " * 100_000
+    request = head(SIMPLE, {"Content-Length": str(len(body))}) + body
+    with Wire(server.port) as wire:
+        wire.send(request + request[:60])
+        assert wire.reply().status == 200
+        wire.send(request[60:])
+        assert wire.reply().status == 200
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 50,
+        b"hello there\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"POST / HTTP/9.9\r\n\r\n",
+        b"POST " + SIMPLE.encode() + b" HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"POST " + SIMPLE.encode() + b" HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"POST " + SIMPLE.encode() + b" HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello",
+        b"POST " + SIMPLE.encode() + b" HTTP/1.1\r\nbad header\r\n\r\n",
+        b"POST " + SIMPLE.encode() + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+    ],
+)
+def test_what_is_not_http_is_a_400_and_the_end_of_the_connection(server: Server, garbage: bytes) -> None:
+    with Wire(server.port) as wire:
+        wire.send(garbage)
+        reply = wire.reply()
+        assert reply.status == 400
+        assert "HTTP" in reply.error
+        assert wire.is_closed()
+    assert server.is_ready()
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nX-Long: " + b"a" * 70_000, id="one-endless-header"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"X-Header: value\r\n" * 5000, id="many-headers"),
+        pytest.param(b"GET /" + b"a" * 70_000, id="endless-path"),
+        pytest.param(b"GET / HTTP/1.1\r\nX-Long: " + b"a" * 70_000 + b"\r\n\r\n", id="complete-but-too-long"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"X-Header: value\r\n" * 5000 + b"\r\n", id="complete-but-too-many"),
+        pytest.param(
+            b"POST /predictions/digits HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"X-Tr: value\r\n" * 9000,
+            id="endless-trailers",
+        ),
+    ],
+)
+def test_headers_that_are_too_long_are_a_431(server: Server, beginning: bytes) -> None:
+    with Wire(server.port) as wire:
+        wire.send(beginning)
+        reply = wire.reply()
+        assert reply.status == 431
+        assert "65536" in reply.error
+        assert wire.is_closed()
+
+
+def form(*parts: tuple[str, bytes], boundary: str = "frontier") -> bytes:
+    pieces = [
+        f"--{boundary}\r\nContent-Disposition: form-data; {name}\r\n\r\n".encode() + data + b"\r\n"
+        for name, data in parts
+    ]
+    return b"".join(pieces) + f"--{boundary}--\r\n".encode()
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=frontier"}
+FILE = 'name="file"; filename="image.png"'
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "words"),
+    [
+        pytest.param(FORM, b"", ("multipart",), id="empty"),
+        pytest.param(FORM, b"no form at all", ("multipart form",), id="no-form"),
+        pytest.param(FORM, form((FILE, digit("one")))[:-20], ("cut off",), id="cut-off"),
+        pytest.param(FORM, form(('name="file"', digit("one"))), ("no file", "curl -F"), id="no-file"),
+        pytest.param(FORM, form(('name="filename"', digit("one"))), ("no file",), id="a-field-called-filename"),
+        pytest.param(FORM, form(), ("multipart",), id="no-parts"),
+        pytest.param({"Content-Type": "multipart/form-data"}, form((FILE, b"x")), ("boundary",), id="no-boundary"),
+        pytest.param(FORM, form(*[(FILE, b"x")] * 300), ("256",), id="too-many-files"),
+        pytest.param(FORM, form((FILE, b"no image"), (FILE, b"")), ("none of the 2 files", "image"), id="all-bad"),
+    ],
+)
+def test_a_form_without_a_sound_file_is_a_400(
+    wire: Wire, headers: dict[str, str], body: bytes, words: tuple[str, ...]
+) -> None:
+    reply = wire.ask(DIGITS, body, headers)
+    assert reply.status == 400
+    assert all(word in reply.json()["error"] for word in words), reply.json()["error"]
+
+
+def test_each_file_of_a_form_is_answered_in_its_place(wire: Wire) -> None:
+    files = [digit("one"), b"no image", digit("three"), b"", jpeg()[:3000], digit("five")]
+    parts = [('name="note"', b"a field that is not a file"), *((FILE, file) for file in files)]
+    reply = wire.ask(DIGITS, form(*parts), FORM)
+    assert reply.status == 200
+    results = reply.json()["results"]
+    assert [result["predictions"][0]["label"] if "predictions" in result else None for result in results] == [
+        *("1", None, "3"),
+        *(None, None, "5"),
+    ]
+    assert all(list(result) == ["error"] for result in results if "predictions" not in result)
+
+
+def test_a_file_that_looks_like_a_boundary_stays_whole(wire: Wire) -> None:
+    image = digit("four") + b"\r\n--frontie" * 9000
+    reply = wire.ask(DIGITS, form((FILE, image), (FILE, digit("six"))), FORM)
+    assert [result["predictions"][0]["label"] for result in reply.json()["results"]] == ["4", "6"]
+
+
+def test_a_form_of_one_file_is_a_list_of_one(wire: Wire) -> None:
+    reply = wire.ask(DIGITS, form((FILE, digit("eight"))), FORM)
+    assert [result["predictions"][0]["label"] for result in reply.json()["results"]] == ["8"]
+
+
+def test_an_image_is_an_image_whatever_its_content_type_says(wire: Wire) -> None:
+    for kind in ("application/x-www-form-urlencoded", "text/plain", "application/json", FORM["Content-Type"], "\xe9;="):
+        assert wire.ask(DIGITS, digit("nine"), {"Content-Type": kind}).json()["predictions"][0]["label"] == "9"
+
+
+def test_the_index_of_the_repository_takes_what_clients_send(wire: Wire) -> None:
+    names = {row["name"] for row in wire.ask("/v2/repository/index").json()}
+    assert {"digits", "simple"} <= names
+    assert wire.ask("/v2/repository/index", b'{"ready": true}').status == 200
+    refused(wire.ask("/v2/repository/index", b"[1"), 400, "ready")
+    refused(wire.ask("/v2/repository/index", b'{"ready": "yes"}'), 400, "'ready'")
+
+
+def test_expecting_clients_are_told_to_continue_or_not(server: Server) -> None:
+    with Wire(server.port) as wire:
+        image = digit("three")
+        wire.send(head(DIGITS, {"Content-Length": str(len(image)), "Expect": "100-continue"}))
+        assert wire.reply().status == 100
+        wire.send(image)
+        assert wire.reply().json()["predictions"][0]["label"] == "3"
+    with Wire(server.port) as wire:
+        wire.send(head("/predictions/nobody", {"Content-Length": "1000", "Expect": "100-continue"}))
+        refused(wire.reply(), 404)

@@ -1,0 +1,27 @@
+"""Images that nobody should send."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+from PIL import Image
+
+
+def png_claiming(width: int, height: int) -> bytes:
+    """A small PNG whose header promises a huge image."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + _png_chunk(b"IHDR", header) + _png_chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+
+
+def jpeg(width: int = 640, height: int = 480) -> bytes:
+    """A sound JPEG with something to see."""
+    image = Image.radial_gradient("L").resize((width, height)).convert("RGB")
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=95)
+    return out.getvalue()
+
+
+def _png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
