@@ -20,7 +20,7 @@ def lateness_ns(state: State, queue: Queue, request: Request, now_ns: int) -> in
     with requests which can only run almost alone collapse under load that they could bear.
     """
     lanes = queue.usable_lanes
-    if not lanes or (not queue.waiting and state.free_lane(queue) is not None):
+    if not lanes or state.is_idle(queue):
         return 0
     wait_ns = _wait_for_lane_ns(state, lanes, now_ns) + _others_ns(state, queue, request)
     if not queue.waiting and not any(lane.in_flight for lane in lanes):

@@ -81,7 +81,7 @@ Decision = Dispatch | Drop | Wait
 def admit(state: State, request: Request, now_ns: int) -> Admit | Refuse:
     """Take the request into its queue, or say why not and when to try again."""
     queue = state.queues[request.key]
-    if queue.waiting + request.samples > queue.max_waiting:
+    if queue.waiting + request.samples > queue.max_waiting and not state.is_idle(queue):
         return Refuse(RefusalReason.QUEUE_FULL, backlog_ns(state, queue, now_ns))
     if request.expiry_ns is not None:
         if request.expiry_ns <= now_ns:

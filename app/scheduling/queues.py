@@ -86,7 +86,7 @@ class State:
     device_slots: dict[str, int] = field(default_factory=dict)
     queues: dict[ModelKey, Queue] = field(default_factory=dict)
     waiting: dict[int, Request] = field(default_factory=dict)
-    # A heap of (expiry, request id); entries of requests that left are skipped when they surface.
+    # A heap of (expiry, request id); entries of requests that left are thrown away when they surface.
     expiries: list[tuple[int, int]] = field(default_factory=list)
 
     def lanes(self) -> Iterator[Lane]:
@@ -102,6 +102,10 @@ class State:
             lane for lane in queue.usable_lanes if lane.in_flight < lane.depth and not self.device_is_full(lane.device)
         ]
         return min(free, key=lambda lane: (lane.free_at_ns, lane.in_flight, lane.id), default=None)
+
+    def is_idle(self, queue: Queue) -> bool:
+        """Whether a request that comes now would run at once."""
+        return not queue.waiting and self.free_lane(queue) is not None
 
     @property
     def next_expiry_ns(self) -> int | None:
@@ -136,10 +140,17 @@ class State:
             _remove_from_retries(queue, request)
 
     def take_expired(self, now_ns: int) -> tuple[Request, ...]:
-        """The requests for which waiting any longer is pointless; they wait no more."""
+        """The requests for which waiting any longer is pointless; they wait no more.
+
+        Afterwards `next_expiry_ns` is that of a request that waits.
+        """
         expired: list[Request] = []
-        while self.expiries and self.expiries[0][0] <= now_ns:
-            request = self.waiting.get(heapq.heappop(self.expiries)[1])
+        while self.expiries:
+            expiry_ns, request_id = self.expiries[0]
+            request = self.waiting.get(request_id)
+            if request is not None and expiry_ns > now_ns:
+                break
+            heapq.heappop(self.expiries)
             if request is not None:
                 self.remove(request)
                 expired.append(request)

@@ -1,0 +1,373 @@
+"""Each rule of the policy by one small case; `tests/simulation` tries them all at once."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from app.scheduling.latency import LatencyModel
+from app.scheduling.policy import Admit, Dispatch, Drop, RefusalReason, Refuse, Wait, admit, blame, complete, decide
+from app.scheduling.queues import PATIENCE_NS, Lane, Queue, State
+from app.scheduling.request import ModelKey, Outcome, Request
+
+# Every batch takes 1000 + 100 per sample, in nanoseconds; predictions add two per cent.
+FIXED, EACH = 1000, 100
+A, B = ModelKey("a", 1), ModelKey("b", 1)
+ids = count()
+
+
+def took(samples: int) -> int:
+    return FIXED + EACH * samples
+
+
+def predicted(samples: int) -> int:
+    return int(took(samples) * 1.02)
+
+
+def make_lane(number: int = 0, *, depth: int = 1, sizes: tuple[int, ...] = tuple(range(1, 9))) -> Lane:
+    return Lane(number, number, "device", sizes, LatencyModel({size: took(size) for size in (1, 2, 4, 8)}), depth)
+
+
+def make_state(*keys: ModelKey, max_waiting: int = 100, slots: int | None = None, depth: int = 1) -> State:
+    state = State()
+    if slots is not None:
+        state.device_slots["device"] = slots
+    for number, key in enumerate(keys or (A,)):
+        state.queues[key] = Queue(key, 8, max_waiting, [make_lane(number, depth=depth)])
+    return state
+
+
+def ask(
+    state: State,
+    now: int = 0,
+    *,
+    key: ModelKey = A,
+    samples: int = 1,
+    shape: int = 1,
+    priority: int = 0,
+    deadline: int | None = None,
+    latest_start: int | None = None,
+) -> Request | Refuse:
+    """A new request, let in; or why not."""
+    request = Request(next(ids), key, samples, ((shape,),), (), (), (), now, priority, deadline, latest_start)
+    verdict = admit(state, request, now)
+    return request if isinstance(verdict, Admit) else verdict
+
+
+def let_in(state: State, now: int = 0, **wishes) -> Request:
+    request = ask(state, now, **wishes)
+    assert isinstance(request, Request)
+    return request
+
+
+def occupy(state: State, now: int = 0, key: ModelKey = A) -> Dispatch:
+    """A batch that keeps the lane busy."""
+    let_in(state, now, key=key)
+    return dispatched(state, now)
+
+
+def dispatched(state: State, now: int) -> Dispatch:
+    decision = decide(state, now)
+    assert isinstance(decision, Dispatch)
+    return decision
+
+
+def finish(state: State, batch: Dispatch, now: int) -> None:
+    complete(state, batch, now, took(batch.samples))
+
+
+# Rules 1 to 3: what makes a batch
+
+
+def test_a_free_lane_takes_what_is_there_at_once() -> None:
+    state = make_state()
+    request = let_in(state, 5)
+    batch = dispatched(state, 5)
+    assert (batch.requests, batch.samples, batch.key) == ((request,), 1, A)
+    assert batch.predicted_ns == predicted(1)
+    assert decide(state, 5) == Wait(None)
+
+
+def test_while_a_lane_runs_the_next_batch_grows_up_to_its_limit_without_splitting_anybody() -> None:
+    state = make_state()
+    running = occupy(state)
+    requests = [let_in(state, now, samples=3) for now in range(3)]
+    assert decide(state, 3) == Wait(None)
+    finish(state, running, 1100)
+    assert dispatched(state, 1100).requests == tuple(requests[:2])
+
+
+def test_only_equal_shapes_share_a_batch() -> None:
+    state = make_state()
+    running = occupy(state)
+    one, other, third = (let_in(state, now, shape=shape) for now, shape in enumerate((1, 2, 1)))
+    finish(state, running, 1100)
+    batch = dispatched(state, 1100)
+    assert batch.requests == (one, third)
+    finish(state, batch, 2300)
+    assert dispatched(state, 2300).requests == (other,)
+
+
+def test_the_order_is_priority_then_deadline_then_arrival() -> None:
+    state = make_state()
+    running = occupy(state)
+    last = let_in(state, 1, priority=1)
+    patient = let_in(state, 2)
+    far = let_in(state, 3, deadline=90_000)
+    near = let_in(state, 4, deadline=80_000)
+    later = let_in(state, 5, deadline=90_000)
+    finish(state, running, 1100)
+    assert dispatched(state, 1100).requests == (near, far, later, patient, last)
+
+
+def test_a_batch_is_cut_where_one_more_would_make_another_late() -> None:
+    state = make_state()
+    running = occupy(state)
+    first = let_in(state, 1, deadline=predicted(1) + predicted(2))
+    second = let_in(state, 2, deadline=50_000)
+    third = let_in(state, 3, deadline=50_000)
+    finish(state, running, 1100)
+    batch = dispatched(state, 1100)
+    assert batch.requests == (first, second)
+    finish(state, batch, 2300)
+    assert dispatched(state, 2300).requests == (third,)
+
+
+def test_padding_is_filled_for_nothing() -> None:
+    state = make_state()
+    state.queues[A].lanes = [make_lane(sizes=(1, 4, 8))]
+    running = occupy(state)
+    requests = [let_in(state, now, deadline=predicted(1) + predicted(4)) for now in range(4)]
+    finish(state, running, 1100)
+    batch = dispatched(state, 1100)
+    assert batch.requests == tuple(requests)
+    assert batch.predicted_ns == predicted(4)
+
+
+def test_a_lane_of_two_places_knows_that_the_second_batch_runs_after_the_first() -> None:
+    state = make_state(depth=2)
+    occupy(state)
+    tight, loose = let_in(state, 1, deadline=2 * predicted(1) + 50), let_in(state, 1, deadline=50_000)
+    batch = dispatched(state, 1)
+    assert batch.requests == (tight,)
+    assert loose.id in state.waiting
+
+
+# Rule 4: giving up
+
+
+def test_who_cannot_be_in_time_is_given_up_only_when_others_wait_behind() -> None:
+    state = make_state()
+    running = occupy(state)
+    late = let_in(state, 1, deadline=predicted(1) + predicted(1))
+    finish(state, running, 2000)  # later than predicted: now `late` has too little time left
+    assert dispatched(state, 2000).requests == (late,)
+
+    state = make_state()
+    running = occupy(state)
+    late = let_in(state, 1, deadline=predicted(1) + predicted(1))
+    behind = let_in(state, 1, deadline=9000)
+    finish(state, running, 2000)
+    assert decide(state, 2000) == Drop((late,), Outcome.HOPELESS)
+    assert dispatched(state, 2000).requests == (behind,)
+
+
+def test_somebody_who_waits_for_another_model_is_no_reason_to_give_up() -> None:
+    state = make_state(A, B)
+    running, other = occupy(state), occupy(state, key=B)
+    late = let_in(state, 1, deadline=predicted(1) + predicted(1))
+    let_in(state, 1, key=B)
+    finish(state, running, 2000)
+    assert dispatched(state, 2000).requests == (late,)
+    finish(state, other, 2000)
+
+
+def test_a_head_gives_way_when_that_saves_more_than_it() -> None:
+    state = make_state()
+    running = occupy(state)
+    head = let_in(state, 1, deadline=predicted(1) + predicted(1))
+    others = []
+    for request in [Request(next(ids), A, 1, ((1,),), (), (), (), 2, 0, 3800) for _ in range(6)]:
+        state.enqueue(request)  # past admission, as if predictions had been better then
+        others.append(request)
+    now = predicted(1)
+    finish(state, running, now)
+    assert head.deadline_ns is not None
+    assert now + predicted(1) <= head.deadline_ns
+    assert now + predicted(1) + predicted(6) > 3800 >= now + predicted(6)
+    assert decide(state, now) == Drop((head,), Outcome.HOPELESS)
+    assert dispatched(state, now).requests == tuple(others)
+
+
+def test_nobody_gives_way_to_a_lower_class() -> None:
+    state = make_state()
+    head = Request(next(ids), A, 1, ((1,),), (), (), (), 0, 0, predicted(1))
+    state.enqueue(head)
+    for _ in range(6):
+        state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), 0, 1, predicted(7)))
+    assert dispatched(state, 0).requests == (head,)
+
+
+def test_what_has_expired_leaves_the_queue_and_the_timer_says_when() -> None:
+    state = make_state()
+    occupy(state)
+    starts, ends = let_in(state, 1, latest_start=1500), let_in(state, 1, deadline=5000)
+    assert decide(state, 1) == Wait(1500)
+    assert decide(state, 1500) == Drop((starts,), Outcome.EXPIRED)
+    assert decide(state, 1500) == Wait(5000)
+    assert decide(state, 5000) == Drop((ends,), Outcome.EXPIRED)
+
+
+def test_nobody_is_woken_for_requests_that_have_left() -> None:
+    state = make_state()
+    gone = let_in(state, 0, deadline=5000)
+    batch = dispatched(state, 0)
+    assert decide(state, 0) == Wait(None)
+    finish(state, batch, 1100)
+    assert gone.id not in state.waiting
+
+
+# Rules 5 and 6: who is let in
+
+
+def test_the_queue_is_bounded_in_samples() -> None:
+    state = make_state(max_waiting=4)
+    occupy(state)
+    let_in(state, 1, samples=3)
+    refusal = ask(state, 1, samples=2)
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason is RefusalReason.QUEUE_FULL
+    assert refusal.retry_after_ns > 0
+    let_in(state, 1, samples=1)
+
+
+def test_an_idle_lane_with_an_empty_queue_takes_even_what_is_larger_than_the_queue() -> None:
+    state = make_state(max_waiting=4)
+    let_in(state, 0, samples=8)
+    dispatched(state, 0)
+    assert isinstance(ask(state, 1, samples=8), Refuse)
+
+
+def test_what_has_expired_is_refused() -> None:
+    assert ask(make_state(), 10, deadline=10) == Refuse(RefusalReason.EXPIRED, 0)
+    assert ask(make_state(), 10, latest_start=9) == Refuse(RefusalReason.EXPIRED, 0)
+
+
+def test_an_idle_lane_takes_what_its_model_thinks_impossible() -> None:
+    state = make_state()
+    let_in(state, 0, deadline=1)
+    assert isinstance(decide(state, 0), Dispatch)
+
+
+def test_a_request_that_fits_into_the_next_batch_is_let_in() -> None:
+    state = make_state()
+    occupy(state)
+    let_in(state, 0, deadline=predicted(1) + predicted(2))
+    let_in(state, 0, deadline=predicted(1) + predicted(2))
+    refusal = ask(state, 0, deadline=predicted(1) + predicted(3))
+    assert isinstance(refusal, Refuse), "it would make the others late, or run almost alone"
+    assert refusal.reason is RefusalReason.PREDICTED_LATE
+    let_in(state, 0, deadline=20 * predicted(8))
+    let_in(state, 0)
+
+
+def test_a_start_in_time_is_enough_for_who_asks_for_no_more() -> None:
+    state = make_state()
+    occupy(state)
+    let_in(state, 0, latest_start=predicted(1) + 1)
+    assert isinstance(ask(state, 0, latest_start=predicted(1) - 1), Refuse)
+
+
+def test_another_models_queue_counts_where_the_device_is_shared_and_only_there() -> None:
+    for slots, refused in ((1, True), (None, False)):
+        state = make_state(A, B, slots=slots)
+        occupy(state, key=B)
+        if slots is None:
+            occupy(state, key=A)
+        else:
+            let_in(state, 0, deadline=90_000)
+        for _ in range(8):
+            let_in(state, 0, key=B, deadline=2500 + 90_000)
+        deadline = predicted(1) + predicted(2) + predicted(8) // 2
+        verdict = ask(state, 0, deadline=deadline)
+        assert isinstance(verdict, Request), "later deadlines of another model are no hindrance"
+        for _ in range(8):
+            state.enqueue(Request(next(ids), B, 1, ((1,),), (), (), (), 0, 0, deadline - 10))
+        assert isinstance(ask(state, 0, deadline=deadline), Refuse) is refused
+
+
+def test_retry_after_tells_by_how_much_it_would_be_late() -> None:
+    state = make_state()
+    occupy(state)
+    let_in(state, 0, deadline=predicted(1) + predicted(1))
+    refusal = ask(state, 0, deadline=predicted(1) + predicted(1))
+    assert isinstance(refusal, Refuse)
+    late = ask(state, 0, deadline=predicted(1) + predicted(1) + refusal.retry_after_ns)
+    assert not isinstance(late, Refuse) or late.retry_after_ns < refusal.retry_after_ns
+
+
+# Between models and lanes
+
+
+def test_the_most_urgent_model_goes_first_and_patience_ends() -> None:
+    state = make_state(A, B, slots=1)
+    let_in(state, 0, key=A)
+    let_in(state, 10, key=B, deadline=PATIENCE_NS - 1)
+    batch = dispatched(state, 10)
+    assert batch.key == B
+    assert isinstance(decide(state, 10), Wait)
+    let_in(state, 20, key=B, deadline=PATIENCE_NS + 1)
+    finish(state, batch, 1100)
+    assert dispatched(state, 1100).key == A
+
+
+def test_lanes_that_stop_get_nothing_and_the_one_that_is_free_soonest_gets_the_most() -> None:
+    state = make_state()
+    first, second = state.queues[A].lanes[0], make_lane(1)
+    state.queues[A].lanes.append(second)
+    batch = occupy(state)
+    assert batch.lane is first
+    assert occupy(state, 1).lane is second
+    finish(state, batch, 1100)
+    first.stopping = True
+    let_in(state, 1101)
+    assert isinstance(decide(state, 1101), Wait)
+
+
+# Blame
+
+
+@pytest.mark.parametrize("wanted", [8, 7, 1])
+def test_a_failed_batch_is_halved_and_goes_before_everything_else(wanted: int) -> None:
+    state = make_state()
+    requests = [let_in(state) for _ in range(8)]
+    batch = dispatched(state, 0)
+    let_in(state, 1, priority=-1)
+    complete(state, batch, 1100, None)
+    assert blame(state, batch, tuple(requests[:wanted])) is None
+    halves = []
+    while len(halves) < 2 and len(state.waiting) > 1:
+        half = dispatched(state, 1100)
+        halves.append(half.requests)
+        complete(state, half, 1100, took(half.samples))
+    assert sum(halves, ()) == tuple(requests[:wanted])
+    assert max(map(len, halves)) - min(map(len, halves)) <= 1
+    assert state.queues[A].waiting == 1
+
+
+def test_who_fails_alone_is_to_blame() -> None:
+    state = make_state()
+    request = let_in(state)
+    batch = dispatched(state, 0)
+    complete(state, batch, 1100, None)
+    assert blame(state, batch, (request,)) is request
+    assert not state.waiting
+
+
+def test_a_failure_teaches_nothing() -> None:
+    state = make_state()
+    batch = occupy(state)
+    complete(state, batch, 900_000, None)
+    assert batch.lane.predict_ns(1) == predicted(1)
+    assert batch.lane.in_flight == 0
