@@ -1,6 +1,7 @@
-"""What the parent asks of the torch child and what it gets back: two records and five files in one folder.
+"""What the parent asks of the torch child and what it gets back: records and files in one folder.
 
     job.json, samples.safetensors  ->  model.onnx, reference.safetensors, outcome.json
+    inquiry.json                   ->  description.json
 
 Knows neither torch nor the child's ways; both sides import it.
 """
@@ -10,31 +11,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from models.spec import ImageSpec
+
 JOB = "job.json"
 SAMPLES = "samples.safetensors"
 ONNX = "model.onnx"
 REFERENCE = "reference.safetensors"
 OUTCOME = "outcome.json"
+INQUIRY = "inquiry.json"
+DESCRIPTION = "description.json"
+# Weights too large for one protobuf lie here, beside the graph and under this name for good.
+EXTERNAL_DATA = "fp32.onnx.data"
 # The one tensor of each safetensors file.
 TENSOR = "tensor"
 INPUT_NAME = "images"
 OUTPUT_NAME = "logits"
 
-SourceKind = Literal["zoo", "torchvision", "file"]
+SourceKind = Literal["zoo", "torchvision", "timm", "file", "pt2", "onnx"]
+# From the network as it was built, a file, the registry that published it, or drawn at random to test graphs.
+WeightsFrom = Literal["network", "file", "registry", "random"]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """What to export, as plain data.
 
-    `file` is the user's file and `name` its factory for kind "file"; otherwise `name` is a registry's.
-    `classes` is None where the network knows by itself. `mean` and `std` apply to values in [0, 1]: with
-    `uint8_front` the graph takes uint8 [N, H, W, C] and applies them, else float32 [N, C, H, W].
+    `file` is the user's file and `name` its factory for kind "file", the archive for kind "pt2"; otherwise
+    `name` is a registry's. `classes` is None where the network knows by itself. `mean` and `std` apply to values
+    in [0, 1]: with `uint8_front` the graph takes uint8 [N, H, W, C] and applies them, else float32 [N, C, H, W].
+    Parameters of more than `inline_bytes` go into a file beside the graph.
     """
 
     kind: SourceKind
     name: str
     file: str | None
+    weights_from: WeightsFrom
     weights: str | None
     classes: int | None
     uint8_front: bool
@@ -42,6 +53,7 @@ class Job:
     std: tuple[float, ...]
     max_batch: int
     threads: int
+    inline_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,31 @@ class Outcome:
     error: str | None
     outputs: int
     torch_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """What does a registry say of a model? `name` None asks which models it has."""
+
+    kind: SourceKind
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A registry's own words, or `error`, one line for the user.
+
+    `image` is how the published weights want their images, with front "uint8_nhwc"; None with the reason in
+    `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty.
+    `names` answers the question for all models: those of torchvision, the cheapest to run first.
+    """
+
+    error: str | None = None
+    image: ImageSpec | None = None
+    why_no_image: str = ""
+    labels: tuple[str, ...] = ()
+    weights: str = ""
+    names: tuple[str, ...] = ()
 
 
 def some(names: list[str]) -> str:

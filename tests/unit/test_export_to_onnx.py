@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from export_fixtures import options
 
-from export import to_onnx as parent
+from export import to_onnx, torch_process
 from export.misfit import misfit
 from export.plan import make_plan
 from models.errors import JobError
@@ -20,11 +20,11 @@ SAMPLES = np.zeros((2, 8, 8, 3), np.uint8)
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str):
     """Run the export with `script` as the child; `folder` is the folder of the exchange there."""
     monkeypatch.setattr(
-        parent, "_CHILD", ("-c", f"import os, sys, pathlib\nfolder = pathlib.Path(sys.argv[1])\n{script}")
+        torch_process, "_CHILD", ("-c", f"import os, sys, pathlib\nfolder = pathlib.Path(sys.argv[1])\n{script}")
     )
     exchange = tmp_path / "exchange"
     exchange.mkdir()
-    return parent.to_onnx(make_plan(options(tmp_path)), SAMPLES, exchange)
+    return to_onnx.to_onnx(make_plan(options(tmp_path)), SAMPLES, exchange)
 
 
 def test_the_childs_refusal_becomes_ours(tmp_path, monkeypatch):
