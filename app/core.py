@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -26,7 +27,7 @@ from app.scheduling.request import SECOND_NS, Answer, BatchAnswers, Done, ModelK
 from app.scheduling.scheduler import RunFailed, Runner, Scheduler
 from app.scheduling.slab import Slab, Slot
 from app.version import VERSION
-from models.errors import BundleError, DeadlineExceeded, JobError, ModelFailed, Overloaded, RequestError, Unavailable
+from models.errors import DeadlineExceeded, JobError, ModelFailed, Overloaded, RequestError, Unavailable
 from models.store import Store, StoredVersion
 
 _log = logging.getLogger("convoy")
@@ -65,7 +66,7 @@ class Core:
         self.started_s = time.monotonic()
         self.initial_load_done = False
         self.leaving = False  # said to be not ready, but still serving
-        self.draining = False  # serving nothing new
+        self.draining = False  # taking no new calls
         self.load_failure: str | None = None
         self._store = Store.at(options.store)
         self._load_version = load_version
@@ -74,7 +75,9 @@ class Core:
         self._lane_ids = count(1)
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unanswered: set[asyncio.Future[Done]] = set()
+        self.open_calls = 0
+        self._no_call_is_open = asyncio.Event()
+        self._no_call_is_open.set()
 
     # Life
 
@@ -90,11 +93,11 @@ class Core:
         self._spawn(self.health.watch())
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take nothing new; whether everything that was accepted ended within the time."""
+        """Take no new call; whether every call that had begun ended within the time."""
         self.leaving = self.draining = True
-        if self._unanswered:
-            await asyncio.wait(self._unanswered, timeout=timeout_s)
-        return not self._unanswered
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._no_call_is_open.wait(), timeout_s)
+        return self.open_calls == 0
 
     async def stop(self) -> None:
         """Stop watching and give the engines' memory back. What still runs is abandoned."""
@@ -125,6 +128,23 @@ class Core:
 
     # Requests
 
+    def begin_call(self) -> None:
+        """From here to `end_call` a client waits, and `drain` waits for it. Raises Unavailable when draining.
+
+        A call begins before its body is read: a client that was still sending when the end was announced
+        is as much owed an answer as one that waits in the queue.
+        """
+        if self.draining:
+            raise Unavailable("the server is shutting down; send the request to another one")
+        self.open_calls += 1
+        self._no_call_is_open.clear()
+
+    def end_call(self) -> None:
+        """The client has its answer, or has gone."""
+        self.open_calls -= 1
+        if not self.open_calls:
+            self._no_call_is_open.set()
+
     def reserve(self, nbytes: int) -> Slot:
         """Memory for a body or a tensor. Raises Overloaded when too many bytes are in flight."""
         slot = self.slab.reserve(nbytes)
@@ -148,14 +168,11 @@ class Core:
         caller's. `check` says whether a Done is an answer.
         """
         served = self.catalog.find(request.key.model, request.key.version)
-        if self.draining:
-            raise Unavailable("the server is shutting down; send the request to another one")
         if served.lane is None or served.lane.stopping:
             raise Unavailable(f"the engine of '{request.key.model}' is being replaced; send the request again")
         future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
 
         def on_done(done: Done) -> None:
-            self._unanswered.discard(future)
             if done.outcome is not Outcome.ANSWERED:
                 self._count_failure(served, done)
             if not future.done():
@@ -169,12 +186,16 @@ class Core:
         if refusal is not None:
             served.statistics.record_failure("REJECTED", time.monotonic_ns() - request.arrival_ns)
             raise self._refused(request, refusal)
-        self._unanswered.add(future)
         return future
 
-    def cancel(self, request: Request, future: asyncio.Future[Done]) -> None:
-        """The client has gone. The request leaves the queue; a run that has begun goes on for the others."""
-        self._unanswered.discard(future)
+    def cancel(self, request: Request, reason: str) -> None:
+        """Nobody waits any more. The request leaves the queue; a run that has begun goes on for the others.
+
+        `reason` is one of the statistics' failures; a request that runs will be counted as a success.
+        """
+        if request.id in self.scheduler.state.waiting:
+            served = self.catalog.find(*request.key)
+            served.statistics.record_failure(reason, time.monotonic_ns() - request.arrival_ns)
         self.scheduler.cancel(request.id)
 
     def waiting_samples(self, served: Served) -> int:
@@ -259,6 +280,10 @@ class Core:
             _log.error("refused %s version %d: %s", *key, error)
             self.catalog.set_refused(key, str(error))
             return False
+        except Exception as error:  # a bug, or a file nobody thought of: the other versions are not to blame
+            _log.exception("refused %s version %d", *key)
+            self.catalog.set_refused(key, f"{type(error).__name__}: {error}")
+            return False
         served = Served(key, loaded)
         self.catalog.add(served)
         limit = max(1, loaded.spec.max_batch_size)
@@ -297,7 +322,7 @@ class Core:
         loading = loop.run_in_executor(replacer, self._load_version, served.loaded.stored, self.options.load)
         try:
             served.loaded = await asyncio.wait_for(loading, self.options.health.replace_within_s)
-        except (TimeoutError, BundleError) as error:
+        except Exception as error:  # whatever it is, nobody else will try again
             reason = str(error) or f"it did not load within {self.options.health.replace_within_s:g} s"
             self._on_fatal(f"the engine of {served.key.model} could not be replaced: {reason}")
             return

@@ -94,7 +94,7 @@ class Host:
         if await self.core.drain(settings.drain_timeout_s):
             _log.info("stopped: every accepted request was answered")
         else:
-            _log.error("stopped: %d requests were not answered in time", self.core.scheduler.unfinished)
+            _log.error("stopped: %d requests were not answered in time", self.core.open_calls)
         self._server.should_exit = True
 
     def _fatal(self, reason: str) -> None:

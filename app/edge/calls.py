@@ -69,7 +69,7 @@ class HotRoute(ABC):
         outcome = "cancelled"
         try:
             reply = await self._reply(call)
-            outcome = "success" if reply.status < 400 else "error"
+            outcome = "success" if reply.status < 400 else _outcome(reply.status)
             encode_ns = time.monotonic_ns()
             await send_reply(send, reply)
             if call.served is not None:
@@ -79,7 +79,7 @@ class HotRoute(ABC):
         except ClientGone:
             pass  # nobody to answer; counted as cancelled
         except RequestError as error:
-            outcome = _outcome(error)
+            outcome = _outcome(error.http_status)
             await send_reply(send, error_reply(error))
         finally:
             exchange.close()
@@ -87,6 +87,7 @@ class HotRoute(ABC):
             self.core.metrics.request_ended(call.served, self.protocol, outcome, seconds)
 
     async def _reply(self, call: Call) -> Reply:
+        call.exchange.begin()
         call.served = served = self._find(call.scope["path_params"])
         self.admit(served)
         if call.headers.get(b"content-encoding", b"identity").lower() != b"identity":
@@ -125,12 +126,12 @@ async def _until_client_leaves(receive: Receive) -> None:
         pass
 
 
-def _outcome(error: RequestError) -> str:
+def _outcome(status: int) -> str:
     """The metric's word for an error: few, and the same for every wire."""
-    if error.http_status == 429:
+    if status == 429:
         return "rejected"
-    if error.http_status == 504:
+    if status == 504:
         return "deadline_exceeded"
-    if error.http_status in (500, 503):
+    if status in (500, 503):
         return "failed"
     return "invalid"

@@ -49,6 +49,12 @@ class Exchange:
     arrival_ns: int = field(default_factory=time.monotonic_ns)
     _slots: dict[SlotRef, Slot] = field(default_factory=dict)
     _presence: asyncio.Future[None] | None = None
+    _begun: bool = False
+
+    def begin(self) -> None:
+        """Make the call one that is owed an answer. Raises Unavailable when the server is shutting down."""
+        self.core.begin_call()
+        self._begun = True
 
     def watch_client(self, until_it_leaves: Awaitable[None]) -> None:
         """From now on a client that leaves ends the wait for its answers. The body must have been read."""
@@ -66,12 +72,15 @@ class Exchange:
         self.core.slab.free(slot.ref)
 
     def close(self) -> None:
-        """Give back every slot that is still the edge's."""
+        """Give back every slot that is still the edge's. Comes after the answer has been sent."""
         if self._presence is not None:
             self._presence.cancel()
         for ref in self._slots:
             self.core.slab.free(ref)
         self._slots.clear()
+        if self._begun:
+            self._begun = False
+            self.core.end_call()
 
     def build_request(self, served: Served, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
         """The scheduler's view of what was decoded, with room reserved for the outputs."""
@@ -98,11 +107,11 @@ class Exchange:
         own = {ref: self._slots.pop(ref) for ref in request.slots()}
         try:
             done = await self._answer(future, request)
-        except BaseException:
+        except BaseException as error:
             if _has_answer(future):
                 self._slots.update(own)  # it came in the very turn in which we stopped waiting
             else:
-                self.core.cancel(request, future)
+                self.core.cancel(request, "REJECTED" if isinstance(error, DeadlineExceeded) else "CANCELED")
             raise
         check(done)
         self._slots.update(own)

@@ -6,6 +6,7 @@ foresaw. A bare ASGI wrapper, because Starlette's `BaseHTTPMiddleware` hides tha
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
@@ -15,10 +16,11 @@ from itertools import count
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.core import Core
 from app.edge.calls import EdgeOptions
 from app.edge.replies import Reply, error_body, error_reply, send_reply
 from app.logs import request_id
-from models.errors import Unauthorized
+from models.errors import Unauthorized, Unavailable
 
 _log = logging.getLogger("convoy.access")
 _errors = logging.getLogger("convoy")
@@ -30,8 +32,9 @@ _NO_KEY_NEEDED = re.compile(r"/ping|/v2/health/(live|ready)|/v2/models/[^/]+(/ve
 class Gate:
     """Wraps the whole application."""
 
-    def __init__(self, app: ASGIApp, options: EdgeOptions) -> None:
+    def __init__(self, app: ASGIApp, core: Core, options: EdgeOptions) -> None:
         self._app = app
+        self._core = core
         self._options = options
         self._expected_key = None if options.api_key is None else b"Bearer " + options.api_key.encode()
         self._process = secrets.token_hex(4)
@@ -44,7 +47,7 @@ class Gate:
         headers = dict(scope["headers"])
         own_id = self._id_of(headers)
         request_id.set(own_id.decode())
-        passage = _Passage(send, own_id, headers.get(b"traceparent"))
+        passage = _Passage(send, own_id, headers.get(b"traceparent"), self._core)
         started_ns = time.monotonic_ns()
         try:
             if self._is_allowed(scope["path"], headers):
@@ -52,13 +55,19 @@ class Gate:
             else:
                 error = Unauthorized("the API key is missing or wrong; send it as 'Authorization: Bearer KEY'")
                 await send_reply(passage.send, error_reply(error))
+        except asyncio.CancelledError:
+            # Only the end of the process cancels, when the time to drain is over.
+            await self._answer(passage, error_reply(Unavailable("the server shut down before it could answer")))
         except Exception:
             _errors.exception("%s %s failed; this is a bug", scope["method"], scope["path"])
-            if passage.status == 0:
-                body = error_body(f"internal error; the log has it under request {own_id.decode()}")
-                await send_reply(passage.send, Reply(500, (body,)))
+            body = error_body(f"internal error; the log has it under request {own_id.decode()}")
+            await self._answer(passage, Reply(500, (body,)))
         finally:
             self._log(scope, passage, (time.monotonic_ns() - started_ns) / 1e6)
+
+    async def _answer(self, passage: _Passage, reply: Reply) -> None:
+        if passage.status == 0:
+            await send_reply(passage.send, reply)
 
     def _id_of(self, headers: dict[bytes, bytes]) -> bytes:
         given = headers.get(b"x-request-id")
@@ -85,10 +94,11 @@ class Gate:
 class _Passage:
     """One call's way out: adds the headers that every answer has, and remembers the status."""
 
-    def __init__(self, send: Send, own_id: bytes, traceparent: bytes | None) -> None:
+    def __init__(self, send: Send, own_id: bytes, traceparent: bytes | None, core: Core) -> None:
         self._send = send
         self._own_id = own_id
         self.traceparent = traceparent
+        self._core = core
         self.status = 0
 
     async def send(self, message: Message) -> None:
@@ -97,4 +107,7 @@ class _Passage:
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._own_id)]
             if self.traceparent is not None:
                 message["headers"].append((b"traceparent", self.traceparent))
+            if self._core.leaving:
+                # The client's next request then goes elsewhere, and not into a closing connection.
+                message["headers"].append((b"connection", b"close"))
         await self._send(message)

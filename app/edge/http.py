@@ -49,7 +49,7 @@ def create_app(core: Core, options: EdgeOptions) -> FastAPI:
         """FastAPI behind the gate and the shortcut, which must come before its own middlewares."""
 
         def build_middleware_stack(self) -> ASGIApp:
-            return Gate(Shortcut(super().build_middleware_stack(), infer, predictions), options)
+            return Gate(Shortcut(super().build_middleware_stack(), infer, predictions), core, options)
 
     app = Application(
         title="Convoy",

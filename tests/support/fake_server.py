@@ -4,11 +4,13 @@ Settings come from `CONVOY_*`, as for `uvicorn app.main:app`. Two models are ser
 rows of four back, `images` takes any image and gives ten sums. What a sample of `rows` starts with says
 what its engine does: POISON fails its batch, HANG never returns, DIE is fatal for the engine.
 
-`FAKE_OPTIONS` is JSON: `latency_ms`, `per_sample_ms`, `max_batch`, `health` (arguments of HealthOptions).
-`FAKE_SWITCHES` is a folder; a file in it changes the engines at once:
-    wrong       answers are wrong, so the canary fails     fail_load   no engine can be loaded any more
-    hang        every run hangs, the canary's too          hang_load   loading hangs
+`FAKE_OPTIONS` is JSON: `latency_ms`, `per_sample_ms`, `max_batch`, `reload_ms` (how long it takes to replace
+an engine), `health` (arguments of HealthOptions). `FAKE_SWITCHES` is a folder; a file in it changes at once
+every engine that is there, and none that is loaded later:
+    wrong       answers are wrong, so the canary fails
+    hang        every run hangs, the canary's too
     break       every run fails
+Two concern loading: with `fail_load` nothing can be loaded any more, with `hang_load` loading never ends.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import asyncio
 import json
 import os
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,17 +53,23 @@ class Fakes:
         self._latency_s = options.get("latency_ms", 0.0) / 1e3
         self._per_sample_s = options.get("per_sample_ms", 0.0) / 1e3
         self._max_batch = options.get("max_batch", 16)
+        self._reload_s = options.get("reload_ms", 0.0) / 1e3
         self._switches = switches
+        self._loaded: set[str] = set()
 
     def load(self, stored: StoredVersion, _: LoadOptions) -> LoadedModel:
-        if self._is_on("hang_load"):
+        if stored.name in self._loaded:
+            time.sleep(self._reload_s)
+        self._loaded.add(stored.name)
+        if (self._switches / "hang_load").exists():
             threading.Event().wait()
-        if self._is_on("fail_load"):
+        if (self._switches / "fail_load").exists():
             raise BundleError(f"{stored.folder}: the switch says that nothing can be loaded")
         spec = self._spec(stored.name)
         engine = FakeEngine(spec.inputs, spec.outputs, max_batch_size=spec.max_batch_size, latency_s=self._expected_s)
+        born_ns = time.time_ns()
         plain = engine.echo_or_sum
-        engine._run_rows = lambda arrays: self._run(arrays, plain(arrays))
+        engine._run_rows = lambda arrays: self._run(arrays, plain(arrays), born_ns)
         engine.is_poisonous = lambda arrays: bool((arrays[0].reshape(-1) == POISON).any())
         sizes = (1, spec.max_batch_size)
         return LoadedModel(
@@ -78,18 +87,21 @@ class Fakes:
     def _expected_s(self, samples: int) -> float:
         return self._latency_s + samples * self._per_sample_s
 
-    def _run(self, arrays: Arrays, results: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    def _run(self, arrays: Arrays, results: Sequence[np.ndarray], born_ns: int) -> Sequence[np.ndarray]:
         first = arrays[0].reshape(len(arrays[0]), -1)[:, 0]
-        if self._is_on("hang") or (first == HANG).any():
+        if self._is_on("hang", born_ns) or (first == HANG).any():
             threading.Event().wait()
         if (first == DIE).any():
             raise EngineFailure("the device fell off the bus", fatal=True)
-        if self._is_on("break"):
+        if self._is_on("break", born_ns):
             raise EngineFailure("the switch says that every run fails")
-        return [result + 1 for result in results] if self._is_on("wrong") else results
+        return [result + 1 for result in results] if self._is_on("wrong", born_ns) else results
 
-    def _is_on(self, switch: str) -> bool:
-        return (self._switches / switch).exists()
+    def _is_on(self, switch: str, born_ns: int) -> bool:
+        try:
+            return (self._switches / switch).stat().st_mtime_ns > born_ns
+        except FileNotFoundError:
+            return False
 
     def _spec(self, name: str) -> ModelSpec:
         if name == "rows":

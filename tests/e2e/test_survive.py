@@ -1,0 +1,234 @@
+"""What must not bring the server down: engines that hang, die or lie, and orders to stop."""
+
+from __future__ import annotations
+
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.crowds import Crowd, at_once
+from tests.support.fake_server import DIE, HANG
+from tests.support.servers import FakeServer, start_fake_server, start_server, wait_until
+from tests.support.stores import digit
+from tests.support.wire import Wire, head
+
+QUICK = {"hang_after_s": 0.4, "hang_after_predictions": 5.0, "watch_every_s": 0.05, "replace_within_s": 20.0}
+CALM = {"canary_after_s": 3600.0}
+
+
+def fake(**health: float) -> dict[str, Any]:
+    return {"reload_ms": 400.0, "health": {**QUICK, **CALM, **health}}
+
+
+def test_a_hung_engine_is_replaced_and_its_requests_are_told() -> None:
+    with start_fake_server(fake=fake()) as server, ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(server.infer, HANG)
+        not_ready = wait_until(lambda: _not_ready(server), "the server is not ready")
+        assert "'rows' version 1" in not_ready
+        answer = hanging.result()
+        assert answer.status_code == 503
+        assert "replaced" in answer.json()["error"]
+        assert answer.headers["retry-after"] == "1"
+        wait_until(server.is_ready, "the server is ready again")
+        assert server.infer(3.0).json()["outputs"][0]["data"] == [3.0] * 4
+        assert "Thread 0x" in server.log, "the stacks must be in the log"
+        assert "a batch has run for" in server.log
+        assert "was replaced" in server.log
+
+
+def _not_ready(server: FakeServer) -> str:
+    answer = server.get("/v2/health/ready")
+    return "" if answer.status_code == 200 else str(answer.json()["error"])
+
+
+def test_requests_that_wait_behind_a_hung_batch_are_answered_by_the_next_engine() -> None:
+    with start_fake_server(fake=fake()) as server, ThreadPoolExecutor(9) as pool:
+        hanging = pool.submit(server.infer, HANG)
+        wait_until(lambda: server.stats()["unfinished_requests"] == 1, "it runs")
+        waiting = [pool.submit(server.infer, float(number)) for number in range(8)]
+        assert hanging.result().status_code == 503
+        for number, one in enumerate(waiting):
+            answer = one.result()
+            # Who came while there was no engine at all is told to come again; nobody waits in vain.
+            assert answer.status_code in (200, 503)
+            if answer.status_code == 200:
+                assert answer.json()["outputs"][0]["data"] == [float(number)] * 4
+
+
+def test_a_hung_model_does_not_stop_the_others() -> None:
+    with start_fake_server(fake=fake(hang_after_s=1.0)) as server, ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(server.infer, HANG)
+        wait_until(lambda: server.stats()["unfinished_requests"] == 1, "it runs")
+        assert hanging.result().status_code == 503
+        assert server.post("/predictions/images", content=digit("two")).status_code == 200
+        wait_until(server.is_ready, "the server is ready again")
+
+
+def test_an_engine_that_dies_is_replaced() -> None:
+    with start_fake_server(fake=fake()) as server:
+        answer = server.infer(DIE)
+        assert answer.status_code == 503
+        assert "fell off the bus" in answer.json()["error"]
+        wait_until(server.is_ready, "the server is ready again")
+        assert server.infer(1.0).status_code == 200
+
+
+@pytest.mark.parametrize("switch", ["fail_load", "hang_load"])
+def test_an_engine_that_cannot_be_replaced_ends_the_process_with_70(switch: str) -> None:
+    with start_fake_server(fake=fake(replace_within_s=1.0), exit_code=70) as server, ThreadPoolExecutor(1) as pool:
+        server.switch_on(switch)
+        hanging = pool.submit(lambda: pytest.raises(Exception, server.infer, HANG) and None)
+        server.wait()
+        assert "could not be replaced" in server.log
+        assert "Thread 0x" in server.log
+        assert hanging
+
+
+@pytest.mark.parametrize(
+    ("switch", "words"), [("wrong", "off by"), ("hang", "the canary has run"), ("break", "every run fails")]
+)
+def test_an_idle_engine_that_goes_wrong_is_found_by_its_canary(switch: str, words: str) -> None:
+    with start_fake_server(fake=fake(canary_after_s=0.3)) as server:
+        server.switch_on(switch)
+        wait_until(lambda: not server.is_ready(), "the server is not ready")
+        assert words in server.log
+        assert server.infer(1.0).status_code == 503
+        wait_until(server.is_ready, "the server is ready again")
+        assert server.infer(1.0).json()["outputs"][0]["data"] == [1.0] * 4
+
+
+def test_a_busy_server_needs_no_canary() -> None:
+    options = {**fake(canary_after_s=0.2), "latency_ms": 50.0}
+    with start_fake_server(fake=options) as server:
+        with Crowd(server, 8, lambda client: client.post("/v2/models/rows/infer", json=_row(1.0))) as crowd:
+            wait_until(lambda: crowd.answered > 60, "there was load for a while")
+            assert server.is_ready()
+        assert {attempt.status for attempt in crowd.attempts} == {200}
+        assert "is lost" not in server.log
+
+
+def _row(value: float) -> dict[str, Any]:
+    return {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [value] * 4}]}
+
+
+def test_stopping_loses_nothing_that_was_accepted() -> None:
+    with start_fake_server(fake={"latency_ms": 30.0}, drain_delay_s=0.3) as server:
+        with Crowd(server, 32, lambda client: client.post("/v2/models/rows/infer", json=_row(1.0))) as crowd:
+            wait_until(lambda: crowd.answered > 200, "there is load")
+            told_s = time.monotonic()
+            server.signal()
+            assert server.wait() == 0
+        before = [attempt.status for attempt in crowd.attempts if attempt.sent_s < told_s]
+        assert set(before) == {200}, "what was sent before the signal must be answered"
+        after = [attempt.status for attempt in crowd.attempts if attempt.sent_s >= told_s]
+        assert after.count(200) > 30, "during --drain-delay-s the server goes on serving"
+        assert set(after) <= {200, 503, None}
+        # None: it came into the listener's backlog in the very moment in which the listener was closed.
+        assert after.count(None) <= 32
+        assert "every accepted request was answered" in server.log
+
+
+def test_whoever_is_still_sending_when_the_server_stops_is_answered() -> None:
+    image = digit("seven")
+    with start_server() as server, Wire(server.port) as wire:
+        wire.send(head("/predictions/digits", {"Content-Length": str(len(image))}) + image[:100])
+        wait_until(lambda: server.stats()["inflight_bytes"] > 0, "the body is being read")
+        server.signal()
+        wait_until(lambda: "stopping" in server.log, "the server is told")
+        wire.send(image[100:])
+        reply = wire.reply()
+        assert reply.status == 200
+        assert reply.headers["connection"] == "close"
+        assert reply.json()["predictions"][0]["label"] == "7"
+        assert server.wait() == 0
+
+
+def test_a_client_that_stalls_does_not_hold_up_the_end_for_ever() -> None:
+    with start_server("--drain-timeout-s", "0.5") as server, Wire(server.port) as wire:
+        wire.send(head("/predictions/digits", {"Content-Length": "1000"}) + b"x")
+        wait_until(lambda: server.stats()["inflight_bytes"] > 0, "the body is being read")
+        server.signal()
+        reply = wire.reply()
+        assert reply.status == 503
+        assert "shut down" in reply.error
+        assert server.wait() == 0
+        assert "1 requests were not answered in time" in server.log
+
+
+def test_ready_turns_first_and_serving_goes_on() -> None:
+    with start_server("--drain-delay-s", "1.5") as server:
+        assert server.is_ready()
+        server.signal()
+        refusal = wait_until(lambda: server.get("/v2/health/ready").status_code == 503, "not ready")
+        assert refusal
+        assert server.get("/v2/health/live").status_code == 200
+        assert server.get("/v2/models/digits/ready").status_code == 503
+        assert "shutting down" in server.get("/ping").json()["error"]
+        answer = server.post("/predictions/digits", content=digit("seven"))
+        assert answer.status_code == 200
+        assert server.wait() == 0
+
+
+def test_new_requests_are_turned_away_while_old_ones_finish() -> None:
+    with start_fake_server(fake={"latency_ms": 700.0}) as server, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.infer, 1.0)
+        wait_until(lambda: server.stats()["unfinished_requests"] == 1, "it runs")
+        server.signal()
+        wait_until(lambda: "stopping" in server.log, "the server is told")
+        refusal = wait_until(lambda: _refusal(server), "new requests are refused")
+        assert "shutting down" in refusal
+        assert running.result().status_code == 200
+        assert server.wait() == 0
+
+
+def _refusal(server: FakeServer) -> str:
+    answer = server.infer(2.0)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    return str(answer.json()["error"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(number: signal.Signals) -> None:
+    with start_server("--drain-delay-s", "60", exit_code=128 + number) as server:
+        server.signal(number)
+        wait_until(lambda: "stopping" in server.log, "the first signal has been heard")
+        server.signal(number)
+        server.wait(10)
+
+
+def test_a_signal_while_loading_is_obeyed() -> None:
+    with start_server(wait_ready=False) as server:
+        server.signal()
+        assert server.wait() == 0
+
+
+def test_poison_in_a_batch_hurts_nobody_else() -> None:
+    with start_fake_server(fake={"latency_ms": 40.0}) as server:
+        calls = [lambda value=value: server.infer(value) for value in [0.0, *range(1, 16), 666.0]]
+        answers = at_once(calls)
+        assert [answer.status_code for answer in answers] == [200] * 16 + [500]
+        assert "fails on this request" in answers[-1].json()["error"]
+        for value, answer in enumerate(answers[:-1]):
+            assert answer.json()["outputs"][0]["data"] == [float(value)] * 4
+        statistics = server.statistics("rows")["inference_stats"]
+        assert statistics["success"]["count"] == 16
+        assert statistics["fail"]["count"] == 1
+        assert server.is_ready()
+
+
+def test_engines_can_be_replaced_again_and_again() -> None:
+    with start_fake_server(fake={**fake(), "reload_ms": 0.0}) as server:
+        for _ in range(5):
+            assert server.infer(DIE).status_code == 503
+            wait_until(server.is_ready, "the server is ready again")
+        before = psutil.Process(server.process.pid).num_threads()
+        for _ in range(10):
+            assert server.infer(DIE).status_code == 503
+            wait_until(server.is_ready, "the server is ready again")
+        assert psutil.Process(server.process.pid).num_threads() <= before + 1
+        assert server.infer(1.0).status_code == 200
