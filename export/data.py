@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -37,13 +38,41 @@ class Chunk:
     labels: np.ndarray
 
 
+class Images(Protocol):
+    """What a network can be shown, a chunk at a time. `labels` is empty where the images have none of the model's."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def record(self) -> DatasetRecord: ...
+
+    def chunks(self, step: Step, limit: int) -> Iterator[Chunk]: ...
+
+    def thinned(self, most: int) -> Images: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ImageSet:
-    """Encoded images and how they become inputs; `source` is the data set as given, without its folder."""
+    """Encoded images and how they become inputs; `source` is the data set as given, without its folder.
+
+    `labels` are the model's, which the samples' labels point into; empty where the classes are others.
+    """
 
     source: str
     samples: tuple[Sample, ...]
     image: ImageSpec
+    labels: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.samples)
 
     @property
     def record(self) -> DatasetRecord:
@@ -80,14 +109,50 @@ class ImageSet:
         if len(self.samples) <= most:
             return self
         picked = np.linspace(0, len(self.samples) - 1, most).astype(int)
-        return ImageSet(self.source, tuple(self.samples[index] for index in picked), self.image)
+        return replace(self, samples=tuple(self.samples[index] for index in picked))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomImages:
+    """Noise in the place of images: it shows that two graphs compute the same, and nothing about accuracy."""
+
+    count: int
+    image: ImageSpec
+    source: str = "random numbers"
+    labels: tuple[str, ...] = ()
+
+    @property
+    def record(self) -> DatasetRecord:
+        return DatasetRecord(self.source, self.count, hashlib.sha256(self.source.encode()).hexdigest())
+
+    def chunks(self, step: Step, limit: int) -> Iterator[Chunk]:
+        """All of it, at most `limit` at a time."""
+        samples = self.samples()
+        for start in range(0, self.count, limit):
+            images = samples[start : start + limit]
+            step.advance(len(images))
+            yield Chunk(images, np.zeros(len(images), np.int64))
+
+    def thinned(self, most: int) -> RandomImages:
+        """At most so many."""
+        return replace(self, count=min(self.count, most))
+
+    def samples(self) -> np.ndarray:
+        """The same numbers each time: bytes, or values as normalised pixels have them."""
+        generator = np.random.default_rng(0)
+        shape = (self.count, *self.image.tensor_shape)
+        if self.image.front == "uint8_nhwc":
+            return generator.integers(0, 256, shape, dtype=np.uint8)
+        mean, std = (np.array(values, np.float32)[:, None, None] for values in (self.image.mean, self.image.std))
+        normalised: np.ndarray = (generator.random(shape, dtype=np.float32) - mean) / std
+        return normalised
 
 
 @dataclass(frozen=True, slots=True)
 class ExportData:
     """`samples` are inputs [n, ...] to compare outputs on; `real` tells images from random numbers."""
 
-    calibration: ImageSet | None
+    calibration: Images | None
     evaluation: ImageSet | None
     samples: np.ndarray
     real: bool
@@ -106,19 +171,28 @@ def load_data(plan: Plan, step: Step) -> ExportData:
         held_out = evaluation = _part(datasets[plan.evaluate].in_order_of(plan.labels), plan.evaluate, "test", plan)
     if plan.calibrate is not None:
         dataset = datasets[plan.calibrate]
+        if sorted(dataset.labels) == sorted(plan.labels):
+            dataset = dataset.in_order_of(plan.labels)
         calibration = _part(dataset, plan.calibrate, "calibration", plan).thinned(_CALIBRATION_IMAGES)
         if held_out is None and dataset.parts["test"]:
             held_out = _part(dataset, plan.calibrate, "test", plan)
     if calibration and evaluation:
         _refuse_shared(calibration, evaluation)
     if held_out is None:
-        return ExportData(calibration, evaluation, _random_samples(plan.image), real=False)
-    return ExportData(calibration, evaluation, _decoded(held_out.thinned(_sample_count(plan.image)), step), real=True)
+        noise = RandomImages(_sample_count(plan.image), plan.image)
+        return ExportData(calibration or _noise_if_allowed(plan), evaluation, noise.samples(), real=False)
+    samples = _decoded(held_out.thinned(_sample_count(plan.image)), step)
+    return ExportData(calibration or _noise_if_allowed(plan), evaluation, samples, real=True)
+
+
+def _noise_if_allowed(plan: Plan) -> RandomImages | None:
+    return RandomImages(_sample_count(plan.image), plan.image) if plan.allow_random_calibration else None
 
 
 def _part(dataset: Dataset, source: str, part: Part, plan: Plan) -> ImageSet:
     shown = source if source_labels(source) else Path(source).resolve().name
-    return ImageSet(shown, tuple(dataset.part(part)), plan.image)
+    labels = plan.labels if dataset.labels == plan.labels else ()
+    return ImageSet(shown, tuple(dataset.part(part)), plan.image, labels)
 
 
 def _refuse_shared(calibration: ImageSet, evaluation: ImageSet) -> None:
@@ -141,14 +215,3 @@ def _decoded(images: ImageSet, step: Step) -> np.ndarray:
 def _sample_count(image: ImageSpec) -> int:
     nbytes = int(np.prod(image.tensor_shape)) * NUMPY_DTYPES[image.tensor_dtype].itemsize
     return max(2, min(_SAMPLES, _SAMPLES_BYTES // nbytes))
-
-
-def _random_samples(image: ImageSpec) -> np.ndarray:
-    """Noise in the place of images: it shows that two graphs compute the same, and nothing about accuracy."""
-    generator = np.random.default_rng(0)
-    shape = (_sample_count(image), *image.tensor_shape)
-    if image.front == "uint8_nhwc":
-        return generator.integers(0, 256, shape, dtype=np.uint8)
-    mean, std = (np.array(values, np.float32)[:, None, None] for values in (image.mean, image.std))
-    normalised: np.ndarray = (generator.random(shape, dtype=np.float32) - mean) / std
-    return normalised

@@ -13,7 +13,8 @@ class ExportOptions:
     """One field per option of `convoy export`; `export.plan` gives them their meaning.
 
     `precisions` None means all that can be made with what was given. `accuracy_budget_points` is in
-    percentage points of top-1. `data_root` is where downloaded data sets lie.
+    percentage points of top-1; `strict_gate` wants it proved, not only estimated. `data_root` is where
+    downloaded data sets lie.
     """
 
     source: str
@@ -28,5 +29,8 @@ class ExportOptions:
     evaluate: str | None = None
     precisions: str | None = None
     accuracy_budget_points: float = 1.0
+    strict_gate: bool = False
+    calibration_method: str = "auto"
+    allow_random_calibration: bool = False
     max_batch: int = 64
     data_root: Path = DEFAULT_DATA_ROOT

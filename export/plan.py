@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast, get_args
 
 from export.options import ExportOptions
 from export.preprocess import InputSize, parse_front, parse_input, resolve_image
@@ -20,6 +21,7 @@ from models.spec import ImageSpec
 from models.store import Store, check_name
 
 _MAX_BATCH = 4096
+MethodChoice = Literal["auto", "minmax", "entropy", "percentile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,9 @@ class Plan:
     evaluate: str | None
     precisions: str | None
     accuracy_budget_points: float
+    strict_gate: bool
+    calibration_method: MethodChoice
+    allow_random_calibration: bool
     max_batch: int
     data_root: Path
 
@@ -67,9 +72,19 @@ def make_plan(options: ExportOptions) -> Plan:
         evaluate=options.evaluate,
         precisions=options.precisions,
         accuracy_budget_points=options.accuracy_budget_points,
+        strict_gate=options.strict_gate,
+        calibration_method=_calibration_method(options.calibration_method),
+        allow_random_calibration=options.allow_random_calibration,
         max_batch=options.max_batch,
         data_root=options.data_root,
     )
+
+
+def _calibration_method(text: str) -> MethodChoice:
+    for method in get_args(MethodChoice):
+        if text == method:
+            return cast(MethodChoice, method)
+    raise UsageError(f"--calibration-method {text!r} is not known; use {', '.join(get_args(MethodChoice))}")
 
 
 def _default_size(source: Source) -> InputSize | None:
