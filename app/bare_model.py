@@ -2,7 +2,6 @@
 
 What a bundle's manifest says is found out here: the tensors from the graph, the batch size and labels
 from `config.pbtxt` where there is one, and whether the first dimension really is a batch from running it.
-A dynamic first dimension alone proves nothing: a model may well take the mean over it.
 """
 
 from __future__ import annotations
@@ -11,18 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from app.engines.base import EngineFailure, run_arrays
-from app.engines.onnxruntime import OnnxRuntimeCpuEngine, Signature, open_session, read_signature
+from app.engines.batching import objection_to_batching
+from app.engines.onnxruntime import Signature, open_session, read_signature
 from models.errors import BundleError
 from models.spec import ModelSpec, TensorSpec
 from models.store import BARE_MODEL, CONFIG, StoredVersion
 
 DEFAULT_MAX_BATCH = 32
-_PROOF_ROWS = 3
-# Kernels may sum a batch in another order than a single row.
-_PROOF_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +50,7 @@ def read_bare_model(stored: StoredVersion, threads: int) -> BareModel:
     dynamic = all(spec.shape[:1] == (-1,) for spec in (*signature.inputs, *signature.outputs))
     if not dynamic:
         return BareModel(path, whole, "not batched: not every input and output has a dynamic first dimension")
-    objection = _objection_to_batching(path, signature, threads)
+    objection = objection_to_batching(path, signature, threads)
     if objection:
         return BareModel(path, whole, f"not batched: {objection}")
     batched = replace(
@@ -66,45 +60,6 @@ def read_bare_model(stored: StoredVersion, threads: int) -> BareModel:
         max_batch_size=DEFAULT_MAX_BATCH,
     )
     return BareModel(path, batched, f"batched up to {DEFAULT_MAX_BATCH}: each row of a batch equals the row run alone")
-
-
-def _objection_to_batching(path: Path, signature: Signature, threads: int) -> str:
-    """Why the first dimension is not a batch, or nothing when it is: three rows together and each alone."""
-    engine = OnnxRuntimeCpuEngine(
-        path,
-        inputs=signature.inputs,
-        outputs=signature.outputs,
-        max_batch_size=0,
-        precision="fp32",
-        threads=threads,
-    )
-    generator = np.random.default_rng(3)
-    rows = {spec.name: _random_rows(generator, spec) for spec in signature.inputs}
-    try:
-        together = run_arrays(engine, rows)
-        for row in range(_PROOF_ROWS):
-            alone = run_arrays(engine, {name: array[row : row + 1] for name, array in rows.items()})
-            for name, values in alone.items():
-                if not _same(together[name][row : row + 1], values):
-                    return f"row {row} of a batch of {_PROOF_ROWS} differs from the row run alone in output {name!r}"
-    except EngineFailure as failure:
-        return f"a random batch of {_PROOF_ROWS} does not run ({failure})"
-    finally:
-        engine.close()
-    return ""
-
-
-def _random_rows(generator: np.random.Generator, spec: TensorSpec) -> np.ndarray:
-    shape = (_PROOF_ROWS, *(1 if size < 0 else size for size in spec.shape[1:]))
-    if spec.dtype == "BOOL":
-        return generator.integers(0, 2, shape).astype(np.bool_)
-    return (generator.random(shape) * 100).astype(spec.numpy_dtype)
-
-
-def _same(left: np.ndarray, right: np.ndarray) -> bool:
-    if left.shape != right.shape:
-        return False
-    return bool(np.allclose(left, right, rtol=_PROOF_TOLERANCE, atol=_PROOF_TOLERANCE, equal_nan=True))
 
 
 def _without_batch(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

@@ -31,9 +31,13 @@ class CanaryCheck:
     batched: bool
 
     @staticmethod
-    def of_variant(canary: Canary, variant: Variant) -> CanaryCheck:
-        """A bundle's own canary; each variant may be as far off as it was when it was exported, and a bit."""
-        return CanaryCheck(canary, max(FP32_TOLERANCE, QUANTISED_SLACK * variant.max_relative_error), batched=True)
+    def of_variant(canary: Canary, variant: Variant, *, batched: bool = True) -> CanaryCheck:
+        """A bundle's own canary; each variant may be as far off as it was when it was exported, and a bit.
+
+        Where the model is not `batched`, the canary is one request, and its arrays have the whole shapes.
+        """
+        tolerance = max(FP32_TOLERANCE, QUANTISED_SLACK * variant.max_relative_error)
+        return CanaryCheck(canary, tolerance, batched)
 
     @staticmethod
     def of_first_answer(engine: Engine, *, seed: int = 20) -> CanaryCheck:

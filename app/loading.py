@@ -98,7 +98,7 @@ def _prove_all(bundle: Bundle, choice: Choice, options: LoadOptions) -> tuple[li
     canary = bundle.canary()
     for variant in choice.variants:
         engine = _open_variant(bundle, variant, options)
-        check = CanaryCheck.of_variant(canary, variant)
+        check = CanaryCheck.of_variant(canary, variant, batched=engine.batched)
         try:
             engine.warm_up()
             check.run(engine)

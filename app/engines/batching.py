@@ -1,0 +1,73 @@
+"""Is a graph's first dimension a batch? Found out by running it, because a dynamic size alone proves nothing:
+a model may well take the mean over it.
+
+Used by the server for models that come without a manifest, and by export for graphs made elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from app.engines.base import EngineFailure, run_arrays
+from app.engines.onnxruntime import OnnxRuntimeCpuEngine, Signature, open_session, read_signature
+from models.spec import TensorSpec
+
+PROOF_ROWS = 3
+# Kernels may sum a batch in another order than a single row.
+_TOLERANCE = 1e-4
+
+
+def objection_to_batching(path: Path, signature: Signature, threads: int, *, original: Path | None = None) -> str:
+    """Why the first dimension is not a batch, or nothing when it is: three rows together and each alone.
+
+    `signature` is that of the graph in `path`, first dimensions included. With `original`, a graph of the same
+    tensors that takes one row at a time, the rows alone are its answers, so that a rewritten graph is also
+    proved to be the same model. Raises BundleError for a file that does not load.
+    """
+    rows = {spec.name: random_rows(np.random.default_rng(3 + i), spec) for i, spec in enumerate(signature.inputs)}
+    try:
+        together = _answers(path, signature, threads, [rows])[0]
+        singles = [{name: array[row : row + 1] for name, array in rows.items()} for row in range(PROOF_ROWS)]
+        alone = _answers(original or path, None if original else signature, threads, singles)
+    except EngineFailure as failure:
+        return f"a random batch of {PROOF_ROWS} does not run ({failure})"
+    for row, answers in enumerate(alone):
+        for name, values in answers.items():
+            if not _same(together[name][row : row + 1], values):
+                return f"row {row} of a batch of {PROOF_ROWS} differs from the row run alone in output {name!r}"
+    return ""
+
+
+def random_rows(generator: np.random.Generator, spec: TensorSpec, rows: int = PROOF_ROWS) -> np.ndarray:
+    """Values from 0 to 100 of the tensor's dtype, [rows, ...]; free sizes behind the first one are drawn as 1."""
+    shape = (rows, *(1 if size < 0 else size for size in spec.shape[1:]))
+    if spec.dtype == "BOOL":
+        return generator.integers(0, 2, shape).astype(np.bool_)
+    return (generator.random(shape) * 100).astype(spec.numpy_dtype)
+
+
+def _answers(
+    path: Path, signature: Signature | None, threads: int, batches: list[dict[str, np.ndarray]]
+) -> list[Mapping[str, np.ndarray]]:
+    signature = signature or read_signature(open_session(path, threads), path)
+    engine = OnnxRuntimeCpuEngine(
+        path,
+        inputs=signature.inputs,
+        outputs=signature.outputs,
+        max_batch_size=0,
+        precision="fp32",
+        threads=threads,
+    )
+    try:
+        return [run_arrays(engine, batch) for batch in batches]
+    finally:
+        engine.close()
+
+
+def _same(left: np.ndarray, right: np.ndarray) -> bool:
+    if left.shape != right.shape:
+        return False
+    return bool(np.allclose(left, right, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True))
