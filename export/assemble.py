@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -20,18 +20,21 @@ from app.engines.speedup import is_worthwhile
 from export.data import ExportData
 from export.plan import Plan
 from export.precision import Recipe
+from export.report import render
 from export.variant import Candidate
 from export.verify import Score
 from models.bundle import (
     CANARY,
     LABELS,
     MANIFEST,
+    REPORT,
     SCHEMA_VERSION,
     Canary,
     FileRecord,
     LatencyTable,
     Manifest,
     Provenance,
+    Roofline,
     Variant,
     canary_bytes,
     seal,
@@ -135,7 +138,13 @@ def _installed(distribution: str) -> str | None:
 
 
 def publish(
-    store: Store, spec: ModelSpec, made: Path, variants: Sequence[Variant], canary: Canary, origin: Provenance
+    store: Store,
+    spec: ModelSpec,
+    made: Path,
+    variants: Sequence[Variant],
+    canary: Canary,
+    origin: Provenance,
+    roofline: Roofline,
 ) -> Path:
     """Write the bundle as the model's next version and return its folder; `made` holds the variants' files.
 
@@ -147,10 +156,17 @@ def publish(
         if spec.labels:
             (folder / LABELS).write_text("".join(f"{label}\n" for label in spec.labels), encoding="utf-8")
         (folder / CANARY).write_bytes(canary_bytes(canary))
-        files = {path.name: FileRecord(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())}
-        manifest = seal(Manifest(SCHEMA_VERSION, spec, tuple(variants), files, origin))
+        files = {path.name: _record(path) for path in sorted(folder.iterdir())}
+        told = Manifest(SCHEMA_VERSION, spec, tuple(variants), files, origin, roofline)
+        # The report tells of all other files; its own hash can only stand in the manifest.
+        (folder / REPORT).write_text(render(told), encoding="utf-8")
+        manifest = seal(replace(told, files={**files, REPORT: _record(folder / REPORT)}))
         (folder / MANIFEST).write_bytes(manifest)
     return _published(store, spec.name, manifest)
+
+
+def _record(path: Path) -> FileRecord:
+    return FileRecord(sha256_file(path), path.stat().st_size)
 
 
 def _published(store: Store, name: str, manifest: bytes) -> Path:

@@ -1,6 +1,6 @@
 """`convoy export`: the steps in their order, and what the user sees of them.
 
-    plan -> images -> torch child -> fp32 against torch -> variants -> accuracy -> latency -> bundle
+    plan -> images -> torch child -> fp32 against torch -> variants -> accuracy -> latency -> roofline -> bundle
 
 `export_bundle` is the pipeline without a terminal; `run` is what the command calls. All work happens in a
 temporary folder, and the store sees a finished bundle or nothing.
@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from app.engines.base import EngineFailure
+from app.engines.cpu import cpu_budget
 from export.assemble import Measured, judge, make_canary, provenance, publish
 from export.data import ExportData, load_data
 from export.options import ExportOptions
@@ -22,6 +23,7 @@ from export.plan import Plan, make_plan
 from export.precision import REFERENCE, Recipe, select
 from export.profile import measure_latencies
 from export.progress import SILENT, Progress
+from export.roofline import measure_roofline
 from export.terminal import RichProgress, summary
 from export.to_onnx import TorchResult, to_onnx
 from export.torch_job import INPUT_NAME, OUTPUT_NAME
@@ -75,8 +77,11 @@ def _prove_and_publish(
         measured = _measure(candidates, data, progress)
         variants = judge(measured, torch_error, data, plan.accuracy_budget_points)
         canary = make_canary(candidates[0], data.samples)
+        with progress.step("measure this device"):
+            roofline = measure_roofline(candidates[0], cpu_budget())
     with progress.step("publish"):
-        return publish(plan.store, spec, folder, variants, canary, provenance(plan, data, torch.torch_version))
+        origin = provenance(plan, data, torch.torch_version)
+        return publish(plan.store, spec, folder, variants, canary, origin, roofline)
 
 
 def _measure(candidates: Sequence[Candidate], data: ExportData, progress: Progress) -> tuple[Measured, ...]:

@@ -26,7 +26,7 @@ class Line:
     fixed_ms: float
     per_sample_ms: float
 
-    def at(self, batch_size: int) -> float:
+    def at(self, batch_size: float) -> float:
         """Milliseconds."""
         return self.fixed_ms + self.per_sample_ms * batch_size
 

@@ -22,6 +22,8 @@ from models.errors import JobError, UsageError
 @pytest.fixture(autouse=True)
 def quick_and_without_torch(monkeypatch, tmp_path):
     monkeypatch.setattr("export.profile.PACE", Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3))
+    monkeypatch.setattr("export.roofline._BUDGET_S", 0)
+    monkeypatch.setattr("export.roofline._MATRIX", 64)
     monkeypatch.setattr(command, "to_onnx", fake_torch)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -58,7 +60,8 @@ def test_a_bundle_has_all_that_serving_needs(tmp_path, data):
     folder = export_bundle(options(tmp_path, calibrate=data, evaluate=data))
     assert folder == tmp_path / "store" / "colours" / "1"
     bundle = open_bundle(folder)
-    assert sorted(bundle.manifest.files) == ["canary.safetensors", "fp32.onnx", "int8-cpu.onnx", "labels.txt"]
+    files = ["canary.safetensors", "fp32.onnx", "int8-cpu.onnx", "labels.txt", "report.html"]
+    assert sorted(bundle.manifest.files) == files
     assert (folder / "labels.txt").read_text() == "red\nblue\n"
     spec = bundle.manifest.spec
     assert (spec.name, spec.max_batch_size, spec.labels) == ("colours", 4, ("red", "blue"))

@@ -1,0 +1,59 @@
+"""The report's pages on precision: what really runs in which, what was kept higher and why, and what that bought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.etree.ElementTree import Element
+
+from export import report_charts as charts
+from export.chart import COLOURS
+from export.markup import element, extend, table
+from models.bundle import NodeAudit, TradeOff, Variant
+
+_MOST_LAYERS = 40
+
+
+def kept_layers(variants: Sequence[Variant]) -> list[Element]:
+    """For each variant that was audited: its operators by precision, and the layers kept in a higher one."""
+    return [part for variant in variants if variant.audit for part in _audited(variant.file, variant.audit)]
+
+
+def _audited(file: str, audit: NodeAudit) -> list[Element]:
+    total = max(1, sum(audit.by_precision.values()))
+    counts = sorted(audit.by_precision.items(), key=lambda pair: -pair[1])
+    words = ", ".join(f"{nodes} in {precision} ({100 * nodes / total:.0f} %)" for precision, nodes in counts)
+    bar = element("div", class_="stack", aria_hidden="true")
+    for colour, (_, nodes) in enumerate(counts):
+        extend(bar, element("i", class_=f"c{colour % COLOURS}", style=f"flex: {nodes}"))
+    parts = [element("h3", file), bar, element("p", f"Of {total} operators, {words}.")]
+    if not audit.kept:
+        return [*parts, element("p", "No layer was kept in a higher precision.", class_="note")]
+    rows = list(audit.kept.items())
+    parts.append(table(("kept in higher precision", "because"), rows[:_MOST_LAYERS], class_="words"))
+    if len(rows) > _MOST_LAYERS:
+        parts.append(element("p", f"{_MOST_LAYERS} of {len(rows)}; the manifest has all of them.", class_="note"))
+    return parts
+
+
+def recovery(variants: Sequence[Variant]) -> list[Element]:
+    """For each variant that needed it: what keeping more layers in higher precision cost and gained."""
+    reference = variants[0].accuracy
+    if reference is None:
+        return []
+    return [part for v in variants if v.trade_offs for part in _recovered(v, v.trade_offs, reference.top1)]
+
+
+def _recovered(variant: Variant, steps: Sequence[TradeOff], reference_top1: float) -> list[Element]:
+    rows = [
+        [
+            str(step.layers_kept),
+            f"{100 * step.accuracy.top1:.2f} %",
+            f"{step.accuracy.loss_points:.2f}",
+            "–" if step.accuracy.loss_bound_points is None else f"{step.accuracy.loss_bound_points:.2f}",
+            "–" if step.median_ms is None else f"{step.median_ms:.3f}",
+        ]
+        for step in steps
+    ]
+    figures = table(("layers kept", "top-1", "points lost", "at most (95 %)", "median ms"), rows)
+    chart = charts.trade_off(variant.file, steps, reference_top1)
+    return [element("h3", variant.file), element("div", chart, figures, class_="charts")]

@@ -1,0 +1,123 @@
+"""How much a network computes and moves for one sample, counted while the runtime runs one.
+
+The runtime's own profile tells the shapes that every operator really saw, where inference from the graph
+gives up at the first computed shape. Convolutions and matrix products are counted exactly, poolings and
+element-wise operators roughly, at one operation per element; what only renames or rearranges data computes
+nothing. Knows operators and shapes, and nothing of devices.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from models.errors import JobError
+from models.spec import TensorSpec
+
+_MOVES = {
+    *("Cast", "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Gather"),
+    *("Identity", "Pad", "QuantizeLinear", "Range", "Reshape", "Shape", "Slice", "Split", "Squeeze", "Transpose"),
+    *("Unsqueeze", "Where"),
+}
+_READERS = {
+    *("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "MaxPool", "ReduceMax", "ReduceMean"),
+    *("ReduceSum", "Softmax"),
+}
+# Runtimes compute these where they stand: in the operator before, or over its output.
+_IN_PLACE = {"BatchNormalization", "Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid"}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of one sample: operations, and the bytes of all tensors between operators; of the network: its weights'."""
+
+    flop: float
+    activation_bytes: float
+    weight_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator's run: the shapes it read and wrote, and the bytes of its weights and of what it wrote."""
+
+    kind: str
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    weight_bytes: int
+    output_bytes: int
+
+
+def count_work(path: Path, inputs: tuple[TensorSpec, ...], *, batched: bool = True) -> Work:
+    """The work of a float graph; `inputs` are per-sample specs if `batched`, else whole ones.
+
+    Raises JobError where the runtime does not run the graph on zeros.
+    """
+    arrays = {}
+    for spec in inputs:
+        shape = tuple(1 if size < 0 else size for size in spec.shape)
+        arrays[spec.name] = np.zeros((1, *shape) if batched else shape, spec.numpy_dtype)
+    operators = _run_once(path, arrays)
+    moved = sum(o.output_bytes for o in operators if o.kind not in _MOVES | _IN_PLACE)
+    return Work(
+        flop=sum(flop(operator) for operator in operators),
+        activation_bytes=float(moved + sum(array.nbytes for array in arrays.values())),
+        weight_bytes=float(sum(operator.weight_bytes for operator in operators)),
+    )
+
+
+def flop(operator: Operator) -> float:
+    """A multiplication and an addition are two."""
+    if operator.kind in _MOVES:
+        return 0.0
+    first, written = operator.inputs[0], sum(math.prod(shape) for shape in operator.outputs)
+    if operator.kind == "Conv":
+        # Weights [M, C / group, kernel...]: each output sums over all but the first.
+        return 2.0 * written * math.prod(operator.inputs[1][1:])
+    if operator.kind == "ConvTranspose":
+        return 2.0 * math.prod(first) * math.prod(operator.inputs[1][1:])
+    if operator.kind == "Gemm":
+        # (MK)(KN)(MN) is the square of MKN, whichever of them is transposed.
+        return 2.0 * math.sqrt(math.prod(first) * math.prod(operator.inputs[1]) * written)
+    if operator.kind == "MatMul":
+        return 2.0 * written * first[-1]
+    return float(math.prod(first) if operator.kind in _READERS else written)
+
+
+def _run_once(path: Path, arrays: dict[str, np.ndarray]) -> list[Operator]:
+    with tempfile.TemporaryDirectory(prefix="convoy-work-") as folder:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        # Folds what is constant, and batch normalisation into convolutions, but fuses nothing beyond the standard.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        # Weights that were packed for a kernel would not be in the profile.
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        try:
+            session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            session.run(None, arrays)
+            profile = Path(session.end_profiling()).read_text(encoding="utf-8")
+        except Exception as error:  # onnxruntime's errors share no base class
+            raise JobError(f"ONNX Runtime cannot run {path.name} once to count its work ({error})") from error
+    events = json.loads(profile)
+    return [_operator(e["args"]) for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
+
+
+def _operator(arguments: dict[str, Any]) -> Operator:
+    def shapes(key: str) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(shape) for tensor in arguments[key] for shape in tensor.values())
+
+    return Operator(
+        kind=arguments["op_name"],
+        inputs=shapes("input_type_shape") or ((),),
+        outputs=shapes("output_type_shape"),
+        weight_bytes=int(arguments["parameter_size"]),
+        output_bytes=int(arguments["output_size"]),
+    )
