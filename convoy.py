@@ -7,6 +7,7 @@ environment, default. Exit codes: 0 done, 1 the job failed, 2 wrong call; `serve
 from __future__ import annotations
 
 import inspect as python_inspect
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,9 +66,11 @@ def train(
 
 @cli.command()
 def export(
-    source: Annotated[str, typer.Argument(help="zoo:NAME, torchvision:NAME, or file.py:factory.")],
+    source: Annotated[
+        str, typer.Argument(help="zoo:NAME, torchvision:NAME, timm:NAME, file.py:factory, FILE.onnx or FILE.pt2.")
+    ],
     name: Annotated[str, typer.Option(help="Name to serve the model under.")],
-    weights: Annotated[Path | None, typer.Option(help="Checkpoint, .safetensors or .pth.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Checkpoint, .safetensors or .pth; default: download.")] = None,
     input: Annotated[str | None, typer.Option(help="Input as CxHxW, such as 3x224x224.")] = None,
     labels: Annotated[Path | None, typer.Option(help="File with one label a line.")] = None,
     preprocess: Annotated[str | None, typer.Option(help="imagenet, unit, or a JSON file.")] = None,
@@ -80,6 +83,7 @@ def export(
     accuracy_budget: Annotated[float, typer.Option(help="Points of top-1 a variant may lose.")] = 1.0,
     strict_gate: Annotated[bool, typer.Option(help="Refuse what is not proved to stay within the budget.")] = False,
     max_batch: Annotated[int, typer.Option(help="Largest batch.")] = 64,
+    trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2, which can run any code.")] = False,
     store: Store = DEFAULT_STORE,
     data_root: Annotated[Path | None, typer.Option(help="Where downloaded data sets lie.")] = None,
 ) -> None:
@@ -105,9 +109,10 @@ def export(
         calibration_method=calibration_method,
         allow_random_calibration=allow_random_calibration,
         max_batch=max_batch,
+        trust=trust,
         data_root=data_root or DEFAULT_DATA_ROOT,
     )
-    run(options, _console())
+    run(options, _console(), _typed("export"))
 
 
 @cli.command()
@@ -223,6 +228,12 @@ def _command(arguments: list[str]) -> Any:
             if parameter.param_type_name == "option" and parameter.name != "help":
                 parameter.envvar = f"CONVOY_{parameter.name.upper()}"
     return command
+
+
+def _typed(subcommand: str) -> str:
+    """The command line as it can be typed again, whichever door led here."""
+    given = sys.argv[1:]
+    return shlex.join(["convoy", *([] if given[:1] == [subcommand] else [subcommand]), *given])
 
 
 def _console() -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,10 +19,12 @@ import numpy as np
 from app.engines.cpu import has_int8_dot_product
 from app.engines.speedup import is_worthwhile
 from export.data import ExportData
+from export.gate import Gate
 from export.plan import Plan
-from export.precision import Recipe
 from export.report import render
+from export.torch_job import EXTERNAL_DATA
 from export.variant import Candidate
+from export.variants import Made
 from export.verify import Score
 from models.bundle import (
     CANARY,
@@ -35,6 +38,7 @@ from models.bundle import (
     Manifest,
     Provenance,
     Roofline,
+    Target,
     Variant,
     canary_bytes,
     seal,
@@ -46,6 +50,7 @@ from models.store import Store
 
 _CANARY_SAMPLES = 32
 _CANARY_BYTES = 4 << 20
+_DEVICES: dict[Target, str] = {"cpu": "time", "cuda": "a GPU", "tensorrt": "TensorRT"}
 _TOOLS = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow")
 
 
@@ -53,51 +58,51 @@ _TOOLS = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow")
 class Measured:
     """All that was found out about one variant."""
 
-    recipe: Recipe
+    made: Made
     score: Score
     latency: LatencyTable | None
 
 
-def judge(
-    measured: Sequence[Measured], torch_error: float, data: ExportData, budget_points: float
-) -> tuple[Variant, ...]:
+def judge(measured: Sequence[Measured], torch_error: float, data: ExportData, gate: Gate) -> tuple[Variant, ...]:
     """The variants with the verdict on each; the first one is the fp32 reference, whose error is torch's."""
     reference = measured[0]
     inputs = "held-out images" if data.real else "random inputs, for want of --calibrate and --evaluate"
     proof = f"equals torch to {torch_error:.1g} on {len(data.samples)} {inputs}"
     variants = [_variant(reference, True, proof, torch_error)]
     for one in measured[1:]:
-        serve, reason = _verdict(one, budget_points)
+        serve, reason = _verdict(one, gate, real=data.real)
         variants.append(_variant(one, serve, reason, one.score.max_relative_error))
     return tuple(variants)
 
 
-def _verdict(one: Measured, budget_points: float) -> tuple[bool, str]:
-    accuracy = one.score.accuracy
-    if accuracy is None:
-        return False, "not verified on labels: export with --evaluate to let it serve"
-    loss = f"loses {accuracy.loss_points:.2f} points of top-1 on {accuracy.images} images"
-    if accuracy.loss_points > budget_points:
-        return False, f"{loss}, over the budget of {budget_points:g}"
+def _verdict(one: Measured, gate: Gate, *, real: bool) -> tuple[bool, str]:
+    serve, reason = gate.verdict(one.score, real=real)
+    if not serve:
+        return False, reason
     if one.latency is None or one.latency.speedup is None:
-        return True, f"{loss}, within the budget of {budget_points:g}; its speed was not measured"
+        return True, f"{reason}; its speed was not measured, for want of {_DEVICES[one.made.recipe.target]}"
     gain = one.latency.speedup
     pace = f"{gain.median:.2f} times the speed of fp32 on the export machine ({gain.low:.2f} to {gain.high:.2f})"
     if not is_worthwhile(one.latency):
-        return False, f"not faster beyond doubt: {pace}; {loss}"
-    return True, f"{pace}; {loss}, within the budget of {budget_points:g}"
+        return False, f"not faster beyond doubt: {pace}; {reason}"
+    return True, f"{pace}; {reason}"
 
 
 def _variant(one: Measured, serve: bool, reason: str, max_relative_error: float) -> Variant:
+    recipe = one.made.recipe
     return Variant(
-        file=one.recipe.file,
-        precision=one.recipe.precision,
-        target=one.recipe.target,
+        file=recipe.file,
+        precision=recipe.precision,
+        target=recipe.target,
         serve=serve,
         reason=reason,
-        max_relative_error=max_relative_error,
+        # JSON has no infinity; an answer that is not finite is off by more than anything.
+        max_relative_error=min(max_relative_error, sys.float_info.max),
         accuracy=one.score.accuracy,
         latency=one.latency,
+        calibration_method=one.made.method,
+        audit=one.made.audit,
+        trade_offs=one.made.trade_offs,
     )
 
 
@@ -144,7 +149,7 @@ def publish(
     variants: Sequence[Variant],
     canary: Canary,
     origin: Provenance,
-    roofline: Roofline,
+    roofline: Roofline | None,
 ) -> Path:
     """Write the bundle as the model's next version and return its folder; `made` holds the variants' files.
 
@@ -153,6 +158,8 @@ def publish(
     with store.writing(spec.name) as folder:
         for variant in variants:
             shutil.copyfile(made / variant.file, folder / variant.file)
+        if (made / EXTERNAL_DATA).exists():
+            shutil.copyfile(made / EXTERNAL_DATA, folder / EXTERNAL_DATA)
         if spec.labels:
             (folder / LABELS).write_text("".join(f"{label}\n" for label in spec.labels), encoding="utf-8")
         (folder / CANARY).write_bytes(canary_bytes(canary))

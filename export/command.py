@@ -16,39 +16,57 @@ from rich.console import Console
 
 from app.engines.base import EngineFailure
 from app.engines.cpu import cpu_budget
-from export.assemble import Measured, judge, make_canary, provenance, publish
+from export.assemble import Measured, judge, make_canary, provenance, publish, remarked
+from export.cache import NO_CACHE, StepCache, default_root
 from export.data import ExportData, load_data
+from export.gate import Gate, refused_by_name
+from export.onnx_plain import export_plain, is_plain
 from export.options import ExportOptions
 from export.plan import Plan, make_plan
 from export.precision import REFERENCE, Recipe, select
 from export.profile import measure_latencies
 from export.progress import SILENT, Progress
+from export.proof import Prover
+from export.reuse import reused
 from export.roofline import measure_roofline
 from export.terminal import RichProgress, summary
 from export.to_onnx import TorchResult, to_onnx
-from export.torch_job import INPUT_NAME, OUTPUT_NAME
-from export.variant import Candidate, opened
-from export.verify import check_against_torch, compare, measure_accuracy
+from export.torch_job import INPUT_NAME
+from export.variant import opened
+from export.variants import Maker
+from export.verify import check_against_torch
 from models.bundle import read_manifest
 from models.errors import JobError
 from models.spec import ModelSpec, TensorSpec
 from models.store import disk_errors
 
 
-def run(options: ExportOptions, console: Console) -> Path:
+def run(options: ExportOptions, console: Console, again: str = "the same command") -> Path:
     """Export, drawing progress and at the end one table on `console`; returns the published folder.
 
-    Raises UsageError for a wrong call and JobError for a job that cannot be done; the store is then as before.
+    `again` is what to run after an interrupt. Raises UsageError for a wrong call and JobError for a job that
+    cannot be done or was interrupted; the store is then as before. Raises JobError, too, when the bundle is
+    published but the gate refuses a precision that was asked for by name.
     """
-    with RichProgress(console) as progress:
-        folder = export_bundle(options, progress)
-    console.print(summary(read_manifest(folder)))
+    try:
+        with RichProgress(console) as progress:
+            folder = export_bundle(options, progress, StepCache(default_root()))
+    except KeyboardInterrupt:
+        raise JobError(f"interrupted; nothing was published; finished steps are kept, to go on run: {again}") from None
+    manifest = read_manifest(folder)
+    console.print(summary(manifest))
     console.print(f"published {folder}", soft_wrap=True, highlight=False)
+    refused = refused_by_name(manifest.variants, options.precisions, _gate(options))
+    if refused:
+        what = "; ".join(f"{variant.file} {variant.reason}" for variant in refused)
+        raise JobError(f"published without what --precisions asked for: {what}; raise --accuracy-budget or retrain")
     return folder
 
 
 def export_bundle(options: ExportOptions, progress: Progress = SILENT) -> Path:
     """The pipeline; returns the published folder. Raises UsageError and JobError; an interrupt leaves nothing."""
+    if is_plain(options):
+        return export_plain(options, progress)
     plan = make_plan(options)
     recipes = select(plan.precisions, can_calibrate=plan.calibrate is not None)
     with progress.step("read images") as step:
@@ -56,26 +74,32 @@ def export_bundle(options: ExportOptions, progress: Progress = SILENT) -> Path:
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
         folder = Path(temporary)
         with progress.step("export from torch"):
-            torch = to_onnx(plan, data.samples, folder)
+            torch = reused(plan, data.samples, folder, cache, to_onnx)
         torch.onnx.rename(folder / REFERENCE.file)
         try:
-            return _prove_and_publish(plan, recipes, data, torch, progress)
+            return _prove_and_publish(plan, recipes, data, torch, progress, cache)
         except EngineFailure as failure:
             raise JobError(f"the serving engine cannot run the network: {failure}") from failure
 
 
 def _prove_and_publish(
-    plan: Plan, recipes: Sequence[Recipe], data: ExportData, torch: TorchResult, progress: Progress
+    plan: Plan,
+    recipes: Sequence[Recipe],
+    data: ExportData,
+    torch: TorchResult,
+    progress: Progress,
+    cache: StepCache,
 ) -> Path:
-    spec, folder = _spec(plan, torch), torch.onnx.parent
+    spec, folder, gate = _spec(plan, torch), torch.onnx.parent, Gate(plan.accuracy_budget_points, plan.strict_gate)
     with progress.step("compare with torch"), opened(spec, [REFERENCE], folder) as (fp32,):
         torch_error = check_against_torch(fp32, data.samples, torch.reference)
-    for recipe in recipes:
-        if recipe.make is not None and data.calibration is not None:
-            recipe.make(folder / REFERENCE.file, folder / recipe.file, data.calibration, progress)
+    rows = Prover(spec, folder, data, gate, progress, cache).make_and_score(
+        recipes, _maker(plan, spec, folder, data, progress, cache) if len(recipes) > 1 else None
+    )
     with opened(spec, recipes, folder) as candidates:
-        measured = _measure(candidates, data, progress)
-        variants = judge(measured, torch_error, data, plan.accuracy_budget_points)
+        tables = measure_latencies(candidates, progress)
+        measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
+        variants = judge(measured, torch_error, data, gate)
         canary = make_canary(candidates[0], data.samples)
         with progress.step("measure this device"):
             roofline = measure_roofline(candidates[0], cpu_budget())
@@ -84,13 +108,13 @@ def _prove_and_publish(
         return publish(plan.store, spec, folder, variants, canary, origin, roofline)
 
 
-def _measure(candidates: Sequence[Candidate], data: ExportData, progress: Progress) -> tuple[Measured, ...]:
-    if data.evaluation is not None:
-        scores = measure_accuracy(candidates, data.evaluation, progress)
-    else:
-        scores = compare(candidates, data.samples)
-    tables = measure_latencies(candidates, progress)
-    return tuple(Measured(*row) for row in zip((c.recipe for c in candidates), scores, tables, strict=True))
+def _maker(plan: Plan, spec: ModelSpec, folder: Path, data: ExportData, progress: Progress, cache: StepCache) -> Maker:
+    assert data.calibration is not None, "recipes that need images were chosen without any; this is a bug"
+    return Maker(spec, folder, data.calibration, plan.calibration_method, plan.accuracy_budget_points, progress, cache)
+
+
+def _gate(options: ExportOptions) -> Gate:
+    return Gate(options.accuracy_budget_points, options.strict_gate)
 
 
 def _spec(plan: Plan, torch: TorchResult) -> ModelSpec:
@@ -104,9 +128,9 @@ def _spec(plan: Plan, torch: TorchResult) -> ModelSpec:
     return ModelSpec(
         name=plan.name,
         inputs=(TensorSpec(INPUT_NAME, plan.image.tensor_dtype, plan.image.tensor_shape),),
-        outputs=(TensorSpec(OUTPUT_NAME, "FP32", (outputs,)),),
-        max_batch_size=plan.max_batch,
+        outputs=(TensorSpec(torch.output_name, "FP32", (outputs,)),),
+        max_batch_size=min(plan.max_batch, torch.max_batch),
         image=plan.image,
-        activation="softmax",
+        activation=torch.activation,
         labels=plan.labels,
     )

@@ -12,9 +12,9 @@ from models.datasets import DEFAULT_DATA_ROOT
 class ExportOptions:
     """One field per option of `convoy export`; `export.plan` gives them their meaning.
 
-    `precisions` None means all that can be made with what was given. `accuracy_budget_points` is in
-    percentage points of top-1; `strict_gate` wants it proved, not only estimated. `data_root` is where
-    downloaded data sets lie.
+    `weights` "default" means the published ones; `trust` allows a source that carries pickle. `precisions` None
+    means all that can be made with what was given. `accuracy_budget_points` is in percentage points of top-1;
+    `strict_gate` wants it proved, not only estimated. `data_root` is where downloaded data sets lie.
     """
 
     source: str
@@ -33,4 +33,5 @@ class ExportOptions:
     calibration_method: str = "auto"
     allow_random_calibration: bool = False
     max_batch: int = 64
+    trust: bool = False
     data_root: Path = DEFAULT_DATA_ROOT

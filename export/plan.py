@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from export.options import ExportOptions
-from export.preprocess import InputSize, parse_front, parse_input, resolve_image
+from export.origin import Origin, find_origin
+from export.preprocess import parse_front, parse_input, resolve_image
 from export.source import Source, parse_source
-from models import zoo
-from models.checkpoint import CheckpointHeader, read_checkpoint_header
+from export.torch_job import WeightsFrom
 from models.datasets import source_labels
-from models.errors import JobError, UsageError
+from models.errors import UsageError
 from models.spec import ImageSpec
 from models.store import Store, check_name
 
@@ -26,12 +26,16 @@ MethodChoice = Literal["auto", "minmax", "entropy", "percentile"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`labels` is empty where none are known; then nothing can be evaluated."""
+    """`labels` is empty where none are known; then nothing can be evaluated.
+
+    `weights` is the file that holds the weights, for sources that carry their own the source itself.
+    """
 
     source: Source
     name: str
     store: Store
     weights: Path | None
+    weights_from: WeightsFrom
     image: ImageSpec
     labels: tuple[str, ...]
     calibrate: str | None
@@ -47,26 +51,26 @@ class Plan:
 
 def make_plan(options: ExportOptions) -> Plan:
     """Raises UsageError for what was called wrongly, JobError for a checkpoint that cannot be read."""
-    source = parse_source(options.source)
+    source = parse_source(options.source, trust=options.trust)
     name = check_name(options.name)
-    if not 1 <= options.max_batch <= _MAX_BATCH:
-        raise UsageError(f"--max-batch must be from 1 to {_MAX_BATCH}, got {options.max_batch}")
+    check_max_batch(options.max_batch)
     if not 0 <= options.accuracy_budget_points <= 100:
         raise UsageError(f"--accuracy-budget must be from 0 to 100 points, got {options.accuracy_budget_points}")
     size = parse_input(options.input) if options.input is not None else None
     front = parse_front(options.front)
-    header = _header(options.weights, source)
-    labels = _labels(options, header)
+    origin = find_origin(options, source, size)
+    labels = _labels(options, origin)
     if options.evaluate is not None and not labels:
         raise UsageError("--evaluate needs to know which output is which class; pass --labels FILE, one class a line")
     if source.kind == "zoo" and not labels:
         raise UsageError("the zoo needs to know the number of classes; pass --labels FILE, one class a line")
     return Plan(
-        source=source,
+        source=origin.source,
         name=name,
         store=Store(options.store),
-        weights=options.weights,
-        image=resolve_image(options.preprocess, size, _default_size(source), header.image if header else None, front),
+        weights=origin.weights,
+        weights_from=origin.weights_from,
+        image=resolve_image(options.preprocess, size, origin.size, origin.image, front, origin.why_no_image),
         labels=labels,
         calibrate=options.calibrate,
         evaluate=options.evaluate,
@@ -87,41 +91,24 @@ def _calibration_method(text: str) -> MethodChoice:
     raise UsageError(f"--calibration-method {text!r} is not known; use {', '.join(get_args(MethodChoice))}")
 
 
-def _default_size(source: Source) -> InputSize | None:
-    if source.kind != "zoo":
-        return None
-    entry = zoo.entry(source.name)
-    return InputSize(1 if entry.channels == 1 else 3, entry.height, entry.width)
-
-
-def _header(weights: Path | None, source: Source) -> CheckpointHeader | None:
-    if weights is None:
-        if source.kind != "file":
-            raise UsageError(f"{source.shown} has no weights of its own; pass --weights FILE.safetensors")
-        return None
-    if not weights.is_file():
-        raise JobError(f"there is no checkpoint at {weights}; check the path, or run `convoy train`")
-    if weights.suffix != ".safetensors":
-        return None
-    header = read_checkpoint_header(weights)
-    if header and source.kind == "zoo" and header.architecture != source.name:
-        raise JobError(
-            f"{weights} holds the weights of {header.architecture}, not of {source.name}; "
-            f"export zoo:{header.architecture}, or pass other weights"
-        )
-    return header
-
-
-def _labels(options: ExportOptions, header: CheckpointHeader | None) -> tuple[str, ...]:
-    """From `--labels`, else the checkpoint's, else those of a built-in data set that is evaluated."""
+def _labels(options: ExportOptions, origin: Origin) -> tuple[str, ...]:
+    """From `--labels`, else the weights' own, else those of a built-in data set that is evaluated."""
     if options.labels is not None:
-        return _read_labels(options.labels)
-    if header is not None:
-        return header.labels
-    return (source_labels(options.evaluate) or ()) if options.evaluate is not None else ()
+        return read_labels(options.labels)
+    if origin.labels and origin.are_labels_sure:
+        return origin.labels
+    evaluated = source_labels(options.evaluate) if options.evaluate is not None else None
+    return evaluated or origin.labels
 
 
-def _read_labels(path: Path) -> tuple[str, ...]:
+def check_max_batch(largest: int) -> None:
+    """Raises UsageError."""
+    if not 1 <= largest <= _MAX_BATCH:
+        raise UsageError(f"--max-batch must be from 1 to {_MAX_BATCH}, got {largest}")
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """One class a line. Raises UsageError."""
     try:
         lines = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except OSError as error:

@@ -51,16 +51,18 @@ def resolve_image(
     default_size: InputSize | None,
     header: ImageSpec | None,
     front: Front,
+    why_no_header: str = "the checkpoint does not say",
 ) -> ImageSpec:
     """The image specification.
 
     `size` is what the user asked for, `default_size` what the network is known to take, `header` what the
-    checkpoint carries. Raises UsageError where they contradict each other or leave something open.
+    checkpoint carries or the registry says. Raises UsageError where they contradict each other or leave
+    something open.
     """
     if preprocess is None:
         if header is None:
             raise UsageError(
-                "how images are prepared for this network is not known: the checkpoint does not say; "
+                f"how images are prepared for this network is not known: {why_no_header}; "
                 "pass --preprocess imagenet, unit or FILE.json"
             )
         image = replace(header, front=front)
@@ -79,6 +81,15 @@ def resolve_image(
             f"--input says {_shown(size)}, the preprocessing {_shown(found)}; leave --input out or change --preprocess"
         )
     return image
+
+
+def resized(image: ImageSpec, size: InputSize) -> ImageSpec:
+    """The recipe at another input size, with its proportions of resize to crop; another depth is left to clash."""
+    if size.channels != image.channels:
+        return image
+    share = image.resize_px / max(image.height, image.width)
+    resize_px = round(max(size.height, size.width) * share)
+    return replace(image, height=size.height, width=size.width, resize_px=resize_px)
 
 
 def _imagenet(size: InputSize, front: Front) -> ImageSpec:

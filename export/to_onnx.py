@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from app.engines.cpu import cpu_budget
+from export.onnx_source import wrap
 from export.plan import Plan
 from export.torch_job import OUTPUT_NAME, Job
 from export.torch_process import run_job
@@ -18,6 +19,7 @@ from models.spec import Activation
 
 # A protobuf holds 2 GiB at most, and the graph itself takes some of it.
 INLINE_BYTES = int(1.8 * (1 << 30))
+_ANY_BATCH = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class TorchResult:
     """The fp32 graph, and the original's own answers to the samples: float32 [n, outputs].
 
     The graph's input is called `torch_job.INPUT_NAME`, and its output `output_name`. `activation` turns its
-    answers into scores. `torch_version` is empty where torch had no part in it.
+    answers into scores. `torch_version` is empty where torch had no part in it. The graph takes at most
+    `max_batch` samples a run, and `remark` is what else should be said of it.
     """
 
     onnx: Path
@@ -33,6 +36,8 @@ class TorchResult:
     torch_version: str
     output_name: str = OUTPUT_NAME
     activation: Activation = "softmax"
+    max_batch: int = _ANY_BATCH
+    remark: str = ""
 
 
 def to_onnx(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
@@ -40,8 +45,24 @@ def to_onnx(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
 
     Raises JobError with one line that says why it cannot be done.
     """
+    if plan.source.kind == "onnx":
+        return _from_file(plan, samples, folder)
     answer = run_job(_job(plan), samples, folder)
     return TorchResult(answer.onnx, answer.reference, answer.torch_version)
+
+
+def _from_file(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
+    assert plan.source.file is not None
+    made = wrap(plan.source.file, plan.image, samples, folder, cpu_budget(), INLINE_BYTES)
+    return TorchResult(
+        made.onnx,
+        made.reference,
+        torch_version="",
+        output_name=made.output_name,
+        activation=made.activation,
+        max_batch=_ANY_BATCH if made.batched else 1,
+        remark=made.batch_reason,
+    )
 
 
 def _job(plan: Plan) -> Job:
@@ -49,7 +70,7 @@ def _job(plan: Plan) -> Job:
         kind=plan.source.kind,
         name=plan.source.name,
         file=str(plan.source.file) if plan.source.file else None,
-        weights_from="file" if plan.weights else "network",
+        weights_from=plan.weights_from,
         weights=str(plan.weights.resolve()) if plan.weights else None,
         classes=len(plan.labels) or None,
         uint8_front=plan.image.front == "uint8_nhwc",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from export import torch_job as files
+from export.onnx_file import without_traces
 from export.torch_job import Job, one_line
 from models.errors import JobError
 
@@ -105,7 +106,7 @@ def write_onnx(network: torch.nn.Module, job: Job, samples: torch.Tensor, path: 
         raise JobError(_why_not(error)) from error
     tensors = [*network.parameters(), *network.buffers()]
     if sum(tensor.nbytes for tensor in tensors) <= job.inline_bytes:
-        path.write_bytes(_without_traces(program.model_proto).SerializeToString())
+        path.write_bytes(without_traces(program.model_proto).SerializeToString())
     else:
         _write_in_two(program, path)
 
@@ -131,16 +132,7 @@ def _write_in_two(program: Any, path: Path) -> None:
     import onnx_ir
 
     onnx_ir.save(program.model, path, external_data=files.EXTERNAL_DATA)
-    path.write_bytes(_without_traces(onnx.load(path, load_external_data=False)).SerializeToString())
-
-
-def _without_traces(model: Any) -> Any:
-    """The exporter notes source lines with their paths on every node: nobody else's business, and bulk."""
-    graph = model.graph
-    for item in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        item.ClearField("metadata_props")
-        item.ClearField("doc_string")
-    return model
+    path.write_bytes(without_traces(onnx.load(path, load_external_data=False)).SerializeToString())
 
 
 def _why_not(error: BaseException) -> str:

@@ -78,8 +78,8 @@ def test_preprocessing_comes_from_a_file(tmp_path):
     ("wrong", "words"),
     [
         ({"source": "resnet50"}, "not understood; use zoo:NAME"),
-        ({"source": "model.onnx"}, "not supported by this version; use zoo:NAME"),
-        ({"source": "timm:resnet50"}, "not supported by this version"),
+        ({"source": "model.onnx"}, "there is no file model.onnx"),
+        ({"source": "model.pt2"}, "carries pickle, .* pass --trust"),
         ({"source": "zoo:resnet50"}, "the zoo has no network"),
         ({"source": "nowhere/net.py:make"}, "there is no file nowhere/net.py"),
         ({"source": "net.py"}, "lacks its function; write net.py:factory"),
