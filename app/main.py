@@ -11,13 +11,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -31,6 +32,8 @@ from app.settings import Settings, read_settings
 from models.errors import UsageError
 
 _log = logging.getLogger("convoy")
+_M_MMAP_THRESHOLD = -3  # from malloc.h
+_LARGE_BYTES = 8 << 20
 EXIT_NOTHING_TO_SERVE = 1
 EXIT_ENGINE_LOST = 70
 
@@ -39,6 +42,7 @@ def serve(settings: Settings) -> int:
     """Serve until told to stop; the exit code. Raises UsageError."""
     logs.configure(settings.log_level)
     raise_file_limit()
+    _give_large_allocations_back()
     listener = listen(settings.host, settings.port)
     host = Host(settings, listener)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -134,6 +138,16 @@ def raise_file_limit() -> None:
     """Every connection is a file; the usual soft limit of 1,024 is below what one server should hold."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _give_large_allocations_back() -> None:
+    """Let the C library return a freed upload to the system at once.
+
+    It learns from the first one that such sizes come and go, and keeps the next ones in heaps per thread;
+    after some large uploads the process would stay several times larger than `--max-inflight-mb` promises.
+    """
+    with suppress(OSError, AttributeError):  # another C library has other habits
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def loop_factory() -> Any:

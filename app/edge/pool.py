@@ -45,6 +45,9 @@ class DecodePool:
             raise
         finally:
             self._unfinished -= 1
+            # A failed job's traceback holds its arguments, a whole upload; through this name it would hold
+            # itself as well, until the garbage collector comes by.
+            del future
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)

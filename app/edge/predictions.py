@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,14 @@ from models.images import decode_image_into, sniff
 
 _DEFAULT_TOP_K = 5
 _Answer = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """One file of a form that could not be predicted, and what would be answered if it were alone."""
+
+    message: str
+    reply: Reply
 
 
 class PredictionsRoute(HotRoute):
@@ -54,10 +63,19 @@ class PredictionsRoute(HotRoute):
             return Reply(200, (orjson.dumps({**envelope, **answer}),), headers=(_server_timing(answer),))
         files = await self.pool.run(split_files, body.view, boundary)
         outcomes = await asyncio.gather(
-            *(self._predict(call.exchange, served, file, terms, top_k) for file in files),
+            *(self._predict_file(call.exchange, served, file, terms, top_k) for file in files),
             return_exceptions=True,
         )
         return _several(envelope, outcomes)
+
+    async def _predict_file(
+        self, exchange: Exchange, served: Served, encoded: memoryview, terms: Terms, top_k: int
+    ) -> _Answer | _Failed:
+        try:
+            return await self._predict(exchange, served, encoded, terms, top_k)
+        except RequestError as error:
+            # The words and not the error: its traceback would keep the whole upload in memory.
+            return _Failed(str(error), error_reply(error))
 
     async def _predict(
         self, exchange: Exchange, served: Served, encoded: memoryview, terms: Terms, top_k: int
@@ -79,23 +97,24 @@ class PredictionsRoute(HotRoute):
         }
 
 
-def _several(envelope: _Answer, outcomes: list[_Answer | BaseException]) -> Reply:
+def _several(envelope: _Answer, outcomes: list[_Answer | _Failed | BaseException]) -> Reply:
     """One result a file, in order; an error status only when every file failed."""
     results: list[_Answer] = []
-    errors: list[RequestError] = []
+    failures: list[_Failed] = []
     for outcome in outcomes:
-        if isinstance(outcome, RequestError):
-            errors.append(outcome)
-            results.append({"error": str(outcome)})
+        if isinstance(outcome, _Failed):
+            failures.append(outcome)
+            results.append({"error": outcome.message})
         elif isinstance(outcome, BaseException):
             raise outcome
         else:
             results.append(outcome)
-    if len(errors) < len(outcomes):
+    if len(failures) < len(outcomes):
         return Reply(200, (orjson.dumps({**envelope, "results": results}),))
-    first = error_reply(errors[0])
-    body = {"error": f"none of the {len(errors)} files could be predicted; the first: {errors[0]}", "results": results}
-    return Reply(first.status, (orjson.dumps(body),), headers=first.headers)
+    first = failures[0]
+    message = f"none of the {len(failures)} files could be predicted; the first: {first.message}"
+    body = orjson.dumps({"error": message, "results": results})
+    return Reply(first.reply.status, (body,), headers=first.reply.headers)
 
 
 def _top_k(call: Call) -> int:

@@ -7,8 +7,12 @@ body that has been answered already; each holds a connection for ever.
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import logging
+import termios
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -48,6 +52,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._answering: Any = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -66,6 +71,10 @@ class GuardedProtocol(HttpToolsProtocol):
         for timer in (self._header_timer, self._write_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
+        if self._answering is not None and not self._answering.response_complete:
+            # uvicorn tells only the latest request; with pipelining an earlier one is being answered.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -104,6 +113,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self._linger_timer.cancel()
             self._linger_timer = None
             self._arm_keep_alive()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         waits_for_rest = not self.pipeline and self.cycle is not None and self.cycle.more_body
@@ -152,11 +165,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _watch_reader(self) -> None:
         """Look again after the time that a client may refuse to read; one that reads slowly may go on."""
-        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._unread_bytes = _unsent_bytes(self.transport)
         self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self._check_reader)
 
     def _check_reader(self) -> None:
-        if self.transport.get_write_buffer_size() < self._unread_bytes:
+        if _unsent_bytes(self.transport) < self._unread_bytes:
             self._watch_reader()
             return
         self._write_timer = None
@@ -187,6 +200,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+
+def _unsent_bytes(transport: Any) -> int:
+    """What the client has not taken yet, in our buffer and in the kernel's, which is refilled in large steps."""
+    in_kernel = array.array("i", [0])
+    # Where the kernel does not say, or the socket has just been closed, our own buffer tells nearly as much.
+    with suppress(OSError):
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, in_kernel)
+    return int(transport.get_write_buffer_size()) + in_kernel[0]
 
 
 def guarded_protocol(limits: ConnectionLimits) -> type[GuardedProtocol]:

@@ -46,6 +46,13 @@ class Server:
         return self._log_path.read_text(errors="replace")
 
     @property
+    def log_in_brief(self) -> str:
+        """What a failed test shows: the first stack trace, if there is one, and the end."""
+        log = self.log
+        trace = log.find("Traceback")
+        return (log[max(0, trace - 300) : trace + 3000] + "\n[...]\n" if trace >= 0 else "") + log[-3000:]
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
@@ -90,7 +97,9 @@ class Server:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the server did not end within {timeout_s:g} s; its log:\n{self.log}") from None
+            raise AssertionError(
+                f"the server did not end within {timeout_s:g} s; its log:\n{self.log_in_brief}"
+            ) from None
 
     def _await_port(self) -> None:
         def port() -> int:
@@ -108,7 +117,7 @@ class Server:
             except httpx.TransportError:
                 return False
 
-        wait_until(ready, f"the server is ready; its log:\n{self.log}", START_S)
+        wait_until(ready, f"the server is ready; its log:\n{self.log_in_brief}", START_S)
 
 
 @contextmanager
@@ -201,10 +210,10 @@ def _started(
             if process.poll() is None:
                 server.signal()
             code = server.wait()
-            assert code == exit_code, f"the server ended with {code}, not {exit_code}; its log:\n{server.log}"
+            assert code == exit_code, f"the server ended with {code}, not {exit_code}; its log:\n{server.log_in_brief}"
             if clean_log:
                 bad = [word for word in ("Traceback", "this is a bug", "never retrieved") if word in server.log]
-                assert not bad, f"{bad} in the log:\n{server.log}"
+                assert not bad, f"{bad} in the log:\n{server.log_in_brief}"
         finally:
             if process.poll() is None:
                 process.kill()

@@ -1,0 +1,270 @@
+"""Clients that are slow, many, or gone: none may hold what the others need."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.support.servers import FakeServer, Server, rows_request, start_fake_server, start_server, wait_until
+from tests.support.stores import StoreFolder, digit
+from tests.support.wire import Wire, chunk, head
+
+DIGITS = "/predictions/digits"
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server(shared_store: StoreFolder) -> Iterator[Server]:
+    """Patience of one second, so that the tests need none."""
+    shared_store.add_digits()
+    shared_store.add_identity("FP32", ("batch", "size"))
+    limits = ("--header-timeout-s", "1", "--body-timeout-s", "1", "--write-timeout-s", "1", "--max-connections", "40")
+    with start_server(*limits, store=shared_store.root) as server:
+        yield server
+        wait_until(server.is_at_rest, "nothing is held any more")
+        assert server.post(DIGITS, content=digit("seven")).json()["predictions"][0]["label"] == "7"
+
+
+def test_headers_that_do_not_arrive_are_a_408(server: Server) -> None:
+    with Wire(server.port) as wire:
+        wire.send(b"POST /predictions/digits HTTP/1.1\r\nHost: te")
+        reply = wire.reply()
+        assert (reply.status, reply.headers["connection"]) == (408, "close")
+        assert "headers" in reply.error
+        assert wire.is_closed()
+
+
+def test_headers_that_trickle_are_a_408_all_the_same(server: Server) -> None:
+    with Wire(server.port) as wire:
+        stop = threading.Event()
+
+        def trickle() -> None:
+            wire.send(b"GET / HTTP/1.1\r\n")
+            while not stop.wait(0.1):
+                try:
+                    wire.send(b"X-A: b\r\n")
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        assert wire.reply().status == 408
+        assert wire.is_closed()
+        stop.set()
+        thread.join()
+
+
+def test_a_connection_that_says_nothing_is_closed(server: Server) -> None:
+    with Wire(server.port) as wire:
+        assert wire.reply().status == 408
+        assert wire.is_closed()
+
+
+def test_slow_headers_of_a_second_request_are_a_408_too(server: Server) -> None:
+    with Wire(server.port) as wire:
+        assert wire.ask("/ping", method="GET").status == 200
+        wire.send(b"GET /ping HT")
+        assert wire.reply().status == 408
+
+
+def test_a_body_that_does_not_arrive_is_a_408_and_gives_its_memory_back(server: Server) -> None:
+    with Wire(server.port) as wire:
+        wire.send(head(DIGITS, {"Content-Length": "1000"}) + b"x")
+        wait_until(lambda: server.stats()["inflight_bytes"] >= 1000, "room is reserved")
+        reply = wire.reply()
+        assert reply.status == 408
+        assert "1 s" in reply.error
+        wait_until(server.is_at_rest, "the room is given back")
+        assert wire.is_closed(), "the rest of the body is not waited for without end"
+
+
+def test_after_an_early_answer_the_rest_of_the_body_is_not_read_for_ever(server: Server) -> None:
+    with Wire(server.port) as wire:
+        wire.send(head("/predictions/nobody", {"Transfer-Encoding": "chunked"}))
+        assert wire.reply().status == 404
+        closed = threading.Event()
+
+        def trickle() -> None:
+            while not closed.wait(0.1):
+                try:
+                    wire.send(chunk(b"x"))
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        assert wire.is_closed()
+        closed.set()
+        thread.join()
+
+
+def test_a_client_that_does_not_read_its_answer_is_cut_off(server: Server) -> None:
+    body, headers = big_request()
+    with Wire(server.port, receive_buffer=4096) as wire:
+        wire.send(head("/v2/models/identity_fp32/infer", {**headers, "Content-Length": str(len(body))}) + body)
+        wait_until(lambda: "did not read its answer" in server.log, "the server gives up")
+        wait_until(server.is_at_rest, "the answer's memory is given back")
+
+
+def test_a_client_that_reads_slowly_but_steadily_is_served(server: Server) -> None:
+    body, headers = big_request()
+    with Wire(server.port, receive_buffer=64 << 10) as wire:
+        wire.send(head("/v2/models/identity_fp32/infer", {**headers, "Content-Length": str(len(body))}) + body)
+        received, started_s = 0, time.monotonic()
+        pause = threading.Event()
+        while received < len(body):
+            piece = wire.socket.recv(MIB // 2)
+            assert piece, "the server cut off a client that was reading"
+            received += len(piece)
+            if time.monotonic() - started_s < 3.0:
+                pause.wait(0.2)  # a slow reader is what this test is about
+        assert time.monotonic() - started_s > 2.0, "it has to take longer than the time-out to prove anything"
+
+
+def big_request() -> tuple[bytes, dict[str, str]]:
+    """16 MiB in, 16 MiB out."""
+    data = bytes(16 * MIB)
+    document = (
+        b'{"parameters":{"binary_data_output":true},"inputs":[{"name":"x","datatype":"FP32","shape":[1,%d],'
+        b'"parameters":{"binary_data_size":%d}}]}' % (len(data) // 4, len(data))
+    )
+    return document + data, {"Inference-Header-Content-Length": str(len(document))}
+
+
+def test_connections_above_the_limit_are_told_so(server: Server) -> None:
+    wires = [Wire(server.port) for _ in range(60)]
+    try:
+        replies = []
+        for wire in wires:
+            wire.send(head("/ping", method="GET"))
+            try:
+                replies.append(wire.reply())
+            except ConnectionError:
+                replies.append(None)
+        answered = [reply.status for reply in replies if reply is not None]
+        assert answered.count(200) == 40
+        assert answered.count(503) >= 1
+        refusal = next(reply for reply in replies if reply is not None and reply.status == 503)
+        assert "40 connections are open" in refusal.error
+        assert refusal.headers["retry-after"] == "1"
+    finally:
+        for wire in wires:
+            wire.close()
+    wait_until(lambda: _answers(server), "there is room again")
+
+
+def _answers(server: Server) -> bool:
+    return server.get("/ping").status_code == 200
+
+
+@pytest.mark.slow
+def test_a_thousand_announced_bodies_of_64_mb_do_not_fill_the_memory() -> None:
+    inflight_mib, body_mib = 256, 64
+    with start_server("--max-inflight-mb", str(inflight_mib), "--max-body-mb", str(body_mib)) as server:
+        server.post(DIGITS, content=digit("seven"))
+        idle_bytes = server.rss_bytes
+        request = head(DIGITS, {"Content-Length": str(body_mib * MIB)})
+        wires = [Wire(server.port) for _ in range(1000)]
+        try:
+            for wire in wires:
+                wire.send(request + b"x" * 1000)
+            wait_until(lambda: server.stats()["inflight_bytes"] == inflight_mib * MIB, "the memory is full")
+            peak_bytes = _trickle(wires, server)
+            refused = wires[inflight_mib // body_mib :]
+            for wire in refused:
+                reply = wire.reply()
+                assert reply.status == 429
+                assert reply.headers["retry-after"] == "1"
+                assert "--max-inflight-mb" in reply.error
+            assert peak_bytes < idle_bytes + (inflight_mib + 100) * MIB
+            assert server.post(DIGITS, content=digit("seven")).status_code == 429
+        finally:
+            for wire in wires:
+                wire.close()
+        wait_until(server.is_at_rest, "all room is given back")
+        assert server.post(DIGITS, content=digit("seven")).json()["predictions"][0]["label"] == "7"
+        assert server.rss_bytes < idle_bytes + 100 * MIB
+
+
+def _trickle(wires: list[Wire], server: Server) -> int:
+    """Send a little on every connection, again and again; the most memory that was seen."""
+    peak_bytes = 0
+    for _ in range(20):
+        for wire in wires:
+            wire.send(b"x" * 8000)
+        peak_bytes = max(peak_bytes, server.rss_bytes)
+    return peak_bytes
+
+
+@pytest.mark.slow
+def test_large_bodies_that_do_arrive_stay_within_the_memory() -> None:
+    with start_server("--max-inflight-mb", "128", "--max-body-mb", "32") as server:
+        server.post(DIGITS, content=digit("seven"))
+        idle_bytes = server.rss_bytes
+        boundary = b"--frontier\r\nContent-Disposition: form-data; name=f; filename=f\r\n\r\n"
+        form = boundary + bytes(31 * MIB) + b"\r\n--frontier--\r\n"
+        peak_bytes, done = 0, threading.Event()
+
+        def watch() -> None:
+            nonlocal peak_bytes
+            while not done.wait(0.005):
+                peak_bytes = max(peak_bytes, server.rss_bytes)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        with ThreadPoolExecutor(12) as pool:
+            kinds = [{"Content-Type": "multipart/form-data; boundary=frontier"}, {"Content-Type": "image/png"}]
+            answers = list(pool.map(lambda n: server.post(DIGITS, content=form, headers=kinds[n % 2]), range(36)))
+        done.set()
+        watcher.join()
+        assert {answer.status_code for answer in answers} <= {400, 429}
+        assert any(answer.status_code == 400 for answer in answers)
+        assert peak_bytes < idle_bytes + (128 + 100) * MIB
+        wait_until(server.is_at_rest, "all room is given back")
+
+
+@pytest.mark.slow
+def test_a_thousand_clients_killed_at_random_leave_nothing_behind() -> None:
+    with start_fake_server(fake={"latency_ms": 2.0, "per_sample_ms": 0.2}, max_queue=256) as server:
+        chance = random.Random(20)
+        with ThreadPoolExecutor(8) as pool:
+            seeds = [chance.getrandbits(32) for _ in range(1000)]
+            list(pool.map(lambda seed: _die_somewhere(server, seed), seeds))
+        wait_until(server.is_at_rest, "the queue is empty and every slot is free")
+        for value in range(20):
+            assert server.infer(float(value)).json()["outputs"][0]["data"] == [float(value)] * 4
+        assert server.post("/predictions/images", content=digit("seven")).status_code == 200
+        assert server.is_ready()
+        wait_until(server.is_at_rest, "the queue is empty and every slot is free")
+
+
+def _die_somewhere(server: FakeServer, seed: int) -> None:
+    """One client: it may die in its headers, in its body, while it waits or runs, or while it reads."""
+    chance = random.Random(seed)
+    image = chance.random() < 0.5
+    body = digit("seven") if image else _json_row(chance.random())
+    path = "/predictions/images" if image else "/v2/models/rows/infer"
+    request = head(path, {"Content-Length": str(len(body))}) + body
+    if chance.random() < 0.2:
+        request = head(path, {"Transfer-Encoding": "chunked"}) + chunk(body) + chunk(b"")
+    if chance.random() < 0.2:
+        request += request  # pipelined
+    with Wire(server.port) as wire:
+        if chance.random() < 0.5:
+            wire.send(request[: chance.randrange(len(request))])
+        else:
+            wire.send(request)
+            # Long enough that some die in the queue, some in the batch, some with their answer before them.
+            threading.Event().wait(chance.random() * 0.02)
+        if chance.random() < 0.5:
+            wire.reset()
+
+
+def _json_row(value: float) -> bytes:
+    return json.dumps(rows_request(value)).encode()
