@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 from app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
 from app.scheduling.queues import Lane, Queue, State
@@ -23,6 +23,7 @@ from app.scheduling.request import SECOND_NS, BatchAnswers, Done, ModelKey, Outc
 from app.scheduling.slab import Slab, SlotState
 
 OnDone = Callable[[Done], None]
+P = ParamSpec("P")
 
 
 class Runner(Protocol):
@@ -126,8 +127,13 @@ class Scheduler:
             self._forget(entry)
 
     def give_up_lane(self, lane: Lane, reason: str) -> None:
-        """Stop counting on a lane that hangs. Its requests end now; their slots stay until it returns."""
-        entry = self._lanes[lane.id]
+        """Stop counting on a lane that hangs. Its requests end now; their slots stay until it returns.
+
+        Harmless for a lane that is gone already.
+        """
+        entry = self._lanes.get(lane.id)
+        if entry is None:
+            return
         lane.stopping = True
         self._forget(entry)
         entry.idle.set()
@@ -135,7 +141,7 @@ class Scheduler:
             running.lost = True
             for request in running.dispatch.requests:
                 self._tell(request, Done(request, Outcome.ENGINE_LOST, reason=reason))
-        self._observer.lane_lost(entry.key, lane, reason)
+        self._report(self._observer.lane_lost, entry.key, lane, reason)
         self._wake()
 
     async def probe(self, lane: Lane, job: Callable[[], None]) -> None:
@@ -275,12 +281,12 @@ class Scheduler:
                 self._free(request)
             else:
                 self._move(request, SlotState.ANSWERED)
-        self._observer.batch_ran(dispatch, result, ended)
+        self._report(self._observer.batch_ran, dispatch, result, ended)
         for done in ended:
             self._tell(done.request, done)
 
     def _blame(self, entry: _LaneEntry, dispatch: Dispatch, failure: RunFailed) -> None:
-        self._observer.batch_failed(dispatch, str(failure))
+        self._report(self._observer.batch_failed, dispatch, str(failure))
         if failure.fatal:
             for request in dispatch.requests:
                 self._end(request, Outcome.ENGINE_LOST, str(failure))
@@ -308,7 +314,14 @@ class Scheduler:
     def _tell(self, request: Request, done: Done) -> None:
         pending = self._pending.pop(request.id, None)
         if pending is not None and pending.on_done is not None:
-            pending.on_done(done)
+            self._report(pending.on_done, done)
+
+    def _report(self, listener: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        # A bug in one who listens must not cost the others their answers.
+        try:
+            listener(*args, **kwargs)
+        except Exception as error:
+            self._loop.call_exception_handler({"message": f"{listener!r} failed; this is a bug", "exception": error})
 
     def _move(self, request: Request, state: SlotState) -> None:
         for slot in request.slots():
