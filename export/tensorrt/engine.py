@@ -1,0 +1,119 @@
+"""One build: configuration, network, kernels, and the look into what came out.
+
+Knows TensorRT's builder and runtime; knows nothing of caches on disk, locks or terminals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from export.tensorrt.audit import check_audit, read_audit, says_nothing
+from export.tensorrt.library import collecting_logger, explained
+from export.tensorrt.network import add_profiles, parse
+from export.tensorrt.watch import BuildWatch, progress_monitor
+from models.errors import JobError
+from models.plans import BuildOptions, PlanAudit
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What came of building: the engine's bytes or, if there are none, why; and all kernel times known now."""
+
+    data: bytes | None
+    problem: str
+    timing: bytes | None
+    shapes: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What the finished engine says of itself; `scratch_bytes` per batch size."""
+
+    scratch_bytes: tuple[int, ...]
+    audit: PlanAudit
+
+
+def tune(trt: Any, onnx: Path, options: BuildOptions, timing: bytes, watch: BuildWatch) -> Tuned:
+    """Let TensorRT choose and time kernels; `timing` are the times of earlier builds, or empty.
+
+    A failed build is an answer and not an error, so that what it measured can be kept.
+    Raises JobError where the network cannot be built at all.
+    """
+    logger = collecting_logger(trt)
+    builder = _builder(trt, logger)
+    watch.start("parse ONNX", None, 1)
+    network, parser = parse(trt, builder, logger, onnx)
+    watch.finish("parse ONNX")
+    watch.check()
+    config = _configured(trt, builder, options)
+    shapes = add_profiles(builder, config, network, options.batch_sizes)
+    monitor = progress_monitor(trt, watch)
+    config.progress_monitor = monitor
+    times = _use_timing(config, timing, watch)
+    memory = builder.build_serialized_network(network, config)
+    data = None if memory is None else bytes(memory)
+    kept = None if times is None else bytes(config.get_timing_cache().serialize())
+    # The builder holds none of these alive by itself.
+    del parser, monitor, times
+    return Tuned(data, explained(logger.errors), kept, shapes)
+
+
+def inspect(trt: Any, data: bytes, options: BuildOptions, shapes: dict[str, tuple[int, ...]], name: str) -> Inspected:
+    """Load the engine and count its layers. Raises JobError if it is not what `options` ask for."""
+    logger = collecting_logger(trt)
+    runtime = trt.Runtime(logger)
+    engine = runtime.deserialize_cuda_engine(data)
+    if engine is None:
+        raise JobError(f"{name}: the finished engine does not load: {explained(logger.errors)}")
+    inspector = engine.create_engine_inspector()
+    audit = read_audit(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+    if says_nothing(audit):
+        audit = _audit_with_shapes(trt, engine, inspector, options.batch_sizes[0], shapes)
+    check_audit(audit, options.precision, name)
+    profiles = range(len(options.batch_sizes))
+    return Inspected(tuple(engine.get_device_memory_size_for_profile_v2(index) for index in profiles), audit)
+
+
+def _builder(trt: Any, logger: Any) -> Any:
+    try:
+        return trt.Builder(logger)
+    except (RuntimeError, TypeError) as error:  # what the bindings make of a null pointer: no driver, no device
+        raise JobError(f"TensorRT cannot start on this GPU: {explained(logger.errors)}") from error
+
+
+def _configured(trt: Any, builder: Any, options: BuildOptions) -> Any:
+    config = builder.create_builder_config()
+    # On by default, and FP32 only in name: what the accuracy gate proved in FP32 must run in FP32.
+    config.clear_flag(trt.BuilderFlag.TF32)
+    # Without it the inspector knows names only, and the audit nothing.
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if options.workspace_mb is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_mb << 20)
+    if options.hardware_compatibility == "same_compute_capability":
+        config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY
+    return config
+
+
+def _use_timing(config: Any, known: bytes, watch: BuildWatch) -> Any:
+    """The timing cache in use, from the times known or empty; None where TensorRT takes neither."""
+    for times in dict.fromkeys((known, b"")):
+        cache = config.create_timing_cache(times)
+        if cache is not None and config.set_timing_cache(cache, False):
+            return cache
+        if times:
+            watch.note("the timing cache is from another TensorRT or device; a new one is begun")
+    watch.note("TensorRT takes no timing cache; the next build will be no faster")
+    return None
+
+
+def _audit_with_shapes(
+    trt: Any, engine: Any, inspector: Any, batch: int, shapes: dict[str, tuple[int, ...]]
+) -> PlanAudit:
+    # A context without memory of its own: it only tells the inspector the first profile's shapes.
+    context = engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+    for name, shape in shapes.items():
+        context.set_input_shape(name, (batch, *shape[1:]))
+    inspector.execution_context = context
+    return read_audit(inspector.get_engine_information(trt.LayerInformationFormat.JSON))

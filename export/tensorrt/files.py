@@ -1,0 +1,123 @@
+"""How the builder writes into the cache: one builder per key, each file complete or not there.
+
+The record is written last and vouches for the plan, so a builder that dies leaves what any reader refuses.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from export.tensorrt.watch import BuildWatch
+from models.errors import JobError
+from models.plan_cache import NotTrusted, read_trusted
+from models.plans import PlanPaths, PlanRecord
+from models.records import to_jsonable
+from models.store import disk_errors
+
+_PARTIAL_PREFIX = ".writing-"
+
+
+@contextmanager
+def sole_builder(cache: Path, paths: PlanPaths, watch: BuildWatch) -> Iterator[None]:
+    """The body runs while nobody else builds this key; what a dead builder left is cleared away first.
+
+    Raises JobError where the folder cannot be used, or when the time is up while another one builds.
+    """
+    with disk_errors(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        paths.folder.mkdir(exist_ok=True)
+        _make_ours(paths.folder)
+        descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        _acquire(descriptor, watch)
+        for leftover in paths.folder.glob(f"{_PARTIAL_PREFIX}{paths.stem}-*"):
+            leftover.unlink(missing_ok=True)
+        yield
+    finally:
+        # Closing releases the lock; so does dying. The file stays: removing it would let two in.
+        os.close(descriptor)
+
+
+def store_plan(paths: PlanPaths, data: bytes, record: PlanRecord) -> None:
+    """Replace whatever there is under this key. Raises JobError for a full or read-only disk."""
+    rendered = json.dumps(to_jsonable(record), indent=1, ensure_ascii=False) + "\n"
+    with disk_errors(paths.folder):
+        # Never an old record beside a new plan, not even for a moment.
+        paths.record.unlink(missing_ok=True)
+        write_whole(paths.plan, data)
+        write_whole(paths.record, rendered.encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write aside, sync, rename: readers see the old bytes or the new ones. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(prefix=f"{_PARTIAL_PREFIX}{path.stem}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(data)
+            os.fchmod(descriptor, 0o644)
+            handle.flush()
+            os.fsync(descriptor)
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+    _sync(path.parent)
+
+
+def read_timing(path: Path, watch: BuildWatch) -> bytes:
+    """Kernel times of earlier builds; empty where there are none that can be trusted.
+
+    They may hold compiled kernels, so the same rule applies to them as to plans.
+    """
+    try:
+        return read_trusted(path)
+    except FileNotFoundError:
+        return b""
+    except (NotTrusted, OSError) as error:
+        watch.note(f"the timing cache is not used: {error}")
+        return b""
+
+
+def write_timing(path: Path, data: bytes, watch: BuildWatch) -> None:
+    """Keep the kernel times; where that fails, the plan is no worse."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data)
+    except OSError as error:
+        watch.note(f"the timing cache could not be written to {path}: {error.strerror}")
+
+
+def _make_ours(folder: Path) -> None:
+    status = folder.lstat()
+    if status.st_uid != os.geteuid():
+        raise JobError(f"{folder} belongs to user {status.st_uid}; remove it, or choose another --plan-cache")
+    folder.chmod(0o755)
+
+
+def _acquire(descriptor: int, watch: BuildWatch) -> None:
+    is_first = True
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if is_first:
+                watch.note("another builder is at work on this plan; waiting for it")
+            is_first = False
+            watch.pause()
+        else:
+            return
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

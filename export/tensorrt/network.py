@@ -1,0 +1,88 @@
+"""An ONNX file as a TensorRT network with one static profile per batch size.
+
+Knows the parser and shapes. Every type comes from the graph (strongly typed), so there is nothing to choose.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from export.tensorrt.library import explained
+from models.errors import JobError
+
+_MOST_ERRORS = 10
+
+
+def parse(trt: Any, builder: Any, logger: Any, onnx: Path) -> tuple[Any, Any]:
+    """The network, and the parser, which owns its weights and must live as long.
+
+    By path, because external data is found relative to it. Raises JobError with one line per problem.
+    """
+    network = builder.create_network(_flags(trt))
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse_from_file(str(onnx)):
+        raise JobError(_problems(parser, logger, onnx))
+    return network, parser
+
+
+def add_profiles(builder: Any, config: Any, network: Any, batch_sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """One profile per batch size, min = opt = max: kernels are chosen for exactly this size.
+
+    Returns the inputs' shapes, -1 for the batch. Raises JobError for a shape that cannot be batched.
+    """
+    shapes = {tensor.name: _batched(tensor) for tensor in _inputs(network)}
+    for name, shape in shapes.items():
+        if shape[0] >= 0 and batch_sizes != (shape[0],):
+            raise JobError(
+                f"input {name!r} has a fixed batch of {shape[0]}; export it with a dynamic one, "
+                f"or pass --batch-sizes {shape[0]}"
+            )
+    for size in batch_sizes:
+        profile = builder.create_optimization_profile()
+        for name, shape in shapes.items():
+            exact = (size, *shape[1:])
+            profile.set_shape(name, exact, exact, exact)
+        config.add_optimization_profile(profile)
+    return shapes
+
+
+def _flags(trt: Any) -> int:
+    # 10.x must be told; 11.x knows nothing else, and may drop the name one day.
+    flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+    return 0 if flag is None else 1 << int(flag)
+
+
+def _inputs(network: Any) -> list[Any]:
+    return [network.get_input(index) for index in range(network.num_inputs)]
+
+
+def _batched(tensor: Any) -> tuple[int, ...]:
+    shape = tuple(tensor.shape)
+    if tensor.is_shape_tensor or not shape:
+        raise JobError(f"input {tensor.name!r} is not a batch of samples; TensorRT plans need inputs of [N, ...]")
+    if any(size < 0 for size in shape[1:]):
+        raise JobError(f"input {tensor.name!r} has shape {list(shape)}; fix all sizes but the first and export again")
+    return shape
+
+
+def _problems(parser: Any, logger: Any, onnx: Path) -> str:
+    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    if not errors:
+        return f"TensorRT cannot read {onnx}: {explained(logger.errors)}"
+    lines = [f"TensorRT cannot take {onnx}; change these operators in the network and export it again:"]
+    lines += [_problem(parser, error) for error in errors[:_MOST_ERRORS]]
+    if len(errors) > _MOST_ERRORS:
+        lines.append(f"  and {len(errors) - _MOST_ERRORS} more")
+    return "\n".join(lines)
+
+
+def _problem(parser: Any, error: Any) -> str:
+    operator = error.node_operator()
+    where = f"node {error.node_name() or error.node()} ({operator})" if operator else "the graph"
+    unknown = bool(operator) and not parser.supports_operator(operator)
+    return f"  {where}: {'TensorRT has no such operator' if unknown else explained([_flat(error.desc())])}"
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())

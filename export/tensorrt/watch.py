@@ -1,0 +1,111 @@
+"""How far the build is, and how long it may still take.
+
+Knows time and events, not TensorRT: `progress_monitor` is the thin link between the two. A callback that
+raised would be swallowed by the bindings, so what happens in one is kept and told after the build.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from models.errors import JobError
+from models.plans import BuildEvent
+
+# TensorRT reports every kernel it times; a reader needs a few lines a second.
+_SHORTEST_INTERVAL_S = 0.2
+_POLL_S = 0.2
+
+
+class BuildWatch:
+    """One build's progress and its limit in seconds; None is no limit.
+
+    `tell` is called with every event worth telling. If it raises OSError, nobody is listening any more and
+    the build is stopped.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[BuildEvent], None],
+        limit_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.notes: list[str] = []
+        self._tell = tell
+        self._limit_s = limit_s
+        self._clock = clock
+        self._sleep = sleep
+        self._start_s = clock()
+        self._told_s = self._start_s
+        self._totals: dict[str, int] = {}
+        self._stopped: str | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._start_s
+
+    def note(self, text: str) -> None:
+        """Tell something worth logging; it is also kept in the plan's record."""
+        self.notes.append(text)
+        self._emit(BuildEvent("note", text, self.elapsed_s))
+
+    def start(self, phase: str, parent: str | None, total: int) -> None:
+        """A phase of `total` steps begins."""
+        self._totals[phase] = total
+        self._emit(BuildEvent("progress", phase, self.elapsed_s, parent, 0, total))
+
+    def advance(self, phase: str, done: int) -> bool:
+        """So many of the phase's steps are done; False if the build must stop."""
+        if self._clock() - self._told_s >= _SHORTEST_INTERVAL_S:
+            self._emit(BuildEvent("progress", phase, self.elapsed_s, None, done, self._totals.get(phase, 0)))
+        return self._may_go_on()
+
+    def finish(self, phase: str) -> None:
+        """The phase has ended."""
+        total = self._totals.pop(phase, 0)
+        self._emit(BuildEvent("progress", phase, self.elapsed_s, None, total, total))
+
+    def pause(self) -> None:
+        """Wait a moment for somebody else. Raises JobError when the time is up."""
+        self._sleep(_POLL_S)
+        self.check()
+
+    def check(self) -> None:
+        """Raises JobError if the build was or must be stopped."""
+        if not self._may_go_on():
+            raise JobError(self._stopped)
+
+    def _may_go_on(self) -> bool:
+        if self._stopped is None and self._limit_s is not None and self.elapsed_s > self._limit_s:
+            self._stopped = (
+                f"the build exceeded {self._limit_s:g} s; raise --time-limit-s, or ask for fewer batch sizes"
+            )
+        return self._stopped is None
+
+    def _emit(self, event: BuildEvent) -> None:
+        self._told_s = self._clock()
+        try:
+            self._tell(event)
+        except OSError as error:
+            self._stopped = f"nobody reads the progress any more ({error.strerror}), so the build was stopped"
+
+
+def progress_monitor(trt: Any, watch: BuildWatch) -> Any:
+    """TensorRT's own progress, given to `watch`; it is also the only way to stop a build."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            watch.start(phase_name, parent_phase or None, num_steps)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            return watch.advance(phase_name, step + 1)
+
+        def phase_finish(self, phase_name: str) -> None:
+            watch.finish(phase_name)
+
+    return Monitor()

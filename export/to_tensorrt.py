@@ -1,0 +1,139 @@
+"""`python -m export.to_tensorrt ONNX --plan-cache DIR --precision P --batch-sizes 1,2,4`: one plan into the cache.
+
+Export calls it, and the server starts it as a child process, with a memory and a time limit, because a build
+takes minutes and may crash. With `--json-progress` every line on stdout is a `models.plans.BuildEvent`, the last
+one `done` or `failed`. Exit codes: 0 the plan is there, 1 the build failed, 2 wrong call.
+
+Needs tensorrt, cuda-python, numpy and `models`, and nothing of a terminal, of onnx or of torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+from export.tensorrt.build import BuildJob, build_plan
+from export.tensorrt.library import find_gpu, load_tensorrt
+from export.tensorrt.watch import BuildWatch
+from models.bundle import Precision
+from models.errors import ConvoyError, JobError, UsageError
+from models.plans import BuildEvent, BuildOptions, HardwareCompatibility, Plan
+from models.records import to_jsonable
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see python -m export.to_tensorrt --help")
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    load: Callable[[], Any] = load_tensorrt,
+    device: Callable[[], Any] = find_gpu,
+) -> int:
+    """Run the command and return its exit code; `load` and `device` are what tests replace."""
+    watch = BuildWatch(_tell_nobody)
+    is_json = "--json-progress" in (sys.argv if arguments is None else arguments)
+    try:
+        given = _arguments(arguments)
+        watch = BuildWatch(_tell_json if is_json else _tell_people, given.time_limit_s)
+        plan = build_plan(_job(given), load(), device(), watch)
+        _tell_done(plan, watch, is_json)
+    except (ConvoyError, OSError, MemoryError) as error:
+        return _tell_failed(error, watch, is_json)
+    return 0
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _Parser(prog="python -m export.to_tensorrt", description="Build a TensorRT plan into the plan cache.")
+    parser.add_argument("onnx", type=Path, help="the model; its external data lies beside it")
+    parser.add_argument("--plan-cache", type=Path, required=True, help="folder of plans")
+    parser.add_argument("--precision", required=True, choices=get_args(Precision), help="what the graph is typed as")
+    parser.add_argument("--batch-sizes", type=_sizes, required=True, help="such as 1,2,4,8: one profile each")
+    parser.add_argument("--workspace-mb", type=int, help="MiB of scratch memory a kernel may use (default: all)")
+    parser.add_argument("--time-limit-s", type=_seconds, help="give up after so many seconds (default: never)")
+    parser.add_argument("--timing-cache", type=Path, help="file of kernel times (default: one in the plan cache)")
+    parser.add_argument("--hardware-compatibility", choices=get_args(HardwareCompatibility), default="none")
+    parser.add_argument("--json-progress", action="store_true", help="one JSON object a line on stdout")
+    return parser.parse_args(arguments)
+
+
+def _job(given: argparse.Namespace) -> BuildJob:
+    options = BuildOptions(given.precision, given.batch_sizes, given.workspace_mb, given.hardware_compatibility)
+    return BuildJob(given.onnx, given.plan_cache, options, given.timing_cache)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of batch sizes such as 1,2,4,8") from error
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    # Not "<= 0": that would let NaN pass.
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+def _tell_nobody(event: BuildEvent) -> None:
+    return None
+
+
+def _tell_json(event: BuildEvent) -> None:
+    print(json.dumps(to_jsonable(event)), flush=True)
+
+
+def _tell_people(event: BuildEvent) -> None:
+    # Phases within phases come by the hundred; people get the outermost.
+    if event.kind == "note":
+        print(f"{event.elapsed_s:7.1f} s  {event.text}", flush=True)
+    elif event.kind == "progress" and event.parent is None and event.step == 0:
+        print(f"{event.elapsed_s:7.1f} s  {event.text} ({event.total} steps)", flush=True)
+
+
+def _tell_done(plan: Plan, watch: BuildWatch, is_json: bool) -> None:
+    if is_json:
+        return _tell_json(BuildEvent("done", str(plan.path), watch.elapsed_s))
+    layers = ", ".join(f"{count} {precision}" for precision, count in plan.record.audit.by_precision.items())
+    return print(f"{plan.path} ({len(plan.data) / 1e6:.1f} MB; computing layers: {layers})")
+
+
+def _tell_failed(error: BaseException, watch: BuildWatch, is_json: bool) -> int:
+    if isinstance(error, MemoryError):
+        error = JobError("not enough memory to build this plan; use a larger machine or fewer batch sizes")
+    elif isinstance(error, OSError):
+        error = JobError(f"{error.filename or 'the plan cache'}: {error.strerror}; check the disk and the folder")
+    print(f"to_tensorrt: {error}", file=sys.stderr)
+    if is_json:
+        with suppress(OSError):
+            _tell_json(BuildEvent("failed", str(error), watch.elapsed_s))
+    _let_go_of_stdout()
+    return error.exit_code if isinstance(error, ConvoyError) else 1
+
+
+def _let_go_of_stdout() -> None:
+    # If the reader is gone, Python would fail once more while it shuts down, and change the exit code.
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    # A build sits in C++ for minutes, where Python would not get to its own handler. The default ends it at
+    # once; the lock goes with the process, and nothing half written has a plan's name.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(main())

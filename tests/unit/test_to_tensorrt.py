@@ -1,0 +1,209 @@
+"""The TensorRT builder against the recorded surfaces of 10.16 and 11.4: what it asks for, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from export.tensorrt.build import BuildJob, build_plan
+from export.tensorrt.watch import BuildWatch
+from models.errors import JobError
+from models.plan_cache import find_plan
+from models.plans import BuildEvent, BuildOptions
+from tests.support.fake_tensorrt import VERSIONS
+from tests.support.tensorrt_bench import H200, Bench
+from tests.support.tensorrt_play import FakeInput, FakeParserError
+
+
+@pytest.fixture(params=VERSIONS)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    return Bench(tmp_path, request.param)
+
+
+def test_a_plan_is_built_audited_stored_and_found_again(bench: Bench) -> None:
+    built = bench.build()
+    assert built.data == b"an engine"
+    assert built.record.audit.by_precision == {"fp16": 2, "fp32": 1}
+    assert built.record.audit.moving == 1
+    assert built.record.scratch_bytes == (1024, 2048)
+    assert built.record.device_name == "NVIDIA H200"
+    assert find_plan(bench.cache, built.record.key) == built
+    assert bench.build() == built
+    assert bench.scenario.builds == 1
+    assert bench.scenario.parsed_path == str(bench.onnx)
+
+
+def test_the_network_is_strongly_typed_and_fp32_is_really_fp32(bench: Bench) -> None:
+    bench.build()
+    flags = bench.scenario.module().NetworkDefinitionCreationFlag
+    assert bench.scenario.network_flags == 1 << int(flags.STRONGLY_TYPED)
+    assert bench.scenario.cleared == {"TF32"}
+
+
+def test_there_is_one_static_profile_per_batch_size(bench: Bench) -> None:
+    bench.scenario.inputs = (FakeInput("images", (-1, 8, 8, 3)), FakeInput("scale", (-1, 1)))
+    bench.build()
+    assert bench.scenario.profiles == [
+        {"images": ((n, 8, 8, 3),) * 3, "scale": ((n, 1),) * 3} for n in bench.options.batch_sizes
+    ]
+
+
+def test_workspace_and_compatibility_reach_tensorrt(bench: Bench) -> None:
+    bench.options = BuildOptions("fp16", (1,), 64, "same_compute_capability")
+    built = bench.build()
+    assert bench.scenario.pools == {"WORKSPACE": 64 << 20}
+    assert bench.scenario.config.hardware_compatibility_level.name == "SAME_COMPUTE_CAPABILITY"
+    assert built.record.key.gpu_name is None
+
+
+def test_parser_errors_come_one_line_each_with_node_and_operator(bench: Bench) -> None:
+    bench.scenario.parser_errors = (
+        FakeParserError("up1", "Resize", "Assertion failed:\n mode must be linear"),
+        FakeParserError("", "NonMaxSuppression", "No importer registered"),
+        FakeParserError("", "", "bad model"),
+    )
+    with pytest.raises(JobError) as caught:
+        bench.build()
+    head, *lines = str(caught.value).splitlines()
+    assert "fp16.onnx" in head
+    assert lines == [
+        "  node up1 (Resize): Assertion failed: mode must be linear",
+        "  node 7 (NonMaxSuppression): TensorRT has no such operator",
+        "  the graph: bad model",
+    ]
+    assert bench.plans() == []
+
+
+def test_a_hundred_parser_errors_are_cut_short(bench: Bench) -> None:
+    bench.scenario.parser_errors = (FakeParserError("n", "Conv", "no"),) * 100
+    with pytest.raises(JobError, match=r"  and 90 more$"):
+        bench.build()
+
+
+def test_a_file_that_is_no_onnx_is_named(bench: Bench) -> None:
+    bench.scenario.is_parsed = False
+    with pytest.raises(JobError, match=r"cannot read .*fp16\.onnx: TensorRT gave no reason"):
+        bench.build()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (FakeInput(shape=(1, 8, 8, 3)), "fixed batch of 1; .* pass --batch-sizes 1$"),
+        (FakeInput(shape=(-1, -1, 8, 3)), r"has shape \[-1, -1, 8, 3\]; fix all sizes but the first"),
+        (FakeInput(shape=()), "is not a batch"),
+        (FakeInput(is_shape_tensor=True), "is not a batch"),
+    ],
+)
+def test_an_input_that_cannot_be_batched_is_refused(bench: Bench, given: FakeInput, message: str) -> None:
+    bench.scenario.inputs = (given,)
+    with pytest.raises(JobError, match=message):
+        bench.build()
+
+
+def test_a_fixed_batch_is_built_for_that_size(bench: Bench) -> None:
+    bench.scenario.inputs = (FakeInput(shape=(4, 8, 8, 3)),)
+    bench.options = BuildOptions("fp16", (4,))
+    bench.build()
+    assert bench.scenario.profiles == [{"images": ((4, 8, 8, 3),) * 3}]
+
+
+def test_progress_is_told_with_phase_step_and_total(bench: Bench) -> None:
+    bench.scenario.on_step = lambda: bench.spend(1.0)
+    bench.build()
+    steps = [(e.text, e.parent, e.step, e.total) for e in bench.events if e.kind == "progress"]
+    assert steps[2:9] == [
+        ("Building", None, 0, 2),
+        ("Building", None, 1, 2),
+        ("Building", None, 2, 2),
+        ("Building", None, 2, 2),
+        ("Timing", "Building", 0, 3),
+        ("Timing", None, 1, 3),
+        ("Timing", None, 2, 3),
+    ]
+
+
+def test_a_thousand_quick_steps_are_not_a_thousand_lines(bench: Bench) -> None:
+    bench.scenario.phases = (("Timing", None, 1000),)
+    bench.scenario.on_step = lambda: bench.spend(0.001)
+    bench.build()
+    assert len(bench.events) < 15
+
+
+def test_the_time_limit_stops_the_build_and_keeps_what_was_measured(bench: Bench) -> None:
+    bench.limit_s = 3.5
+    bench.scenario.on_step = lambda: bench.spend(1.0)
+    with pytest.raises(JobError, match=r"the build exceeded 3\.5 s; raise --time-limit-s"):
+        bench.build()
+    assert bench.plans() == []
+    assert list(bench.cache.glob("timing-*.cache"))
+
+
+def test_a_reader_that_went_away_stops_the_build(bench: Bench) -> None:
+    def tell(event: BuildEvent) -> None:
+        if event.text == "Timing":
+            raise BrokenPipeError(32, "Broken pipe")
+
+    watch = BuildWatch(tell, clock=lambda: 0.0)
+    with pytest.raises(JobError, match="nobody reads the progress"):
+        build_plan(BuildJob(bench.onnx, bench.cache, bench.options), bench.scenario.module(), H200, watch)
+    assert bench.plans() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("Could not find any implementation for node conv1", "implementation for node conv1$"),
+        ("images: UINT8 is not supported by Shuffle", "straight into a Cast"),
+        ("OutOfMemory (no further information)", "lower --workspace-mb"),
+    ],
+)
+def test_a_build_that_fails_says_what_tensorrt_said(bench: Bench, error: str, message: str) -> None:
+    bench.scenario.build_errors = (error,)
+    with pytest.raises(JobError, match=message):
+        bench.build()
+    assert bench.plans() == []
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_a_plan_that_is_not_what_its_label_says_is_refused(bench: Bench, precision: str) -> None:
+    bench.options = BuildOptions(precision, (1,))  # type: ignore[arg-type]
+    bench.scenario.data_types = ("Float",) * 20 + ({"fp16": "Half", "int8": "Int8"}[precision],)
+    with pytest.raises(JobError, match=rf"only 1 of 21 computing layers run in {precision}"):
+        bench.build()
+    assert bench.plans() == []
+
+
+@pytest.mark.parametrize(
+    ("precision", "data_types"),
+    [("fp32", ("Float", "Float")), ("int8", ("Half", "Int8", "Half")), ("fp16", ("Float",) * 9 + ("Half",))],
+)
+def test_a_plan_that_is_what_its_label_says_is_stored(
+    bench: Bench, precision: str, data_types: tuple[str, ...]
+) -> None:
+    bench.options = BuildOptions(precision, (1,))  # type: ignore[arg-type]
+    bench.scenario.data_types = data_types
+    bench.build()
+    assert bench.plans() == [".json", ".plan"]
+
+
+def test_an_inspector_that_needs_shapes_gets_them(bench: Bench) -> None:
+    bench.scenario.is_silent_without_shapes = True
+    assert bench.build().record.audit.by_precision == {"fp16": 2, "fp32": 1}
+    assert bench.scenario.context_shapes == {"images": (1, 8, 8, 3)}
+
+
+def test_a_plan_whose_types_nobody_tells_is_refused_unless_it_claims_nothing(bench: Bench) -> None:
+    bench.scenario.data_types = ("N/A", "N/A")
+    with pytest.raises(JobError, match="fp16 cannot be proved"):
+        bench.build()
+    bench.options = BuildOptions("fp32", (1,))
+    assert bench.build().record.audit.by_precision == {"unknown": 2}
+
+
+def test_an_engine_that_does_not_load_is_not_stored(bench: Bench) -> None:
+    bench.scenario.is_loadable = False
+    with pytest.raises(JobError, match="does not load"):
+        bench.build()
+    assert bench.plans() == []
