@@ -5,7 +5,7 @@ Knows elements, tables and figures. Knows nothing of what they show.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 Content = Element | str | None
@@ -31,12 +31,13 @@ def extend(parent: Element, *content: Content) -> Element:
     return parent
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[Content]], *, class_: str = "figures") -> Element:
+def table(headings: Sequence[str], rows: Iterable[Iterable[Content]], *, class_: str = "figures") -> Element:
     """A table whose first column names the rows; it scrolls by itself where the page is narrower."""
     made = element("table", class_=class_)
-    head = SubElement(SubElement(made, "thead"), "tr")
-    for heading in headings:
-        head.append(element("th", heading, scope="col"))
+    if any(headings):
+        head = SubElement(SubElement(made, "thead"), "tr")
+        for heading in headings:
+            head.append(element("th", heading, scope="col"))
     body = SubElement(made, "tbody")
     for row in rows:
         line = SubElement(body, "tr")

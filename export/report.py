@@ -70,15 +70,15 @@ def _card(colour: int, variant: Variant) -> Element:
 
 
 def _overview(manifest: Manifest) -> Element:
-    accuracy = ("top-1", "top-5", "agrees with fp32", "points lost", "at most (95 %)")
+    accuracy = ("top-1, %", "top-5, %", "agrees with fp32, %", "points lost", "at most (95 %)")
     speed = ("ms, batch 1", "images / s", "times fp32", "95 % interval")
-    headings = ("variant", "for", "size", *accuracy, *speed)
+    headings = ("variant", "for", "MB", *accuracy, *speed)
     return table(headings, [_overview_row(manifest, variant) for variant in manifest.variants])
 
 
 def _overview_row(manifest: Manifest, variant: Variant) -> list[str]:
     record = manifest.files.get(variant.file)
-    size = f"{record.bytes / 1e6:.2f} MB" if record else "–"
+    size = f"{record.bytes / 1e6:.2f}" if record else "–"
     return [variant.file, variant.target, size, *_accuracy_cells(variant), *_speed_cells(variant)]
 
 
@@ -86,15 +86,15 @@ def _accuracy_cells(variant: Variant) -> list[str]:
     accuracy = variant.accuracy
     if accuracy is None:
         return ["not measured", *["–"] * 4]
-    top5 = "–" if accuracy.top5 is None else f"{100 * accuracy.top5:.2f} %"
+    top5 = "–" if accuracy.top5 is None else f"{100 * accuracy.top5:.2f}"
     bound = "–" if accuracy.loss_bound_points is None else f"{accuracy.loss_bound_points:.2f}"
-    shares = [f"{100 * accuracy.top1:.2f} %", top5, f"{100 * accuracy.agreement:.2f} %"]
+    shares = [f"{100 * accuracy.top1:.2f}", top5, f"{100 * accuracy.agreement:.2f}"]
     return [*shares, f"{accuracy.loss_points:.2f}", bound]
 
 
 def _speed_cells(variant: Variant) -> list[str]:
     if variant.latency is None:
-        return ["not measured here", *["–"] * 3]
+        return ["not here", *["–"] * 3]
     gain = variant.latency.speedup
     ratio = [f"{gain.median:.2f}", f"{gain.low:.2f} to {gain.high:.2f}"] if gain else ["–", "–"]
     return [number(variant.latency.points[0].median_ms), number(1e3 / best_per_sample_ms(variant.latency)), *ratio]
@@ -129,12 +129,12 @@ def _classes(variants: Sequence[Variant]) -> list[Element]:
     shown = f"Largest loss first. {len(rows)} of {len(reference)} classes; the manifest has all of them."
     title = element("h3", "Recall per class")
     headings = ["class", "images", *(variant.file for _, variant, _ in scored)]
-    return [title, element("p", shown, class_="note"), table(headings, rows)]
+    return [title, element("p", shown, class_="note"), table(headings, rows, class_="classes")]
 
 
 def _bar(share: float, colour: int) -> Element:
-    bar = element("span", class_=f"bar c{colour % COLOURS}", style=f"width: {5 * share:.2f}rem")
-    return element("span", bar, f"{100 * share:.1f} %")
+    bar = element("span", class_=f"bar c{colour % COLOURS}", style=f"width: {100 * share:.1f}%")
+    return element("span", element("span", bar, class_="track"), f"{100 * share:.1f} %")
 
 
 def _speed(manifest: Manifest) -> list[Element | None]:
@@ -178,7 +178,7 @@ def _limits(manifest: Manifest) -> list[Element | None]:
         "operator ran in the variant's precision."
     )
     rows = [row for _, variant, _ in charts.timed(manifest.variants) for row in _limit_rows(variant, roof)]
-    headings = ("", "measured ms", "least ms", "bound by", "of the limit")
+    headings = ("", "measured ms", "least ms", "bound by", "share of the limit")
     chart = charts.roofline(manifest.variants, roof)
     return [element("p", about, class_="note"), element("div", chart, table(headings, rows), class_="charts")]
 
@@ -195,7 +195,7 @@ def _limit_rows(variant: Variant, roof: Roofline) -> list[list[str]]:
 
 def _origin(manifest: Manifest) -> list[Element | None]:
     origin = manifest.provenance
-    rows: list[list[Content]] = [["source", origin.source]]
+    rows: list[list[str]] = [["source", origin.source]]
     if origin.weights_sha256:
         rows.append(["weights", f"sha256 {origin.weights_sha256}"])
     for name, data in (("calibrated on", origin.calibration), ("evaluated on", origin.evaluation)):
@@ -207,7 +207,9 @@ def _origin(manifest: Manifest) -> list[Element | None]:
 
 
 def _files(manifest: Manifest) -> Element:
-    rows = [[name, f"{one.bytes:,}", element("code", one.sha256)] for name, one in manifest.files.items()]
+    rows: list[list[Content]] = [
+        [name, f"{one.bytes:,}", element("code", one.sha256)] for name, one in manifest.files.items()
+    ]
     return table(("file", "bytes", "sha256"), rows)
 
 

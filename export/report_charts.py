@@ -143,6 +143,7 @@ def trade_off(file: str, steps: Sequence[TradeOff], reference_top1: float) -> El
     losses = [step.accuracy.loss_points for step in steps]
     bounds = [step.accuracy.loss_bound_points for step in steps]
     every = [*losses, *(bound for bound in bounds if bound is not None)]
+    most = max(1, *(step.layers_kept for step in steps))
     span = max(1.0, max(every) - min(0.0, *every))
     chart = Chart(
         f"Accuracy recovered in {file}",
@@ -150,7 +151,7 @@ def trade_off(file: str, steps: Sequence[TradeOff], reference_top1: float) -> El
         + "; ".join(
             f"{number(loss)} with {step.layers_kept} layers kept" for step, loss in zip(steps, losses, strict=True)
         ),
-        Axis("layers kept in higher precision", 0, max(1, *(step.layers_kept for step in steps)) * 1.05),
+        Axis("layers kept in higher precision", 0, most * 1.05, ticks=tuple(range(0, most + 1, 1 + most // 10))),
         Axis("points of top-1 lost", min(0.0, *every) - 0.05 * span, max(every) + 0.08 * span),
     )
     chart.line([(step.layers_kept, loss) for step, loss in zip(steps, losses, strict=True)], 1)

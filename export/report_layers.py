@@ -11,6 +11,8 @@ from export.markup import element, extend, table
 from models.bundle import NodeAudit, TradeOff, Variant
 
 _MOST_LAYERS = 40
+# As the variants of these precisions have on the charts.
+_COLOURS = {"fp32": 0, "int8": 1, "fp16": 2}
 
 
 def kept_layers(variants: Sequence[Variant]) -> list[Element]:
@@ -21,11 +23,13 @@ def kept_layers(variants: Sequence[Variant]) -> list[Element]:
 def _audited(file: str, audit: NodeAudit) -> list[Element]:
     total = max(1, sum(audit.by_precision.values()))
     counts = sorted(audit.by_precision.items(), key=lambda pair: -pair[1])
-    words = ", ".join(f"{nodes} in {precision} ({100 * nodes / total:.0f} %)" for precision, nodes in counts)
-    bar = element("div", class_="stack", aria_hidden="true")
-    for colour, (_, nodes) in enumerate(counts):
-        extend(bar, element("i", class_=f"c{colour % COLOURS}", style=f"flex: {nodes}"))
-    parts = [element("h3", file), bar, element("p", f"Of {total} operators, {words}.")]
+    bar, legend = element("div", class_="stack", aria_hidden="true"), element("div", class_="legend flush")
+    for precision, nodes in counts:
+        colour = f"c{_COLOURS.get(precision, COLOURS - 1)}"
+        extend(bar, element("i", class_=colour, style=f"flex: {nodes}"))
+        text = f"{nodes} of {total} operators in {precision} ({100 * nodes / total:.0f} %)"
+        extend(legend, element("span", element("i", class_=f"swatch {colour}"), text))
+    parts = [element("h3", file), bar, legend]
     if not audit.kept:
         return [*parts, element("p", "No layer was kept in a higher precision.", class_="note")]
     rows = list(audit.kept.items())
