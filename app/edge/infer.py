@@ -8,7 +8,8 @@ from dataclasses import replace
 from app.catalog import Served
 from app.edge.body import Body
 from app.edge.calls import Call, HotRoute
-from app.edge.oip_request import parse_infer, place_tensors
+from app.edge.inference import place_tensors
+from app.edge.oip_request import parse_infer
 from app.edge.oip_response import render_infer
 from app.edge.replies import Reply
 from models.errors import InvalidRequest

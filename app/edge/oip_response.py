@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from app.catalog import Served
-from app.edge.oip_request import InferRequest
+from app.edge.inference import InferRequest, answers_of
 from app.scheduling.request import Done
 
 
@@ -34,10 +34,10 @@ def render_infer(request: InferRequest, served: Served, done: Done) -> InferResp
     outputs: list[dict[str, Any]] = []
     binary: list[memoryview] = []
     is_strict_json = True
-    for wanted, answer in zip(request.outputs, done.answers, strict=True):
-        spec = served.spec.outputs[wanted.index]
+    for answer in answers_of(request, served, done):
+        spec = answer.spec
         document: dict[str, Any] = {"name": spec.name, "datatype": spec.dtype, "shape": list(answer.shape)}
-        if wanted.binary:
+        if answer.binary:
             document["parameters"] = {"binary_data_size": answer.data.nbytes}
             binary.append(answer.data)
         else:

@@ -1,0 +1,231 @@
+"""What an inference request means, whatever wire it came over: one meaning, two wires.
+
+    JSON and binary tensors (oip_request) --\\                              /-- oip_response
+                                             > Asked -> understand -> InferRequest
+    protobuf messages (grpc_tensors)  ------/       ... run ... -> answers_of  \\-- grpc_tensors
+
+A wire says which tensors it has and how to get at their bytes; names, dtypes, shapes, batch sizes, wanted
+outputs and terms are checked here and nowhere else. Knows nothing of JSON, protobuf, headers or sockets.
+The beginnings of the error sentences are Triton's, because clients match them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.catalog import Served
+from app.edge.exchange import Exchange, Inputs, Terms
+from app.edge.tensors import Asked, OutputIn, Target, TensorIn, TensorOut, brief, shown
+from app.scheduling.request import Done, Shape, TensorRef
+from models.errors import InvalidRequest, Unsupported
+from models.spec import NUMPY_DTYPES, TensorSpec
+
+_MAX_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOutput:
+    """An output that the client asked for, and the form in which it wants it."""
+
+    index: int
+    binary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A request that fits its model. Inputs are arrays until `place_tensors` has found room for them.
+
+    `samples` is the batch size, `shapes` are the inputs' without it, in the model's order.
+    """
+
+    id: str | None
+    samples: int
+    shapes: tuple[Shape, ...]
+    tensors: tuple[TensorRef | np.ndarray, ...]
+    outputs: tuple[WantedOutput, ...]
+    terms: Terms
+
+
+def understand(asked: Asked, served: Served) -> InferRequest:
+    """Compare what was asked with the model. Raises InvalidRequest or Unsupported.
+
+    Touches nothing but what it is given, so any thread may call it.
+    """
+    return _Reader(asked, served).read()
+
+
+def place_tensors(request: InferRequest, exchange: Exchange) -> Inputs:
+    """The request's inputs, all of them in the slab. Raises Overloaded."""
+    references = tuple(
+        tensor if isinstance(tensor, TensorRef) else _written(tensor, exchange) for tensor in request.tensors
+    )
+    return Inputs(request.samples, request.shapes, references)
+
+
+def answers_of(request: InferRequest, served: Served, done: Done) -> tuple[TensorOut, ...]:
+    """The answers for either wire to encode; their views must be used up before the exchange closes."""
+    return tuple(
+        TensorOut(served.spec.outputs[wanted.index], answer.shape, answer.data, wanted.binary)
+        for wanted, answer in zip(request.outputs, done.answers, strict=True)
+    )
+
+
+def wrong_request(request_id: str | None, message: str) -> InvalidRequest:
+    """An error about the request as a whole, with the prefix that Triton gives it."""
+    return InvalidRequest(_prefix(request_id) + message)
+
+
+def _written(array: np.ndarray, exchange: Exchange) -> TensorRef:
+    slot = exchange.reserve(array.nbytes)
+    np.frombuffer(slot.view, array.dtype)[:] = array.reshape(-1)
+    return TensorRef(slot.ref, 0, array.nbytes)
+
+
+def _prefix(request_id: str | None) -> str:
+    return f"[request id: {(request_id or '<id_unknown>')[:100]}] "
+
+
+class _Reader:
+    """One request against one model, in Triton's order: inputs, their batch, outputs, terms."""
+
+    def __init__(self, asked: Asked, served: Served) -> None:
+        self._asked = asked
+        self._spec = served.spec
+        self._model = f"'{served.key.model}'"
+        self._prefix = _prefix(asked.id)
+
+    def read(self) -> InferRequest:
+        expected = {spec.name: spec for spec in self._spec.inputs}
+        found: dict[str, TensorRef | np.ndarray] = {}
+        shapes: dict[str, Shape] = {}
+        for tensor in self._asked.inputs:
+            spec = expected.get(tensor.name)
+            if spec is None:
+                raise self._wrong(
+                    f"unexpected inference input '{tensor.name[:100]}' for model {self._model}; "
+                    f"it takes {sorted(expected)}"
+                )
+            if tensor.name in found:
+                raise self._wrong(f"input '{tensor.name}' already exists in request")
+            shapes[tensor.name] = shape = self._shape(tensor, spec)
+            found[tensor.name] = tensor.source.read(Target(spec, shape, self._model, self._prefix))
+        self._check_complete(found)
+        samples, own_shapes = self._batch(shapes)
+        tensors = tuple(found[spec.name] for spec in self._spec.inputs)
+        return InferRequest(self._asked.id, samples, own_shapes, tensors, self._outputs(), self._terms())
+
+    def _wrong(self, message: str) -> InvalidRequest:
+        return InvalidRequest(self._prefix + message)
+
+    def _check_complete(self, found: Mapping[str, object]) -> None:
+        missing = [spec.name for spec in self._spec.inputs if spec.name not in found]
+        if missing:
+            raise self._wrong(
+                f"expected {len(self._spec.inputs)} inputs but got {len(found)} inputs for model "
+                f"{self._model}. Got input(s) {sorted(found)}, but missing required input(s) {missing}. "
+                "Please provide all required input(s)."
+            )
+
+    def _batch(self, shapes: Mapping[str, Shape]) -> tuple[int, tuple[Shape, ...]]:
+        """How many samples there are, and the shapes of one."""
+        names = [spec.name for spec in self._spec.inputs]
+        if self._spec.max_batch_size == 0:
+            return 1, tuple(shapes[name] for name in names)
+        samples = shapes[names[0]][0]
+        for name in names:
+            if shapes[name][0] != samples:
+                raise self._wrong(f"input '{name}' batch size does not match other inputs for {self._model}")
+        if samples > self._spec.max_batch_size:
+            raise self._wrong(
+                f"inference request batch-size must be <= {self._spec.max_batch_size} for {self._model}, got {samples}"
+            )
+        if samples < 1:
+            raise self._wrong(f"inference request batch-size must be >= 1 for {self._model}, got {samples}")
+        return samples, tuple(shapes[name][1:] for name in names)
+
+    def _shape(self, tensor: TensorIn, spec: TensorSpec) -> Shape:
+        if tensor.datatype not in NUMPY_DTYPES:
+            raise self._wrong(
+                f"input '{spec.name}' has datatype '{tensor.datatype[:40]}', which is not supported; use '{spec.dtype}'"
+            )
+        if tensor.datatype != spec.dtype:
+            raise self._wrong(
+                f"inference input '{spec.name}' data-type is '{tensor.datatype}', "
+                f"but model {self._model} expects '{spec.dtype}'"
+            )
+        sizes = [size for size in tensor.shape if type(size) is int and size >= 0]
+        if len(sizes) != len(tensor.shape):
+            raise self._wrong(
+                f"the shape of input '{spec.name}' must be a list of whole numbers >= 0, got {brief(tensor.shape)}"
+            )
+        # The largest size by itself too: a product with a 0 in it is small, whatever else stands there.
+        if max(*sizes, math.prod(sizes), 0) * spec.numpy_dtype.itemsize > _MAX_BYTES:
+            raise self._wrong(
+                f"the shape of input '{spec.name}' causes total byte size to exceed maximum size of {_MAX_BYTES}"
+            )
+        batch = (-1,) if self._spec.max_batch_size else ()
+        want = (*batch, *spec.shape)
+        if len(sizes) != len(want) or any(w not in (-1, s) for w, s in zip(want, sizes, strict=True)):
+            raise self._wrong(
+                f"unexpected shape for input '{spec.name}' for model {self._model}. "
+                f"Expected {shown(want)}, got {shown(sizes)}. {self._hint(spec, sizes)}"
+            )
+        return tuple(sizes)
+
+    def _hint(self, spec: TensorSpec, shape: Sequence[int]) -> str:
+        if self._spec.image is not None and len(shape) == len(spec.shape) + 1:
+            return f"'{spec.name}' takes {spec.dtype} images as {shown(spec.shape)} each."
+        if self._spec.max_batch_size:
+            return "NOTE: with a max_batch_size above 0 the first dimension is the batch."
+        return "The model has no batch dimension: the shape is taken as it is."
+
+    def _outputs(self) -> tuple[WantedOutput, ...]:
+        if not self._asked.outputs:
+            wanted = [WantedOutput(index, self._asked.binary_by_default) for index in range(len(self._spec.outputs))]
+        else:
+            wanted = []
+            for output in self._asked.outputs:
+                one = self._output(output)
+                if any(other.index == one.index for other in wanted):
+                    raise self._wrong(f"output '{output.name}' already exists in request")
+                wanted.append(one)
+        for one in wanted:
+            self._check_form(one)
+        return tuple(wanted)
+
+    def _output(self, output: OutputIn) -> WantedOutput:
+        names = [spec.name for spec in self._spec.outputs]
+        if output.name not in names:
+            raise self._wrong(f"unexpected inference output '{output.name[:100]}'; the model gives {sorted(names)}")
+        for extension in ("classification", "shared_memory_region"):
+            if extension in output.parameters:
+                raise Unsupported(
+                    f"'{extension}' for output '{output.name}' is not offered by this server; ask for the tensor"
+                )
+        binary = output.parameters.get("binary_data", self._asked.binary_by_default)
+        if not isinstance(binary, bool):
+            raise self._wrong(f"'binary_data' of output '{output.name}' must be true or false")
+        return WantedOutput(names.index(output.name), binary)
+
+    def _check_form(self, wanted: WantedOutput) -> None:
+        """Refuse before the run what could not be encoded after it."""
+        spec = self._spec.outputs[wanted.index]
+        if spec.dtype == "FP16" and not wanted.binary:
+            raise self._wrong(
+                f"sending FP16 data via JSON is not supported. Please use the binary data format for output {spec.name}"
+            )
+
+    def _terms(self) -> Terms:
+        timeout_us, priority = (self._whole_number(name) for name in ("timeout", "priority"))
+        # 0 is the protocol's word for "the default"; 1 is the most urgent class.
+        return Terms(None, timeout_us or None, priority)
+
+    def _whole_number(self, name: str) -> int:
+        value = self._asked.parameters.get(name, 0)
+        if type(value) is not int or not 0 <= value < 1 << 53:
+            raise InvalidRequest(f"'{name}' in 'parameters' must be a whole number >= 0, got {brief(value)}")
+        return value
