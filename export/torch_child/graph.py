@@ -67,7 +67,10 @@ def _per_channel(values: Sequence[float]) -> torch.Tensor:
 
 
 def _with_front(network: torch.nn.Module, job: Job) -> torch.nn.Module:
-    """The network behind uint8 [N, H, W, C]: layout while it is still bytes, then cast, then one x * a + b."""
+    """The network behind uint8 [N, H, W, C]: cast, then layout, then one x * a + b.
+
+    Cast first, because TensorRT takes uint8 inputs only straight into a Cast.
+    """
     import torch
     from torch import nn
 
@@ -83,7 +86,7 @@ def _with_front(network: torch.nn.Module, job: Job) -> torch.nn.Module:
             self.register_buffer("shift", -_per_channel(job.mean) / std)
 
         def forward(self, images: torch.Tensor) -> Any:
-            values = images.permute(0, 3, 1, 2).to(torch.float32)
+            values = images.to(torch.float32).permute(0, 3, 1, 2)
             return self.network(values * self.scale + self.shift)
 
     front = Front()
