@@ -50,8 +50,8 @@ def control_routes(core: Core, options: EdgeOptions) -> APIRouter:
     """Every route that does not infer."""
     router = APIRouter()
     _add_health(router, core)
+    _add_statistics(router, core)  # before the metadata, whose `/v2/models/{model}` would take `stats` for a name
     _add_metadata(router, core, options)
-    _add_statistics(router, core)
     _add_pages(router, core)
     return router
 

@@ -101,6 +101,7 @@ class OnnxRuntimeCpuEngine(Engine):
         )
         self._staging_in = [_Staging(spec, largest * (spec.sample_bytes or 0)) for spec in inputs]
         self._staging_out = [_Staging(spec, largest * (spec.sample_bytes or 0)) for spec in outputs]
+        self._has_free_outputs = any(spec.sample_bytes is None for spec in outputs)
         self._bindings: dict[Shapes, Any] = {}
 
     def warm_up(self) -> None:
@@ -108,7 +109,7 @@ class OnnxRuntimeCpuEngine(Engine):
         for samples in sizes:
             shapes = tuple(self._whole_shape(spec, samples) for spec in self.inputs)
             for staging, shape in zip(self._staging_in, shapes, strict=True):
-                staging.ensure(math.prod(shape) * staging.spec.numpy_dtype.itemsize)
+                self._make_room(staging, math.prod(shape) * staging.spec.numpy_dtype.itemsize)
                 staging.memory[:] = 0
             self._execute(shapes, samples)
 
@@ -138,19 +139,25 @@ class OnnxRuntimeCpuEngine(Engine):
 
     def _gather(self, parts: Sequence[Part]) -> None:
         for index, staging in enumerate(self._staging_in):
-            if staging.ensure(sum(part.inputs[index].nbytes for part in parts)):
-                self._bindings.clear()
+            self._make_room(staging, sum(part.inputs[index].nbytes for part in parts))
             view, offset = staging.view, 0
             for part in parts:
                 source = part.inputs[index]
                 view[offset : offset + source.nbytes] = source
                 offset += source.nbytes
 
+    def _make_room(self, staging: _Staging, nbytes: int) -> None:
+        if staging.ensure(nbytes):
+            self._bindings.clear()  # they point to where the memory was
+
     def _execute(self, shapes: Shapes, samples: int) -> list[np.ndarray]:
         """Run what lies in the staging buffers; returns arrays over buffers that the next run reuses."""
         binding = self._bindings.get(shapes)
         if binding is None:
             binding = self._bind(shapes, samples)
+        elif self._has_free_outputs:
+            # A binding remembers the output of its last run, and refuses another size for it.
+            self._bind_outputs(binding, samples)
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime's errors share no base class
@@ -176,6 +183,15 @@ class OnnxRuntimeCpuEngine(Engine):
         try:
             for staging, shape in zip(self._staging_in, shapes, strict=True):
                 _bind_input(binding, staging, shape)
+        except Exception as error:
+            raise EngineFailure(_first_line(error)) from error
+        self._bind_outputs(binding, samples)
+        self._bindings[shapes] = binding
+        return binding
+
+    def _bind_outputs(self, binding: Any, samples: int) -> None:
+        binding.clear_binding_outputs()
+        try:
             for staging in self._staging_out:
                 if staging.spec.sample_bytes is None:
                     binding.bind_output(staging.spec.name, "cpu")
@@ -183,8 +199,6 @@ class OnnxRuntimeCpuEngine(Engine):
                     _bind_output(binding, staging, self._whole_shape(staging.spec, samples))
         except Exception as error:
             raise EngineFailure(_first_line(error)) from error
-        self._bindings[shapes] = binding
-        return binding
 
     def _scatter(self, parts: Sequence[Part], arrays: list[np.ndarray]) -> tuple[tuple[OutputTensor, ...], ...]:
         answers, start = [], 0

@@ -51,6 +51,12 @@ def identity(path: Path, dtype: str = "FP32", dims: Dims = ("batch", "size")) ->
     return _save(path, nodes, [_tensor("x", dtype, dims)], [_tensor("y", dtype, dims)])
 
 
+def nonzero(path: Path) -> Path:
+    """Where its input is not zero: how large the answer is depends on what is asked."""
+    nodes = [helper.make_node("NonZero", ["x"], ["y"])]
+    return _save(path, nodes, [_tensor("x", "FP32", (6,))], [_tensor("y", "INT64", (1, "count"))])
+
+
 def _tensor(name: str, dtype: str, dims: Dims) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, ONNX_TYPES[dtype], list(dims))
 

@@ -32,6 +32,9 @@ class StoreFolder:
     def add_mean(self, version: int = 1, name: str = "mean") -> Path:
         return onnx_models.mean(self._bare(name, version))
 
+    def add_nonzero(self, version: int = 1, name: str = "nonzero") -> Path:
+        return onnx_models.nonzero(self._bare(name, version))
+
     def add_identity(
         self, dtype: str = "FP32", dims: onnx_models.Dims = ("batch", "size"), *, name: str | None = None
     ) -> Path:

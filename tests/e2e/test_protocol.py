@@ -1,0 +1,344 @@
+"""The Open Inference Protocol, spoken by the client that people have: tritonclient, unmodified."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from models.bundle import open_bundle
+from models.images import preprocess
+from models.spec import NUMPY_DTYPES
+from tests.support.servers import Server, start_server, wait_until
+from tests.support.stores import DEMO, IDENTITIES, StoreFolder, digit
+
+
+@pytest.fixture(scope="module")
+def server(shared_store: StoreFolder) -> Iterator[Server]:
+    shared_store.add_digits()
+    shared_store.add_add_sub()
+    shared_store.add_mean()
+    shared_store.add_nonzero()
+    for dtype in IDENTITIES:
+        shared_store.add_identity(dtype)
+    with start_server("--server-name", "triton", "--access-log", "off", store=shared_store.root) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        yield client
+
+
+def given(name: str, array: np.ndarray, dtype: str, *, binary: bool) -> triton.InferInput:
+    tensor = triton.InferInput(name, array.shape, dtype)
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    return tensor
+
+
+@pytest.fixture(scope="module")
+def images() -> np.ndarray:
+    spec = open_bundle(DEMO).manifest.spec.image
+    assert spec is not None
+    return np.stack([preprocess(digit(word), spec) for word in ("zero", "three", "seven")])
+
+
+def test_the_server_and_its_models_are_live_and_ready(client: triton.InferenceServerClient) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("simple")
+    assert client.is_model_ready("digits", "1")
+    assert not client.is_model_ready("nobody")
+    assert not client.is_model_ready("digits", "2")
+
+
+def test_metadata(client: triton.InferenceServerClient) -> None:
+    server = client.get_server_metadata()
+    assert server["name"] == "triton"
+    assert "binary_tensor_data" in server["extensions"]
+    metadata = client.get_model_metadata("simple")
+    assert metadata == {
+        "name": "simple",
+        "versions": ["1"],
+        "platform": "onnxruntime_onnx",
+        "inputs": [{"name": name, "datatype": "INT32", "shape": [-1, 16]} for name in ("INPUT0", "INPUT1")],
+        "outputs": [{"name": name, "datatype": "INT32", "shape": [-1, 16]} for name in ("OUTPUT0", "OUTPUT1")],
+    }
+    digits = client.get_model_metadata("digits", "1")
+    assert digits["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": [-1, 32, 32, 3]}]
+
+
+def test_configuration(client: triton.InferenceServerClient) -> None:
+    config = client.get_model_config("digits")
+    assert (config["name"], config["max_batch_size"]) == ("digits", 64)
+    assert config["input"][0]["format"] == "FORMAT_NHWC"
+    assert config["input"][0]["data_type"] == "TYPE_UINT8"
+    assert config["input"][0]["dims"] == [32, 32, 3]
+    assert "dynamic_batching" in config
+    unbatched = client.get_model_config("mean")
+    assert unbatched["max_batch_size"] == 0
+    assert unbatched["input"][0]["dims"] == [-1, 4]
+    assert "dynamic_batching" not in unbatched
+
+
+def test_the_repository_index(client: triton.InferenceServerClient) -> None:
+    index = {row["name"]: row for row in client.get_model_repository_index()}
+    assert index["digits"] == {"name": "digits", "version": "1", "state": "READY", "reason": ""}
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+@pytest.mark.parametrize("samples", [1, 5, 32])
+def test_sums_and_differences(
+    client: triton.InferenceServerClient, *, binary_in: bool, binary_out: bool, samples: int
+) -> None:
+    generator = np.random.default_rng(samples)
+    left, right = (generator.integers(-(2**30), 2**30, (samples, 16), dtype=np.int32) for _ in range(2))
+    inputs = [given("INPUT0", left, "INT32", binary=binary_in), given("INPUT1", right, "INT32", binary=binary_in)]
+    outputs = [triton.InferRequestedOutput(name, binary_data=binary_out) for name in ("OUTPUT1", "OUTPUT0")]
+    result = client.infer("simple", inputs, outputs=outputs, request_id="my-id")
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), left + right)
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), left - right)
+    response = result.get_response()
+    assert (response["id"], response["model_name"], response["model_version"]) == ("my-id", "simple", "1")
+    assert [output["name"] for output in response["outputs"]] == ["OUTPUT1", "OUTPUT0"]
+
+
+def test_one_input_may_be_binary_and_the_other_json(client: triton.InferenceServerClient) -> None:
+    left, right = np.arange(16, dtype=np.int32)[None], np.full((1, 16), 3, np.int32)
+    for first in (True, False):
+        inputs = [given("INPUT1", right, "INT32", binary=first), given("INPUT0", left, "INT32", binary=not first)]
+        outputs = [
+            triton.InferRequestedOutput("OUTPUT0", binary_data=first),
+            triton.InferRequestedOutput("OUTPUT1", binary_data=not first),
+        ]
+        result = client.infer("simple", inputs, outputs=outputs)
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), left + right)
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), left - right)
+
+
+def test_all_outputs_come_when_none_is_named(client: triton.InferenceServerClient) -> None:
+    ones = np.ones((1, 16), np.int32)
+    result = client.infer("simple", [given(name, ones, "INT32", binary=True) for name in ("INPUT0", "INPUT1")])
+    assert result.as_numpy("OUTPUT0").tolist() == [[2] * 16]
+    assert result.as_numpy("OUTPUT1").tolist() == [[0] * 16]
+
+
+def test_one_output_comes_alone_when_it_is_named(client: triton.InferenceServerClient) -> None:
+    ones = np.ones((1, 16), np.int32)
+    inputs = [given(name, ones, "INT32", binary=True) for name in ("INPUT0", "INPUT1")]
+    result = client.infer("simple", inputs, outputs=[triton.InferRequestedOutput("OUTPUT1")])
+    assert result.as_numpy("OUTPUT0") is None
+    assert result.as_numpy("OUTPUT1").tolist() == [[0] * 16]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_logits_equal_what_the_engine_gives_by_itself(
+    client: triton.InferenceServerClient, images: np.ndarray, *, binary: bool
+) -> None:
+    outputs = [triton.InferRequestedOutput("logits", binary_data=binary)]
+    got = client.infer("digits", [given("images", images, "UINT8", binary=binary)], outputs=outputs)
+    logits = got.as_numpy("logits")
+    assert logits.argmax(axis=1).tolist() == [0, 3, 7]
+    np.testing.assert_allclose(logits, _alone(images), rtol=1e-4, atol=1e-4)
+
+
+def _alone(images: np.ndarray) -> np.ndarray:
+    from app.engines.base import run_arrays
+
+    spec = open_bundle(DEMO).manifest.spec
+    engine = OnnxRuntimeCpuEngine(
+        DEMO / "fp32.onnx", inputs=spec.inputs, outputs=spec.outputs, max_batch_size=8, precision="fp32", threads=1
+    )
+    return run_arrays(engine, {"images": images})["logits"]
+
+
+@pytest.mark.parametrize("dtype", IDENTITIES)
+@pytest.mark.parametrize("binary", [True, False])
+def test_every_datatype_survives(client: triton.InferenceServerClient, dtype: str, *, binary: bool) -> None:
+    array = extremes(dtype)
+    if dtype == "FP16" and not binary:
+        with pytest.raises(InferenceServerException, match="binary data format"):
+            client.infer(
+                "identity_fp16",
+                [given("x", array, dtype, binary=True)],
+                outputs=[triton.InferRequestedOutput("y", binary_data=False)],
+            )
+        return
+    result = client.infer(
+        f"identity_{dtype.lower()}",
+        [given("x", array, dtype, binary=binary)],
+        outputs=[triton.InferRequestedOutput("y", binary_data=binary)],
+    )
+    np.testing.assert_array_equal(result.as_numpy("y"), array)
+
+
+def extremes(dtype: str) -> np.ndarray:
+    """Two rows of values at the ends of the type."""
+    numpy_dtype = NUMPY_DTYPES[dtype]
+    if dtype == "BOOL":
+        return np.array([[True, False, True], [False, False, True]])
+    limits: Any = np.finfo(numpy_dtype) if numpy_dtype.kind == "f" else np.iinfo(numpy_dtype)
+    return np.array([[limits.min, limits.max, 0], [1, 2, limits.max]], numpy_dtype)
+
+
+@pytest.mark.parametrize("dtype", ["FP32", "FP64"])
+def test_nan_and_infinity_are_legal_in_json_both_ways(server: Server, dtype: str) -> None:
+    body = '{"inputs":[{"name":"x","shape":[1,4],"datatype":"%s","data":[NaN,Infinity,-Infinity,0.5]}]}' % dtype
+    answer = server.post(f"/v2/models/identity_{dtype.lower()}/infer", content=body)
+    assert answer.status_code == 200
+    assert "NaN" in answer.text
+    np.testing.assert_array_equal(
+        json.loads(answer.text)["outputs"][0]["data"], [float("nan"), float("inf"), float("-inf"), 0.5]
+    )
+
+
+@pytest.mark.parametrize("dtype", ["FP16", "FP32", "FP64"])
+def test_nan_and_infinity_are_legal_in_binary_both_ways(client: triton.InferenceServerClient, dtype: str) -> None:
+    array = np.array([[np.nan, np.inf, -np.inf, -0.0]], NUMPY_DTYPES[dtype])
+    result = client.infer(f"identity_{dtype.lower()}", [given("x", array, dtype, binary=True)])
+    assert result.as_numpy("y").tobytes() == array.tobytes()
+
+
+def test_json_data_may_be_flat_or_nested(server: Server) -> None:
+    for data in ([1, 2, 3, 4], [[1, 2], [3, 4]]):
+        tensor = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": data}
+        answer = server.post("/v2/models/identity_fp32/infer", json={"inputs": [tensor]})
+        assert answer.json()["outputs"] == [
+            {"name": "y", "datatype": "FP32", "shape": [2, 2], "data": [1.0, 2.0, 3.0, 4.0]}
+        ]
+
+
+def test_a_number_beyond_fp32_becomes_infinity(server: Server) -> None:
+    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1e300]}
+    answer = server.post("/v2/models/identity_fp32/infer", json={"inputs": [tensor]})
+    assert json.loads(answer.text)["outputs"][0]["data"] == [float("inf")]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_an_empty_tensor_is_a_tensor(client: triton.InferenceServerClient, *, binary: bool) -> None:
+    array = np.empty((2, 0), np.float32)
+    result = client.infer("identity_fp32", [given("x", array, "FP32", binary=binary)])
+    assert result.as_numpy("y").shape == (2, 0)
+
+
+def test_a_large_json_request_is_parsed_beside_the_others(server: Server) -> None:
+    values = np.arange(50_000, dtype=np.float32)
+    tensor = {"name": "x", "shape": [1, len(values)], "datatype": "FP32", "data": values.tolist()}
+    answer = server.post("/v2/models/identity_fp32/infer", json={"inputs": [tensor]})
+    np.testing.assert_array_equal(answer.json()["outputs"][0]["data"], values)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_an_output_whose_size_depends_on_the_values_is_right_every_time(
+    client: triton.InferenceServerClient, *, binary: bool
+) -> None:
+    for places in ([0, 3], [], [1], [0, 1, 2, 3, 4, 5], [2, 4, 5]):
+        array = np.zeros(6, np.float32)
+        array[places] = 1.0
+        outputs = [triton.InferRequestedOutput("y", binary_data=binary)]
+        result = client.infer("nonzero", [given("x", array, "FP32", binary=True)], outputs=outputs)
+        assert result.as_numpy("y").tolist() == [places]
+
+
+def test_a_model_without_a_batch_takes_its_whole_shape(client: triton.InferenceServerClient) -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    result = client.infer("mean", [given("x", array, "FP32", binary=True)])
+    np.testing.assert_allclose(result.as_numpy("y"), array - array.mean(axis=0))
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "words", "status"),
+    [
+        ("nobody", "", "Request for unknown model: 'nobody' is not found", "404"),
+        ("simple", "7", "Request for unknown model: 'simple' version 7 is not found", "404"),
+    ],
+)
+def test_errors_reach_the_client_in_its_own_words(
+    client: triton.InferenceServerClient, model: str, version: str, words: str, status: str
+) -> None:
+    ones = np.ones((1, 16), np.int32)
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer(model, [given("INPUT0", ones, "INT32", binary=True)], model_version=version)
+    assert caught.value.message().startswith(words)
+    assert caught.value.status() == status
+
+
+def test_the_asynchronous_call_of_the_client_works(client: triton.InferenceServerClient) -> None:
+    ones = np.ones((1, 16), np.int32)
+    inputs = [given(name, ones, "INT32", binary=True) for name in ("INPUT0", "INPUT1")]
+    results = [client.async_infer("simple", inputs) for _ in range(5)]
+    assert all(result.get_result().as_numpy("OUTPUT0").tolist() == [[2] * 16] for result in results)
+
+
+def test_priority_and_timeout_are_accepted(client: triton.InferenceServerClient) -> None:
+    ones = np.ones((1, 16), np.int32)
+    inputs = [given(name, ones, "INT32", binary=True) for name in ("INPUT0", "INPUT1")]
+    assert client.infer("simple", inputs, priority=1, timeout=5_000_000).as_numpy("OUTPUT0") is not None
+
+
+def test_statistics_count_what_was_sent(server: Server, client: triton.InferenceServerClient) -> None:
+    before = client.get_inference_statistics("simple")["model_stats"][0]
+    sizes = [1, 3, 32, 1, 2]
+    for samples in sizes:
+        ones = np.ones((samples, 16), np.int32)
+        client.infer("simple", [given(name, ones, "INT32", binary=True) for name in ("INPUT0", "INPUT1")])
+    after = client.get_inference_statistics("simple", "1")["model_stats"][0]
+    assert after["inference_count"] - before["inference_count"] == sum(sizes)
+    assert after["execution_count"] - before["execution_count"] == len(sizes)
+    assert after["last_inference"] >= before["last_inference"]
+    for stage in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
+        grown = {
+            key: after["inference_stats"][stage][key] - before["inference_stats"][stage][key] for key in ("count", "ns")
+        }
+        assert grown["count"] == len(sizes), stage
+        assert grown["ns"] > 0, stage
+    assert set(after["inference_stats"]) == {
+        *("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+    }
+    executions = [one["compute_infer"]["count"] for one in after["batch_stats"]]
+    assert sum(executions) == after["execution_count"]
+    samples = [one["batch_size"] * one["compute_infer"]["count"] for one in after["batch_stats"]]
+    assert sum(samples) == after["inference_count"]
+
+
+def test_statistics_of_all_models_name_each(client: triton.InferenceServerClient) -> None:
+    names = [row["name"] for row in client.get_inference_statistics()["model_stats"]]
+    assert sorted(names) == names
+    assert {"digits", "simple", "mean"} <= set(names)
+
+
+def test_a_refused_request_changes_no_statistics(server: Server, client: triton.InferenceServerClient) -> None:
+    before = server.statistics("simple")
+    with pytest.raises(InferenceServerException):
+        client.infer("simple", [given("INPUT0", np.ones((1, 16), np.int32), "INT32", binary=True)])
+    assert server.statistics("simple") == before
+
+
+def test_predictions_are_the_softmax_of_the_logits(server: Server, images: np.ndarray) -> None:
+    logits = _alone(images)[2].astype(np.float64)
+    softmax = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    answer = server.post("/predictions/digits?top_k=10", content=digit("seven")).json()
+    assert answer["model"], answer["version"] == ("digits", "1")
+    assert [row["class_id"] for row in answer["predictions"]] == np.argsort(-softmax).tolist()
+    np.testing.assert_allclose([row["score"] for row in answer["predictions"]], np.sort(softmax)[::-1], atol=1e-5)
+    assert set(answer["timing_ms"]) == {"decode", "queue", "compute", "total"}
+    assert answer["timing_ms"]["total"] >= answer["timing_ms"]["compute"] > 0
+
+
+@pytest.mark.parametrize("word", ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+def test_every_digit_is_recognised(server: Server, word: str) -> None:
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    best = server.post("/predictions/digits/1", content=digit(word)).json()["predictions"][0]
+    assert (best["class_id"], best["label"]) == (words.index(word), str(words.index(word)))
+
+
+def test_the_rest_comes_to_rest(server: Server) -> None:
+    wait_until(server.is_at_rest, "nothing is held after all these requests")
