@@ -106,6 +106,12 @@ def _variant(one: Measured, serve: bool, reason: str, max_relative_error: float)
     )
 
 
+def remarked(variants: tuple[Variant, ...], remark: str) -> tuple[Variant, ...]:
+    """The same variants, with what else should be said of the network in the first one's reason."""
+    reference, *others = variants
+    return (replace(reference, reason=f"{reference.reason}; {remark}" if remark else reference.reason), *others)
+
+
 def make_canary(fp32: Candidate, samples: np.ndarray) -> Canary:
     """Up to 32 samples, at most 4 MiB with their fp32 outputs, as the serving engine answers them one by one."""
     (output,) = fp32.engine.outputs

@@ -63,12 +63,12 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
     return folder
 
 
-def export_bundle(options: ExportOptions, progress: Progress = SILENT) -> Path:
+def export_bundle(options: ExportOptions, progress: Progress = SILENT, cache: StepCache = NO_CACHE) -> Path:
     """The pipeline; returns the published folder. Raises UsageError and JobError; an interrupt leaves nothing."""
     if is_plain(options):
         return export_plain(options, progress)
     plan = make_plan(options)
-    recipes = select(plan.precisions, can_calibrate=plan.calibrate is not None)
+    recipes = select(plan.precisions, can_calibrate=plan.calibrate is not None or plan.allow_random_calibration)
     with progress.step("read images") as step:
         data = load_data(plan, step)
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
@@ -99,7 +99,7 @@ def _prove_and_publish(
     with opened(spec, recipes, folder) as candidates:
         tables = measure_latencies(candidates, progress)
         measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
-        variants = judge(measured, torch_error, data, gate)
+        variants = remarked(judge(measured, torch_error, data, gate), torch.remark)
         canary = make_canary(candidates[0], data.samples)
         with progress.step("measure this device"):
             roofline = measure_roofline(candidates[0], cpu_budget())

@@ -53,6 +53,10 @@ class Images(Protocol):
     @property
     def record(self) -> DatasetRecord: ...
 
+    @property
+    def key(self) -> str:
+        """A hash over contents, order, labels and preprocessing: equal keys give equal chunks."""
+
     def chunks(self, step: Step, limit: int) -> Iterator[Chunk]: ...
 
     def thinned(self, most: int) -> Images: ...
@@ -78,6 +82,11 @@ class ImageSet:
     def record(self) -> DatasetRecord:
         hashes = sorted(sample.sha256 for sample in self.samples)
         return DatasetRecord(self.source, len(hashes), hashlib.sha256("".join(hashes).encode()).hexdigest())
+
+    @property
+    def key(self) -> str:
+        content = "".join(f"{sample.sha256}:{sample.label};" for sample in self.samples)
+        return hashlib.sha256(f"{self.image}{self.labels}{content}".encode()).hexdigest()
 
     def chunks(self, step: Step, limit: int) -> Iterator[Chunk]:
         """All images in order, at most `limit` and about 16 MB at a time.
@@ -124,6 +133,10 @@ class RandomImages:
     @property
     def record(self) -> DatasetRecord:
         return DatasetRecord(self.source, self.count, hashlib.sha256(self.source.encode()).hexdigest())
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(f"{self.source}{self.count}{self.image}".encode()).hexdigest()
 
     def chunks(self, step: Step, limit: int) -> Iterator[Chunk]:
         """All of it, at most `limit` at a time."""

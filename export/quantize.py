@@ -1,14 +1,15 @@
-"""INT8 for the CPU: the fp32 graph with quantise-dequantise pairs and ranges measured on real images.
+"""INT8 for the CPU: the fp32 graph with quantise-dequantise pairs, U8 activations and S8 weights per channel.
 
-Knows onnxruntime's quantiser and what suits x86: asymmetric U8 activations with S8 weights per channel, the
-pairing whose kernels are tuned. Knows nothing of accuracy; `verify` and `assemble` judge the result.
+Knows onnxruntime's quantiser and what suits x86: asymmetric U8 with S8 is the pairing whose kernels are tuned.
+Knows nothing of accuracy; `verify` and `recover` judge the result.
 """
 
 from __future__ import annotations
 
 import logging
+import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,55 +17,40 @@ from typing import Any
 import numpy as np
 
 from app.engines.cpu import has_int8_dot_product
-from export.data import ImageSet
-from export.progress import Progress
-from export.torch_job import INPUT_NAME, one_line
+from export.calibrate import Calibration, Method, Ranges
+from export.onnx_graph import front_nodes
+from export.torch_job import one_line
 from models.errors import JobError
 
-_CHUNK_IMAGES = 16
-# The front is arithmetic on bytes that came in as bytes: rounding its results again would only lose.
-_FRONT_OPS = frozenset({"Transpose", "Cast", "Mul", "Add"})
+# What is worth 8 bits on its own account; the rest of the operators follow their neighbours.
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "AveragePool"})
+_LAYERS_TOO = frozenset({"GlobalAveragePool", "Sigmoid", "LeakyRelu", "Softmax", "Resize"})
 
 
-def quantize_for_cpu(fp32: Path, target: Path, calibration: ImageSet, progress: Progress) -> None:
-    """Write `target`, the U8S8 form of `fp32`, with ranges from min-max calibration.
+def quantize_for_cpu(
+    calibration: Calibration,
+    method: Method,
+    keep: frozenset[str],
+    target: Path,
+    only: frozenset[str] | None = None,
+) -> Mapping[str, str]:
+    """Write `target`, the U8S8 form of the prepared graph, with the nodes of `keep` left in float.
 
-    Without 8-bit dot products x86 adds pairs of products in 16 bits, which saturates; there, weights
-    get 7 bits. Raises JobError when the graph cannot be quantised or the disk is full.
+    `only` quantises these nodes and no others. Without 8-bit dot products x86 adds pairs of products in 16
+    bits, which saturates; there, weights get 7 bits. Returns no nodes: the scheme itself keeps none in float.
+    Raises JobError when the graph cannot be quantised, OSError when the disk is full.
     """
-    prepared = target.with_suffix(".prepared.onnx")
-    with _quiet(), progress.step("calibrate int8", len(calibration.samples)) as step:
-        chunks = ({INPUT_NAME: chunk.images} for chunk in calibration.chunks(step, _CHUNK_IMAGES))
-        try:
-            _quantize(fp32, prepared, target, chunks)
-        except (OSError, JobError):
-            raise
-        except Exception as error:  # onnxruntime's and onnx's errors share no base class
-            raise JobError(
-                f"int8 cannot be made of this network ({one_line(str(error))}); pass --precisions fp32"
-            ) from error
-        finally:
-            prepared.unlink(missing_ok=True)
-
-
-def _quantize(fp32: Path, prepared: Path, target: Path, chunks: Iterator[dict[str, np.ndarray]]) -> None:
     import onnx
-    from onnxruntime import quantization
-    from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    # Folds and fuses first, so that a range is measured where a rounding will be. The shapes are already known.
-    quant_pre_process(str(fp32), str(prepared), skip_symbolic_shape=True)
-    quantization.quantize_static(
-        str(prepared),
-        str(target),
-        _reader(chunks),
-        quant_format=quantization.QuantFormat.QDQ,
-        activation_type=quantization.QuantType.QUInt8,
-        weight_type=quantization.QuantType.QInt8,
-        per_channel=True,
+    graph = onnx.load(str(calibration.graph)).graph
+    quantize_with_ranges(
+        calibration.graph,
+        target,
+        calibration.ranges[method],
+        activation_type="QUInt8",
         reduce_range=not has_int8_dot_product(),
-        calibrate_method=quantization.CalibrationMethod.MinMax,
-        nodes_to_exclude=front_nodes(onnx.load(str(prepared)).graph),
+        nodes_to_exclude=[*front_nodes(graph), *keep],
+        nodes_to_quantize=sorted(only) if only else None,
         extra_options={
             "ActivationSymmetric": False,
             "WeightSymmetric": True,
@@ -72,37 +58,68 @@ def _quantize(fp32: Path, prepared: Path, target: Path, chunks: Iterator[dict[st
             "OpTypesToExcludeOutputQuantization": ["Gemm"],
         },
     )
+    return {}
 
 
-def front_nodes(graph: Any) -> list[str]:
-    """The names of the nodes between the uint8 input and the network proper, in order.
-
-    They are the chain from the input through operators of the front, each the only reader of the one
-    before. Empty for a graph whose input is float already.
-    """
+def layers(graph: Path) -> tuple[str, ...]:
+    """The names of the nodes that quantisation rounds, in the graph's order; its front is not among them."""
     import onnx
 
-    if graph.input[0].type.tensor_type.elem_type != onnx.TensorProto.UINT8:
-        return []
-    names: list[str] = []
-    tensor = graph.input[0].name
-    while True:
-        readers = [node for node in graph.node if tensor in node.input]
-        if len(readers) != 1 or readers[0].op_type not in _FRONT_OPS:
-            return names
-        names.append(readers[0].name)
-        tensor = readers[0].output[0]
+    found = onnx.load(str(graph)).graph
+    front = set(front_nodes(found))
+    wanted = _LAYERS | _LAYERS_TOO
+    return tuple(node.name for node in found.node if node.op_type in wanted and node.name not in front)
 
 
-def _reader(chunks: Iterator[dict[str, np.ndarray]]) -> Any:
-    """The chunks as onnxruntime wants them: one at a time, so that only one is ever in memory."""
-    from onnxruntime.quantization import CalibrationDataReader
+def quantize_with_ranges(
+    graph: Path,
+    target: Path,
+    ranges: Ranges,
+    *,
+    activation_type: str,
+    extra_options: Mapping[str, Any],
+    **options: Any,
+) -> None:
+    """`onnxruntime.quantization.quantize_static` with ranges that are known already, in the QDQ form.
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            return next(chunks, None)
+    Raises JobError when the quantiser refuses the graph, OSError when the disk is full.
+    """
+    from onnxruntime import quantization
 
-    return Reader()
+    with _quiet(), tempfile.TemporaryDirectory(prefix="convoy-ranges-") as folder:
+        try:
+            quantization.quantize_static(
+                str(graph),
+                str(target),
+                None,
+                quant_format=quantization.QuantFormat.QDQ,
+                activation_type=getattr(quantization.QuantType, activation_type),
+                weight_type=quantization.QuantType.QInt8,
+                per_channel=True,
+                calibrate_method=quantization.CalibrationMethod.MinMax,
+                calibration_cache_path=_as_cache(ranges, Path(folder) / "ranges.json"),
+                extra_options=dict(extra_options),
+                **options,
+            )
+        except (OSError, JobError):
+            raise
+        except Exception as error:  # onnxruntime's and onnx's errors share no base class
+            raise JobError(
+                f"int8 cannot be made of this network ({one_line(str(error))}); pass --precisions fp32,fp16"
+            ) from error
+
+
+def _as_cache(ranges: Ranges, path: Path) -> Path:
+    """Our ranges in the file that the quantiser reads instead of calibrating; the method's name is a formality."""
+    from onnxruntime.quantization import CalibrationMethod
+    from onnxruntime.quantization.calibrate import TensorData, TensorsData, save_tensors_data
+
+    data = {
+        name: TensorData(lowest=np.array(low, np.float32), highest=np.array(high, np.float32))
+        for name, (low, high) in ranges.items()
+    }
+    save_tensors_data(TensorsData(CalibrationMethod.MinMax, data), path)
+    return path
 
 
 @contextmanager

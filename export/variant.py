@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from app.engines.base import Engine, run_arrays
 from app.engines.cpu import cpu_budget
 from app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from export.precision import Recipe
+from export.simulate import write_rounding_twin
 from models.spec import ModelSpec
 
 
@@ -37,13 +39,14 @@ class Candidate:
 def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator[tuple[Candidate, ...]]:
     """Candidates for files in `folder`, warmed up, closed at the end.
 
-    Raises BundleError for a file that the engine does not load, EngineFailure for one that it cannot run.
+    A variant for another device runs here as its rounding twin, which answers as that device would. Raises
+    BundleError for a file that the engine does not load, EngineFailure for one that it cannot run.
     """
     with ExitStack() as stack:
         candidates = []
         for recipe in recipes:
             engine = OnnxRuntimeCpuEngine(
-                folder / recipe.file,
+                folder / recipe.file if recipe.target == "cpu" else _twin(stack, folder / recipe.file),
                 inputs=spec.inputs,
                 outputs=spec.outputs,
                 max_batch_size=spec.max_batch_size,
@@ -54,3 +57,8 @@ def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator
             engine.warm_up()
             candidates.append(Candidate(recipe, folder / recipe.file, engine))
         yield tuple(candidates)
+
+
+def _twin(stack: ExitStack, path: Path) -> Path:
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="convoy-twin-")))
+    return write_rounding_twin(path, folder / path.name)

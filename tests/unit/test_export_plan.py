@@ -130,10 +130,20 @@ def test_a_missing_or_broken_checkpoint_is_one_line(tmp_path):
 
 
 def test_precisions_are_what_can_be_made():
-    assert [recipe.file for recipe in select(None, can_calibrate=True)] == ["fp32.onnx", "int8-cpu.onnx"]
-    assert [recipe.file for recipe in select(None, can_calibrate=False)] == ["fp32.onnx"]
-    assert [recipe.file for recipe in select("int8", can_calibrate=True)] == ["fp32.onnx", "int8-cpu.onnx"]
-    with pytest.raises(UsageError, match="pass --calibrate DATASET"):
-        select("fp32,int8", can_calibrate=False)
-    with pytest.raises(UsageError, match="'fp16' is not made by this version; choose from fp32,int8"):
-        select("fp16", can_calibrate=True)
+    def files(precisions: str | None, *, can_calibrate: bool) -> list[str]:
+        return [recipe.file for recipe in select(precisions, can_calibrate=can_calibrate)]
+
+    assert files(None, can_calibrate=True) == ["fp32.onnx", "fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
+    assert files(None, can_calibrate=False) == ["fp32.onnx"]
+    assert files("int8", can_calibrate=True) == ["fp32.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
+    assert files("fp32", can_calibrate=False) == ["fp32.onnx"]
+    with pytest.raises(UsageError, match="fp16 and int8 need real images"):
+        select("fp16,int8", can_calibrate=False)
+    with pytest.raises(UsageError, match="'fp8' is not known; choose from fp16,fp32,int8"):
+        select("fp8", can_calibrate=True)
+
+
+def test_a_calibration_method_has_a_name(tmp_path):
+    assert make_plan(options(tmp_path, calibration_method="entropy")).calibration_method == "entropy"
+    with pytest.raises(UsageError, match="--calibration-method 'max' is not known; use auto, minmax, entropy"):
+        make_plan(options(tmp_path, calibration_method="max"))

@@ -8,9 +8,8 @@ from export_fixtures import IMAGE, answers, write_images, write_red_or_blue
 from export.data import ImageSet
 from export.precision import REFERENCE, Recipe
 from export.progress import SILENT
-from export.quantize import front_nodes, quantize_for_cpu
 from export.variant import opened
-from export.verify import check_against_torch, compare, measure_accuracy, relative_error
+from export.verify import check_against_torch, measure_accuracy, relative_error
 from models.datasets import load
 from models.errors import JobError
 from models.spec import ModelSpec, TensorSpec
@@ -87,29 +86,3 @@ def test_broken_images_are_left_out_until_they_are_too_many(fp32, images):
     (score,) = measure_accuracy([fp32], many, SILENT)
     assert score.accuracy is not None
     assert score.accuracy.images == 240
-
-
-def test_int8_is_close_to_fp32_and_its_front_and_logits_stay_exact(tmp_path, fp32, images):
-    quantize_for_cpu(fp32.path, tmp_path / "int8-cpu.onnx", images["calibration"], SILENT)
-    graph = onnx.load(tmp_path / "int8-cpu.onnx").graph
-    assert next(node for node in graph.node if "logits" in node.output).op_type == "Gemm"
-    quantised = {name for node in graph.node if node.op_type == "QuantizeLinear" for name in node.input[:1]}
-    assert quantised.isdisjoint({"images", "nchw", "float", "scaled"})
-    assert "normalised" in quantised
-    with opened(SPEC, [Recipe("int8-cpu.onnx", "int8", "cpu", None)], tmp_path) as (int8,):
-        _, score = compare([fp32, int8], SAMPLES)
-    assert 0 < score.max_relative_error < 0.05
-    assert sorted(path.name for path in tmp_path.glob("*.onnx")) == ["fp32.onnx", "int8-cpu.onnx"]
-
-
-def test_the_front_ends_where_the_network_begins(fp32):
-    graph = onnx.load(fp32.path).graph
-    assert front_nodes(graph) == ["transpose", "cast", "mul", "add"]
-    graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-    assert front_nodes(graph) == []
-
-
-def test_what_cannot_be_quantised_is_one_line(tmp_path, images):
-    (tmp_path / "fp32.onnx").write_bytes(b"nonsense")
-    with pytest.raises(JobError, match=r"int8 cannot be made .* pass --precisions fp32"):
-        quantize_for_cpu(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", images["calibration"], SILENT)

@@ -1,0 +1,121 @@
+"""Results of steps that are long, kept so that a second run need not take them again.
+
+A key is a hash over everything that a result depends on: the contents of files, options, versions of tools. So
+nothing goes out of date, it only goes unused; the least recently used goes first when the folder gets large. A
+cache may be lost, broken or unwritable at any time without harm, and its contents are checked before use.
+Knows bytes and keys. Holds no pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import safetensors.numpy
+
+from app.engines.cpu import cpu_model
+
+_ROOT = Path(__file__).resolve().parent.parent
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_PREFIX = ".writing-"
+
+
+def default_root() -> Path:
+    """`~/.cache/convoy/export`, or where XDG_CACHE_HOME points."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "convoy" / "export"
+
+
+def step_key(step: str, *inputs: str) -> str:
+    """The name of a step's result. The inputs' order counts; no two lists of inputs share a key.
+
+    Convoy's own code and the versions of the tools that compute are always among the inputs.
+    """
+    joined = "".join(f"{len(part)}:{part}" for part in (step, _tools(), *inputs))
+    return f"{step}-{hashlib.sha256(joined.encode()).hexdigest()[:40]}"
+
+
+@cache
+def _tools() -> str:
+    digest = hashlib.sha256()
+    for package in ("export", "models", "app/engines"):
+        for path in sorted((_ROOT / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    versions = [metadata.version(name) for name in ("numpy", "onnx", "Pillow")]
+    return f"{digest.hexdigest()} {versions} onnxruntime {onnxruntime.__version__} {cpu_model()}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepCache:
+    """Results in one folder of at most `limit_bytes`; None for `root` keeps nothing."""
+
+    root: Path | None
+    limit_bytes: int = 2 << 30
+
+    def read(self, key: str) -> bytes | None:
+        """The result, or None where there is none or it is not what was written."""
+        if self.root is None:
+            return None
+        path = self.root / key
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        digest, result = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if hashlib.sha256(result).digest() != digest:
+            with suppress(OSError):
+                path.unlink()
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return result
+
+    def write(self, key: str, result: bytes) -> None:
+        """Keep the result, written aside and renamed. What is too large or cannot be written is not kept."""
+        if self.root is None or len(result) > self.limit_bytes // 2:
+            return
+        with suppress(OSError):
+            self.root.mkdir(parents=True, exist_ok=True)
+            descriptor, aside = tempfile.mkstemp(prefix=_PREFIX, dir=self.root)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(hashlib.sha256(result).digest())
+                    file.write(result)
+                Path(aside).replace(self.root / key)
+            except BaseException:
+                Path(aside).unlink(missing_ok=True)
+                raise
+            self._shrink()
+
+    def read_arrays(self, key: str) -> dict[str, np.ndarray] | None:
+        """A result that `write_arrays` kept."""
+        result = self.read(key)
+        return None if result is None else safetensors.numpy.load(result)
+
+    def write_arrays(self, key: str, arrays: dict[str, np.ndarray]) -> None:
+        """Keep named arrays."""
+        self.write(key, safetensors.numpy.save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
+
+    def _shrink(self) -> None:
+        assert self.root is not None
+        entries = sorted(
+            ((stat.st_mtime, stat.st_size, path) for path in self.root.iterdir() for stat in [path.stat()]),
+            key=lambda entry: entry[0],
+        )
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in entries:
+            if total <= self.limit_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+NO_CACHE = StepCache(None)

@@ -1,0 +1,142 @@
+"""Small truths about ONNX graphs that several variants need: who makes a tensor, who reads it, what is dead.
+
+Knows onnx's protobufs. Knows nothing of precisions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# The front is arithmetic on bytes that came in as bytes: rounding its results again would only lose.
+_FRONT_OPS = frozenset({"Transpose", "Cast", "Mul", "Add"})
+
+
+def front_nodes(graph: Any) -> list[str]:
+    """The names of the nodes between the uint8 input and the network proper, in order.
+
+    They are the chain from the input through operators of the front, each the only reader of the one
+    before. Empty for a graph whose input is float already.
+    """
+    import onnx
+
+    if graph.input[0].type.tensor_type.elem_type != onnx.TensorProto.UINT8:
+        return []
+    names: list[str] = []
+    tensor = graph.input[0].name
+    while True:
+        readers = [node for node in graph.node if tensor in node.input]
+        if len(readers) != 1 or readers[0].op_type not in _FRONT_OPS:
+            return names
+        names.append(readers[0].name)
+        tensor = readers[0].output[0]
+
+
+def prepare(fp32: Path, target: Path) -> Path:
+    """`fp32` folded and fused as a converter wants it, every node with a name of its own; returns `target`.
+
+    Ranges are then measured where a rounding will be: batch normalisation is inside its convolution.
+    """
+    import onnx
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    quant_pre_process(str(fp32), str(target), skip_symbolic_shape=True)
+    model = onnx.load(str(target))
+    seen: set[str] = set()
+    for index, node in enumerate(model.graph.node):
+        if not node.name or node.name in seen:
+            node.name = f"{node.name or node.op_type}_{index}"
+        seen.add(node.name)
+    onnx.save(model, str(target))
+    return target
+
+
+def producers(graph: Any) -> dict[str, Any]:
+    """The node behind each tensor that is computed."""
+    return {output: node for node in graph.node for output in node.output}
+
+
+def consumers(graph: Any) -> dict[str, list[Any]]:
+    """The nodes that read each tensor; a missing tensor is read by none."""
+    readers: dict[str, list[Any]] = defaultdict(list)
+    for node in graph.node:
+        for name in node.input:
+            readers[name].append(node)
+    return readers
+
+
+def initializers(graph: Any) -> dict[str, Any]:
+    """The constant tensors by name."""
+    return {tensor.name: tensor for tensor in graph.initializer}
+
+
+def array(tensor: Any) -> np.ndarray:
+    """A constant tensor's values."""
+    from onnx import numpy_helper
+
+    values: np.ndarray = numpy_helper.to_array(tensor)
+    return values
+
+
+def attribute(node: Any, name: str, default: Any) -> Any:
+    """A node's attribute, or the default that the operator has."""
+    import onnx
+
+    for candidate in node.attribute:
+        if candidate.name == name:
+            return onnx.helper.get_attribute_value(candidate)
+    return default
+
+
+def rewire(graph: Any, old: str, new: str) -> None:
+    """Let every reader of `old` read `new` instead."""
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            if name == old:
+                node.input[index] = new
+
+
+def tidy(graph: Any) -> None:
+    """Drop nodes, constants and notes that nothing reads, and put the nodes into an order that can be run."""
+    wanted = {output.name for output in graph.output}
+    by_output = producers(graph)
+    pending, alive = list(wanted), set()
+    while pending:
+        node = by_output.get(pending.pop())
+        if node is not None and node.output[0] not in alive:
+            alive.add(node.output[0])
+            pending.extend(name for name in node.input if name)
+    _replace(graph.node, _in_order(graph, [node for node in graph.node if node.output[0] in alive]))
+    read = {name for node in graph.node for name in node.input} | wanted
+    _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in read])
+    made = {name for node in graph.node for name in node.output}
+    _replace(graph.value_info, [info for info in graph.value_info if info.name in made])
+
+
+def _in_order(graph: Any, nodes: list[Any]) -> list[Any]:
+    known = {tensor.name for tensor in (*graph.input, *graph.initializer)} | {""}
+    ordered: list[Any] = []
+    while nodes:
+        waiting = []
+        for node in nodes:
+            if known.issuperset(node.input):
+                ordered.append(node)
+                known.update(node.output)
+            else:
+                waiting.append(node)
+        assert len(waiting) < len(nodes), "the graph has a cycle; this is a bug"
+        nodes = waiting
+    return ordered
+
+
+def _replace(field: Any, items: list[Any]) -> None:
+    copies = []
+    for item in items:
+        copy = type(item)()
+        copy.CopyFrom(item)
+        copies.append(copy)
+    del field[:]
+    field.extend(copies)
