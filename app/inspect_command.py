@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from app.bare_model import read_bare_model
 from app.core import DEMO_STORE
-from models.bundle import Bundle, LatencyTable, Variant, open_bundle
+from app.engines.limits import share_of_limit
+from app.engines.speedup import best_per_sample_ms
+from models.bundle import REPORT, LatencyPoint, Manifest, Roofline, Variant, open_bundle
 from models.errors import BundleError, UsageError
 from models.store import Store, StoredVersion
+
+_MOST_NAMES = 4
 
 
 def run(root: Path | None, name: str | None, console: Console) -> int:
@@ -35,65 +42,137 @@ def run(root: Path | None, name: str | None, console: Console) -> int:
     return 1 if broken else 0
 
 
-def _shown(version: StoredVersion, *, is_detailed: bool) -> Group | str:
+def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:
     if not version.is_bundle:
-        bare = read_bare_model(version, threads=1)
-        tensors = ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in (*bare.spec.inputs, *bare.spec.outputs))
-        return f"[bold]{version.name}[/] version {version.version}: bare model, {bare.batch_reason}; {tensors}\n"
-    bundle = open_bundle(version.folder)
-    spec, origin = bundle.manifest.spec, bundle.manifest.provenance
-    lines = [
-        f"[bold]{version.name}[/] version {version.version}: {origin.source}, exported {origin.created_at}, "
-        f"{len(spec.labels)} labels, batches up to {spec.max_batch_size}"
+        return _bare(version)
+    manifest = open_bundle(version.folder).manifest
+    spec, origin = manifest.spec, manifest.provenance
+    labels = f"{len(spec.labels)} labels, " if spec.labels else ""
+    lines: list[RenderableType] = [
+        _title(version, f"{origin.source}, exported {origin.created_at[:16].replace('T', ' ')} UTC"),
+        Text(f"{labels}batches up to {spec.max_batch_size}, {_evaluated(manifest)}"),
+        variants_table(manifest),
+        *(Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants),
     ]
-    reasons = [f"{variant.file}: {variant.reason}" for variant in bundle.manifest.variants]
-    if not is_detailed:
-        return Group(*lines, _variants(bundle), *reasons, "")
-    if origin.evaluation is not None:
-        lines.append(f"accuracy on {origin.evaluation.images} images of {origin.evaluation.source}")
-    latencies = [_latency(variant, variant.latency) for variant in bundle.manifest.variants if variant.latency]
-    return Group(*lines, _variants(bundle), *reasons, *latencies, _files(bundle), "")
+    if is_detailed:
+        lines += [*_device(manifest), *_precisions(manifest), *_latencies(manifest), *_files(manifest)]
+        if REPORT in manifest.files:
+            lines.append(Text(f"All of it, drawn: {version.folder / REPORT}"))
+    return Group(*lines, "")
 
 
-def _variants(bundle: Bundle) -> Table:
-    table = Table("variant", "served", "top-1", "agrees", "lost", "batch 1", "largest batch")
-    for variant in bundle.manifest.variants:
-        table.add_row(variant.file, "yes" if variant.serve else "no", *_accuracy(variant), *_ends(variant))
+def _bare(version: StoredVersion) -> Group:
+    bare = read_bare_model(version, threads=1)
+    tensors = ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in (*bare.spec.inputs, *bare.spec.outputs))
+    return Group(_title(version, f"bare model, {bare.batch_reason}; {tensors}"), "")
+
+
+def _title(version: StoredVersion, rest: str) -> Text:
+    return Text.assemble((version.name, "bold"), f" version {version.version}: {rest}")
+
+
+def _evaluated(manifest: Manifest) -> str:
+    data = manifest.provenance.evaluation
+    return f"accuracy on {data.images:,} images of {data.source}" if data else "not verified on labels"
+
+
+def variants_table(manifest: Manifest) -> Table:
+    """One row per variant, in less than 80 columns.
+
+    `lost` is points of top-1 with the bound that they are below with 95 % confidence; the speed-up has its interval.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("variant", overflow="fold")
+    for heading in ("serves", "top-1", "lost (95 %)", "ms b=1", "best/s", "times fp32"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for variant in manifest.variants:
+        serves = "[green]yes[/]" if variant.serve else "no"
+        table.add_row(escape(variant.file), serves, *_accuracy(variant), *_speed(variant))
     return table
 
 
-def _accuracy(variant: Variant) -> tuple[str, str, str]:
+def _accuracy(variant: Variant) -> tuple[str, str]:
     accuracy = variant.accuracy
     if accuracy is None:
-        return "not measured", "-", "-"
-    return f"{100 * accuracy.top1:.2f} %", f"{100 * accuracy.agreement:.2f} %", f"{accuracy.loss_points:.2f} points"
-
-
-def _ends(variant: Variant) -> tuple[str, str]:
-    if variant.latency is None:
         return "-", "-"
-    first, last = variant.latency.points[0], variant.latency.points[-1]
-    return f"{first.median_ms:.3f} ms", f"{last.median_ms:.3f} ms ({last.batch_size})"
+    bound = accuracy.loss_bound_points
+    lost = f"{accuracy.loss_points:.2f}" + (f" (<{bound:.2f})" if bound is not None else "")
+    return f"{100 * accuracy.top1:.2f} %", lost
 
 
-def _latency(variant: Variant, latency: LatencyTable) -> Table:
-    table = Table(
-        "batch", "median ms", "p10 ms", "p90 ms", "images / s", title=f"{variant.file} on {latency.device_fingerprint}"
-    )
-    for point in latency.points:
-        per_s = point.batch_size / point.median_ms * 1e3
-        table.add_row(
-            str(point.batch_size),
-            f"{point.median_ms:.3f}",
-            f"{point.p10_ms:.3f}",
-            f"{point.p90_ms:.3f}",
-            f"{per_s:,.0f}",
-        )
-    return table
+def _speed(variant: Variant) -> tuple[str, str, str]:
+    latency = variant.latency
+    if latency is None:
+        return "-", "-", "-"
+    gain = latency.speedup
+    ratio = f"{gain.median:.2f} ({gain.low:.2f}-{gain.high:.2f})" if gain else "-"
+    return f"{latency.points[0].median_ms:.4g}", f"{1e3 / best_per_sample_ms(latency):,.0f}", ratio
 
 
-def _files(bundle: Bundle) -> Table:
-    table = Table("file", "bytes", "sha256")
-    for name, record in bundle.manifest.files.items():
-        table.add_row(name, f"{record.bytes:,}", record.sha256)
-    return table
+def _device(manifest: Manifest) -> list[RenderableType]:
+    roof = manifest.roofline
+    if roof is None:
+        return []
+    int8 = f", {roof.device_int8_gop_per_s:,.0f} in 8 bits" if roof.device_int8_gop_per_s else ""
+    return [
+        Text(f"\nmeasured on {roof.device_fingerprint}"),
+        Text(f"attains {roof.device_gflop_per_s:,.0f} GFLOP/s{int8}, and {roof.device_gb_per_s:,.0f} GB/s"),
+        Text(f"one sample needs {roof.gflop_per_sample:.3g} GFLOP and moves {roof.mb_per_sample:.3g} MB"),
+        *(Text(line) for variant in manifest.variants if (line := _against_limit(variant, roof))),
+    ]
+
+
+def _against_limit(variant: Variant, roof: Roofline) -> str:
+    if variant.latency is None:
+        return ""
+    last = variant.latency.points[-1]
+    share = share_of_limit(roof, variant.precision, last)
+    return "" if share is None else f"{variant.file}: {100 * share:.0f} % of the limit at batch {last.batch_size}"
+
+
+def _precisions(manifest: Manifest) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for variant in manifest.variants:
+        if variant.audit:
+            counts = ", ".join(f"{nodes} in {precision}" for precision, nodes in variant.audit.by_precision.items())
+            lines.append(Text(f"{variant.file}: operators {counts}; kept higher: {_names(list(variant.audit.kept))}"))
+    return lines
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES]) or "none"
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
+
+
+def _latencies(manifest: Manifest) -> list[RenderableType]:
+    """One table for all variants: the median with its 10th and 90th percentile, and the rate."""
+    measured = [(variant, variant.latency) for variant in manifest.variants if variant.latency]
+    if not measured:
+        return []
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("batch", justify="right")
+    for variant, _ in measured:
+        for heading in (f"{variant.precision} ms", "p10-p90", "per s"):
+            table.add_column(heading, justify="right", no_wrap=True)
+    for index in range(max(len(latency.points) for _, latency in measured)):
+        points = [latency.points[index] for _, latency in measured if index < len(latency.points)]
+        table.add_row(str(points[0].batch_size), *(cell for point in points for cell in _cells(point)))
+    fits = [
+        Text(f"{variant.file}: about {latency.fixed_ms:.3g} ms + {latency.per_sample_ms:.3g} ms per sample")
+        for variant, latency in measured
+        if latency.fixed_ms is not None and latency.per_sample_ms is not None
+    ]
+    return [Text(), table, *fits]
+
+
+def _cells(point: LatencyPoint) -> tuple[str, str, str]:
+    per_s = point.batch_size / point.median_ms * 1e3
+    return f"{point.median_ms:.3f}", f"{point.p10_ms:.3g}-{point.p90_ms:.3g}", f"{per_s:,.0f}"
+
+
+def _files(manifest: Manifest) -> list[RenderableType]:
+    """Name and size of each, and below it the hash, which would not fit beside them."""
+    lines: list[RenderableType] = [Text()]
+    for name, record in manifest.files.items():
+        lines += [Text(f"{name}, {record.bytes:,} bytes, sha256"), Text(f"  {record.sha256}")]
+    return lines

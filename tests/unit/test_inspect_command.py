@@ -1,0 +1,88 @@
+"""What `convoy inspect` says about a store, and that it fits a terminal."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_fixtures import DEVICE, full_manifest
+from rich.console import Console
+
+from app.inspect_command import run
+from models.bundle import FileRecord, Manifest, seal, sha256_file
+from models.errors import UsageError
+
+
+def write(root: Path, manifest: Manifest) -> Path:
+    """A bundle of empty files."""
+    folder = root / "resnet" / "1"
+    folder.mkdir(parents=True)
+    for name in manifest.files:
+        (folder / name).write_bytes(b"")
+    empty = FileRecord(sha256_file(folder / "fp32.onnx"), 0)
+    (folder / "manifest.json").write_bytes(seal(replace(manifest, files=dict.fromkeys(manifest.files, empty))))
+    return folder
+
+
+def inspected(root: Path | None, name: str | None = None) -> tuple[int, str]:
+    console = Console(file=io.StringIO(), width=80)
+    code = run(root, name, console)
+    return code, console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_essence_of_a_bundle(tmp_path):
+    write(tmp_path, full_manifest())
+    code, shown = inspected(tmp_path, "resnet")
+    assert code == 0
+    for words in (
+        "resnet version 1: torchvision:resnet18, exported 2026-11-21 01:37 UTC",
+        "accuracy on 1,200 images of photos",
+        "92.81 %",
+        "0.59 (<0.97)",
+        "2.35 (2.25-2.44)",
+        "int8-cpu.onnx: because",
+        f"measured on {DEVICE}",
+        "attains 509 GFLOP/s, 1,998 in 8 bits, and 96 GB/s",
+        "int8-cpu.onnx: operators 48 in int8, 12 in fp32; kept higher: first.layer",
+        "int8-cpu.onnx: 23 % of the limit at batch 32",
+        "fp32.onnx: about 0.2 ms + 17.4 ms per sample",
+    ):
+        assert words in shown, words
+
+
+def test_it_fits_a_terminal_of_80_columns(tmp_path):
+    write(tmp_path, full_manifest())
+    for name in ("resnet", None):
+        lines = inspected(tmp_path, name)[1].splitlines()
+        assert max(len(line.rstrip()) for line in lines) <= 80
+        # Nothing of the first table was cut or folded.
+        assert any(line.startswith("int8-cpu.onnx ") and line.rstrip().endswith("2.44)") for line in lines)
+
+
+def test_words_in_brackets_are_words(tmp_path):
+    write(tmp_path, full_manifest(source="net.py[/bold]:make", reason="[red]not fast"))
+    assert "net.py[/bold]:make" in inspected(tmp_path)[1]
+    assert "[red]not fast" in inspected(tmp_path)[1]
+
+
+def test_the_bundled_demo_is_sound():
+    code, shown = inspected(None)
+    assert code == 0
+    assert "digits version 1" in shown
+
+
+def test_one_changed_byte_is_one_line_and_exit_code_1(tmp_path):
+    folder = write(tmp_path, full_manifest())
+    (folder / "fp16.onnx").write_bytes(b"\0")
+    code, shown = inspected(tmp_path)
+    assert code == 1
+    assert "broken" in shown
+    assert "fp16.onnx" in shown
+    assert "1 of 1 versions are broken" in shown
+
+
+def test_a_model_that_is_not_there_is_a_wrong_call(tmp_path):
+    with pytest.raises(UsageError, match="there is no model 'nothing'"):
+        inspected(tmp_path, "nothing")
