@@ -14,9 +14,10 @@ from app.catalog import Served
 from app.core import Core
 from app.edge.body import Body, BodyLimits, declared_length, read_body
 from app.edge.exchange import ClientGone, Exchange
+from app.edge.lookup import find_served
 from app.edge.pool import DecodePool
 from app.edge.replies import Reply, error_reply, send_reply
-from models.errors import InvalidRequest, NotFound, RequestError, Unsupported
+from models.errors import InvalidRequest, RequestError, Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class HotRoute(ABC):
         outcome = "cancelled"
         try:
             reply = await self._reply(call)
-            outcome = "success" if reply.status < 400 else _outcome(reply.status)
+            outcome = "success" if reply.status < 400 else outcome_of(reply.status)
             encode_ns = time.monotonic_ns()
             await send_reply(send, reply)
             if call.served is not None:
@@ -79,7 +80,7 @@ class HotRoute(ABC):
         except ClientGone:
             pass  # nobody to answer; counted as cancelled
         except RequestError as error:
-            outcome = _outcome(error.http_status)
+            outcome = outcome_of(error.http_status)
             await send_reply(send, error_reply(error))
         finally:
             exchange.close()
@@ -88,7 +89,8 @@ class HotRoute(ABC):
 
     async def _reply(self, call: Call) -> Reply:
         call.exchange.begin()
-        call.served = served = self._find(call.scope["path_params"])
+        path = call.scope["path_params"]
+        call.served = served = find_served(self.core.catalog, path["model"], path.get("version"))
         self.admit(served)
         if call.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise Unsupported("Unsupported compression type; send the body as it is")
@@ -100,12 +102,6 @@ class HotRoute(ABC):
     def record_stage(self, served: Served, stage: str, ns: int) -> None:
         self.core.metrics.stage(served, stage, ns)
         served.statistics.rolling.record_stage(stage, ns)
-
-    def _find(self, path: dict[str, str]) -> Served:
-        raw = path.get("version")
-        if raw is not None and not (raw.isascii() and raw.isdigit() and len(raw) < 10):
-            raise NotFound(f"Request for unknown model: '{path['model']}' version {raw[:40]} is not found")
-        return self.core.catalog.find(path["model"], None if raw is None else int(raw))
 
     def timeout_ms(self, call: Call) -> float | None:
         """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""
@@ -126,7 +122,7 @@ async def _until_client_leaves(receive: Receive) -> None:
         pass
 
 
-def _outcome(status: int) -> str:
+def outcome_of(status: int) -> str:
     """The metric's word for an error: few, and the same for every wire."""
     if status == 429:
         return "rejected"

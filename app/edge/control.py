@@ -17,14 +17,14 @@ from pydantic import BaseModel
 
 from app.catalog import Served
 from app.core import Core
+from app.edge import documents
 from app.edge.calls import EdgeOptions
+from app.edge.lookup import find_served
 from app.edge.model_config import model_config
-from app.statistics import STAGES, BatchSizeStatistics, Duration
+from app.statistics import STAGES
 from app.version import VERSION
-from models.errors import InvalidRequest, NotFound
-from models.spec import TensorSpec
+from models.errors import InvalidRequest
 
-EXTENSIONS = ["model_configuration", "binary_tensor_data", "parameters", "statistics", "schedule_policy"]
 _PAGE = Path(__file__).with_name("page.html")
 _Json = dict[str, Any]
 
@@ -77,7 +77,7 @@ def _add_health(router: APIRouter, core: Core) -> None:
     @router.get("/v2/models/{model}/ready", tags=["health"], summary="Whether a model is ready", responses=ERRORS)
     @router.get("/v2/models/{model}/versions/{version}/ready", tags=["health"], responses=ERRORS)
     async def model_ready(model: str, version: str | None = None) -> Response:
-        served = _find(core, model, version)
+        served = find_served(core.catalog, model, version)
         if served.ready and not core.leaving:
             return _json({"name": model, "ready": True})
         return _json({"error": "Model version not ready"}, status=503, headers={"Retry-After": "1"})
@@ -87,52 +87,32 @@ def _add_metadata(router: APIRouter, core: Core, options: EdgeOptions) -> None:
     @router.get("/v2", tags=["metadata"], summary="The server and its extensions", responses=ERRORS)
     @router.get("/v2/", include_in_schema=False)
     async def server() -> Response:
-        return _json({"name": options.server_name, "version": VERSION, "extensions": EXTENSIONS})
+        return _json(documents.server_metadata(options))
 
     @router.get("/v2/models/{model}", tags=["metadata"], summary="A model's tensors", responses=ERRORS)
     @router.get("/v2/models/{model}/versions/{version}", tags=["metadata"], responses=ERRORS)
     async def metadata(model: str, version: str | None = None) -> Response:
-        served = _find(core, model, version)
-        batch = [-1] if served.spec.max_batch_size else []
-        return _json(
-            {
-                "name": model,
-                "versions": [str(other.key.version) for other in core.catalog.versions(model)],
-                "platform": served.loaded.platform,
-                "inputs": [_tensor(spec, batch) for spec in served.spec.inputs],
-                "outputs": [_tensor(spec, batch) for spec in served.spec.outputs],
-            }
-        )
+        return _json(documents.model_metadata(core, model, version))
 
     @router.get("/v2/models/{model}/config", tags=["metadata"], summary="Triton's ModelConfig", responses=ERRORS)
     @router.get("/v2/models/{model}/versions/{version}/config", tags=["metadata"], responses=ERRORS)
     async def config(model: str, version: str | None = None) -> Response:
-        return _json(model_config(_find(core, model, version)))
+        return _json(model_config(find_served(core.catalog, model, version)))
 
     @router.post("/v2/repository/index", tags=["metadata"], summary="What is served and what not", responses=ERRORS)
     async def index(request: Request) -> Response:
-        only_ready = _only_ready(await request.body())
-        return _json(
-            [
-                {"name": one.name, "version": str(one.version), "state": one.state.value, "reason": one.reason}
-                for one in core.catalog.index()
-                if one.state.value == "READY" or not only_ready
-            ]
-        )
+        return _json(documents.repository_index(core, only_ready=_only_ready(await request.body())))
 
 
 def _add_statistics(router: APIRouter, core: Core) -> None:
     @router.get("/v2/models/stats", tags=["statistics"], summary="Counters of every model", responses=ERRORS)
     async def all_statistics() -> Response:
-        return _json({"model_stats": [_statistics(served) for served in core.catalog.served()]})
+        return _json(documents.model_statistics(core, None, None))
 
     @router.get("/v2/models/{model}/stats", tags=["statistics"], summary="A model's counters", responses=ERRORS)
     @router.get("/v2/models/{model}/versions/{version}/stats", tags=["statistics"], responses=ERRORS)
     async def model_statistics(model: str, version: str | None = None) -> Response:
-        if version is not None:
-            return _json({"model_stats": [_statistics(_find(core, model, version))]})
-        _find(core, model, None)
-        return _json({"model_stats": [_statistics(served) for served in core.catalog.versions(model)]})
+        return _json(documents.model_statistics(core, model, version))
 
     @router.get("/metrics", tags=["statistics"], summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -159,14 +139,6 @@ def _add_pages(router: APIRouter, core: Core) -> None:
         return HTMLResponse(_PAGE.read_text())
 
 
-def _find(core: Core, model: str, version: str | None) -> Served:
-    if version is None:
-        return core.catalog.find(model, None)
-    if not (version.isascii() and version.isdigit() and len(version) < 10):
-        raise NotFound(f"Request for unknown model: '{model}' version {version[:40]} is not found")
-    return core.catalog.find(model, int(version))
-
-
 def _only_ready(body: bytes) -> bool:
     """What the index is asked for; the clients that ask send no content type, so FastAPI must not parse it."""
     try:
@@ -176,40 +148,6 @@ def _only_ready(body: bytes) -> bool:
     if not isinstance(wanted, bool):
         raise InvalidRequest("'ready' must be true or false")
     return wanted
-
-
-def _tensor(spec: TensorSpec, batch: list[int]) -> _Json:
-    return {"name": spec.name, "datatype": spec.dtype, "shape": [*batch, *spec.shape]}
-
-
-def _statistics(served: Served) -> _Json:
-    """The statistics extension; its readers want every key."""
-    own = served.statistics
-    durations = {
-        "success": own.success,
-        "fail": own.fail,
-        "queue": own.queue,
-        "compute_input": own.compute_input,
-        "compute_infer": own.compute_infer,
-        "compute_output": own.compute_output,
-        "cache_hit": Duration(),
-        "cache_miss": Duration(),
-    }
-    return {
-        "name": served.key.model,
-        "version": str(served.key.version),
-        "last_inference": own.last_inference_ms,
-        "inference_count": own.inference_count,
-        "execution_count": own.execution_count,
-        "inference_stats": {name: dataclasses.asdict(duration) for name, duration in durations.items()},
-        "response_stats": {},
-        "batch_stats": [_batch_statistics(size, one) for size, one in sorted(own.by_batch_size.items())],
-        "memory_usage": [],
-    }
-
-
-def _batch_statistics(size: int, one: BatchSizeStatistics) -> _Json:
-    return {"batch_size": size, **dataclasses.asdict(one)}
 
 
 def _last_minute(core: Core, served: Served) -> _Json:
