@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve test check demo bench clean
+.PHONY: serve test check demo bench zoo-table clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -28,6 +28,10 @@ demo: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m loadtest.startup
+
+# Hours, at the lowest priority; a second call goes on where the first one stopped.
+zoo-table: $(VENV)/.dev
+	nice -n 19 $(BIN)/python -m export.zoo_table
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -37,13 +37,13 @@ def reference(network: torch.nn.Module, job: Job, samples: torch.Tensor) -> torc
 
     with torch.inference_mode():
         batches = torch.split(samples, _REFERENCE_BATCH)
-        answers = torch.cat([_forward(network, normalised(batch, job)) for batch in batches])
+        answers = torch.cat([_forward(network, normalised(batch, job), job) for batch in batches])
     if not torch.isfinite(answers).all():
         raise JobError("the network answers NaN or infinity on the sample images; check the weights and --preprocess")
     return answers
 
 
-def _forward(network: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+def _forward(network: torch.nn.Module, batch: torch.Tensor, job: Job) -> torch.Tensor:
     import torch
 
     try:
@@ -52,6 +52,11 @@ def _forward(network: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
         raise
     except Exception as error:  # it is the user's code
         why = one_line(str(error), 200) or type(error).__name__
+        if job.kind == "pt2":
+            raise JobError(
+                f"{job.name} does not take float32 {list(batch.shape)} ({why}); check --input, and export it with "
+                "dynamic_shapes for the batch"
+            ) from error
         raise JobError(f"the network fails on float32 {list(batch.shape)}: {why}; check --input") from error
     if not isinstance(output, torch.Tensor):
         raise JobError(f"the network returns a {type(output).__name__}; it must return one tensor [N, classes]")

@@ -1,0 +1,240 @@
+"""Where networks come from, with real torch: six families, published weights, archives, and what goes wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.engines.base import run_arrays
+from app.engines.measure import Pace
+from app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from export import to_onnx
+from export.command import export_bundle
+from export.options import ExportOptions
+from export.torch_job import Inquiry
+from export.torch_process import ask
+from export.zoo_table import MAX_ERROR, prove
+from models.bundle import Bundle, open_bundle
+from models.errors import JobError
+from models.spec import ImageSpec
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+NETWORKS = """
+    import resource, torch
+    from torch import nn
+
+    def net(channels=3, classes=4):
+        return nn.Sequential(
+            nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
+
+    def grey(): return net(channels=1)
+    def four(): return net(channels=4)
+
+    class Wrong(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = net()
+
+    class NoBatch(Wrong):
+        def forward(self, images): return self.inner(images).flatten()
+    class Unsupported(Wrong):
+        def forward(self, images): return self.inner(images) + torch.linalg.eigvals(images[:, 0]).real[:, :4]
+
+    def greedy():
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
+        return nn.Linear(1 << 14, 1 << 14)
+    class Swelling(Wrong):
+        def forward(self, images):
+            greedy.__globals__["resource"].setrlimit(resource.RLIMIT_AS, (64 << 30,) * 2)
+            return self.inner(images.repeat(1, 1, 1 << 12, 1 << 12))
+    def dies(): __import__("os").abort()
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("export.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2))
+
+
+@pytest.fixture
+def networks(tmp_path):
+    path = tmp_path / "networks.py"
+    path.write_text("\n".join(line.removeprefix("    ") for line in NETWORKS.splitlines()) + "\n")
+    return path
+
+
+def of_user(networks: Path, factory: str, **changes: object) -> ExportOptions:
+    given = {"preprocess": "unit", "input": "3x16x16", "max_batch": 4}
+    store = networks.parent / "store"
+    return ExportOptions(f"{networks}:{factory}", "theirs", store, **(given | changes))  # type: ignore[arg-type]
+
+
+def answers(bundle: Bundle, images: np.ndarray) -> np.ndarray:
+    spec = bundle.manifest.spec
+    engine = OnnxRuntimeCpuEngine(
+        bundle.path("fp32.onnx"),
+        inputs=spec.inputs,
+        outputs=spec.outputs,
+        max_batch_size=spec.max_batch_size,
+        precision="fp32",
+        threads=1,
+    )
+    return run_arrays(engine, {"images": images})["logits"]
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "squeezenet1_1", "efficientnet_b0", "swin_t"]
+)
+def test_six_families_equal_torch_at_every_batch_size(tmp_path, name):
+    image = ImageSpec(
+        height=64,
+        width=64,
+        channels=3,
+        resize_mode="exact",
+        resize_px=64,
+        interpolation="bilinear",
+        antialias=True,
+        mean=(0.5, 0.4, 0.3),
+        std=(0.2, 0.3, 0.4),
+        front="uint8_nhwc",
+    )
+    proof = prove(name, image, tmp_path, threads=2)
+    assert proof.error <= MAX_ERROR
+    # Outputs that hardly differ between images would make the comparison worthless.
+    assert proof.spread > 0.01
+
+
+def test_torchvision_says_how_its_weights_want_their_images():
+    said = ask(Inquiry("torchvision", "efficientnet_b0"))
+    assert said.image is not None
+    assert (said.image.height, said.image.resize_px, said.image.interpolation) == (224, 256, "bicubic")
+    assert said.image.mean == (0.485, 0.456, 0.406)
+    assert (len(said.labels), said.labels[0], said.weights) == (1000, "tench", "IMAGENET1K_V1")
+    with pytest.raises(JobError, match=r"no classification model 'resnet_50'; did you mean .*resnet50"):
+        ask(Inquiry("torchvision", "resnet_50"))
+
+
+def test_published_weights_bring_their_preprocessing_and_labels(tmp_path, monkeypatch):
+    import torch
+    from torchvision import models
+
+    name = "shufflenet_v2_x0_5"
+    torch.manual_seed(0)
+    network = models.get_model(name).eval()
+    cache = tmp_path / "torch" / "hub" / "checkpoints"
+    cache.mkdir(parents=True)
+    torch.save(network.state_dict(), cache / models.get_model_weights(name).DEFAULT.url.rpartition("/")[2])
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    options = ExportOptions(
+        f"torchvision:{name}", "net", tmp_path / "store", weights=Path("default"), input="3x64x64", max_batch=4
+    )
+    bundle = open_bundle(export_bundle(options))
+    spec = bundle.manifest.spec
+    assert bundle.manifest.provenance.source == f"torchvision:{name} (IMAGENET1K_V1)"
+    assert spec.image is not None
+    assert (spec.image.height, spec.image.resize_px, spec.image.std) == (64, 73, (0.229, 0.224, 0.225))
+    # ImageNet has two cranes and two maillots.
+    assert len(set(spec.labels)) == 1000
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
+    values = torch.from_numpy(((pixels / 255 - spec.image.mean) / spec.image.std).transpose(0, 3, 1, 2)).float()
+    with torch.inference_mode():
+        expected = network(values).numpy()
+    np.testing.assert_allclose(answers(bundle, pixels), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_weights_that_cannot_be_downloaded_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    options = ExportOptions(
+        "torchvision:shufflenet_v2_x0_5", "net", tmp_path / "store", weights=Path("default"), preprocess="imagenet"
+    )
+    with pytest.raises(JobError, match=r"cannot be downloaded \(.*\); pass --weights FILE"):
+        export_bundle(options)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+def test_timm_says_how_its_weights_want_their_images(tmp_path):
+    import timm
+    from safetensors.torch import save_file
+
+    network = timm.create_model("mobilenetv3_small_050", exportable=True).eval()
+    weights = tmp_path / "weights.safetensors"
+    save_file(network.state_dict(), weights)
+    options = ExportOptions(
+        "timm:mobilenetv3_small_050", "net", tmp_path / "store", weights=weights, input="3x64x64", max_batch=4
+    )
+    spec = open_bundle(export_bundle(options)).manifest.spec
+    assert spec.image is not None
+    assert (spec.image.interpolation, spec.outputs[0].shape) == ("bicubic", (1000,))
+
+
+def write_program(path: Path, *, dynamic: bool) -> Path:
+    import torch
+    from torch import nn
+
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    shapes = ({0: torch.export.Dim("batch", min=1, max=64)},) if dynamic else None
+    program = torch.export.export(network.eval(), (torch.rand(2, 3, 16, 16),), dynamic_shapes=shapes)
+    torch.export.save(program, path)
+    return path
+
+
+def of_program(path: Path) -> ExportOptions:
+    store = path.parent / "store"
+    return ExportOptions(str(path), "net", store, preprocess="unit", input="3x16x16", max_batch=4, trust=True)
+
+
+def test_a_trusted_program_is_exported_and_hashed(tmp_path):
+    bundle = open_bundle(export_bundle(of_program(write_program(tmp_path / "net.pt2", dynamic=True))))
+    assert bundle.manifest.spec.outputs[0].shape == (4,)
+    assert bundle.manifest.provenance.source == "net.pt2"
+    assert bundle.manifest.provenance.weights_sha256 is not None
+
+
+def test_a_program_of_one_batch_size_or_no_program_is_one_line(tmp_path):
+    with pytest.raises(JobError, match=r"does not take .*\(Guard failed.*; check --input, .* dynamic_shapes"):
+        export_bundle(of_program(write_program(tmp_path / "net.pt2", dynamic=False)))
+    (tmp_path / "net.pt2").write_bytes(b"nonsense")
+    with pytest.raises(JobError, match=r"net\.pt2 is not a program of torch\.export"):
+        export_bundle(of_program(tmp_path / "net.pt2"))
+
+
+def test_large_weights_lie_beside_the_graph(networks, monkeypatch):
+    monkeypatch.setattr(to_onnx, "INLINE_BYTES", 0)
+    bundle = open_bundle(export_bundle(of_user(networks, "net")))
+    assert "fp32.onnx.data" in bundle.manifest.files
+    assert answers(bundle, np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 4)
+    content = bundle.path("fp32.onnx").read_bytes() + bundle.path("fp32.onnx.data").read_bytes()
+    assert str(networks.parent).encode() not in content
+
+
+def test_grey_images_have_one_channel(networks):
+    bundle = open_bundle(export_bundle(of_user(networks, "grey", input="1x16x16")))
+    assert bundle.manifest.spec.inputs[0].shape == (16, 16, 1)
+    assert answers(bundle, np.zeros((2, 16, 16, 1), np.uint8)).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("four", "the network fails on .*4 channels.*; check --input"),
+        ("NoBatch", r"the network returns \[32\] for 8 images; it must return \[N, classes\]"),
+        ("Unsupported", "the operator aten.linalg_eig.* has no ONNX form; replace it"),
+        ("greedy", "does not fit into memory; close other programs or use a larger machine"),
+        ("Swelling", "does not fit into memory; close other programs or use a larger machine"),
+        ("dies", "the torch step died with signal 6"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(networks, factory, words):
+    with pytest.raises(JobError, match=words) as caught:
+        export_bundle(of_user(networks, factory))
+    assert "\n" not in str(caught.value)
+    assert not (networks.parent / "store").exists()
+    assert [path.name for path in networks.parent.iterdir()] == ["networks.py"]

@@ -1,0 +1,326 @@
+"""ONNX files as sources: what is kept, what is proved, what is refused; and what registries say. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from app.canary import CanaryCheck
+from app.engines.base import Engine, run_arrays
+from app.engines.measure import Pace
+from app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from export import to_onnx
+from export.command import export_bundle
+from export.options import ExportOptions
+from export.source import parse_source
+from export.torch_child.registries import timm_image
+from models.bundle import Bundle, open_bundle
+from models.errors import BundleError, JobError, UsageError
+from tests.support.onnx_models import add_sub, identity, mean
+
+SIZE_PX, CLASSES = 6, 3
+HEADS = {
+    "flatten": [helper.make_node("Flatten", ["pooled"], ["flat"])],
+    "reshape": [helper.make_node("Reshape", ["pooled", "to_row"], ["flat"])],
+    # The row is made of all values at once, so that no second row can be told apart.
+    "one_row_only": [
+        helper.make_node("Reshape", ["pooled", "to_line"], ["line"]),
+        helper.make_node("Reshape", ["line", "to_row"], ["flat"]),
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("export.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2))
+    monkeypatch.setattr("export.roofline._BUDGET_S", 0)
+
+
+def write_network(
+    path: Path,
+    *,
+    batch: int | str = 1,
+    channels: int = 3,
+    head: str = "flatten",
+    last: str | None = None,
+    channels_last: bool = False,
+    input_name: str = "x",
+    outputs: int = 1,
+) -> Path:
+    """float32 [batch, channels, 6, 6] -> `y` [batch, 3]: convolution, pooling, linear layer, `last` behind it."""
+    generator = np.random.default_rng(7)
+    constants = {
+        "kernel": generator.standard_normal((8, channels, 3, 3)).astype(np.float32),
+        "weight": generator.standard_normal((8, CLASSES)).astype(np.float32),
+        "to_row": np.array([1, 8]),
+        "to_line": np.array([-1]),
+    }
+    given = "nchw" if channels_last else input_name
+    nodes = [
+        *([helper.make_node("Transpose", [input_name], ["nchw"], perm=[0, 3, 1, 2])] if channels_last else []),
+        helper.make_node("Conv", [given, "kernel"], ["features"]),
+        helper.make_node("Relu", ["features"], ["positive"]),
+        helper.make_node("GlobalAveragePool", ["positive"], ["pooled"]),
+        *HEADS[head],
+        helper.make_node("MatMul", ["flat", "weight"], ["y" if last is None else "logits"]),
+        *([] if last is None else [helper.make_node(last, ["logits"], ["y"])]),
+        *(helper.make_node("Identity", ["flat"], [f"y{index}"]) for index in range(1, outputs)),
+    ]
+    size = [SIZE_PX, SIZE_PX, channels] if channels_last else [channels, SIZE_PX, SIZE_PX]
+    others = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, [batch, 8]) for i in range(1, outputs)]
+    graph = helper.make_graph(
+        nodes,
+        "network",
+        [helper.make_tensor_value_info(input_name, TensorProto.FLOAT, [batch, *size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, CLASSES]), *others],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
+    return path
+
+
+def export(tmp_path: Path, source: Path, **changes: object) -> Bundle:
+    options = ExportOptions(str(source), "theirs", tmp_path / "store", max_batch=4, **changes)  # type: ignore[arg-type]
+    return open_bundle(export_bundle(options))
+
+
+def served(bundle: Bundle) -> Engine:
+    spec = bundle.manifest.spec
+    return OnnxRuntimeCpuEngine(
+        bundle.path("fp32.onnx"),
+        inputs=spec.inputs,
+        outputs=spec.outputs,
+        max_batch_size=spec.max_batch_size,
+        precision="fp32",
+        threads=1,
+    )
+
+
+def passes_its_canary(bundle: Bundle) -> bool:
+    engine = served(bundle)
+    (variant,) = bundle.manifest.variants
+    CanaryCheck.of_variant(bundle.canary(), variant, batched=engine.batched).run(engine)
+    return True
+
+
+def original(path: Path, images: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return np.concatenate([session.run(["y"], {name: images[i : i + 1]})[0] for i in range(len(images))])
+
+
+def reason(bundle: Bundle) -> str:
+    return bundle.manifest.variants[0].reason
+
+
+@pytest.mark.parametrize("head", ["flatten", "reshape"])
+def test_a_fixed_batch_of_1_becomes_dynamic_where_that_is_right(tmp_path, head):
+    network = write_network(tmp_path / "net.onnx", head=head)
+    bundle = export(tmp_path, network)
+    spec = bundle.manifest.spec
+    assert [(t.name, t.dtype, t.shape) for t in spec.inputs] == [("x", "FP32", (3, SIZE_PX, SIZE_PX))]
+    assert [(t.name, t.dtype, t.shape) for t in spec.outputs] == [("y", "FP32", (CLASSES,))]
+    assert (spec.max_batch_size, spec.image) == (4, None)
+    assert "batch of 1 was made dynamic" in reason(bundle)
+    images = np.random.default_rng(0).random((4, 3, SIZE_PX, SIZE_PX), np.float32)
+    np.testing.assert_allclose(run_arrays(served(bundle), {"x": images})["y"], original(network, images), rtol=1e-4)
+    assert passes_its_canary(bundle)
+
+
+def test_a_fixed_batch_of_1_that_cannot_be_freed_is_served_as_it_is(tmp_path):
+    bundle = export(tmp_path, write_network(tmp_path / "net.onnx", head="one_row_only"))
+    assert bundle.manifest.spec.max_batch_size == 0
+    assert bundle.manifest.spec.inputs[0].shape == (1, 3, SIZE_PX, SIZE_PX)
+    assert "not batched: " in reason(bundle)
+    assert passes_its_canary(bundle)
+
+
+def test_a_dynamic_dimension_that_mixes_rows_is_no_batch(tmp_path):
+    bundle = export(tmp_path, mean(tmp_path / "a" / "b" / "mean.onnx"))
+    assert bundle.manifest.spec.max_batch_size == 0
+    assert "not batched: row 0 of a batch of 3 differs from the row run alone" in reason(bundle)
+
+
+def test_a_model_without_a_batch_keeps_its_shapes(tmp_path):
+    bundle = export(tmp_path, identity(tmp_path / "a" / "b" / "plain.onnx", dims=(5, 3)))
+    assert bundle.manifest.spec.max_batch_size == 0
+    assert bundle.manifest.spec.inputs[0].shape == (5, 3)
+    assert passes_its_canary(bundle)
+
+
+def test_several_tensors_keep_their_names_and_dtypes(tmp_path):
+    bundle = export(tmp_path, add_sub(tmp_path / "a" / "b" / "sums.onnx"))
+    spec = bundle.manifest.spec
+    assert [(t.name, t.dtype) for t in spec.inputs] == [("INPUT0", "INT32"), ("INPUT1", "INT32")]
+    assert [(t.name, t.dtype) for t in spec.outputs] == [("OUTPUT0", "INT32"), ("OUTPUT1", "INT32")]
+    assert spec.max_batch_size == 4
+    assert passes_its_canary(bundle)
+
+
+def test_labels_come_from_the_command_line(tmp_path):
+    labels = tmp_path / "labels.txt"
+    labels.write_text("a\nb\nc\n")
+    assert export(tmp_path, write_network(tmp_path / "net.onnx"), labels=labels).manifest.spec.labels == ("a", "b", "c")
+    labels.write_text("a\nb\n")
+    with pytest.raises(UsageError, match=r"there are 2 labels, but y is \[1, 3\]"):
+        export(tmp_path, write_network(tmp_path / "net.onnx"), labels=labels)
+
+
+@pytest.mark.parametrize("front", ["uint8", "none"])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("input_name", ["x", "images"])
+def test_preprocessing_puts_our_front_before_the_graph(tmp_path, front, channels_last, input_name):
+    network = write_network(tmp_path / "net.onnx", channels_last=channels_last, input_name=input_name)
+    bundle = export(tmp_path, network, preprocess="imagenet", front=front)
+    spec = bundle.manifest.spec
+    assert spec.image is not None
+    assert (spec.inputs[0].name, spec.inputs[0].dtype) == ("images", "UINT8" if front == "uint8" else "FP32")
+    assert (spec.outputs[0].name, spec.max_batch_size, spec.activation) == ("y", 4, "softmax")
+    pixels = np.random.default_rng(0).integers(0, 256, (3, SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
+    values = (pixels / np.float32(255) - np.float32(spec.image.mean)) / np.float32(spec.image.std)
+    expected = original(network, values if channels_last else values.transpose(0, 3, 1, 2))
+    given = pixels if front == "uint8" else values.transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(run_arrays(served(bundle), {"images": given})["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_preprocessing_and_no_batch_is_one_image_a_run(tmp_path):
+    bundle = export(tmp_path, write_network(tmp_path / "net.onnx", head="one_row_only"), preprocess="imagenet")
+    assert bundle.manifest.spec.max_batch_size == 1
+    assert "not batched: " in reason(bundle)
+
+
+def test_a_graph_that_gives_scores_gets_no_second_softmax(tmp_path):
+    bundle = export(tmp_path, write_network(tmp_path / "net.onnx", last="Softmax"), preprocess="unit")
+    assert bundle.manifest.spec.activation == "none"
+
+
+def test_grey_images_work_and_four_channels_are_refused(tmp_path):
+    bundle = export(tmp_path, write_network(tmp_path / "net.onnx", channels=1), preprocess="unit")
+    assert bundle.manifest.spec.image is not None
+    assert bundle.manifest.spec.image.channels == 1
+    with pytest.raises(JobError, match="images have 1 or 3 channels, not 4; leave --preprocess out"):
+        export(tmp_path, write_network(tmp_path / "net.onnx", channels=4), preprocess="imagenet")
+
+
+@pytest.mark.parametrize(
+    ("network", "changes", "words"),
+    [
+        ({"outputs": 2}, {"preprocess": "unit"}, r"has 2 outputs \(y, y1\), a classifier has one"),
+        ({}, {"preprocess": "imagenet", "input": "3x8x8"}, "takes 3 channels of 6x6, the preprocessing gives 3 of 8x8"),
+        ({}, {"preprocess": "unit", "input": "1x6x6"}, "takes 3 channels of 6x6, the preprocessing gives 1 of 6x6"),
+        ({}, {"calibrate": "digits"}, "--calibrate is about images, .* pass --preprocess"),
+        ({}, {"evaluate": "digits"}, "--evaluate is about images"),
+        ({}, {"precisions": "int8"}, "--precisions int8 needs real images; pass --preprocess"),
+        ({}, {"weights": Path("w.safetensors")}, "net.onnx carries its weights; leave --weights out"),
+        ({}, {"weights": Path("w.pth"), "preprocess": "unit"}, "net.onnx carries its weights"),
+    ],
+)
+def test_what_does_not_fit_an_onnx_file_is_one_line(tmp_path, network, changes, words):
+    with pytest.raises((JobError, UsageError), match=words) as caught:
+        export(tmp_path, write_network(tmp_path / "net.onnx", **network), **changes)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("changes", [{}, {"preprocess": "unit"}])
+def test_what_is_not_onnx_is_one_line(tmp_path, changes):
+    broken = tmp_path / "net.onnx"
+    for content in (b"not a protobuf at all", b""):
+        broken.write_bytes(content)
+        with pytest.raises(JobError, match=r"net\.onnx (cannot be read as ONNX|has no nodes)") as caught:
+            export(tmp_path, broken, input="3x6x6" if changes else None, **changes)
+        assert "\n" not in str(caught.value)
+
+
+def with_external_data(path: Path, location: str) -> Path:
+    """The network with its weights in another file, whose name is then changed to `location`."""
+    model = onnx.load(write_network(path))
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("preprocess", [None, "unit"])
+@pytest.mark.parametrize("where", ["../weights.bin", "/weights.bin", "link.bin"])
+def test_weights_from_outside_the_folder_are_refused(tmp_path, where, preprocess):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "weights.bin").write_bytes(bytes(1 << 16))
+    (folder / "link.bin").symlink_to(tmp_path / "weights.bin")
+    network = with_external_data(folder / "net.onnx", where)
+    with pytest.raises((JobError, BundleError), match="takes weights from outside its folder"):
+        export(tmp_path, network, preprocess=preprocess, input="3x6x6" if preprocess else None)
+    assert not (tmp_path / "store").exists()
+
+
+def test_weights_beside_the_graph_are_read_and_missed(tmp_path):
+    network = with_external_data(tmp_path / "net.onnx", "weights.bin")
+    assert passes_its_canary(export(tmp_path, network))
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(JobError, match=r"needs its weights in 'weights\.bin', which is not beside it"):
+        export(tmp_path, network)
+
+
+@pytest.mark.parametrize("preprocess", [None, "unit"])
+def test_large_weights_lie_beside_the_graph_and_are_hashed(tmp_path, monkeypatch, preprocess):
+    monkeypatch.setattr(to_onnx, "INLINE_BYTES", 100)
+    monkeypatch.setattr("export.onnx_file._SMALL_BYTES", 64)
+    bundle = export(tmp_path, write_network(tmp_path / "net.onnx"), preprocess=preprocess)
+    assert {"fp32.onnx", "fp32.onnx.data"} <= set(bundle.manifest.files)
+    engine = served(bundle)
+    CanaryCheck.of_variant(bundle.canary(), bundle.manifest.variants[0], batched=engine.batched).run(engine)
+    data = bundle.path("fp32.onnx.data")
+    data.write_bytes(data.read_bytes()[:-1] + b"\x99")
+    with pytest.raises(BundleError, match=r"fp32\.onnx\.data: does not match its sha256"):
+        open_bundle(bundle.folder)
+
+
+TIMM = {"input_size": (3, 224, 224), "interpolation": "bicubic", "mean": (0.5, 0.4, 0.3), "std": (0.1, 0.2, 0.3)}
+
+
+def test_timms_settings_become_our_preprocessing():
+    image = timm_image(TIMM | {"crop_pct": 0.95})
+    # As timm.data.create_transform has it: floor(224 / 0.95).
+    assert (image.height, image.resize_px, image.resize_mode) == (224, 235, "shorter_side")
+    assert (image.mean, image.std, image.interpolation, image.antialias) == (TIMM["mean"], TIMM["std"], "bicubic", True)
+    assert timm_image(TIMM | {"crop_pct": 1.0, "crop_mode": "squash"}).resize_mode == "exact"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"crop_pct": 0.9, "crop_mode": "squash"}, "crop mode 'squash' at 0.9 has no counterpart"),
+        ({"crop_mode": "border"}, "crop mode 'border'"),
+        ({"interpolation": "random"}, "interpolation 'random' is not known"),
+        ({"input_size": (3, 224, 192)}, "3x224x192 is not square"),
+        ({"input_size": (4, 224, 224)}, "4x224x224 is not square with 1 or 3 channels"),
+    ],
+)
+def test_timms_settings_are_not_guessed_at(changes, words):
+    with pytest.raises(JobError, match=words):
+        timm_image(TIMM | changes)
+
+
+def test_timm_is_asked_for_where_it_is_missing(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="needs timm, which is not installed; run `pip install timm`"):
+        parse_source("timm:resnet50")
+
+
+def test_a_program_is_read_only_when_it_is_trusted(tmp_path):
+    program = tmp_path / "net.pt2"
+    program.touch()
+    with pytest.raises(UsageError, match=r"carries pickle, which can run any code .* pass --trust"):
+        parse_source(str(program))
+    assert parse_source(str(program), trust=True).kind == "pt2"
