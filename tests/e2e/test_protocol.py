@@ -11,6 +11,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from app.engines.base import run_arrays
 from app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from models.bundle import open_bundle
 from models.images import preprocess
@@ -151,8 +152,6 @@ def test_logits_equal_what_the_engine_gives_by_itself(
 
 
 def _alone(images: np.ndarray) -> np.ndarray:
-    from app.engines.base import run_arrays
-
     spec = open_bundle(DEMO).manifest.spec
     engine = OnnxRuntimeCpuEngine(
         DEMO / "fp32.onnx", inputs=spec.inputs, outputs=spec.outputs, max_batch_size=8, precision="fp32", threads=1
@@ -191,7 +190,8 @@ def extremes(dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["FP32", "FP64"])
 def test_nan_and_infinity_are_legal_in_json_both_ways(server: Server, dtype: str) -> None:
-    body = '{"inputs":[{"name":"x","shape":[1,4],"datatype":"%s","data":[NaN,Infinity,-Infinity,0.5]}]}' % dtype
+    body = '{"inputs":[{"name":"x","shape":[1,4],"datatype":"ANY","data":[NaN,Infinity,-Infinity,0.5]}]}'
+    body = body.replace("ANY", dtype)
     answer = server.post(f"/v2/models/identity_{dtype.lower()}/infer", content=body)
     assert answer.status_code == 200
     assert "NaN" in answer.text

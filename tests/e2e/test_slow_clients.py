@@ -112,6 +112,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(server: Server) -> No
         wait_until(server.is_at_rest, "the answer's memory is given back")
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_slowly_but_steadily_is_served(server: Server) -> None:
     body, headers = big_request()
     with Wire(server.port, receive_buffer=64 << 10) as wire:

@@ -16,6 +16,8 @@ from tests.support.servers import FakeServer, start_fake_server, start_server, w
 from tests.support.stores import digit
 from tests.support.wire import Wire, head
 
+# Many servers are started here, and each needs a second or two.
+pytestmark = pytest.mark.slow
 QUICK = {"hang_after_s": 0.4, "hang_after_predictions": 5.0, "watch_every_s": 0.05, "replace_within_s": 20.0}
 CALM = {"canary_after_s": 3600.0}
 

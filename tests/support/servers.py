@@ -21,6 +21,7 @@ import psutil
 from tests.support.stores import ROOT
 
 _LISTENING = re.compile(r"listening on http://[^:]+:(\d+)")
+_GRPC_LISTENING = re.compile(r"listening on grpc://[^:]+:(\d+)")
 START_S = 60.0
 STOP_S = 60.0
 
@@ -53,6 +54,13 @@ class Server:
         return (log[max(0, trace - 300) : trace + 3000] + "\n[...]\n" if trace >= 0 else "") + log[-3000:]
 
     @property
+    def grpc_address(self) -> str:
+        """Where gRPC listens; a server that is ready listens there."""
+        found = _GRPC_LISTENING.search(self.log)
+        assert found, f"the server has no gRPC port; its log:\n{self.log}"
+        return f"127.0.0.1:{found[1]}"
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
@@ -62,13 +70,16 @@ class Server:
 
     def client(self, **options: Any) -> httpx.Client:
         """A client that trusts no proxy and waits long enough for a busy machine."""
-        return httpx.Client(base_url=self.url, trust_env=False, **{"timeout": 60.0, **options})
+        # Without `verify=False` each client would first read all the certificates of the world.
+        return httpx.Client(base_url=self.url, trust_env=False, verify=False, **{"timeout": 60.0, **options})
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, trust_env=False, timeout=60.0, **options)
+        with self.client() as client:
+            return client.get(path, **options)
 
     def post(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, trust_env=False, timeout=60.0, **options)
+        with self.client() as client:
+            return client.post(path, **options)
 
     def stats(self) -> dict[str, Any]:
         document: dict[str, Any] = self.get("/stats").json()
@@ -134,7 +145,7 @@ def start_server(
     With `clean_log` a stack trace or an admitted bug in the log fails the test, whatever was answered.
     """
     place = () if store is None else ("--store", str(store))
-    command = [sys.executable, "convoy.py", "serve", "--port", "0", *place, *options]
+    command = [sys.executable, "convoy.py", "serve", "--port", "0", "--grpc-port", "0", *place, *options]
     with _started(command, env or {}, exit_code, wait_ready=wait_ready, clean_log=clean_log) as server:
         yield server
 
@@ -153,7 +164,7 @@ def start_fake_server(
     """
     with tempfile.TemporaryDirectory(prefix="convoy-fake-") as switches:
         command = [sys.executable, "-m", "tests.support.fake_server"]
-        env = {f"CONVOY_{name.upper()}": str(value) for name, value in {"port": 0, **settings}.items()}
+        env = {f"CONVOY_{name.upper()}": str(value) for name, value in {"port": 0, "grpc_port": 0, **settings}.items()}
         env |= {"FAKE_OPTIONS": json.dumps(fake or {}), "FAKE_SWITCHES": switches}
         with _started(command, env, exit_code, wait_ready=True, clean_log=clean_log, switches=Path(switches)) as server:
             assert isinstance(server, FakeServer)

@@ -1,0 +1,161 @@
+"""Batching, deadlines and limits, as clients feel them. The engine is slow on purpose, so that queues form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from tests.support.crowds import at_once
+from tests.support.servers import FakeServer, rows_request, start_fake_server, wait_until
+from tests.support.stores import digit
+
+BATCH_MS = 300.0
+ROWS = "/v2/models/rows/infer"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    """A batch takes 0.3 s, whatever its size."""
+    with start_fake_server(fake={"latency_ms": BATCH_MS, "max_batch": 16}, max_queue=64) as server:
+        yield server
+        wait_until(server.is_at_rest, "nothing is held any more")
+
+
+@contextmanager
+def busy(server: FakeServer, pool: ThreadPoolExecutor) -> Iterator[Future[httpx.Response]]:
+    """A batch of one runs for as long as the body lasts, or a while longer."""
+    wait_until(server.is_at_rest, "the engine is idle")
+    running = pool.submit(server.infer, 1.0)
+    wait_until(lambda: server.stats()["unfinished_requests"] == 1, "the engine is busy")
+    yield running
+    assert running.result().status_code == 200
+
+
+def test_requests_at_the_same_time_share_batches(server: FakeServer) -> None:
+    before = server.statistics("rows")
+    answers = at_once([lambda value=value: server.infer(float(value)) for value in range(40)])
+    after = server.statistics("rows")
+    for value, answer in enumerate(answers):
+        assert answer.status_code == 200
+        assert answer.json()["outputs"][0]["data"] == [float(value)] * 4
+    assert after["inference_count"] - before["inference_count"] == 40
+    assert after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"] == 40
+    assert after["execution_count"] - before["execution_count"] <= 10
+    assert max(one["batch_size"] for one in after["batch_stats"]) <= 16
+
+
+def test_a_batch_is_counted_in_samples_and_no_request_is_split(server: FakeServer) -> None:
+    before = {one["batch_size"]: one["compute_infer"]["count"] for one in server.statistics("rows")["batch_stats"]}
+    with ThreadPoolExecutor(8) as pool:
+        with busy(server, pool):
+            sizes = [7, 7, 7, 7]
+            waiting = [pool.submit(server.infer, *[float(size)] * size) for size in sizes]
+        for size, answer in zip(sizes, [one.result() for one in waiting], strict=True):
+            assert answer.json()["outputs"][0]["shape"] == [size, 4]
+    after = {one["batch_size"]: one["compute_infer"]["count"] for one in server.statistics("rows")["batch_stats"]}
+    grown = {size: count - before.get(size, 0) for size, count in after.items() if count != before.get(size, 0)}
+    assert sum(size * count for size, count in grown.items()) == 29
+    assert set(grown) <= {1, 7, 14}, "7 + 7 fit into 16, and a third 7 would have to be split"
+
+
+def test_what_does_not_decode_never_joins_a_batch(server: FakeServer) -> None:
+    before = server.statistics("images")
+    good, bad = digit("three"), digit("three")[:60]
+    answers = at_once(
+        [lambda n=n: server.post("/predictions/images", content=bad if n % 4 == 0 else good) for n in range(24)]
+    )
+    after = server.statistics("images")
+    assert [answer.status_code for answer in answers] == [400 if n % 4 == 0 else 200 for n in range(24)]
+    assert after["inference_count"] - before["inference_count"] == 18
+    assert after["inference_stats"]["fail"] == before["inference_stats"]["fail"]
+
+
+def test_a_deadline_that_passes_in_the_queue_is_a_504(server: FakeServer) -> None:
+    failures = server.statistics("rows")["inference_stats"]["fail"]["count"]
+    answer = server.post(f"{ROWS}?timeout_ms=40", json=rows_request(1.0))
+    # An idle engine admits everything that could still be in time, and learns the truth.
+    assert answer.status_code == 504
+    assert "timeout expired" in answer.json()["error"]
+    wait_until(server.is_at_rest, "the batch nobody waits for has ended")
+    assert server.infer(2.0).status_code == 200
+    assert server.statistics("rows")["inference_stats"]["fail"]["count"] >= failures
+
+
+def test_a_request_predicted_to_be_late_is_a_429_at_once(server: FakeServer) -> None:
+    with ThreadPoolExecutor(2) as pool, busy(server, pool):
+        answer = server.post(f"{ROWS}?timeout_ms=350", json=rows_request(1.0))
+        assert answer.status_code == 429
+        assert "after the deadline" in answer.json()["error"]
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_request_with_enough_time_is_answered_in_time(server: FakeServer) -> None:
+    with ThreadPoolExecutor(2) as pool, busy(server, pool):
+        answer = server.post(f"{ROWS}?timeout_ms=20000", json=rows_request(1.0))
+        assert answer.status_code == 200
+
+
+def test_the_protocols_timeout_is_the_latest_start(server: FakeServer) -> None:
+    ample = server.post(ROWS, json=rows_request(1.0, parameters={"timeout": 50_000}))
+    assert ample.status_code == 200, "it started at once, and may run for as long as it takes"
+    with ThreadPoolExecutor(2) as pool, busy(server, pool):
+        answer = server.post(ROWS, json=rows_request(1.0, parameters={"timeout": 10_000}))
+        assert answer.status_code in (429, 504)
+        assert "deadline" in answer.json()["error"] or "timeout expired" in answer.json()["error"]
+
+
+def test_an_urgent_request_goes_first(server: FakeServer) -> None:
+    order: list[str] = []
+
+    def ask(name: str, priority: int) -> None:
+        # Batches of the full size, so that each request is a batch of its own.
+        body = rows_request(*[1.0] * 16, parameters={"priority": priority})
+        assert server.post(ROWS, json=body).status_code == 200
+        order.append(name)
+
+    with ThreadPoolExecutor(8) as pool:
+        with busy(server, pool):
+            waiting = [pool.submit(ask, f"late {number}", 5) for number in range(2)]
+            wait_until(lambda: server.stats()["unfinished_requests"] == 3, "they wait")
+            waiting.append(pool.submit(ask, "urgent", 1))
+        for one in waiting:
+            one.result()
+    assert order[0] == "urgent"
+
+
+def test_a_full_queue_is_a_429_and_empties_again(server: FakeServer) -> None:
+    with ThreadPoolExecutor(12) as pool:
+        with busy(server, pool):
+            waiting = [pool.submit(server.infer, *[1.0] * 16) for _ in range(8)]
+            refusals = [answer for one in waiting if (answer := one.result()).status_code == 429]
+        assert len(refusals) >= 1, "8 x 16 samples do not fit into a queue of 64"
+        for refusal in refusals:
+            assert "Exceeds maximum queue size" in refusal.json()["error"]
+            assert int(refusal.headers["retry-after"]) >= 1
+    assert server.infer(1.0).status_code == 200
+    metrics = server.get("/metrics").text
+    assert 'convoy_rejected_total{reason="queue_full"}' in metrics
+
+
+@pytest.mark.slow
+def test_a_default_deadline_counts_for_those_who_name_none() -> None:
+    with start_fake_server(fake={"latency_ms": BATCH_MS}, default_timeout_ms=30) as server:
+        assert server.infer(1.0).status_code == 504
+        answer = server.post(f"{ROWS}?timeout_ms=20000", json=rows_request(1.0))
+        assert answer.status_code == 200
+
+
+def test_clients_that_leave_the_queue_are_not_computed(server: FakeServer) -> None:
+    before = server.statistics("rows")["inference_count"]
+    with ThreadPoolExecutor(2) as pool, busy(server, pool):
+        for _ in range(10):
+            with server.client(timeout=httpx.Timeout(20.0, read=0.01)) as client, pytest.raises(httpx.ReadTimeout):
+                client.post(ROWS, json=rows_request(1.0))
+        wait_until(lambda: server.stats()["unfinished_requests"] <= 1, "they have left the queue")
+    wait_until(server.is_at_rest, "all is done")
+    # The clients left while the first batch ran; only those whose leaving was noticed too late were computed.
+    assert server.statistics("rows")["inference_count"] - before <= 6
