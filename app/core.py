@@ -65,6 +65,7 @@ class Core:
         self.metrics = Metrics(VERSION)
         self.started_s = time.monotonic()
         self.initial_load_done = False
+        self.listeners_opening = 0  # ports that will take requests, but do not yet
         self.leaving = False  # said to be not ready, but still serving
         self.draining = False  # taking no new calls
         self.load_failure: str | None = None
@@ -115,7 +116,8 @@ class Core:
     def ready(self) -> bool:
         """Initial load ended, every loaded model's canary passed, no engine hangs, not draining."""
         served = self.catalog.served()
-        return self.initial_load_done and not self.leaving and bool(served) and all(s.ready for s in served)
+        is_open = self.initial_load_done and not self.listeners_opening and not self.leaving
+        return is_open and bool(served) and all(s.ready for s in served)
 
     def not_ready_reason(self) -> str:
         """What keeps the core from being ready, for whoever is paged."""
@@ -123,6 +125,8 @@ class Core:
             return "the server is shutting down"
         if not self.initial_load_done:
             return "the models are being loaded"
+        if self.listeners_opening:
+            return "a port is being opened"
         unwell = [f"'{s.key.model}' version {s.key.version}" for s in self.catalog.served() if not s.ready]
         return f"not ready: {', '.join(unwell)}" if unwell else "no model is loaded"
 

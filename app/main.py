@@ -26,6 +26,7 @@ from fastapi import FastAPI
 
 from app import logs
 from app.core import Core
+from app.edge.grpc_host import GrpcHost, take_port
 from app.edge.http import create_app
 from app.edge.protocol import guarded_protocol
 from app.settings import Settings, read_settings
@@ -71,6 +72,7 @@ class Host:
                 timeout_graceful_shutdown=1,
             )
         )
+        self._grpc = self._make_grpc(settings)
         self._stopping: asyncio.Task[None] | None = None
         self._exit_code = 0
 
@@ -80,8 +82,30 @@ class Host:
             loop.add_signal_handler(number, self._signalled, number)
         host, port = self._listener.getsockname()[:2]
         _log.info("listening on http://%s:%d", "localhost" if host in ("0.0.0.0", "::") else host, port)
+        opening = loop.create_task(self._open_grpc())
         await self._server.serve(sockets=[self._listener])
+        opening.cancel()
+        await self._close_grpc()
         return self._exit_code
+
+    def _make_grpc(self, settings: Settings) -> GrpcHost | None:
+        if settings.grpc_port < 0:
+            return None
+        holder = take_port(settings.host, settings.grpc_port)
+        return GrpcHost(self.core, settings.edge_options(), holder, max_calls=settings.max_connections)
+
+    async def _open_grpc(self) -> None:
+        try:
+            if self._grpc is not None:
+                await self._grpc.open()
+        except UsageError as error:
+            _log.critical("%s", error)
+            self._exit_code = error.exit_code
+            self._server.should_exit = True
+
+    async def _close_grpc(self) -> None:
+        if self._grpc is not None:
+            await self._grpc.close()
 
     def _signalled(self, number: int) -> None:
         if self._stopping is not None:
@@ -99,6 +123,7 @@ class Host:
             _log.info("stopped: every accepted request was answered")
         else:
             _log.error("stopped: %d requests were not answered in time", self.core.open_calls)
+        await self._close_grpc()
         self._server.should_exit = True
 
     def _fatal(self, reason: str) -> None:

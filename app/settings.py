@@ -32,6 +32,7 @@ class Settings(BaseSettings):
     store: Path | None = Field(None, description="Folder of bundles and bare models. Without it the demo is served.")
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
+    grpc_port: int = Field(8001, ge=-1, le=65535, description="gRPC port; 0 takes a free one, -1 leaves gRPC out.")
     engine: EngineChoice = Field("auto", description="Which engine may serve.")
     precision: PrecisionChoice = Field("auto", description="Which variant of a bundle serves.")
     threads: int = Field(0, ge=0, description="Threads that compute, over all models; 0 takes the CPU budget.")

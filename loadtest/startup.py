@@ -35,7 +35,7 @@ class Startup:
 def serving(port: int, *extra: str) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
     """A server process on `port` that is ready, and the seconds that it took. Stopped at the end."""
     started_s = time.perf_counter()
-    process = subprocess.Popen([*_COMMAND, "--port", str(port), *extra])
+    process = subprocess.Popen([*_COMMAND, "--port", str(port), "--grpc-port", "0", *extra])
     try:
         _wait_until_ready(process, port, started_s + _GIVE_UP_S)
         yield process, time.perf_counter() - started_s

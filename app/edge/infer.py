@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from app.catalog import Served
 from app.edge.body import Body
 from app.edge.calls import Call, HotRoute
-from app.edge.inference import place_tensors
+from app.edge.inference import place_tensors, run_inference
 from app.edge.oip_request import parse_infer
 from app.edge.oip_response import render_infer
 from app.edge.replies import Reply
@@ -35,10 +34,7 @@ class InferRoute(HotRoute):
             request = await self.pool.run(parse_infer, body, header_length, served)
         inputs = place_tensors(request, call.exchange)
         self.record_stage(served, "decode", time.monotonic_ns() - started_ns)
-        terms = replace(request.terms, timeout_ms=timeout_ms)
-        wanted = tuple(output.index for output in request.outputs)
-        scheduled = call.exchange.build_request(served, inputs, wanted, terms)
-        done = await call.exchange.run(scheduled)
+        done = await run_inference(request, inputs, served, call.exchange, timeout_ms)
         response = render_infer(request, served, done)
         headers: tuple[tuple[bytes, bytes], ...] = ()
         if response.header_length is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -64,6 +64,15 @@ def place_tensors(request: InferRequest, exchange: Exchange) -> Inputs:
         tensor if isinstance(tensor, TensorRef) else _written(tensor, exchange) for tensor in request.tensors
     )
     return Inputs(request.samples, request.shapes, references)
+
+
+async def run_inference(
+    request: InferRequest, inputs: Inputs, served: Served, exchange: Exchange, timeout_ms: float | None
+) -> Done:
+    """Queue it and wait for its answers. Raises RequestError, or ClientGone when nobody waits any more."""
+    terms = replace(request.terms, timeout_ms=timeout_ms)
+    wanted = tuple(output.index for output in request.outputs)
+    return await exchange.run(exchange.build_request(served, inputs, wanted, terms))
 
 
 def answers_of(request: InferRequest, served: Served, done: Done) -> tuple[TensorOut, ...]:

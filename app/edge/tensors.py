@@ -105,7 +105,7 @@ class Target:
 def in_range(values: np.ndarray, target: Target) -> np.ndarray:
     """The values in the target's dtype. Raises InvalidRequest for an integer that does not fit."""
     spec, dtype = target.spec, target.spec.numpy_dtype
-    if dtype.kind in "iu":
+    if dtype.kind in "iu" and values.size:
         limits = np.iinfo(dtype.name)
         if values.min() < limits.min or values.max() > limits.max:
             raise target.wrong(f"data of input '{spec.name}' must lie in {limits.min}..{limits.max} for {spec.dtype}")

@@ -1,0 +1,93 @@
+"""The gRPC methods that do not infer: health, metadata, configuration, statistics, the repository.
+
+They answer with the same documents as the HTTP routes, in protobuf's form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from app.core import Core
+from app.edge import documents
+from app.edge.calls import EdgeOptions
+from app.edge.grpc_gate import GrpcCall, Unary
+from app.edge.lookup import find_served
+from app.edge.model_config import model_config
+from models.errors import Unsupported
+
+# Probes come from machines that have no key.
+NO_KEY_NEEDED = frozenset({"ServerLive", "ServerReady", "ModelReady"})
+
+
+class GrpcControl:
+    """One method per row of `methods`."""
+
+    def __init__(self, core: Core, options: EdgeOptions) -> None:
+        self._core, self._options = core, options
+
+    def methods(self) -> dict[str, Unary]:
+        return {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "CudaSharedMemoryUnregister": self._cuda_unregister,
+        }
+
+    async def _server_live(self, _: Any, __: GrpcCall) -> Any:
+        return service_pb2.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, _: Any, __: GrpcCall) -> Any:
+        return service_pb2.ServerReadyResponse(ready=self._core.ready)
+
+    async def _model_ready(self, message: Any, _: GrpcCall) -> Any:
+        served = find_served(self._core.catalog, message.name, message.version or None)
+        return service_pb2.ModelReadyResponse(ready=served.ready and not self._core.leaving)
+
+    async def _server_metadata(self, _: Any, __: GrpcCall) -> Any:
+        return service_pb2.ServerMetadataResponse(**documents.server_metadata(self._options))
+
+    async def _model_metadata(self, message: Any, _: GrpcCall) -> Any:
+        document = documents.model_metadata(self._core, message.name, message.version or None)
+        return ParseDict(document, service_pb2.ModelMetadataResponse())
+
+    async def _model_config(self, message: Any, _: GrpcCall) -> Any:
+        document = model_config(find_served(self._core.catalog, message.name, message.version or None))
+        return service_pb2.ModelConfigResponse(config=ParseDict(document, model_config_pb2.ModelConfig()))
+
+    async def _model_statistics(self, message: Any, _: GrpcCall) -> Any:
+        document = documents.model_statistics(self._core, message.name or None, message.version or None)
+        return ParseDict(document, service_pb2.ModelStatisticsResponse())
+
+    async def _repository_index(self, message: Any, _: GrpcCall) -> Any:
+        check_repository(message.repository_name)
+        models = documents.repository_index(self._core, only_ready=message.ready)
+        return ParseDict({"models": models}, service_pb2.RepositoryIndexResponse())
+
+    async def _cuda_unregister(self, message: Any, _: GrpcCall) -> Any:
+        # Clients tidy up all regions before they begin; that there are none is no error.
+        if message.name:
+            raise Unsupported("CUDA shared memory is not offered by this server; send the tensor in the request")
+        return service_pb2.CudaSharedMemoryUnregisterResponse()
+
+
+def unsupported(method: str) -> Unary:
+    """A method of the protocol that this server does not offer."""
+
+    async def refuse(_: Any, __: GrpcCall) -> Any:
+        raise Unsupported(f"{method} is not offered by this server; docs/protocol.md lists what is")
+
+    return refuse
+
+
+def check_repository(name: str) -> None:
+    """Raises Unsupported: there is one store, and it has no name."""
+    if name:
+        raise Unsupported("'repository_name' specification is not supported; leave it out")

@@ -1,0 +1,148 @@
+"""What every gRPC call passes, on the way in and on the way out; the twin of `gate` for HTTP.
+
+In: a request id, the API key, the bytes as a message. Out: the id, a status with words for every error, the
+access log. Messages are parsed here and not by the library, which answers bytes that it cannot parse with
+an internal error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from app.edge.entry import KEY_IS_WRONG, Entry
+from app.logs import request_id
+from models.errors import InvalidRequest, RequestError, Unauthorized
+
+_errors = logging.getLogger("convoy")
+# A client's own bytes may stand in an error, and metadata has a limit of 8 KiB.
+_MOST_DETAILS = 2000
+
+
+@dataclass(slots=True)
+class GrpcCall:
+    """One call as far as it is known. `context` is grpc's."""
+
+    method: str
+    context: Any
+    metadata: dict[str, bytes]
+    id: bytes
+    status: str = "OK"
+    started_ns: int = field(default_factory=time.monotonic_ns)
+
+    def timeout_ms(self) -> float | None:
+        """What is left of the client's deadline; None where it has none."""
+        remaining_s = self.context.time_remaining()
+        # Without a deadline the library says some centuries, or nothing, by version.
+        return None if remaining_s is None or remaining_s > 1e6 else max(0.001, remaining_s * 1e3)
+
+
+Unary = Callable[[Any, GrpcCall], Awaitable[Message]]
+Stream = Callable[[AsyncIterator[bytes], GrpcCall], AsyncIterator[Message]]
+
+
+class GrpcGate:
+    """Wraps every method of the service."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    def unary(self, method: str, message: type[Message], handle: Unary, *, needs_key: bool) -> Any:
+        """The library's handler for a method with one request and one response."""
+
+        async def guarded(data: bytes, context: Any) -> bytes:
+            call = self._enter(method, context)
+            try:
+                self._check_key(call, needs_key)
+                reply: bytes = (await handle(parse(message, data), call)).SerializeToString()
+                return reply
+            except BaseException as error:
+                await self._fail(call, error)
+            finally:
+                self._log(call)
+
+        return grpc.unary_unary_rpc_method_handler(guarded)
+
+    def stream(self, method: str, handle: Stream) -> Any:
+        """The library's handler for a method with a stream of each."""
+
+        async def guarded(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            call = self._enter(method, context)
+            try:
+                self._check_key(call, needs_key=True)
+                async for reply in handle(messages, call):
+                    yield reply.SerializeToString()
+            except BaseException as error:
+                await self._fail(call, error)
+            finally:
+                self._log(call)
+
+        return grpc.stream_stream_rpc_method_handler(guarded)
+
+    def _enter(self, method: str, context: Any) -> GrpcCall:
+        metadata = {name: _as_bytes(value) for name, value in context.invocation_metadata() or ()}
+        own_id = self._entry.request_id(metadata.get("x-request-id"))
+        request_id.set(own_id.decode())
+        call = GrpcCall(method, context, metadata, own_id)
+        context.set_trailing_metadata(_trailer(call))
+        return call
+
+    def _check_key(self, call: GrpcCall, needs_key: bool) -> None:
+        if needs_key and not self._entry.is_key(call.metadata.get("authorization")):
+            raise Unauthorized(KEY_IS_WRONG)
+
+    async def _fail(self, call: GrpcCall, error: BaseException) -> NoReturn:
+        """End the call with the error's status. Raises, as the library wants it."""
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            call.status = "CANCELLED"  # by the client, by its deadline, or by the end of the process
+            raise error
+        if isinstance(error, RequestError):
+            call.status, words, retry_after_s = error.grpc_code, str(error), error.retry_after_s
+        else:
+            _errors.error("%s failed; this is a bug", call.method, exc_info=error)
+            call.status, retry_after_s = "INTERNAL", None
+            words = f"internal error; the log has it under request {call.id.decode()}"
+        trailer = _trailer(call)
+        if retry_after_s is not None:
+            trailer += (("retry-after", str(max(1, math.ceil(retry_after_s)))),)
+        await call.context.abort(getattr(grpc.StatusCode, call.status), words[:_MOST_DETAILS], trailer)
+        raise AssertionError("abort always raises")
+
+    def _log(self, call: GrpcCall) -> None:
+        took_ms = (time.monotonic_ns() - call.started_ns) / 1e6
+        trace = call.metadata.get("traceparent")
+        line = f"gRPC {call.method}"
+        self._entry.log(
+            _address(call.context.peer()), line, call.status, took_ms, is_error=call.status != "OK", trace=trace
+        )
+
+
+def parse(message: type[Message], data: bytes) -> Any:
+    """The bytes as a message. Raises InvalidRequest."""
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"the request is not a {message.DESCRIPTOR.name}; use the protocol's own stubs") from error
+
+
+def _trailer(call: GrpcCall) -> tuple[tuple[str, str], ...]:
+    own: tuple[tuple[str, str], ...] = (("x-request-id", call.id.decode()),)
+    trace = call.metadata.get("traceparent")
+    return own if trace is None else (*own, ("traceparent", trace.decode("ascii", "replace")))
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
+
+
+def _address(peer: str) -> str:
+    """The host alone, as in the other log lines: `ipv4:127.0.0.1:34512` without kind and port."""
+    return peer.partition(":")[2].rpartition(":")[0].removeprefix("%5B").removesuffix("%5D") or peer
