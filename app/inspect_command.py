@@ -95,7 +95,8 @@ def _accuracy(variant: Variant) -> tuple[str, str]:
     accuracy = variant.accuracy
     if accuracy is None:
         return "-", "-"
-    bound = accuracy.loss_bound_points
+    # fp32 is what the others are held against.
+    bound = None if variant.precision == "fp32" else accuracy.loss_bound_points
     lost = f"{accuracy.loss_points:.2f}" + (f" (<{bound:.2f})" if bound is not None else "")
     return f"{100 * accuracy.top1:.2f} %", lost
 

@@ -68,18 +68,18 @@ class Chart:
 
     def line(self, points: Sequence[tuple[float, float]], colour: int, mark: Mark = "line") -> None:
         path = "M" + " L".join(f"{self._px(x):.1f} {self._py(y):.1f}" for x, y in points)
-        SubElement(self._svg, "path", {"d": path, "class": f"{mark} c{colour % COLOURS}"})
+        SubElement(self._svg, "path", {"d": path, "class": f"{mark} c{colour}"})
 
     def band(self, points: Sequence[tuple[float, float, float]], colour: int) -> None:
         """Between a lower and an upper value at each x."""
         around = [(x, low) for x, low, _ in points] + [(x, high) for x, _, high in reversed(points)]
         corners = " ".join(f"{self._px(x):.1f},{self._py(y):.1f}" for x, y in around)
-        SubElement(self._svg, "polygon", {"points": corners, "class": f"band c{colour % COLOURS}"})
+        SubElement(self._svg, "polygon", {"points": corners, "class": f"band c{colour}"})
 
     def whisker(self, x: float, low: float, high: float, colour: int) -> None:
         at, foot, top = self._px(x), self._py(low), self._py(high)
         path = f"M{at:.1f} {top:.1f} V{foot:.1f} M{at - 4:.1f} {foot:.1f} H{at + 4:.1f}"
-        SubElement(self._svg, "path", {"d": path, "class": f"whisker c{colour % COLOURS}"})
+        SubElement(self._svg, "path", {"d": path, "class": f"whisker c{colour}"})
 
     def dot(self, x: float, y: float, colour: int, says: str, mark: Mark = "dot") -> None:
         """A dot that says something when the mouse rests on it."""
@@ -90,7 +90,7 @@ class Chart:
                 cx=self._px(x),
                 cy=self._py(y),
                 r=_DOT_PX,
-                class_=f"{mark} c{colour % COLOURS}",
+                class_=f"{mark} c{colour}",
             )
         )
 
@@ -99,7 +99,7 @@ class Chart:
         is_round = mark in ("dot", "ring")
         sample = element("svg", viewBox="0 0 22 12", class_="key", aria_hidden="true")
         shape = {"cx": "11", "cy": "6", "r": "5"} if is_round else {"d": "M0 6 H22"}
-        SubElement(sample, "circle" if is_round else "path", {**shape, "class": f"{mark} c{colour % COLOURS}"})
+        SubElement(sample, "circle" if is_round else "path", {**shape, "class": f"{mark} c{colour}"})
         self._legend.append(element("span", sample, text))
 
     def figure(self) -> Element:

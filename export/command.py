@@ -55,7 +55,7 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
         raise JobError(f"interrupted; nothing was published; finished steps are kept, to go on run: {again}") from None
     manifest = read_manifest(folder)
     console.print(summary(manifest))
-    console.print(f"published {folder}", soft_wrap=True, highlight=False)
+    console.print(f"published {folder}; its report.html shows it all", soft_wrap=True, highlight=False)
     refused = refused_by_name(manifest.variants, options.precisions, _gate(options))
     if refused:
         what = "; ".join(f"{variant.file} {variant.reason}" for variant in refused)
@@ -99,7 +99,7 @@ def _prove_and_publish(
     with opened(spec, recipes, folder) as candidates:
         tables = measure_latencies(candidates, progress)
         measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
-        variants = remarked(judge(measured, torch_error, data, gate), torch.remark)
+        variants = remarked(judge(measured, torch_error, data, gate, torch.original), torch.remark)
         canary = make_canary(candidates[0], data.samples)
         with progress.step("measure this device"):
             roofline = measure_roofline(candidates[0], cpu_budget())

@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 from app.engines.limits import limit, share_of_limit
 from app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
 from export import report_charts as charts
-from export.chart import COLOURS, number
+from export.chart import number
 from export.markup import Content, element, extend, rendered, table
 from export.report_layers import kept_layers, recovery
 from models.bundle import ClassAccuracy, Manifest, Roofline, Variant
@@ -29,7 +29,7 @@ def render(manifest: Manifest) -> str:
     body = element(
         "main",
         _head(manifest),
-        element("div", *(_card(colour, one) for colour, one in enumerate(manifest.variants)), class_="cards"),
+        element("div", *map(_card, manifest.variants), class_="cards"),
         _overview(manifest),
         *_section("Accuracy", *_accuracy(manifest)),
         *_section("Speed", *_speed(manifest)),
@@ -61,12 +61,18 @@ def _head(manifest: Manifest) -> Element:
     )
 
 
-def _card(colour: int, variant: Variant) -> Element:
-    verdict = element(
-        "span", "serves" if variant.serve else "does not serve", class_=f"verdict {'good' if variant.serve else 'bad'}"
-    )
+def _card(variant: Variant) -> Element:
+    verdict = element("span", _verdict(variant), class_=f"verdict {'good' if variant.serve else 'bad'}")
     text = element("p", variant.reason)
-    return element("div", verdict, element("b", variant.file), text, class_=f"card c{colour % COLOURS}")
+    return element("div", verdict, element("b", variant.file), text, class_=f"card c{charts.colour_of(variant)}")
+
+
+def _verdict(variant: Variant) -> str:
+    if not variant.serve:
+        return "does not serve"
+    accuracy = variant.accuracy
+    is_bounded = accuracy is not None and accuracy.loss_bound_points is not None
+    return "serves, not proved" if accuracy and is_bounded and not accuracy.is_proved else "serves"
 
 
 def _overview(manifest: Manifest) -> Element:
@@ -112,7 +118,7 @@ def _accuracy(manifest: Manifest) -> list[Element | None]:
 
 
 def _classes(variants: Sequence[Variant]) -> list[Element]:
-    scored = [(c, v, v.accuracy.per_class) for c, v in enumerate(variants) if v.accuracy and v.accuracy.per_class]
+    scored = [(charts.colour_of(v), v, v.accuracy.per_class) for v in variants if v.accuracy and v.accuracy.per_class]
     if not scored:
         return []
     reference = scored[0][2]
@@ -133,7 +139,7 @@ def _classes(variants: Sequence[Variant]) -> list[Element]:
 
 
 def _bar(share: float, colour: int) -> Element:
-    bar = element("span", class_=f"bar c{colour % COLOURS}", style=f"width: {100 * share:.1f}%")
+    bar = element("span", class_=f"bar c{colour}", style=f"width: {100 * share:.1f}%")
     return element("span", element("span", bar, class_="track"), f"{100 * share:.1f} %")
 
 

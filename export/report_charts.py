@@ -11,14 +11,20 @@ from xml.etree.ElementTree import Element
 from app.engines.limits import device_rate, limit
 from app.engines.speedup import Line, best_per_sample_ms
 from export.chart import Axis, Chart, Mark, number
-from models.bundle import LatencyTable, Roofline, TradeOff, Variant
+from models.bundle import LatencyTable, Roofline, Variant
 
 Measured = tuple[int, Variant, LatencyTable]
+PRECISION_COLOURS = {"fp32": 0, "fp16": 1, "int8": 2}
+
+
+def colour_of(variant: Variant) -> int:
+    """The same on every page, whichever other variants there are."""
+    return 3 if (variant.precision, variant.target) == ("int8", "tensorrt") else PRECISION_COLOURS[variant.precision]
 
 
 def timed(variants: Sequence[Variant]) -> list[Measured]:
     """The variants that were measured on this device, with their colours."""
-    return [(colour, variant, variant.latency) for colour, variant in enumerate(variants) if variant.latency]
+    return [(colour_of(variant), variant, variant.latency) for variant in variants if variant.latency]
 
 
 def pareto(variants: Sequence[Variant]) -> Element | None:
@@ -37,13 +43,15 @@ def pareto(variants: Sequence[Variant]) -> Element | None:
         Axis("milliseconds per image, at the best batch size", 0, 1.15 * max(dot[0] for dot in dots)),
         y,
     )
-    chart.line(_front([(ms, top1) for ms, top1, _, _ in dots]), 0, "front")
+    front = _front([(ms, top1) for ms, top1, _, _ in dots])
+    chart.line(front, 0, "front")
     for ms, top1, colour, variant in dots:
         if (worst := _proved(variant)) < top1:
             chart.whisker(ms, worst, top1, colour)
         chart.dot(ms, top1, colour, _said(ms, top1, colour, variant), "dot" if variant.serve else "ring")
         chart.explain(variant.file if variant.serve else f"{variant.file} (does not serve)", colour, _dot(variant))
-    chart.explain("no variant is both faster and better", 0, "front")
+    if len(front) > 1:
+        chart.explain("no variant is both faster and better", 0, "front")
     return chart.figure()
 
 
@@ -138,29 +146,30 @@ def roofline(variants: Sequence[Variant], roof: Roofline) -> Element | None:
     return chart.figure()
 
 
-def trade_off(file: str, steps: Sequence[TradeOff], reference_top1: float) -> Element:
+def trade_off(variant: Variant) -> Element:
     """Points of top-1 lost over the layers kept in higher precision."""
+    steps, colour = variant.trade_offs, colour_of(variant)
     losses = [step.accuracy.loss_points for step in steps]
     bounds = [step.accuracy.loss_bound_points for step in steps]
     every = [*losses, *(bound for bound in bounds if bound is not None)]
     most = max(1, *(step.layers_kept for step in steps))
     span = max(1.0, max(every) - min(0.0, *every))
     chart = Chart(
-        f"Accuracy recovered in {file}",
-        f"Points lost against fp32's {100 * reference_top1:.2f} %: "
+        f"Accuracy recovered in {variant.file}",
+        "Points of top-1 lost against fp32: "
         + "; ".join(
             f"{number(loss)} with {step.layers_kept} layers kept" for step, loss in zip(steps, losses, strict=True)
         ),
         Axis("layers kept in higher precision", 0, most * 1.05, ticks=tuple(range(0, most + 1, 1 + most // 10))),
         Axis("points of top-1 lost", min(0.0, *every) - 0.05 * span, max(every) + 0.08 * span),
     )
-    chart.line([(step.layers_kept, loss) for step, loss in zip(steps, losses, strict=True)], 1)
+    chart.line([(step.layers_kept, loss) for step, loss in zip(steps, losses, strict=True)], colour)
     for step, loss, bound in zip(steps, losses, bounds, strict=True):
         if bound is not None:
-            chart.whisker(step.layers_kept, bound, loss, 1)
+            chart.whisker(step.layers_kept, bound, loss, colour)
         timing = f", {step.median_ms:.3f} ms" if step.median_ms is not None else ""
-        chart.dot(step.layers_kept, loss, 1, f"{step.layers_kept} layers kept: {loss:.2f} points lost{timing}")
-    chart.explain("measured loss, with its 95 % bound where it was computed", 1)
+        chart.dot(step.layers_kept, loss, colour, f"{step.layers_kept} layers kept: {loss:.2f} points lost{timing}")
+    chart.explain("measured loss, with its 95 % bound where it was computed", colour)
     return chart.figure()
 
 

@@ -8,11 +8,9 @@ from xml.etree.ElementTree import Element
 from export import report_charts as charts
 from export.chart import COLOURS
 from export.markup import element, extend, table
-from models.bundle import NodeAudit, TradeOff, Variant
+from models.bundle import NodeAudit, Variant
 
 _MOST_LAYERS = 40
-# As the variants of these precisions have on the charts.
-_COLOURS = {"fp32": 0, "int8": 1, "fp16": 2}
 
 
 def kept_layers(variants: Sequence[Variant]) -> list[Element]:
@@ -25,9 +23,9 @@ def _audited(file: str, audit: NodeAudit) -> list[Element]:
     counts = sorted(audit.by_precision.items(), key=lambda pair: -pair[1])
     bar, legend = element("div", class_="stack", aria_hidden="true"), element("div", class_="legend flush")
     for precision, nodes in counts:
-        colour = f"c{_COLOURS.get(precision, COLOURS - 1)}"
+        colour = f"c{charts.PRECISION_COLOURS.get(precision, COLOURS - 1)}"
         extend(bar, element("i", class_=colour, style=f"flex: {nodes}"))
-        text = f"{nodes} of {total} operators in {precision} ({100 * nodes / total:.0f} %)"
+        text = f"{nodes} of {total} operators {_named(precision)} ({100 * nodes / total:.0f} %)"
         extend(legend, element("span", element("i", class_=f"swatch {colour}"), text))
     parts = [element("h3", file), bar, legend]
     if not audit.kept:
@@ -41,23 +39,29 @@ def _audited(file: str, audit: NodeAudit) -> list[Element]:
 
 def recovery(variants: Sequence[Variant]) -> list[Element]:
     """For each variant that needed it: what keeping more layers in higher precision cost and gained."""
-    reference = variants[0].accuracy
-    if reference is None:
-        return []
-    return [part for v in variants if v.trade_offs for part in _recovered(v, v.trade_offs, reference.top1)]
+    return [part for variant in variants if len(variant.trade_offs) > 1 for part in _recovered(variant)]
 
 
-def _recovered(variant: Variant, steps: Sequence[TradeOff], reference_top1: float) -> list[Element]:
+def _recovered(variant: Variant) -> list[Element]:
+    steps = variant.trade_offs
     rows = [
         [
             str(step.layers_kept),
-            f"{100 * step.accuracy.top1:.2f} %",
+            f"{100 * step.accuracy.top1:.2f}",
             f"{step.accuracy.loss_points:.2f}",
             "–" if step.accuracy.loss_bound_points is None else f"{step.accuracy.loss_bound_points:.2f}",
             "–" if step.median_ms is None else f"{step.median_ms:.3f}",
         ]
         for step in steps
     ]
-    figures = table(("layers kept", "top-1", "points lost", "at most (95 %)", "median ms"), rows)
-    chart = charts.trade_off(variant.file, steps, reference_top1)
-    return [element("h3", variant.file), element("div", chart, figures, class_="charts")]
+    about = (
+        f"Tried on {steps[0].accuracy.images:,} calibration images, so that the images of the verdict stay unseen; "
+        "where they have no labels, fp32's answers stand for them. Times are of one batch, quickly measured."
+    )
+    figures = table(("layers kept", "top-1, %", "points lost", "at most (95 %)", "median ms"), rows)
+    both = element("div", charts.trade_off(variant), figures, class_="charts")
+    return [element("h3", variant.file), element("p", about, class_="note"), both]
+
+
+def _named(precision: str) -> str:
+    return "only convert" if precision == "conversion" else f"in {precision}"

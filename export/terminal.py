@@ -62,7 +62,9 @@ class RichProgress:
 
 def summary(manifest: Manifest) -> Group:
     """One row per variant: what it costs, what it gains, whether it serves; below, why. Fits 80 columns."""
-    largest = manifest.spec.max_batch_size
+    # Of a slow network the largest batches are not measured.
+    reference = manifest.variants[0].latency
+    largest = reference.points[-1].batch_size if reference else manifest.spec.max_batch_size
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("variant", no_wrap=True)
     for heading in ("size", "top-1", "agreement", "ms b=1", f"ms b={largest}", "speed", "served"):
