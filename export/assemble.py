@@ -63,12 +63,14 @@ class Measured:
     latency: LatencyTable | None
 
 
-def judge(measured: Sequence[Measured], torch_error: float, data: ExportData, gate: Gate) -> tuple[Variant, ...]:
+def judge(
+    measured: Sequence[Measured], error: float, data: ExportData, gate: Gate, original: str = "torch"
+) -> tuple[Variant, ...]:
     """The variants with the verdict on each; the first one is the fp32 reference, whose error is torch's."""
     reference = measured[0]
     inputs = "held-out images" if data.real else "random inputs, for want of --calibrate and --evaluate"
-    proof = f"equals torch to {torch_error:.1g} on {len(data.samples)} {inputs}"
-    variants = [_variant(reference, True, proof, torch_error)]
+    proof = f"equals {original} to {error:.1g} on {len(data.samples)} {inputs}"
+    variants = [_variant(reference, True, proof, error)]
     for one in measured[1:]:
         serve, reason = _verdict(one, gate, real=data.real)
         variants.append(_variant(one, serve, reason, one.score.max_relative_error))
@@ -133,7 +135,7 @@ def provenance(plan: Plan, data: ExportData, torch_version: str) -> Provenance:
         tools={
             "convoy": convoy_version(),
             "python": platform.python_version(),
-            "torch": torch_version,
+            **({"torch": torch_version} if torch_version else {}),
             **{name: version for name in _TOOLS if (version := _installed(name))},
             "int8 weights": "8 bits" if has_int8_dot_product() else "7 bits, for want of 8-bit dot products",
         },

@@ -102,7 +102,7 @@ def _prove_and_publish(
             error = _worst_error(served, canary, batched=batching.batched)
         (latency,) = measure_latencies([served], progress)
     count = f"{canary.samples if batching.batched else 1} random inputs, for want of --preprocess"
-    reason = f"equals {source.shown} to {error:.1g} on {count}; {batching.reason}"
+    reason = f"equals {source.shown} in ONNX Runtime to {error:.1g} on {count}; {batching.reason}"
     variant = Variant(REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, latency)
     with progress.step("publish"):
         return publish(store, spec, folder, [variant], canary, _provenance(source), None)

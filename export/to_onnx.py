@@ -28,7 +28,7 @@ class TorchResult:
 
     The graph's input is called `torch_job.INPUT_NAME`, and its output `output_name`. `activation` turns its
     answers into scores. `torch_version` is empty where torch had no part in it. The graph takes at most
-    `max_batch` samples a run, and `remark` is what else should be said of it.
+    `max_batch` samples a run, and `remark` is what else should be said of it. `original` names what gave the answers.
     """
 
     onnx: Path
@@ -38,6 +38,7 @@ class TorchResult:
     activation: Activation = "softmax"
     max_batch: int = _ANY_BATCH
     remark: str = ""
+    original: str = "torch"
 
 
 def to_onnx(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
@@ -62,6 +63,7 @@ def _from_file(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
         activation=made.activation,
         max_batch=_ANY_BATCH if made.batched else 1,
         remark=made.batch_reason,
+        original=f"{plan.source.shown} in ONNX Runtime",
     )
 
 

@@ -74,7 +74,7 @@ def _export(job: Job, folder: Path) -> Outcome:
     network = networks.build(job)
     if job.weights_from == "file":
         assert job.weights is not None
-        weights.load_file(network, Path(job.weights))
+        weights.load_file(network, Path(job.weights), by_name=job.kind in ("zoo", "torchvision", "timm"))
     if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
         network.eval()
     samples = load((folder / files.SAMPLES).read_bytes())[TENSOR]

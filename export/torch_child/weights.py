@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     import torch
 
 
-def load_file(network: torch.nn.Module, path: Path) -> None:
-    """Raises JobError when the file is not plain tensors, or listing what does not fit."""
+def load_file(network: torch.nn.Module, path: Path, *, by_name: bool) -> None:
+    """Raises JobError when the file is not plain tensors, or listing what does not fit.
+
+    Networks that are made `by_name` have as many outputs as there are labels.
+    """
     weights = _without_prefix(_read(path))
     expected = network.state_dict()
     problem = misfit(
@@ -25,7 +28,8 @@ def load_file(network: torch.nn.Module, path: Path) -> None:
         {name: tuple(tensor.shape) for name, tensor in expected.items()},
     )
     if problem is not None:
-        raise JobError(f"the weights in {path.name} do not fit the network: {problem}")
+        advice = "; if only the classes are others, pass their --labels" if by_name else ""
+        raise JobError(f"the weights in {path.name} do not fit the network: {problem}{advice}")
     network.load_state_dict(weights)
 
 

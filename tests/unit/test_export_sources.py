@@ -182,6 +182,8 @@ def test_preprocessing_puts_our_front_before_the_graph(tmp_path, front, channels
     assert spec.image is not None
     assert (spec.inputs[0].name, spec.inputs[0].dtype) == ("images", "UINT8" if front == "uint8" else "FP32")
     assert (spec.outputs[0].name, spec.max_batch_size, spec.activation) == ("y", 4, "softmax")
+    assert reason(bundle).startswith("equals net.onnx in ONNX Runtime to ")
+    assert "torch" not in bundle.manifest.provenance.tools
     pixels = np.random.default_rng(0).integers(0, 256, (3, SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
     values = (pixels / np.float32(255) - np.float32(spec.image.mean)) / np.float32(spec.image.std)
     expected = original(network, values if channels_last else values.transpose(0, 3, 1, 2))
