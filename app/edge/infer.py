@@ -11,6 +11,7 @@ from app.edge.inference import place_tensors, run_inference
 from app.edge.oip_request import parse_infer
 from app.edge.oip_response import render_infer
 from app.edge.replies import Reply
+from app.edge.timing import server_timing, timing_ms
 from models.errors import InvalidRequest
 
 _HEADER_LENGTH = b"inference-header-content-length"
@@ -33,12 +34,15 @@ class InferRoute(HotRoute):
         else:
             request = await self.pool.run(parse_infer, body, header_length, served)
         inputs = place_tensors(request, call.exchange)
-        self.record_stage(served, "decode", time.monotonic_ns() - started_ns)
+        decode_ns = time.monotonic_ns() - started_ns
+        self.record_stage(served, "decode", decode_ns)
         done = await run_inference(request, inputs, served, call.exchange, timeout_ms)
         response = render_infer(request, served, done)
-        headers: tuple[tuple[bytes, bytes], ...] = ()
+        headers: tuple[tuple[bytes, bytes], ...] = (
+            server_timing(timing_ms(done, decode_ns, call.exchange.arrival_ns)),
+        )
         if response.header_length is not None:
-            headers = ((_HEADER_LENGTH, str(response.header_length).encode()),)
+            headers = (*headers, (_HEADER_LENGTH, str(response.header_length).encode()))
         return Reply(200, response.pieces, response.content_type, headers)
 
 

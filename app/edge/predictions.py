@@ -23,7 +23,8 @@ from app.edge.exchange import Exchange, Inputs, Terms
 from app.edge.multipart import boundary_of, split_files
 from app.edge.replies import Reply, error_reply
 from app.edge.scores import best_classes
-from app.scheduling.request import Done, TensorRef
+from app.edge.timing import server_timing, timing_ms
+from app.scheduling.request import TensorRef
 from models.errors import InvalidRequest, RequestError
 from models.images import decode_image_into, sniff
 
@@ -60,7 +61,7 @@ class PredictionsRoute(HotRoute):
         envelope: _Answer = {"model": name, "version": str(version)}
         if boundary is None or sniff(body.view) is not None:
             answer = await self._predict(call.exchange, served, body.view, terms, top_k)
-            return Reply(200, (orjson.dumps({**envelope, **answer}),), headers=(_server_timing(answer),))
+            return Reply(200, (orjson.dumps({**envelope, **answer}),), headers=(server_timing(answer["timing_ms"]),))
         files = await self.pool.run(split_files, body.view, boundary)
         outcomes = await asyncio.gather(
             *(self._predict_file(call.exchange, served, file, terms, top_k) for file in files),
@@ -93,7 +94,7 @@ class PredictionsRoute(HotRoute):
         logits = np.frombuffer(done.answers[0].data, spec.outputs[0].numpy_dtype)
         return {
             "predictions": best_classes(logits, spec, top_k),
-            "timing_ms": _timing_ms(done, decode_ns, exchange.arrival_ns),
+            "timing_ms": timing_ms(done, decode_ns, exchange.arrival_ns),
         }
 
 
@@ -125,19 +126,3 @@ def _top_k(call: Call) -> int:
     if not (raw.isascii() and raw.isdigit() and 0 < len(raw) < 10 and int(raw) >= 1):
         raise InvalidRequest(f"top_k must be a whole number of classes, at least 1, got {raw[:40]!r}")
     return int(raw)
-
-
-def _timing_ms(done: Done, decode_ns: int, arrival_ns: int) -> dict[str, float]:
-    compute_ns = done.times.total_ns if done.times is not None else 0
-    stages_ns = {
-        "decode": decode_ns,
-        "queue": done.queue_ns,
-        "compute": compute_ns,
-        "total": time.monotonic_ns() - arrival_ns,
-    }
-    return {stage: round(ns / 1e6, 3) for stage, ns in stages_ns.items()}
-
-
-def _server_timing(answer: _Answer) -> tuple[bytes, bytes]:
-    stages: dict[str, float] = answer["timing_ms"]
-    return b"server-timing", ", ".join(f"{stage};dur={ms}" for stage, ms in stages.items()).encode()

@@ -163,7 +163,11 @@ def test_a_trace_is_passed_on(server: Server) -> None:
 
 
 def test_answers_say_where_their_time_went(server: Server) -> None:
-    timing = server.post(DIGITS, content=digit("six")).headers["server-timing"]
+    row = {"shape": [1, 16], "datatype": "INT32", "data": [1] * 16}
+    tensors = {"inputs": [{"name": "INPUT0", **row}, {"name": "INPUT1", **row}]}
+    answers = server.post(DIGITS, content=digit("six")), server.post("/v2/models/simple/infer", json=tensors)
+    timing, other = (answer.headers["server-timing"] for answer in answers)
+    assert [part.split(";")[0] for part in other.split(", ")] == ["decode", "queue", "compute", "total"]
     assert re.fullmatch(r"decode;dur=[\d.]+, queue;dur=[\d.]+, compute;dur=[\d.]+, total;dur=[\d.]+", timing)
 
 

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.canary import CanaryCheck, CanaryFailed
+from app.engines.base import EngineFailure
+from app.engines.fake import Arrays, FakeEngine
+from models.bundle import Canary
+from models.spec import TensorSpec
+
+
+def engine(max_batch_size: int = 4, **options: object) -> FakeEngine:
+    x, y = TensorSpec("x", "FP32", (3,)), TensorSpec("y", "FP32", (3,))
+    return FakeEngine((x,), (y,), max_batch_size=max_batch_size, **options)  # type: ignore[arg-type]
+
+
+def check(rows: int = 6, tolerance: float = 1e-3) -> CanaryCheck:
+    values = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) + 1
+    return CanaryCheck(Canary({"x": values}, {"y": values.copy()}), tolerance, batched=True)
+
+
+def test_the_right_answer_passes_in_batches_that_fit() -> None:
+    sound = engine(max_batch_size=4)
+    check(rows=6).run(sound)
+    assert sound.runs == 2
+
+
+def test_some_samples_are_enough_while_serving() -> None:
+    sound = engine()
+    check(rows=6).run(sound, samples=1)
+    assert sound.runs == 1
+
+
+@pytest.mark.parametrize("off_by", [0.01, np.nan, np.inf])
+def test_one_wrong_row_fails(off_by: float) -> None:
+    def wrong(arrays: Arrays) -> tuple[np.ndarray]:
+        answer = arrays[0].copy()
+        answer[-1, 0] *= 1 + off_by
+        return (answer,)
+
+    with pytest.raises(CanaryFailed, match="'y' is off by"):
+        check().run(engine(run_rows=wrong))
+
+
+def test_an_error_within_the_tolerance_passes() -> None:
+    check(tolerance=0.1).run(engine(run_rows=lambda arrays: (arrays[0] * 1.05,)))
+
+
+def test_an_engine_that_does_not_run_fails() -> None:
+    def fail(_: Arrays) -> tuple[np.ndarray]:
+        raise EngineFailure("broken")
+
+    with pytest.raises(CanaryFailed, match="broken"):
+        check().run(engine(run_rows=fail))
+
+
+def test_a_model_may_answer_nan_as_long_as_it_goes_on_doing_so() -> None:
+    strange = engine(run_rows=lambda arrays: (arrays[0] * np.float32([np.nan, np.inf, 1.0]),))
+    canary = CanaryCheck.of_first_answer(strange)
+    canary.run(strange)
+    with pytest.raises(CanaryFailed):
+        canary.run(engine())
+    with pytest.raises(CanaryFailed):
+        canary.run(engine(run_rows=lambda arrays: (arrays[0] * np.float32([np.nan, np.inf, 1.1]),)))
+
+
+def test_a_model_without_a_batch_has_a_canary_too() -> None:
+    x = TensorSpec("x", "INT32", (-1, 3))
+    whole = FakeEngine((x,), (TensorSpec("y", "INT32", (-1, 3)),), max_batch_size=0, run_rows=lambda arrays: arrays)
+    canary = CanaryCheck.of_first_answer(whole)
+    canary.run(whole)
+    assert canary.canary.inputs["x"].shape == (1, 3)

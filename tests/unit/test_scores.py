@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.edge.scores import activate, best_classes
+from models.errors import ModelFailed
+from models.spec import Activation, ModelSpec, TensorSpec
+
+
+def spec(activation: Activation = "softmax", labels: tuple[str, ...] = ("a", "b", "c")) -> ModelSpec:
+    return ModelSpec(
+        "m", (TensorSpec("x", "FP32", (1,)),), (TensorSpec("y", "FP32", (3,)),), 4, None, activation, labels
+    )
+
+
+def test_the_softmax_cannot_overflow() -> None:
+    scores = activate(np.array([1e4, 1e4, -1e4], np.float32), "softmax")
+    np.testing.assert_allclose(scores, [0.5, 0.5, 0.0])
+
+
+def test_the_sigmoid_cannot_overflow() -> None:
+    np.testing.assert_allclose(activate(np.array([-1e4, 0.0, 1e4], np.float32), "sigmoid"), [0.0, 0.5, 1.0])
+
+
+def test_without_activation_scores_are_the_logits() -> None:
+    assert [one.score for one in best_classes(np.array([1.0, 3.0, 2.0], np.float32), spec("none"), 3)] == [
+        3.0,
+        2.0,
+        1.0,
+    ]
+
+
+def test_the_best_come_first_and_ties_by_class_number() -> None:
+    best = best_classes(np.array([1.0, 2.0, 2.0], np.float32), spec(), 2)
+    assert [(one.class_id, one.label) for one in best] == [(1, "b"), (2, "c")]
+
+
+def test_a_class_without_a_label_has_none() -> None:
+    assert best_classes(np.array([0.0, 0.0, 9.0], np.float32), spec(labels=("a",)), 1)[0].label is None
+
+
+def test_half_precision_logits_are_scored_in_float32() -> None:
+    best = best_classes(np.array([60000.0, 0.0, 0.0], np.float16), spec(), 3)
+    assert best[0].score == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("bad", [[np.nan, 0.0, 0.0], [np.inf, np.inf, 0.0]])
+def test_a_score_that_is_no_number_is_the_models_failure(bad: list[float]) -> None:
+    with pytest.raises(ModelFailed, match="the model produced NaN"):
+        best_classes(np.array(bad, np.float32), spec(), 1)
