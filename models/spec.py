@@ -15,7 +15,8 @@ import numpy as np
 
 from models.errors import BundleError
 
-# Open Inference Protocol name -> numpy. BYTES and BF16 have no fixed-size numpy twin and are not served.
+# Open Inference Protocol name -> numpy. BYTES are byte strings of any length; BF16 is unknown to numpy, so it is
+# two opaque bytes. `models.tensors` turns both into bytes and back.
 NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype(np.uint8),
@@ -29,6 +30,8 @@ NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "FP16": np.dtype("<f2"),
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
+    "BYTES": np.dtype(object),
+    "BF16": np.dtype("V2"),
 }
 OIP_NAMES: dict[np.dtype[np.generic], str] = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
@@ -62,9 +65,14 @@ class TensorSpec:
         return NUMPY_DTYPES[self.dtype]
 
     @property
+    def is_strings(self) -> bool:
+        """Whether an element is a byte string, so that no shape tells how many bytes there are."""
+        return self.dtype == "BYTES"
+
+    @property
     def sample_bytes(self) -> int | None:
         """Bytes of one sample, or None where a size is known only at run time."""
-        if any(size < 0 for size in self.shape):
+        if self.is_strings or any(size < 0 for size in self.shape):
             return None
         return math.prod(self.shape) * self.numpy_dtype.itemsize
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from models.bundle import Precision
 from models.spec import TensorSpec
+from models.tensors import from_bytes, to_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One request's share of a batch: views of its bytes, nothing owned.
+    """One request's share of a batch: views of its bytes, nothing owned. BYTES are in their packed form.
 
     `shapes` are the inputs' whole shapes, batch dimension included where the model has one.
     `wanted` are indices into the model's outputs; `destinations` has one writable view for each, of
@@ -79,8 +81,12 @@ class EngineFailure(Exception):
 
 
 class Engine(ABC):
-    """One loaded model on one device. `batched`: the tensors' first dimension is the batch."""
+    """One loaded model on one device. `batched`: the tensors' first dimension is the batch.
 
+    `text_only`: the elements of BYTES inputs must be UTF-8.
+    """
+
+    text_only: ClassVar[bool] = False
     info: EngineInfo
     batched: bool
     inputs: tuple[TensorSpec, ...]
@@ -105,21 +111,17 @@ def run_arrays(engine: Engine, arrays: Mapping[str, np.ndarray]) -> dict[str, np
     `arrays` maps each input's name to an array of its dtype whose first dimension is the batch (for a
     model without batch dimension: the whole shape). Returns arrays that the caller owns.
     """
-    inputs = [np.ascontiguousarray(arrays[spec.name], dtype=spec.numpy_dtype) for spec in engine.inputs]
+    # Not `ascontiguousarray`, which would give a scalar a dimension.
+    inputs = [np.asarray(arrays[spec.name], spec.numpy_dtype, order="C") for spec in engine.inputs]
     part = Part(
         samples=inputs[0].shape[0] if engine.batched else 1,
         shapes=tuple(array.shape for array in inputs),
-        inputs=tuple(byte_view(array) for array in inputs),
+        inputs=tuple(to_bytes(array, spec) for array, spec in zip(inputs, engine.inputs, strict=True)),
         wanted=tuple(range(len(engine.outputs))),
         destinations=(None,) * len(engine.outputs),
     )
     (answers,) = engine.run([part]).outputs
     return {
-        spec.name: np.frombuffer(answer.data, dtype=spec.numpy_dtype).reshape(answer.shape)
+        spec.name: from_bytes(answer.data, spec, answer.shape)
         for spec, answer in zip(engine.outputs, answers, strict=True)
     }
-
-
-def byte_view(array: np.ndarray) -> memoryview:
-    """The array's bytes, flat; the array must be C-contiguous. Works for empty and 0-d arrays too."""
-    return array.reshape(-1).view(np.uint8).data

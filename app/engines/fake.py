@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from app.engines.base import Engine, EngineFailure, EngineInfo, OutputTensor, Part, RunResult, byte_view
+from app.engines.base import Engine, EngineFailure, EngineInfo, OutputTensor, Part, RunResult
 from models.spec import TensorSpec
+from models.tensors import MalformedStrings, blank, from_bytes, to_bytes
 
 Arrays = tuple[np.ndarray, ...]
 RunRows = Callable[[Arrays], Sequence[np.ndarray]]
@@ -56,7 +57,7 @@ class FakeEngine(Engine):
 
     def warm_up(self) -> None:
         for samples in self.info.batch_sizes:
-            self._compute(tuple(np.zeros(self._whole_shape(spec, samples), spec.numpy_dtype) for spec in self.inputs))
+            self._compute(tuple(blank(spec, self._whole_shape(spec, samples)) for spec in self.inputs))
 
     def run(self, parts: Sequence[Part]) -> RunResult:
         started_ns = time.monotonic_ns()
@@ -73,7 +74,8 @@ class FakeEngine(Engine):
             rows = slice(start, start + part.samples)
             start += part.samples
             wanted = zip(part.wanted, part.destinations, strict=True)
-            answers.append(tuple(_deliver(results[i][rows] if self.batched else results[i], to) for i, to in wanted))
+            mine = [(self.outputs[i], results[i][rows] if self.batched else results[i], to) for i, to in wanted]
+            answers.append(tuple(_deliver(spec, array, to) for spec, array, to in mine))
         return RunResult(
             outputs=tuple(answers),
             copy_in_ns=gathered_ns - started_ns,
@@ -87,11 +89,11 @@ class FakeEngine(Engine):
     def echo_or_sum(self, arrays: Arrays) -> Sequence[np.ndarray]:
         """Each output is the first input of its dtype and shape; without one, each sample's sum over all inputs."""
         samples = len(arrays[0]) if self.batched else 1
-        total = sum(array.reshape(samples, -1).sum(axis=1, dtype=np.float64) for array in arrays)
         results = []
         for spec in self.outputs:
             twin = next((a for s, a in zip(self.inputs, arrays, strict=True) if _alike(s, spec)), None)
             if twin is None:
+                total = sum(array.reshape(samples, -1).sum(axis=1, dtype=np.float64) for array in arrays)
                 twin = np.empty(self._whole_shape(spec, samples), spec.numpy_dtype)
                 twin.reshape(samples, -1)[:] = np.reshape(total, (samples, 1))
             results.append(twin)
@@ -108,10 +110,11 @@ class FakeEngine(Engine):
         return self._run_rows(arrays)
 
     def _arrays(self, part: Part) -> Arrays:
-        return tuple(
-            np.frombuffer(data, spec.numpy_dtype).reshape(shape)
-            for spec, data, shape in zip(self.inputs, part.inputs, part.shapes, strict=True)
-        )
+        tensors = zip(self.inputs, part.inputs, part.shapes, strict=True)
+        try:
+            return tuple(from_bytes(data, spec, shape) for spec, data, shape in tensors)
+        except MalformedStrings as error:
+            raise EngineFailure(f"an input cannot be read as strings: {error}") from error
 
     def _whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
         fixed = tuple(1 if size < 0 else size for size in spec.shape)
@@ -122,8 +125,8 @@ def _alike(one: TensorSpec, other: TensorSpec) -> bool:
     return (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
-def _deliver(rows: np.ndarray, destination: memoryview | None) -> OutputTensor:
+def _deliver(spec: TensorSpec, rows: np.ndarray, destination: memoryview | None) -> OutputTensor:
     if destination is None:
-        return OutputTensor(rows.shape, byte_view(np.array(rows, order="C")))
-    destination[:] = byte_view(np.ascontiguousarray(rows))
+        return OutputTensor(rows.shape, to_bytes(np.array(rows, order="C"), spec))
+    destination[:] = to_bytes(np.asarray(rows, order="C"), spec)
     return OutputTensor(rows.shape, destination)

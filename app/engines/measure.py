@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.engines.base import Engine, Part, byte_view
+from app.engines.base import Engine, Part
 from app.engines.speedup import fit_line, paired_speedup
 from models.bundle import LatencyPoint, LatencyTable
+from models.tensors import random_values, to_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,7 @@ def make_probe(engine: Engine, samples: int, *, seed: int = 0) -> Probe:
     for spec in engine.inputs:
         shape = tuple(1 if size < 0 else size for size in spec.shape)
         whole = (samples, *shape) if engine.batched else shape
-        raw = generator.integers(0, 2 if spec.dtype == "BOOL" else 100, whole)
-        arrays.append(np.ascontiguousarray(raw.astype(spec.numpy_dtype)))
+        arrays.append(random_values(generator, spec, whole))
     destinations = tuple(
         None if spec.sample_bytes is None else memoryview(bytearray(samples * spec.sample_bytes))
         for spec in engine.outputs
@@ -81,7 +81,7 @@ def make_probe(engine: Engine, samples: int, *, seed: int = 0) -> Probe:
     part = Part(
         samples=samples,
         shapes=tuple(array.shape for array in arrays),
-        inputs=tuple(byte_view(array) for array in arrays),
+        inputs=tuple(to_bytes(array, spec) for array, spec in zip(arrays, engine.inputs, strict=True)),
         wanted=tuple(range(len(engine.outputs))),
         destinations=destinations,
     )

@@ -2,7 +2,7 @@
 
 Inputs are gathered into staging buffers that are allocated once, bound once per batch size, and run in
 place; outputs of known size land in buffers of the same kind. After warm-up a batch allocates no tensor,
-except for outputs whose size only the run can tell.
+except for outputs whose size only the run can tell, and for models with strings, which cannot be bound.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import onnxruntime as ort
 
 from app.engines import cpu
 from app.engines.base import Engine, EngineFailure, EngineInfo, OutputTensor, Part, RunResult
+from app.engines.onnx_tensors import Staging, bind_input, bind_output, deliver, has_strings, tensor_spec, unbound_array
 from models.bundle import Precision
 from models.errors import BundleError
 from models.spec import TensorSpec
@@ -26,20 +27,6 @@ from models.spec import TensorSpec
 LIBRARY = f"onnxruntime {ort.__version__}"
 Shapes = tuple[tuple[int, ...], ...]
 
-_OIP_BY_ORT_TYPE = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-}
 # So many shape combinations keep their binding; models with free shapes must not collect them for ever.
 _MAX_BINDINGS = 256
 
@@ -52,29 +39,14 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
 
 
-class _Staging:
-    """Memory for one tensor of a batch. Grows when a larger shape than ever comes, and never shrinks."""
-
-    def __init__(self, spec: TensorSpec, capacity_bytes: int) -> None:
-        self.spec = spec
-        self.memory = np.zeros(capacity_bytes, np.uint8)
-        self.view = self.memory.data
-
-    def ensure(self, nbytes: int) -> bool:
-        """Whether the memory moved, so that bindings to it are void."""
-        if nbytes <= len(self.memory):
-            return False
-        self.memory = np.zeros(nbytes, np.uint8)
-        self.view = self.memory.data
-        return True
-
-
 class OnnxRuntimeCpuEngine(Engine):
     """One ONNX file in one session with `threads` intra-op threads, spinning off.
 
     `inputs` and `outputs` give per-sample shapes when `max_batch_size` is at least 1, whole shapes when
     it is 0, as in `ModelSpec`. Raises BundleError when the file cannot be loaded.
     """
+
+    text_only = True
 
     def __init__(
         self,
@@ -90,6 +62,7 @@ class OnnxRuntimeCpuEngine(Engine):
         self.batched = max_batch_size > 0
         self._session = open_session(model, threads)
         self._check_names(model)
+        self._has_strings = has_strings(model, (*inputs, *outputs))
         largest = max(1, max_batch_size)
         self.info = EngineInfo(
             engine="onnxruntime-cpu",
@@ -99,8 +72,8 @@ class OnnxRuntimeCpuEngine(Engine):
             library=LIBRARY,
             batch_sizes=tuple(range(1, largest + 1)),
         )
-        self._staging_in = [_Staging(spec, largest * (spec.sample_bytes or 0)) for spec in inputs]
-        self._staging_out = [_Staging(spec, largest * (spec.sample_bytes or 0)) for spec in outputs]
+        self._staging_in = [Staging(spec, largest * (spec.sample_bytes or 0)) for spec in inputs]
+        self._staging_out = [Staging(spec, largest * (spec.sample_bytes or 0)) for spec in outputs]
         self._has_free_outputs = any(spec.sample_bytes is None for spec in outputs)
         self._bindings: dict[Shapes, Any] = {}
 
@@ -110,7 +83,7 @@ class OnnxRuntimeCpuEngine(Engine):
             shapes = tuple(self._whole_shape(spec, samples) for spec in self.inputs)
             for staging, shape in zip(self._staging_in, shapes, strict=True):
                 self._make_room(staging, math.prod(shape) * staging.spec.numpy_dtype.itemsize)
-                staging.memory[:] = 0
+                staging.clear(shape)
             self._execute(shapes, samples)
 
     def run(self, parts: Sequence[Part]) -> RunResult:
@@ -139,6 +112,9 @@ class OnnxRuntimeCpuEngine(Engine):
 
     def _gather(self, parts: Sequence[Part]) -> None:
         for index, staging in enumerate(self._staging_in):
+            if staging.is_strings:
+                staging.take_strings(parts, index)
+                continue
             self._make_room(staging, sum(part.inputs[index].nbytes for part in parts))
             view, offset = staging.view, 0
             for part in parts:
@@ -146,12 +122,14 @@ class OnnxRuntimeCpuEngine(Engine):
                 view[offset : offset + source.nbytes] = source
                 offset += source.nbytes
 
-    def _make_room(self, staging: _Staging, nbytes: int) -> None:
+    def _make_room(self, staging: Staging, nbytes: int) -> None:
         if staging.ensure(nbytes):
             self._bindings.clear()  # they point to where the memory was
 
     def _execute(self, shapes: Shapes, samples: int) -> list[np.ndarray]:
         """Run what lies in the staging buffers; returns arrays over buffers that the next run reuses."""
+        if self._has_strings:
+            return self._execute_unbound(shapes)
         binding = self._bindings.get(shapes)
         if binding is None:
             binding = self._bind(shapes, samples)
@@ -167,14 +145,19 @@ class OnnxRuntimeCpuEngine(Engine):
             known.append(self._output_array(staging, value, samples))
         return known
 
-    def _output_array(self, staging: _Staging, value: Any, samples: int) -> np.ndarray:
-        spec = staging.spec
-        if spec.sample_bytes is None:
-            array: np.ndarray = value.numpy()
-            return array
-        shape = self._whole_shape(spec, samples)
-        count_bytes = math.prod(shape) * spec.numpy_dtype.itemsize
-        return staging.memory[:count_bytes].view(spec.numpy_dtype).reshape(shape)
+    def _execute_unbound(self, shapes: Shapes) -> list[np.ndarray]:
+        staged = zip(self._staging_in, shapes, strict=True)
+        feeds = {staging.spec.name: staging.array(shape) for staging, shape in staged}
+        try:
+            arrays: list[np.ndarray] = self._session.run([spec.name for spec in self.outputs], feeds)
+        except Exception as error:  # onnxruntime's errors share no base class
+            raise EngineFailure(_first_line(error)) from error
+        return arrays
+
+    def _output_array(self, staging: Staging, value: Any, samples: int) -> np.ndarray:
+        if staging.spec.sample_bytes is None:
+            return unbound_array(staging.spec, value)
+        return staging.array(self._whole_shape(staging.spec, samples))
 
     def _bind(self, shapes: Shapes, samples: int) -> Any:
         if len(self._bindings) >= _MAX_BINDINGS:
@@ -182,7 +165,7 @@ class OnnxRuntimeCpuEngine(Engine):
         binding = self._session.io_binding()
         try:
             for staging, shape in zip(self._staging_in, shapes, strict=True):
-                _bind_input(binding, staging, shape)
+                bind_input(binding, staging, shape)
         except Exception as error:
             raise EngineFailure(_first_line(error)) from error
         self._bind_outputs(binding, samples)
@@ -196,7 +179,7 @@ class OnnxRuntimeCpuEngine(Engine):
                 if staging.spec.sample_bytes is None:
                     binding.bind_output(staging.spec.name, "cpu")
                 else:
-                    _bind_output(binding, staging, self._whole_shape(staging.spec, samples))
+                    bind_output(binding, staging, self._whole_shape(staging.spec, samples))
         except Exception as error:
             raise EngineFailure(_first_line(error)) from error
 
@@ -207,7 +190,7 @@ class OnnxRuntimeCpuEngine(Engine):
             start += part.samples
             answers.append(
                 tuple(
-                    _deliver(arrays[index][rows] if self.batched else arrays[index], destination)
+                    deliver(arrays[index][rows] if self.batched else arrays[index], destination)
                     for index, destination in zip(part.wanted, part.destinations, strict=True)
                 )
             )
@@ -228,12 +211,12 @@ class OnnxRuntimeCpuEngine(Engine):
                 )
 
 
-def open_session(model: Path, threads: int) -> Any:
-    """A CPU session for an ONNX file. Raises BundleError."""
+def open_session(model: Path, threads: int, *, quiet: bool = False) -> Any:
+    """A CPU session for an ONNX file; a `quiet` one does not log what fails in it. Raises BundleError."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4 if quiet else 3
     # Idle cores belong to the edge and to other models.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
@@ -245,35 +228,9 @@ def open_session(model: Path, threads: int) -> Any:
 def read_signature(session: Any, model: Path) -> Signature:
     """The tensors that a session takes and gives, in the file's order. Raises BundleError."""
     return Signature(
-        tuple(_tensor_spec(node, model) for node in session.get_inputs()),
-        tuple(_tensor_spec(node, model) for node in session.get_outputs()),
+        tuple(tensor_spec(node, model) for node in session.get_inputs()),
+        tuple(tensor_spec(node, model) for node in session.get_outputs()),
     )
-
-
-def _tensor_spec(node: Any, model: Path) -> TensorSpec:
-    if node.type not in _OIP_BY_ORT_TYPE:
-        raise BundleError(f"{model}: tensor {node.name!r} is a {node.type}, which cannot be served")
-    shape = tuple(size if isinstance(size, int) else -1 for size in node.shape or ())
-    return TensorSpec(node.name, _OIP_BY_ORT_TYPE[node.type], shape)
-
-
-def _bind_input(binding: Any, staging: _Staging, shape: tuple[int, ...]) -> None:
-    spec = staging.spec
-    binding.bind_input(spec.name, "cpu", 0, spec.numpy_dtype.type, list(shape), staging.memory.ctypes.data)
-
-
-def _bind_output(binding: Any, staging: _Staging, shape: tuple[int, ...]) -> None:
-    spec = staging.spec
-    staging.ensure(math.prod(shape) * spec.numpy_dtype.itemsize)
-    binding.bind_output(spec.name, "cpu", 0, spec.numpy_dtype.type, list(shape), staging.memory.ctypes.data)
-
-
-def _deliver(rows: np.ndarray, destination: memoryview | None) -> OutputTensor:
-    if destination is None:
-        own = np.array(rows, order="C", copy=True)
-        return OutputTensor(own.shape, own.reshape(-1).view(np.uint8).data)
-    np.copyto(np.frombuffer(destination, rows.dtype).reshape(rows.shape), rows)
-    return OutputTensor(rows.shape, destination)
 
 
 def _first_line(error: Exception) -> str:

@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engines.base import Engine, EngineFailure, Part, RunResult, byte_view, run_arrays
+from app.engines.base import Engine, EngineFailure, Part, RunResult, run_arrays
 from app.engines.fake import Arrays, FakeEngine
 from app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from models.errors import BundleError
 from models.spec import NUMPY_DTYPES, TensorSpec
+from models.tensors import pack, random_values, unpack
+from tests.support.onnx_models import ONNX_TYPES
 
 MAX_BATCH = 8
 
@@ -105,9 +107,7 @@ def write_onnx(model: Model, folder: Path) -> Path:
     def declared(spec: TensorSpec) -> onnx.ValueInfoProto:
         shape = [None if size < 0 else size for size in spec.shape]
         whole = ["batch", *shape] if model.max_batch_size else shape
-        return helper.make_tensor_value_info(
-            spec.name, helper.np_dtype_to_tensor_dtype(NUMPY_DTYPES[spec.dtype]), whole
-        )
+        return helper.make_tensor_value_info(spec.name, ONNX_TYPES[spec.dtype], whole)
 
     constants = [
         numpy_helper.from_array(np.array([0], np.int64), "axes"),
@@ -155,7 +155,9 @@ def random_rows(model: Model, samples: int, seed: int, *, free: int = 5) -> list
         shape = tuple(free if size < 0 else size for size in spec.shape)
         whole = (samples, *shape) if model.max_batch_size else shape
         high = 2 if spec.dtype == "BOOL" else 10
-        arrays.append(np.ascontiguousarray(chance.integers(0, high, whole).astype(spec.numpy_dtype)))
+        numbers = chance.integers(0, high, whole)
+        own = spec.dtype in ("BYTES", "BF16")
+        arrays.append(random_values(chance, spec, whole) if own else np.asarray(numbers.astype(spec.numpy_dtype)))
     return arrays
 
 
@@ -165,10 +167,14 @@ def part_of(
     return Part(
         samples=samples,
         shapes=tuple(array.shape for array in arrays),
-        inputs=tuple(byte_view(array).toreadonly() for array in arrays),
+        inputs=tuple(memoryview(bytes_of(array)) for array in arrays),
         wanted=wanted,
         destinations=destinations,
     )
+
+
+def bytes_of(array: np.ndarray) -> bytes:
+    return bytes(pack(array.flat)) if array.dtype == object else array.tobytes()
 
 
 def spilled_part(model: Model, arrays: Sequence[np.ndarray], wanted: tuple[int, ...] | None = None) -> Part:
@@ -253,7 +259,58 @@ def test_every_dtype_passes_unchanged(make: Make, dtype: str) -> None:
     if np.issubdtype(arrays[0].dtype, np.floating):
         arrays[0].reshape(-1)[:3] = [np.nan, np.inf, -np.inf]
     result = engine.run([spilled_part(model, [arrays[0][:2]]), spilled_part(model, [arrays[0][2:]])])
-    assert b"".join(answers[0].data.tobytes() for answers in result.outputs) == arrays[0].tobytes()
+    assert b"".join(answers[0].data.tobytes() for answers in result.outputs) == bytes_of(arrays[0])
+
+
+TEXTS = ["", "a", "\0", "ends with \0", "é 漢 😀", "x" * 5000]
+
+
+def test_strings_of_any_length_keep_their_places(make: Make) -> None:
+    model = echo("BYTES", (-1,))
+    engine = make(model)
+    engine.warm_up()
+    texts = np.array([text.encode() for text in TEXTS], object).reshape(3, 2)
+    result = engine.run([spilled_part(model, [texts[:1]]), spilled_part(model, [texts[1:]])])
+    assert [answers[0].shape for answers in result.outputs] == [(1, 2), (2, 2)]
+    assert [text for answers in result.outputs for text in unpack(answers[0].data)] == list(texts.flat)
+    empty = engine.run([spilled_part(model, [np.empty((2, 0), object)])])
+    assert (empty.outputs[0][0].shape, bytes(empty.outputs[0][0].data)) == ((2, 0), b"")
+
+
+@pytest.mark.parametrize("data", [b"\1\0\0", b"\5\0\0\0abc"])
+def test_bytes_that_are_no_strings_fail_and_the_next_run_does_not(make: Make, data: bytes) -> None:
+    model = echo("BYTES", (1,))
+    engine = make(model)
+    with pytest.raises(EngineFailure, match="strings"):
+        engine.run([Part(1, ((1, 1),), (memoryview(data),), (0,), (None,))])
+    good = np.array([[b"good"]], object)
+    assert run_arrays(engine, {"x": good})["y"].tolist() == [[b"good"]]
+
+
+def test_strings_beside_numbers(make: Make) -> None:
+    model = Model(
+        "both",
+        (TensorSpec("text", "BYTES", (1,)), TensorSpec("x", "FP32", (2,))),
+        (TensorSpec("same", "BYTES", (1,)), TensorSpec("y", "FP32", (2,))),
+        (("Identity", ("text",), ("same",)), ("Neg", ("x",), ("y",))),
+        lambda arrays: [arrays[0], -arrays[1]],
+    )
+    engine = make(model)
+    engine.warm_up()
+    text, x = np.array([[b"one"], [b"two"]], object), np.array([[1, 2], [3, 4]], np.float32)
+    answers = run_arrays(engine, {"text": text, "x": x})
+    assert answers["same"].tolist() == text.tolist()
+    assert answers["y"].tolist() == (-x).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["FP32", "BYTES", "BF16"])
+def test_a_scalar_without_a_batch(make: Make, dtype: str) -> None:
+    engine = make(echo(dtype, (), max_batch_size=0))
+    engine.warm_up()
+    value = random_values(np.random.default_rng(5), engine.inputs[0], ())
+    answer = run_arrays(engine, {"x": value})["y"]
+    assert answer.shape == ()
+    assert bytes_of(answer) == bytes_of(value)
 
 
 def test_outputs_whose_size_only_the_run_knows(make: Make) -> None:

@@ -22,6 +22,8 @@ ONNX_TYPES = {
     "FP16": TensorProto.FLOAT16,
     "FP32": TensorProto.FLOAT,
     "FP64": TensorProto.DOUBLE,
+    "BYTES": TensorProto.STRING,
+    "BF16": TensorProto.BFLOAT16,
 }
 
 

@@ -10,7 +10,8 @@ from tests.support import onnx_models
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo" / "digits" / "1"
 DATA = ROOT / "tests" / "data"
-IDENTITIES = tuple(onnx_models.ONNX_TYPES)
+# The dtypes that numpy knows; BYTES and BF16 travel in forms of their own.
+IDENTITIES = tuple(dtype for dtype in onnx_models.ONNX_TYPES if dtype not in ("BYTES", "BF16"))
 
 
 class StoreFolder:
