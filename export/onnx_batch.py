@@ -16,6 +16,7 @@ import numpy as np
 from app.engines.batching import objection_to_batching
 from app.engines.onnxruntime import Signature, open_session, read_signature
 from export import onnx_file
+from export.torch_job import one_line
 from models.errors import BundleError
 
 _BATCH = "batch"
@@ -50,7 +51,7 @@ def write_batched(original: Path, target: Path, threads: int, inline_bytes: int)
             if not objection:
                 return Batching(True, "its batch of 1 was made dynamic: each row equals the original's answer")
     onnx_file.write(model, target, inline_bytes)
-    return Batching(False, f"not batched: {objection}")
+    return Batching(False, f"not batched: {one_line(objection, 160)}")
 
 
 def _objection(original: Path, target: Path, signature: Signature, threads: int) -> str:
@@ -96,11 +97,15 @@ def _free_reshapes(graph: Any) -> int:
         if node.op_type != "Reshape" or node.input[1] not in constants:
             continue
         shape = numpy_helper.to_array(constants[node.input[1]])
-        literal_zero = any(attribute.name == "allowzero" and attribute.i for attribute in node.attribute)
-        if shape.ndim == 1 and len(shape) > 1 and shape[0] == 1 and not literal_zero:
-            # A name of its own: others may read the same constant.
-            own = f"{node.input[1]}.freed{count}"
-            graph.initializer.append(numpy_helper.from_array(np.array([0, *shape[1:]], np.int64), own))
-            node.input[1] = own
-            count += 1
+        if shape.ndim != 1 or len(shape) < 2 or shape[0] != 1 or 0 in shape:
+            continue
+        # A 0 stands for the input's own size, unless the node says that it means none at all.
+        kept = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        # A name of its own: others may read the same constant.
+        own = f"{node.input[1]}.freed{count}"
+        graph.initializer.append(numpy_helper.from_array(np.array([0, *shape[1:]], np.int64), own))
+        node.input[1] = own
+        count += 1
     return count

@@ -27,6 +27,8 @@ SIZE_PX, CLASSES = 6, 3
 HEADS = {
     "flatten": [helper.make_node("Flatten", ["pooled"], ["flat"])],
     "reshape": [helper.make_node("Reshape", ["pooled", "to_row"], ["flat"])],
+    # As torch writes it.
+    "reshape_literally": [helper.make_node("Reshape", ["pooled", "to_row"], ["flat"], allowzero=1)],
     # The row is made of all values at once, so that no second row can be told apart.
     "one_row_only": [
         helper.make_node("Reshape", ["pooled", "to_line"], ["line"]),
@@ -119,7 +121,7 @@ def reason(bundle: Bundle) -> str:
     return bundle.manifest.variants[0].reason
 
 
-@pytest.mark.parametrize("head", ["flatten", "reshape"])
+@pytest.mark.parametrize("head", ["flatten", "reshape", "reshape_literally"])
 def test_a_fixed_batch_of_1_becomes_dynamic_where_that_is_right(tmp_path, head):
     network = write_network(tmp_path / "net.onnx", head=head)
     bundle = export(tmp_path, network)
@@ -133,12 +135,13 @@ def test_a_fixed_batch_of_1_becomes_dynamic_where_that_is_right(tmp_path, head):
     assert passes_its_canary(bundle)
 
 
-def test_a_fixed_batch_of_1_that_cannot_be_freed_is_served_as_it_is(tmp_path):
+def test_a_fixed_batch_of_1_that_cannot_be_freed_is_served_as_it_is(tmp_path, capfd):
     bundle = export(tmp_path, write_network(tmp_path / "net.onnx", head="one_row_only"))
     assert bundle.manifest.spec.max_batch_size == 0
     assert bundle.manifest.spec.inputs[0].shape == (1, 3, SIZE_PX, SIZE_PX)
     assert "not batched: " in reason(bundle)
     assert passes_its_canary(bundle)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_dynamic_dimension_that_mixes_rows_is_no_batch(tmp_path):
