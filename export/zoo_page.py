@@ -26,8 +26,10 @@ pictures of its published size. *Verified*: ONNX Runtime answers as torch does a
 error (of the worst picture) of at most 1e-3. *Spread* is the share of the outputs that differs between pictures: where
 it were zero, agreement would prove nothing. *int8*: min-max calibration on the same 8 random pictures, and the
 relative error of its outputs against fp32's, which with random weights says nothing about accuracy; the question is
-whether the graph can be quantised and what that gains. Milliseconds are medians for one picture, both variants
-taking turns in the serving engine at the lowest priority, so compare the two of a row and not one row with another.
+whether the graph can be quantised and what that gains. Where that error is as large as the spread, the int8 outputs
+tell nothing of the picture any more: with trained weights, finding and mending that is the accuracy gate's business.
+Milliseconds are medians for one picture, both variants taking turns in the serving engine at the lowest priority.
+Whatever else ran on the machine lengthened both, so compare the two of a row and not one row with another.
 """
 
 
