@@ -110,6 +110,23 @@ def test_six_families_equal_torch_at_every_batch_size(tmp_path, name):
     assert proof.spread > 0.01
 
 
+def test_random_weights_leave_no_output_constant():
+    import torch
+    from torchvision.models import VisionTransformer
+
+    from export.torch_child.weights import draw
+
+    network = VisionTransformer(image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64)
+    network = network.eval()
+    images = torch.randn(4, 3, 32, 32)
+    with torch.inference_mode():
+        # Its head starts at zero: any graph would agree with it.
+        assert not network(images).any()
+        draw(network, images)
+        assert float(network(images).std(dim=0).min()) > 1e-3
+    assert not any(module.training for module in network.modules())
+
+
 def test_torchvision_says_how_its_weights_want_their_images():
     said = ask(Inquiry("torchvision", "efficientnet_b0"))
     assert said.image is not None
