@@ -26,6 +26,7 @@ from app.scheduling.queues import Lane
 from app.scheduling.request import SECOND_NS, Answer, BatchAnswers, Done, ModelKey, Outcome, Request, StageTimes
 from app.scheduling.scheduler import RunFailed, Runner, Scheduler
 from app.scheduling.slab import Slab, Slot
+from app.shared_memory import SharedMemory
 from app.version import VERSION
 from models.errors import DeadlineExceeded, JobError, ModelFailed, Overloaded, RequestError, Unavailable
 from models.store import Store, StoredVersion
@@ -44,6 +45,7 @@ class CoreOptions:
     max_queue: int = 1024
     max_inflight_bytes: int = 256 << 20
     health: HealthOptions = field(default_factory=HealthOptions)
+    allow_shared_memory: bool = False
 
 
 class Core:
@@ -63,6 +65,7 @@ class Core:
         self.options = options
         self.catalog = Catalog()
         self.metrics = Metrics(VERSION)
+        self.shared_memory = SharedMemory(is_allowed=options.allow_shared_memory)
         self.started_s = time.monotonic()
         self.initial_load_done = False
         self.listeners_opening = 0  # ports that will take requests, but do not yet

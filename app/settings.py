@@ -48,6 +48,7 @@ class Settings(BaseSettings):
     header_timeout_s: float = Field(10, gt=0, description="So long may a client take to send its headers.")
     body_timeout_s: float = Field(10, gt=0, description="So long, and 1 s per 256 KiB, to send its body.")
     write_timeout_s: float = Field(30, gt=0, description="So long may a client refuse to read its answer.")
+    allow_shared_memory: bool = Field(False, description="Let clients register system shared memory.")
     server_name: str = Field("convoy", description="The name in /v2; some clients insist on 'triton'.")
     api_key_file: Path | None = Field(None, description="File with the API key that clients must send.")
     access_log: Literal["all", "errors", "off"] = Field("all", description="errors: errors and slow requests.")
@@ -77,6 +78,7 @@ class Settings(BaseSettings):
             versions=self.versions(),
             max_queue=self.max_queue,
             max_inflight_bytes=self.max_inflight_mb * MIB,
+            allow_shared_memory=self.allow_shared_memory,
         )
 
     def edge_options(self) -> EdgeOptions:

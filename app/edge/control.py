@@ -13,37 +13,21 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
-from pydantic import BaseModel
 
 from app.catalog import Served
 from app.core import Core
 from app.edge import documents
 from app.edge.calls import EdgeOptions
+from app.edge.error_docs import ERRORS
 from app.edge.lookup import find_served
 from app.edge.model_config import model_config
+from app.edge.small_body import read_object
 from app.statistics import STAGES
 from app.version import VERSION
 from models.errors import InvalidRequest
 
 _PAGE = Path(__file__).with_name("page.html")
 _Json = dict[str, Any]
-
-
-class ErrorBody(BaseModel):
-    """Every error on every route."""
-
-    error: str
-
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": description}
-    for status, description in (
-        (400, "The request is wrong"),
-        (401, "The API key is missing or wrong"),
-        (404, "There is no such model or version"),
-        (503, "Not ready"),
-    )
-}
 
 
 def control_routes(core: Core, options: EdgeOptions) -> APIRouter:
@@ -87,7 +71,7 @@ def _add_metadata(router: APIRouter, core: Core, options: EdgeOptions) -> None:
     @router.get("/v2", tags=["metadata"], summary="The server and its extensions", responses=ERRORS)
     @router.get("/v2/", include_in_schema=False)
     async def server() -> Response:
-        return _json(documents.server_metadata(options))
+        return _json(documents.server_metadata(core, options))
 
     @router.get("/v2/models/{model}", tags=["metadata"], summary="A model's tensors", responses=ERRORS)
     @router.get("/v2/models/{model}/versions/{version}", tags=["metadata"], responses=ERRORS)
@@ -101,7 +85,7 @@ def _add_metadata(router: APIRouter, core: Core, options: EdgeOptions) -> None:
 
     @router.post("/v2/repository/index", tags=["metadata"], summary="What is served and what not", responses=ERRORS)
     async def index(request: Request) -> Response:
-        return _json(documents.repository_index(core, only_ready=_only_ready(await request.body())))
+        return _json(documents.repository_index(core, only_ready=await _only_ready(request)))
 
 
 def _add_statistics(router: APIRouter, core: Core) -> None:
@@ -139,12 +123,8 @@ def _add_pages(router: APIRouter, core: Core) -> None:
         return HTMLResponse(_PAGE.read_text())
 
 
-def _only_ready(body: bytes) -> bool:
-    """What the index is asked for; the clients that ask send no content type, so FastAPI must not parse it."""
-    try:
-        wanted = orjson.loads(body or b"{}").get("ready", False)
-    except (orjson.JSONDecodeError, AttributeError) as error:
-        raise InvalidRequest('the body must be empty or a JSON object such as {"ready": true}') from error
+async def _only_ready(request: Request) -> bool:
+    wanted = (await read_object(request, '{"ready": true}')).get("ready", False)
     if not isinstance(wanted, bool):
         raise InvalidRequest("'ready' must be true or false")
     return wanted

@@ -16,12 +16,21 @@ from app.statistics import BatchSizeStatistics, Duration
 from app.version import VERSION
 from models.spec import TensorSpec
 
-EXTENSIONS = ["model_configuration", "binary_tensor_data", "parameters", "statistics", "schedule_policy"]
+EXTENSIONS = (
+    "classification",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "schedule_policy",
+)
 Document = dict[str, Any]
 
 
-def server_metadata(options: EdgeOptions) -> Document:
-    return {"name": options.server_name, "version": VERSION, "extensions": EXTENSIONS}
+def server_metadata(core: Core, options: EdgeOptions) -> Document:
+    """The extensions are those that this very server offers; clients decide by them what to send."""
+    own = ["system_shared_memory"] if core.shared_memory.is_allowed else []
+    return {"name": options.server_name, "version": VERSION, "extensions": [*EXTENSIONS, *own]}
 
 
 def model_metadata(core: Core, model: str, version: str | None) -> Document:

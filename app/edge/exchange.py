@@ -16,6 +16,7 @@ from app.catalog import Served
 from app.core import Core, check
 from app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, Outcome, Request, Shape, SlotRef, TensorRef
 from app.scheduling.slab import Slot
+from app.shared_memory import Region
 from models.errors import DeadlineExceeded
 
 
@@ -50,11 +51,17 @@ class Exchange:
     _slots: dict[SlotRef, Slot] = field(default_factory=dict)
     _presence: asyncio.Future[None] | None = None
     _begun: bool = False
+    _regions: list[Region] | None = None
 
     def begin(self) -> None:
         """Make the call one that is owed an answer. Raises Unavailable when the server is shutting down."""
         self.core.begin_call()
         self._begun = True
+
+    def hold_region(self, region: Region) -> None:
+        """Keep a region of shared memory until the exchange closes. Raises NotFound when it has just gone."""
+        self.core.shared_memory.hold(region)
+        self._regions = [*(self._regions or ()), region]
 
     def watch_client(self, until_it_leaves: Awaitable[None]) -> None:
         """From now on a client that leaves ends the wait for its answers. The body must have been read."""
@@ -78,6 +85,10 @@ class Exchange:
         for ref in self._slots:
             self.core.slab.free(ref)
         self._slots.clear()
+        if self._regions is not None:
+            for region in self._regions:
+                self.core.shared_memory.release(region)
+            self._regions = None
         if self._begun:
             self._begun = False
             self.core.end_call()

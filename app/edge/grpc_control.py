@@ -52,7 +52,7 @@ class GrpcControl:
         return service_pb2.ModelReadyResponse(ready=served.ready and not self._core.leaving)
 
     async def _server_metadata(self, _: Any, __: GrpcCall) -> Any:
-        return service_pb2.ServerMetadataResponse(**documents.server_metadata(self._options))
+        return service_pb2.ServerMetadataResponse(**documents.server_metadata(self._core, self._options))
 
     async def _model_metadata(self, message: Any, _: GrpcCall) -> Any:
         document = documents.model_metadata(self._core, message.name, message.version or None)

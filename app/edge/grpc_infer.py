@@ -109,8 +109,8 @@ class GrpcInference:
 
     async def _decode(self, message: Any, served: Served) -> InferRequest:
         if message.raw_input_contents or message.ByteSize() <= _DECODE_INLINE_BYTES:
-            return understand(asked_of(message), served)
-        return await self._pool.run(lambda: understand(asked_of(message), served))
+            return understand(asked_of(message, self._core.shared_memory), served)
+        return await self._pool.run(lambda: understand(asked_of(message, self._core.shared_memory), served))
 
     def _record_stage(self, served: Served, stage: str, ns: int) -> None:
         self._core.metrics.stage(served, stage, ns)

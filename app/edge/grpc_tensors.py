@@ -14,10 +14,13 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from app.catalog import Served
-from app.edge.inference import InferRequest, answers_of
+from app.edge.answers import answers_of
+from app.edge.inference import InferRequest
+from app.edge.shared_tensors import REGION, SharedInput, shared_place
 from app.edge.tensors import Asked, OutputIn, Source, Target, TensorIn, in_range
 from app.scheduling.request import Done
-from models.errors import InvalidRequest, Unsupported
+from app.shared_memory import SharedMemory
+from models.errors import InvalidRequest
 
 # The field of `contents` that holds each type's numbers. There is none for 16-bit floats.
 _FIELDS = {
@@ -35,15 +38,16 @@ _FIELDS = {
 }
 
 
-def asked_of(message: Any) -> Asked:
-    """A ModelInferRequest as the neutral record. Raises InvalidRequest or Unsupported."""
-    sources = _sources(message)
+def asked_of(message: Any, memory: SharedMemory) -> Asked:
+    """A ModelInferRequest as the neutral record. Raises InvalidRequest, NotFound or Unsupported."""
+    sources = _sources(message, memory)
     inputs = [
         TensorIn(tensor.name, tensor.datatype, list(tensor.shape), source)
         for tensor, source in zip(message.inputs, sources, strict=True)
     ]
     outputs = [OutputIn(output.name, parameters_of(output.parameters)) for output in message.outputs]
-    return Asked(message.id or None, parameters_of(message.parameters), inputs, outputs, binary_by_default=True)
+    parameters = parameters_of(message.parameters)
+    return Asked(message.id or None, parameters, inputs, outputs, memory, binary_by_default=True)
 
 
 def parameters_of(field: Any) -> dict[str, object]:
@@ -63,27 +67,30 @@ def infer_response(request: InferRequest, served: Served, done: Done) -> Any:
     return response
 
 
-def _sources(message: Any) -> Iterator[Source]:
-    """Where each input's values are, in the inputs' order."""
-    raw = message.raw_input_contents
-    for index, tensor in enumerate(message.inputs):
+def _sources(message: Any, memory: SharedMemory) -> Iterator[Source]:
+    """Where each input's values are, in the inputs' order; inputs in shared memory have no raw contents."""
+    raw, used = message.raw_input_contents, 0
+    for tensor in message.inputs:
         where = f"'{tensor.name[:100]}' for model '{message.model_name[:100]}'"
-        if "shared_memory_region" in tensor.parameters:
-            raise Unsupported("Client shared memory is not offered by this server; send the tensor in the request")
-        if tensor.HasField("contents") and raw:
+        is_shared = REGION in tensor.parameters
+        if tensor.HasField("contents") and (raw or is_shared):
+            other = "a shared memory region" if is_shared else "raw_input_contents"
             raise InvalidRequest(
-                f"contents field must not be specified when using raw_input_contents for {where}; use one of them"
+                f"contents field must not be specified when using {other} for {where}; use one of them"
             )
-        if tensor.HasField("contents"):
+        if is_shared:
+            yield SharedInput(shared_place(parameters_of(tensor.parameters), f"input {where}", memory))
+        elif tensor.HasField("contents"):
             yield _Typed(tensor.contents)
-        elif index < len(raw):
-            yield _Raw(raw[index])
+        elif used < len(raw):
+            used += 1
+            yield _Raw(raw[used - 1])
         else:
             raise InvalidRequest(
                 f"unable to find data for input tensor {where} in request; "
                 f"there are {len(raw)} raw_input_contents for {len(message.inputs)} inputs"
             )
-    if len(raw) > len(message.inputs):
+    if len(raw) > used:
         raise InvalidRequest(
             f"unexpected additional input data for model '{message.model_name[:100]}': "
             f"{len(raw)} raw_input_contents for {len(message.inputs)} inputs"
@@ -97,8 +104,8 @@ class _Raw:
     data: bytes
 
     def read(self, target: Target) -> np.ndarray:
-        target.check_size(len(self.data))
-        return np.frombuffer(self.data, target.spec.numpy_dtype)
+        target.check_bytes(memoryview(self.data))
+        return np.frombuffer(self.data, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,8 @@ class _Typed:
 
     def read(self, target: Target) -> np.ndarray:
         spec = target.spec
+        if spec.is_strings:
+            return target.packed(self.contents.bytes_contents)
         if spec.dtype not in _FIELDS:
             raise target.wrong(
                 f"unexpected explicit tensor data for input tensor '{spec.name}' for model {target.model} "

@@ -30,9 +30,9 @@ class InferRoute(HotRoute):
         header_length = _header_length(call)
         json_bytes = body.nbytes if header_length is None else header_length
         if json_bytes <= _PARSE_INLINE_BYTES:
-            request = parse_infer(body, header_length, served)
+            request = parse_infer(body, header_length, served, self.core.shared_memory)
         else:
-            request = await self.pool.run(parse_infer, body, header_length, served)
+            request = await self.pool.run(parse_infer, body, header_length, served, self.core.shared_memory)
         inputs = place_tensors(request, call.exchange)
         decode_ns = time.monotonic_ns() - started_ns
         self.record_stage(served, "decode", decode_ns)

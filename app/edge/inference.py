@@ -19,35 +19,34 @@ import numpy as np
 
 from app.catalog import Served
 from app.edge.exchange import Exchange, Inputs, Terms
-from app.edge.tensors import Asked, OutputIn, Target, TensorIn, TensorOut, brief, shown
+from app.edge.outputs import WantedOutput, read_outputs
+from app.edge.parameters import check_parameters, whole_number
+from app.edge.shared_tensors import SharedBytes
+from app.edge.tensors import Asked, Elsewhere, Target, TensorIn, Values, brief, shown
 from app.scheduling.request import Done, Shape, TensorRef
-from models.errors import InvalidRequest, Unsupported
+from app.shared_memory import Region
+from models.errors import InvalidRequest
 from models.spec import NUMPY_DTYPES, TensorSpec
 
 _MAX_BYTES = 1 << 40
-
-
-@dataclass(frozen=True, slots=True)
-class WantedOutput:
-    """An output that the client asked for, and the form in which it wants it."""
-
-    index: int
-    binary: bool
+_NO_TERMS = Terms()
 
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A request that fits its model. Inputs are arrays until `place_tensors` has found room for them.
+    """A request that fits its model. Inputs may be anywhere until `place_tensors` has found room for them.
 
-    `samples` is the batch size, `shapes` are the inputs' without it, in the model's order.
+    `samples` is the batch size, `shapes` are the inputs' without it, in the model's order. `regions` are the
+    shared memory that it reads or writes.
     """
 
     id: str | None
     samples: int
     shapes: tuple[Shape, ...]
-    tensors: tuple[TensorRef | np.ndarray, ...]
+    tensors: tuple[Values, ...]
     outputs: tuple[WantedOutput, ...]
     terms: Terms
+    regions: tuple[Region, ...] = ()
 
 
 def understand(asked: Asked, served: Served) -> InferRequest:
@@ -59,7 +58,9 @@ def understand(asked: Asked, served: Served) -> InferRequest:
 
 
 def place_tensors(request: InferRequest, exchange: Exchange) -> Inputs:
-    """The request's inputs, all of them in the slab. Raises Overloaded."""
+    """The request's inputs, all of them in the slab. Raises Overloaded, or InvalidRequest for shared memory."""
+    for region in request.regions:
+        exchange.hold_region(region)
     references = tuple(
         tensor if isinstance(tensor, TensorRef) else _written(tensor, exchange) for tensor in request.tensors
     )
@@ -75,23 +76,18 @@ async def run_inference(
     return await exchange.run(exchange.build_request(served, inputs, wanted, terms))
 
 
-def answers_of(request: InferRequest, served: Served, done: Done) -> tuple[TensorOut, ...]:
-    """The answers for either wire to encode; their views must be used up before the exchange closes."""
-    return tuple(
-        TensorOut(served.spec.outputs[wanted.index], answer.shape, answer.data, wanted.binary)
-        for wanted, answer in zip(request.outputs, done.answers, strict=True)
-    )
-
-
 def wrong_request(request_id: str | None, message: str) -> InvalidRequest:
     """An error about the request as a whole, with the prefix that Triton gives it."""
     return InvalidRequest(_prefix(request_id) + message)
 
 
-def _written(array: np.ndarray, exchange: Exchange) -> TensorRef:
-    slot = exchange.reserve(array.nbytes)
-    np.frombuffer(slot.view, array.dtype)[:] = array.reshape(-1)
-    return TensorRef(slot.ref, 0, array.nbytes)
+def _written(values: np.ndarray | Elsewhere, exchange: Exchange) -> TensorRef:
+    slot = exchange.reserve(values.nbytes)
+    if isinstance(values, np.ndarray):
+        np.frombuffer(slot.view, values.dtype)[:] = values.reshape(-1)
+    else:
+        values.write_into(slot.view)
+    return TensorRef(slot.ref, 0, values.nbytes)
 
 
 def _prefix(request_id: str | None) -> str:
@@ -104,12 +100,13 @@ class _Reader:
     def __init__(self, asked: Asked, served: Served) -> None:
         self._asked = asked
         self._spec = served.spec
+        self._text_only = served.loaded.engine.text_only
         self._model = f"'{served.key.model}'"
         self._prefix = _prefix(asked.id)
 
     def read(self) -> InferRequest:
         expected = {spec.name: spec for spec in self._spec.inputs}
-        found: dict[str, TensorRef | np.ndarray] = {}
+        found: dict[str, Values] = {}
         shapes: dict[str, Shape] = {}
         for tensor in self._asked.inputs:
             spec = expected.get(tensor.name)
@@ -121,11 +118,13 @@ class _Reader:
             if tensor.name in found:
                 raise self._wrong(f"input '{tensor.name}' already exists in request")
             shapes[tensor.name] = shape = self._shape(tensor, spec)
-            found[tensor.name] = tensor.source.read(Target(spec, shape, self._model, self._prefix))
+            found[tensor.name] = tensor.source.read(Target(spec, shape, self._model, self._prefix, self._text_only))
         self._check_complete(found)
         samples, own_shapes = self._batch(shapes)
         tensors = tuple(found[spec.name] for spec in self._spec.inputs)
-        return InferRequest(self._asked.id, samples, own_shapes, tensors, self._outputs(), self._terms())
+        outputs = read_outputs(self._asked, self._spec, samples, self._wrong)
+        regions = _regions(tensors, outputs) if self._asked.memory.is_allowed else ()
+        return InferRequest(self._asked.id, samples, own_shapes, tensors, outputs, self._terms(), regions)
 
     def _wrong(self, message: str) -> InvalidRequest:
         return InvalidRequest(self._prefix + message)
@@ -192,49 +191,16 @@ class _Reader:
             return "NOTE: with a max_batch_size above 0 the first dimension is the batch."
         return "The model has no batch dimension: the shape is taken as it is."
 
-    def _outputs(self) -> tuple[WantedOutput, ...]:
-        if not self._asked.outputs:
-            wanted = [WantedOutput(index, self._asked.binary_by_default) for index in range(len(self._spec.outputs))]
-        else:
-            wanted = []
-            for output in self._asked.outputs:
-                one = self._output(output)
-                if any(other.index == one.index for other in wanted):
-                    raise self._wrong(f"output '{output.name}' already exists in request")
-                wanted.append(one)
-        for one in wanted:
-            self._check_form(one)
-        return tuple(wanted)
-
-    def _output(self, output: OutputIn) -> WantedOutput:
-        names = [spec.name for spec in self._spec.outputs]
-        if output.name not in names:
-            raise self._wrong(f"unexpected inference output '{output.name[:100]}'; the model gives {sorted(names)}")
-        for extension in ("classification", "shared_memory_region"):
-            if extension in output.parameters:
-                raise Unsupported(
-                    f"'{extension}' for output '{output.name}' is not offered by this server; ask for the tensor"
-                )
-        binary = output.parameters.get("binary_data", self._asked.binary_by_default)
-        if not isinstance(binary, bool):
-            raise self._wrong(f"'binary_data' of output '{output.name}' must be true or false")
-        return WantedOutput(names.index(output.name), binary)
-
-    def _check_form(self, wanted: WantedOutput) -> None:
-        """Refuse before the run what could not be encoded after it."""
-        spec = self._spec.outputs[wanted.index]
-        if spec.dtype == "FP16" and not wanted.binary:
-            raise self._wrong(
-                f"sending FP16 data via JSON is not supported. Please use the binary data format for output {spec.name}"
-            )
-
     def _terms(self) -> Terms:
-        timeout_us, priority = (self._whole_number(name) for name in ("timeout", "priority"))
+        parameters = self._asked.parameters
+        if not parameters:
+            return _NO_TERMS
+        check_parameters(parameters)
+        timeout_us, priority = (whole_number(parameters, name, "the request") for name in ("timeout", "priority"))
         # 0 is the protocol's word for "the default"; 1 is the most urgent class.
         return Terms(None, timeout_us or None, priority)
 
-    def _whole_number(self, name: str) -> int:
-        value = self._asked.parameters.get(name, 0)
-        if type(value) is not int or not 0 <= value < 1 << 53:
-            raise InvalidRequest(f"'{name}' in 'parameters' must be a whole number >= 0, got {brief(value)}")
-        return value
+
+def _regions(tensors: tuple[Values, ...], outputs: tuple[WantedOutput, ...]) -> tuple[Region, ...]:
+    inputs = [tensor.place.region for tensor in tensors if isinstance(tensor, SharedBytes)]
+    return (*inputs, *(output.place.region for output in outputs if output.place is not None))

@@ -16,30 +16,35 @@ import numpy as np
 import orjson
 
 from app.catalog import Served
+from app.edge.binary_tensors import BinaryTail, raw_request
 from app.edge.body import Body
 from app.edge.inference import InferRequest, understand, wrong_request
-from app.edge.tensors import Asked, OutputIn, Source, Target, TensorIn, brief, in_range, shown
-from app.scheduling.request import TensorRef
-from models.errors import InvalidRequest, Unsupported
+from app.edge.shared_tensors import REGION, SharedInput, shared_place
+from app.edge.tensors import BINARY_ONLY, Asked, OutputIn, Source, Target, TensorIn, brief, in_range, shown
+from app.shared_memory import SharedMemory
+from models.errors import InvalidRequest
 
 _Json = dict[str, Any]
 # numpy's kinds of values that JSON may bring for a tensor of each kind.
 _ACCEPTED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
-def parse_infer(body: Body, header_length: int | None, served: Served) -> InferRequest:
-    """Decode a body whose first `header_length` bytes are JSON (all of it when None).
+def parse_infer(body: Body, header_length: int | None, served: Served, memory: SharedMemory) -> InferRequest:
+    """Decode a body whose first `header_length` bytes are JSON: all of it when None, nothing when 0.
 
-    Touches nothing but the body's bytes, so any thread may call it. Raises InvalidRequest or Unsupported.
+    Touches nothing but the body's bytes, so any thread may call it. Raises InvalidRequest, or NotFound or
+    Unsupported for shared memory.
     """
+    if header_length == 0:
+        return understand(raw_request(body, served, memory), served)
     if header_length is not None and not 0 < header_length <= body.nbytes:
         raise InvalidRequest(
             f"inference header size should be in range (1, {body.nbytes}), got: {header_length}; "
             "Inference-Header-Content-Length is the length of the JSON part"
         )
     document = _parse_json(body.view[:header_length])
-    tail = _BinaryTail(body, body.nbytes if header_length is None else header_length)
-    asked = _asked(document, tail)
+    tail = BinaryTail(body, body.nbytes if header_length is None else header_length)
+    asked = _asked(document, tail, memory)
     request = understand(asked, served)
     extra = body.nbytes - tail.end
     if extra:
@@ -49,34 +54,35 @@ def parse_infer(body: Body, header_length: int | None, served: Served) -> InferR
     return request
 
 
-def _asked(document: _Json, tail: _BinaryTail) -> Asked:
+def _asked(document: _Json, tail: BinaryTail, memory: SharedMemory) -> Asked:
     request_id = _request_id(document)
     parameters = _parameters(document, "the request")
     binary_by_default = parameters.get("binary_data_output", False)
     if not isinstance(binary_by_default, bool):
         raise InvalidRequest("'binary_data_output' in 'parameters' must be true or false")
-    inputs = [_tensor(one, tail) for one in _list_of_objects(document, "inputs", required=True)]
+    inputs = [_tensor(one, tail, memory) for one in _list_of_objects(document, "inputs", required=True)]
     outputs = [_output(one) for one in _list_of_objects(document, "outputs", required=False)]
-    return Asked(request_id, parameters, inputs, outputs, binary_by_default)
+    return Asked(request_id, parameters, inputs, outputs, memory, binary_by_default)
 
 
-def _tensor(document: _Json, tail: _BinaryTail) -> TensorIn:
+def _tensor(document: _Json, tail: BinaryTail, memory: SharedMemory) -> TensorIn:
     name = _required(document, "name", str, "an input's name, a string")
     datatype = _required(document, "datatype", str, "the tensor's datatype, a string")
     shape = _required(document, "shape", list, "a list of whole numbers")
-    return TensorIn(name, datatype, shape, _source(document, name, tail))
+    return TensorIn(name, datatype, shape, _source(document, name, tail, memory))
 
 
-def _source(document: _Json, name: str, tail: _BinaryTail) -> Source:
-    parameters = _parameters(document, f"input '{name[:100]}'")
-    if "shared_memory_region" in parameters:
-        raise Unsupported("Client shared memory is not offered by this server; send the tensor in the request")
+def _source(document: _Json, name: str, tail: BinaryTail, memory: SharedMemory) -> Source:
+    what = f"input '{name[:100]}'"
+    parameters = _parameters(document, what)
     size = parameters.get("binary_data_size")
-    if ("data" in document) == (size is not None):
+    if ("data" in document) + (size is not None) + (REGION in parameters) != 1:
         raise InvalidRequest(
-            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters'; "
-            f"see '{name[:100]}'"
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+            f"'{REGION}' in 'parameters'; see '{name[:100]}'"
         )
+    if REGION in parameters:
+        return SharedInput(shared_place(parameters, what, memory))
     if size is None:
         return _JsonValues(document["data"])
     if type(size) is not int or size < 0:
@@ -89,37 +95,6 @@ def _output(document: _Json) -> OutputIn:
     return OutputIn(name, _parameters(document, f"output '{name[:100]}'"))
 
 
-class _BinaryTail:
-    """What lies behind the JSON: the binary tensors, one after another. `end` is where the next one begins."""
-
-    def __init__(self, body: Body, start: int) -> None:
-        self._body = body
-        self.end = start
-
-    def next(self, size: int) -> Source:
-        begin, self.end = self.end, self.end + size
-        return _Binary(self._body, begin, size)
-
-
-@dataclass(frozen=True, slots=True)
-class _Binary:
-    """A binary tensor; it may be cut off."""
-
-    body: Body
-    begin: int
-    size: int
-
-    def read(self, target: Target) -> TensorRef:
-        target.check_size(self.size)
-        missing = self.begin + self.size - self.body.nbytes
-        if missing > 0:
-            raise target.wrong(
-                f"unexpected size for input '{target.spec.name}', "
-                f"expecting {missing} additional bytes for model {target.model}"
-            )
-        return TensorRef(self.body.slot.ref, self.begin, self.size)
-
-
 @dataclass(frozen=True, slots=True)
 class _JsonValues:
     """A tensor as JSON numbers, flat or nested."""
@@ -128,16 +103,31 @@ class _JsonValues:
 
     def read(self, target: Target) -> np.ndarray:
         name = target.spec.name
-        if target.spec.dtype == "FP16":
+        if target.spec.dtype in BINARY_ONLY:
             raise target.wrong(
-                f"receiving FP16 data via JSON is not supported. Please use the binary data format for input {name}"
+                f"receiving {target.spec.dtype} data via JSON is not supported. "
+                f"Please use the binary data format for input {name}"
             )
+        if target.spec.is_strings:
+            return target.packed(self._strings(target))
         values = self._values(target)
         if values.size != target.values:
             raise target.wrong(
                 f"input '{name}' has {values.size} values, its shape {shown(target.shape)} needs {target.values}"
             )
         return values
+
+    def _strings(self, target: Target) -> list[bytes]:
+        wrong = target.wrong(f"data of input '{target.spec.name}' must be a list of strings")
+        if not isinstance(self.data, list):
+            raise wrong
+        try:
+            elements = np.asarray(self.data, object).reshape(-1).tolist()
+            if not all(isinstance(element, str) for element in elements):
+                raise wrong
+            return [element.encode() for element in elements]
+        except (ValueError, RecursionError) as error:  # ragged, absurdly deep, or half a surrogate pair
+            raise wrong from error
 
     def _values(self, target: Target) -> np.ndarray:
         spec, dtype = target.spec, target.spec.numpy_dtype

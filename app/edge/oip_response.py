@@ -10,8 +10,11 @@ import numpy as np
 import orjson
 
 from app.catalog import Served
-from app.edge.inference import InferRequest, answers_of
+from app.edge.answers import answers_of
+from app.edge.inference import InferRequest
 from app.scheduling.request import Done
+from models.errors import InvalidRequest
+from models.tensors import unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,8 @@ class InferResponse:
 def render_infer(request: InferRequest, served: Served, done: Done) -> InferResponse:
     """Encode the answers in the order in which they were asked for.
 
-    The pieces are views of the slab: they must be sent before the exchange closes.
+    The pieces are views of the slab: they must be sent before the exchange closes. Raises InvalidRequest for
+    an answer that does not fit the form in which it was asked for.
     """
     outputs: list[dict[str, Any]] = []
     binary: list[memoryview] = []
@@ -37,9 +41,13 @@ def render_infer(request: InferRequest, served: Served, done: Done) -> InferResp
     for answer in answers_of(request, served, done):
         spec = answer.spec
         document: dict[str, Any] = {"name": spec.name, "datatype": spec.dtype, "shape": list(answer.shape)}
-        if answer.binary:
+        if answer.elsewhere:
+            pass  # the client has it
+        elif answer.binary:
             document["parameters"] = {"binary_data_size": answer.data.nbytes}
             binary.append(answer.data)
+        elif spec.is_strings:
+            document["data"] = _texts(spec.name, answer.data)
         else:
             values = np.frombuffer(answer.data, spec.numpy_dtype)
             is_strict_json &= values.dtype.kind != "f" or bool(np.isfinite(values).all())
@@ -47,6 +55,15 @@ def render_infer(request: InferRequest, served: Served, done: Done) -> InferResp
         outputs.append(document)
     header = _dump(_envelope(request, served, outputs), is_strict_json)
     return InferResponse((header, *binary), len(header) if binary else None)
+
+
+def _texts(name: str, data: memoryview) -> list[str]:
+    try:
+        return [element.decode() for element in unpack(data)]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"output '{name}' holds bytes that are not UTF-8, which JSON cannot carry; ask for it as binary data"
+        ) from error
 
 
 def _envelope(request: InferRequest, served: Served, outputs: list[dict[str, Any]]) -> dict[str, Any]:

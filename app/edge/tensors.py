@@ -15,20 +15,38 @@ from typing import Protocol
 import numpy as np
 
 from app.scheduling.request import Shape, TensorRef
+from app.shared_memory import SharedMemory
 from models.errors import InvalidRequest
 from models.spec import TensorSpec
+from models.tensors import objection_to_strings, pack
 
 _MAX_SHOWN_DIMENSIONS = 16
+# JSON has no form for them that every reader would round alike.
+BINARY_ONLY = frozenset({"FP16", "BF16"})
 
 
 class Source(Protocol):
     """Where one input's values are on its wire."""
 
-    def read(self, target: Target) -> TensorRef | np.ndarray:
-        """The values as they must be: bytes in the slab, or an array of the target's dtype.
+    def read(self, target: Target) -> Values:
+        """The values as they must be: bytes in the slab, an array of them, or bytes to be fetched.
 
         Raises InvalidRequest (through `target.wrong`) or Unsupported.
         """
+
+
+class Elsewhere(Protocol):
+    """An input whose bytes are fetched when the slab has room for them."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def write_into(self, view: memoryview) -> None:
+        """Fill the view, which has `nbytes` bytes. Raises InvalidRequest."""
+
+
+# BYTES are packed in each of the three forms; as an array they are an array of the packed bytes.
+Values = TensorRef | np.ndarray | Elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +71,44 @@ class OutputIn:
 class Asked:
     """A whole request as a wire brought it. `outputs` may be empty: then all of them are wanted.
 
-    `binary_by_default` is the form of an output whose parameters say nothing of it.
+    `binary_by_default` is the form of an output whose parameters say nothing of it, `memory` where the
+    shared memory is that outputs may name.
     """
 
     id: str | None
     parameters: Mapping[str, object]
     inputs: Sequence[TensorIn]
     outputs: Sequence[OutputIn]
+    memory: SharedMemory
     binary_by_default: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TensorOut:
-    """One answer, in the order in which it was asked for. `data` is a view of the slab."""
+    """One answer, in the order in which it was asked for. `data` is a view of the slab.
+
+    With `elsewhere` the client has the bytes already, in memory of its own, and `data` is empty.
+    """
 
     spec: TensorSpec
     shape: Shape
     data: memoryview
     binary: bool
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one input must become: the model's tensor, in the whole shape that the client gave it."""
+    """What one input must become: the model's tensor, in the whole shape that the client gave it.
+
+    With `text_only` strings must be UTF-8.
+    """
 
     spec: TensorSpec
     shape: Shape
     model: str
     prefix: str
+    text_only: bool = False
 
     @property
     def values(self) -> int:
@@ -88,6 +116,7 @@ class Target:
 
     @property
     def nbytes(self) -> int:
+        """Not for strings, whose shape does not tell."""
         return self.values * self.spec.numpy_dtype.itemsize
 
     def wrong(self, message: str) -> InvalidRequest:
@@ -100,6 +129,22 @@ class Target:
                 f"input byte size mismatch for input '{self.spec.name}' for model {self.model}. "
                 f"Expected {self.nbytes}, got {nbytes}"
             )
+
+    def check_bytes(self, data: memoryview) -> None:
+        """Raises InvalidRequest unless these bytes are exactly this tensor."""
+        if not self.spec.is_strings:
+            self.check_size(len(data))
+            return
+        subject = f"inference input '{self.spec.name}'"
+        objection = objection_to_strings(data, self.values, subject, text_only=self.text_only)
+        if objection:
+            raise self.wrong(f"{objection} for model {self.model}")
+
+    def packed(self, elements: Sequence[bytes]) -> np.ndarray:
+        """A tensor of strings that came one by one. Raises InvalidRequest."""
+        data = pack(elements)
+        self.check_bytes(memoryview(data))
+        return np.frombuffer(data, np.uint8)
 
 
 def in_range(values: np.ndarray, target: Target) -> np.ndarray:

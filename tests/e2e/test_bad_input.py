@@ -366,10 +366,12 @@ def test_an_uncompressed_body_may_say_so(wire: Wire) -> None:
     assert wire.ask(DIGITS, digit("one"), {"Content-Encoding": "Identity"}).status == 200
 
 
-@pytest.mark.parametrize("extension", ["classification", "shared_memory_region"])
-def test_an_extension_that_is_not_offered_is_a_501(wire: Wire, extension: str) -> None:
-    outputs = [{"name": "OUTPUT0", "parameters": {extension: 1}}]
-    refused(wire.ask(SIMPLE, simple(outputs=outputs)), 501, extension, "OUTPUT0")
+def test_shared_memory_is_a_501_unless_it_is_allowed(wire: Wire) -> None:
+    place = {"parameters": {"shared_memory_region": "region", "shared_memory_byte_size": 64}}
+    words = ("Client shared memory is disabled", "--allow-shared-memory")
+    refused(wire.ask(SIMPLE, simple(outputs=[{"name": "OUTPUT0", **place}])), 501, *words)
+    first = {"name": "INPUT0", "shape": [1, 16], "datatype": "INT32", **place}
+    refused(wire.ask(SIMPLE, json.dumps({"inputs": [first, tensor("INPUT1")]}).encode()), 501, *words)
 
 
 def test_a_body_declared_too_large_is_a_413_before_it_is_sent(wire: Wire) -> None:
