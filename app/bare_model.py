@@ -37,13 +37,20 @@ class _Config:
     labels: tuple[str, ...]
 
 
-def read_bare_model(stored: StoredVersion, threads: int) -> BareModel:
-    """Find out what a bare model is. Raises BundleError."""
+def read_bare_model(stored: StoredVersion, threads: int, configured_batch: int | None = None) -> BareModel:
+    """Find out what a bare model is; `configured_batch` is a max_batch_size that goes before any other.
+
+    Raises BundleError.
+    """
     path = stored.folder / BARE_MODEL
     signature = read_signature(open_session(path, threads), path)
     config_path = stored.folder.parent / CONFIG
-    if config_path.exists():
-        config = _read_config(config_path)
+    config = _read_config(config_path) if config_path.exists() else None
+    if configured_batch is not None:
+        asked = replace(config or _Config(0, {}, ()), max_batch_size=configured_batch)
+        spec = _spec_from_config(stored, signature, asked)
+        return BareModel(path, spec, f"max_batch_size is {configured_batch} by the request that loaded it")
+    if config is not None:
         spec = _spec_from_config(stored, signature, config)
         return BareModel(path, spec, f"max_batch_size is {config.max_batch_size} in {CONFIG}")
     whole = ModelSpec(stored.name, signature.inputs, signature.outputs, 0, None, "none", ())

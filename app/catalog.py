@@ -1,10 +1,12 @@
-"""What is served, what is loading, and what was refused and why.
+"""What is served, what is loading or leaving, and what was refused and why.
 
-Knows models by name and version. Knows nothing of requests, and loads nothing itself.
+Knows models by name and version. Knows of requests only how many still need a version, and loads nothing
+itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -22,11 +24,15 @@ class ModelState(Enum):
     LOADING = "LOADING"
     READY = "READY"
     UNAVAILABLE = "UNAVAILABLE"
+    UNLOADING = "UNLOADING"
 
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """One version that has been loaded. `lane` is None while its engine is being replaced."""
+    """One version that has been loaded. `lane` is None while its engine is being replaced.
+
+    `withdrawn`: new requests do not find it any more; those that have found it are still answered.
+    """
 
     key: ModelKey
     loaded: LoadedModel
@@ -34,6 +40,24 @@ class Served:
     canary_passed: bool = True
     last_success_ns: int = 0
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    withdrawn: bool = False
+    users: int = 0
+    _left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def enter(self) -> None:
+        """A request has found this version, and holds it until `leave`."""
+        self.users += 1
+
+    def leave(self) -> None:
+        self.users -= 1
+        if not self.users:
+            self._left.set()
+
+    async def until_unused(self) -> None:
+        """Return when no request needs it any more."""
+        while self.users:
+            self._left.clear()
+            await self._left.wait()
 
     @property
     def spec(self) -> ModelSpec:
@@ -51,7 +75,7 @@ class Listing:
     name: str
     version: int
     state: ModelState
-    reason: str
+    reason: str = ""
 
 
 class Catalog:
@@ -59,17 +83,44 @@ class Catalog:
 
     def __init__(self) -> None:
         self._served: dict[str, dict[int, Served]] = {}
-        self._others: dict[ModelKey, Listing] = {}
+        self._live: dict[ModelKey, Served] = {}
+        self._others: dict[tuple[str, int], Listing] = {}
 
-    def set_loading(self, key: ModelKey) -> None:
-        self._others[key] = Listing(*key, ModelState.LOADING, "")
+    def set_loading(self, name: str, version: int) -> None:
+        self._others[name, version] = Listing(name, version, ModelState.LOADING)
 
-    def set_refused(self, key: ModelKey, reason: str) -> None:
-        self._others[key] = Listing(*key, ModelState.UNAVAILABLE, reason)
+    def set_refused(self, name: str, version: int, reason: str) -> None:
+        self._others[name, version] = Listing(name, version, ModelState.UNAVAILABLE, reason)
 
-    def add(self, served: Served) -> None:
-        self._others.pop(served.key, None)
-        self._served.setdefault(served.key.model, {})[served.key.version] = served
+    def drop_listing(self, name: str, version: int) -> None:
+        """Say nothing more of a version that is not served; harmless where nothing was said."""
+        self._others.pop((name, version), None)
+
+    def add(self, served: Served) -> Served | None:
+        """Let new requests find it. What was served under its name and version is withdrawn and returned."""
+        name, version = served.key.model, served.key.version
+        before = self.withdraw(name, version)
+        self.drop_listing(name, version)
+        self._live[served.key] = served
+        self._served.setdefault(name, {})[version] = served
+        return before
+
+    def withdraw(self, name: str, version: int) -> Served | None:
+        """Let no new request find it; None where it is not served."""
+        served = self._served.get(name, {}).pop(version, None)
+        if served is not None:
+            served.withdrawn = True
+            if not self._served[name]:
+                del self._served[name]
+        return served
+
+    def forget(self, served: Served) -> None:
+        """It was withdrawn and has answered its last request."""
+        del self._live[served.key]
+
+    def live(self, key: ModelKey) -> Served:
+        """The owner of a queue, withdrawn or not. Raises KeyError."""
+        return self._live[key]
 
     def served(self) -> list[Served]:
         """Everything that is loaded, by name and version."""
@@ -80,13 +131,21 @@ class Catalog:
         versions = self._served.get(name, {})
         return [versions[v] for v in sorted(versions)]
 
+    def all_live(self) -> list[Served]:
+        """Everything that has an engine, withdrawn or not."""
+        return list(self._live.values())
+
     def index(self) -> list[Listing]:
-        """Every version that is known, loaded or not."""
-        loaded = [
-            Listing(*served.key, ModelState.READY if served.ready else ModelState.UNAVAILABLE, "")
-            for served in self.served()
-        ]
-        return sorted([*loaded, *self._others.values()], key=lambda listing: (listing.name, listing.version))
+        """Every version that is known, loaded or not, by name and version."""
+        listings = dict(self._others)
+        listings |= {(s.key.model, s.key.version): _leaving(s) for s in self._live.values() if s.withdrawn}
+        for served in self.served():
+            place = served.key.model, served.key.version
+            # What is served may have been refused when it was loaded again.
+            reason = self._others[place].reason if place in self._others else ""
+            state = ModelState.READY if served.ready else ModelState.UNAVAILABLE
+            listings[place] = Listing(*place, state, reason)
+        return [listings[place] for place in sorted(listings)]
 
     def refused(self) -> list[Listing]:
         """The versions that could not be loaded, and why."""
@@ -110,3 +169,7 @@ class Catalog:
         raise NotFound(
             f"Request for unknown model: {asked} is not found; POST /v2/repository/index lists what is served"
         )
+
+
+def _leaving(served: Served) -> Listing:
+    return Listing(served.key.model, served.key.version, ModelState.UNLOADING)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from app.engines.base import Engine, EngineFailure, Part
 from app.health import Health, HealthOptions
 from app.loading import LoadedModel, LoadOptions, load
 from app.metrics import Metrics, TritonMetrics
+from app.model_control import ControlOptions, ModelControl
 from app.scheduling.latency import LatencyModel
 from app.scheduling.policy import Dispatch, RefusalReason, Refuse
 from app.scheduling.queues import Lane
@@ -28,7 +29,7 @@ from app.scheduling.scheduler import RunFailed, Runner, Scheduler
 from app.scheduling.slab import Slab, Slot
 from app.shared_memory import SharedMemory
 from app.version import VERSION
-from models.errors import DeadlineExceeded, JobError, ModelFailed, Overloaded, RequestError, Unavailable
+from models.errors import DeadlineExceeded, ModelFailed, Overloaded, RequestError, Unavailable
 from models.store import Store, StoredVersion
 
 _log = logging.getLogger("convoy")
@@ -37,11 +38,11 @@ DEMO_STORE = Path(__file__).parent.parent / "models" / "demo"
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    """What a core is told. `versions`: "latest", "all", or the numbers to load. `max_queue` in samples."""
+    """What a core is told. `max_queue` in samples."""
 
     store: Path
     load: LoadOptions
-    versions: str | tuple[int, ...] = "latest"
+    control: ControlOptions = field(default_factory=ControlOptions)
     max_queue: int = 1024
     max_inflight_bytes: int = 256 << 20
     health: HealthOptions = field(default_factory=HealthOptions)
@@ -72,12 +73,12 @@ class Core:
         self.leaving = False  # said to be not ready, but still serving
         self.draining = False  # taking no new calls
         self.load_failure: str | None = None
-        self._store = Store.at(options.store)
+        self.control = ModelControl(self, Store.at(options.store), options.control, options.load, load_version)
         self._load_version = load_version
         self._on_fatal = on_fatal or (lambda reason: _log.critical("%s", reason))
         self._request_ids = count(1)
         self._lane_ids = count(1)
-        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
+        self._generations = count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self.open_calls = 0
         self._no_call_is_open = asyncio.Event()
@@ -93,8 +94,8 @@ class Core:
         self.health = Health(self, self.options.health)
         self.metrics.watch_inflight_bytes(lambda: self.slab.used_bytes)
         self.metrics.registry.register(TritonMetrics(self.catalog.served, self.waiting_samples))
-        self._spawn(self._load_initially())
-        self._spawn(self.health.watch())
+        self.spawn(self._load_initially())
+        self.spawn(self.health.watch())
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no new call; whether every call that had begun ended within the time."""
@@ -109,18 +110,18 @@ class Core:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for served in self.catalog.served():
+        for served in self.catalog.all_live():
             if served.lane is not None and not served.lane.in_flight:
                 await self.scheduler.stop_lane(served.lane)
                 served.loaded.engine.close()
-        self._loader.shutdown(wait=False, cancel_futures=True)
+        self.control.close()
 
     @property
     def ready(self) -> bool:
         """Initial load ended, every loaded model's canary passed, no engine hangs, not draining."""
         served = self.catalog.served()
         is_open = self.initial_load_done and not self.listeners_opening and not self.leaving
-        return is_open and bool(served) and all(s.ready for s in served)
+        return is_open and (bool(served) or self.control.may_be_empty) and all(s.ready for s in served)
 
     def not_ready_reason(self) -> str:
         """What keeps the core from being ready, for whoever is paged."""
@@ -174,7 +175,7 @@ class Core:
         Raises Overloaded, DeadlineExceeded or Unavailable when it is not taken; then its slots stay the
         caller's. `check` says whether a Done is an answer.
         """
-        served = self.catalog.find(request.key.model, request.key.version)
+        served = self.catalog.live(request.key)
         if served.lane is None or served.lane.stopping:
             raise Unavailable(f"the engine of '{request.key.model}' is being replaced; send the request again")
         future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
@@ -201,7 +202,7 @@ class Core:
         `reason` is one of the statistics' failures; a request that runs will be counted as a success.
         """
         if request.id in self.scheduler.state.waiting:
-            served = self.catalog.find(*request.key)
+            served = self.catalog.live(request.key)
             served.statistics.record_failure(reason, time.monotonic_ns() - request.arrival_ns)
         self.scheduler.cancel(request.id)
 
@@ -231,7 +232,7 @@ class Core:
     # What the scheduler reports
 
     def batch_ran(self, dispatch: Dispatch, answers: BatchAnswers, done: list[Done]) -> None:
-        served = self.catalog.find(*dispatch.key)
+        served = self.catalog.live(dispatch.key)
         now_ns = time.monotonic_ns()
         served.last_success_ns = now_ns
         served.statistics.record_batch(done, dispatch.samples, answers.times, now_ns)
@@ -240,77 +241,70 @@ class Core:
             self.metrics.stage(served, "queue", one.queue_ns)
 
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
-        name, version = dispatch.key
-        _log.warning("a batch of %d for %s version %d failed: %s", dispatch.samples, name, version, reason)
+        key = dispatch.key
+        _log.warning("a batch of %d for %s version %d failed: %s", dispatch.samples, key.model, key.version, reason)
 
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str) -> None:
-        _log.error("the engine of %s version %d is lost: %s; it is replaced", *key, reason)
-        served = self.catalog.find(*key)
+        _log.error("the engine of %s version %d is lost: %s", key.model, key.version, reason)
+        served = self.catalog.live(key)
         served.lane = None
-        self._spawn(self._replace(served))
+        if not served.withdrawn:
+            self.spawn(self._replace(served))
 
     # Loading
 
     async def _load_initially(self) -> None:
         try:
-            for name in self._store.names():
-                await self._load_name(name)
+            await self.control.load_initially()
         except Exception as error:  # a bug, or a store that cannot be read: never a server that waits for ever
             _log.exception("loading the store failed")
             self.load_failure = f"loading {self.options.store} failed: {error}"
         self.initial_load_done = True
         loaded = self.catalog.served()
-        if not loaded and self.load_failure is None:
+        if not loaded and not self.control.may_be_empty and self.load_failure is None:
             self.load_failure = (
                 f"there is no model in {self.options.store} that can be served; export one with `convoy export`"
             )
         if self.load_failure is not None:
             self._on_fatal(self.load_failure)
-        else:
-            _log.info("ready: %s", ", ".join(f"{s.key.model}/{s.key.version}" for s in loaded))
+            return
+        _log.info("ready: %s", ", ".join(f"{s.key.model}/{s.key.version}" for s in loaded) or "no model is loaded")
+        await self.control.watch()
 
-    async def _load_name(self, name: str) -> None:
-        """Load the versions that the policy wants; with "latest", the highest that is sound."""
-        wanted = self.options.versions
-        for stored in self._store.versions(name):
-            if isinstance(wanted, tuple) and stored.version not in wanted:
-                continue
-            if await self._load(stored) and wanted == "latest":
-                return
-
-    async def _load(self, stored: StoredVersion) -> bool:
-        key = ModelKey(stored.name, stored.version)
-        self.catalog.set_loading(key)
-        try:
-            loaded = await self._in_loader(stored)
-        except JobError as error:
-            _log.error("refused %s version %d: %s", *key, error)
-            self.catalog.set_refused(key, str(error))
-            return False
-        except Exception as error:  # a bug, or a file nobody thought of: the other versions are not to blame
-            _log.exception("refused %s version %d", *key)
-            self.catalog.set_refused(key, f"{type(error).__name__}: {error}")
-            return False
-        served = Served(key, loaded)
-        self.catalog.add(served)
+    def put_into_service(self, loaded: LoadedModel) -> None:
+        """Let requests find an engine that has proved itself; what it replaces answers the rest of its own."""
+        stored = loaded.stored
+        served = Served(ModelKey(stored.name, stored.version, next(self._generations)), loaded)
         limit = max(1, loaded.spec.max_batch_size)
-        self.scheduler.add_queue(key, max_batch=limit, max_waiting=self.options.max_queue)
+        self.scheduler.add_queue(served.key, max_batch=limit, max_waiting=self.options.max_queue)
         self._open_lane(served)
+        before = self.catalog.add(served)
+        if before is not None:
+            served.statistics = before.statistics  # readers difference them, so they never begin anew
+            self.metrics.forget_engine(before)
+            self.spawn(self._retire(before))
         self.metrics.watch_model(served, lambda: self.waiting_samples(served))
-        info = loaded.engine.info
-        _log.info(
-            "loaded %s version %d on %s %s in %.2f s (%s)",
-            *key,
-            info.engine,
-            info.precision,
-            loaded.load_s,
-            loaded.reason,
-        )
-        return True
 
-    async def _in_loader(self, stored: StoredVersion) -> LoadedModel:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._loader, self._load_version, stored, self.options.load)
+    def take_out_of_service(self, name: str, version: int) -> asyncio.Task[None] | None:
+        """Let no new request find a version; the task ends when its engine is closed. None: it is not served."""
+        served = self.catalog.withdraw(name, version)
+        if served is None:
+            return None
+        self.metrics.forget_engine(served)
+        return self.spawn(self._retire(served))
+
+    async def _retire(self, served: Served) -> None:
+        """Wait for the last request that has found it, then give the engine's memory back."""
+        await served.until_unused()
+        if served.lane is not None:
+            await self.scheduler.stop_lane(served.lane)
+            await asyncio.to_thread(served.loaded.engine.close)
+        self.scheduler.remove_queue(served.key, "the model was unloaded")
+        self.catalog.forget(served)
+        place = served.key.model, served.key.version
+        if not any((other.key.model, other.key.version) == place for other in self.catalog.all_live()):
+            self.metrics.forget_model(served)
+        _log.info("unloaded %s version %d", *place)
 
     def _open_lane(self, served: Served) -> None:
         loaded = served.loaded
@@ -325,23 +319,31 @@ class Core:
         """Load the same version again beside the lost engine, which may never give its memory back."""
         # The loader's only thread may be stuck with the engine that is lost, so this one has its own.
         replacer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replace")
-        loop = asyncio.get_running_loop()
-        loading = loop.run_in_executor(replacer, self._load_version, served.loaded.stored, self.options.load)
+        loop, options = asyncio.get_running_loop(), self.control.load_options(served.key.model)
+        loading = loop.run_in_executor(replacer, self._load_version, served.loaded.stored, options)
         try:
-            served.loaded = await asyncio.wait_for(loading, self.options.health.replace_within_s)
+            loaded = await asyncio.wait_for(loading, self.options.health.replace_within_s)
         except Exception as error:  # whatever it is, nobody else will try again
+            if served.withdrawn:
+                return  # another version took over meanwhile
             reason = str(error) or f"it did not load within {self.options.health.replace_within_s:g} s"
             self._on_fatal(f"the engine of {served.key.model} could not be replaced: {reason}")
             return
         finally:
             replacer.shutdown(wait=False)
+        if served.withdrawn:
+            loaded.engine.close()
+            return
+        served.loaded = loaded
         self._open_lane(served)
-        _log.warning("the engine of %s version %d was replaced", *served.key)
+        _log.warning("the engine of %s version %d was replaced", served.key.model, served.key.version)
 
-    def _spawn(self, coroutine: object) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)  # type: ignore[arg-type]
+    def spawn(self, coroutine: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """A task that ends with the core."""
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def lane_runner(slab: Slab, engine: Engine) -> Runner:

@@ -33,11 +33,15 @@ _MEASURING_LIMIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What the operator decided about engines. `max_batch` None: as the model says."""
+    """What the operator decided about engines. `max_batch` None: as the model says.
+
+    `configured_batch` stands in the place of what the model's configuration says; None: as it says.
+    """
 
     precision: PrecisionChoice
     threads: int
     max_batch: int | None
+    configured_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
 def _load_bundle(stored: StoredVersion, options: LoadOptions, started: float) -> LoadedModel:
     bundle = open_bundle(stored.folder)
     spec = bundle.manifest.spec
+    _check_configured(spec, options)
     choice = choose(bundle, options.precision, cpu.fingerprint(options.threads, LIBRARY))
     candidates, refused = _prove_all(bundle, choice, options)
     tables = _latencies(candidates)
@@ -150,7 +155,7 @@ def _pick(candidates: Sequence[_Candidate], tables: Sequence[LatencyTable]) -> _
 
 
 def _load_bare(stored: StoredVersion, options: LoadOptions, started: float) -> LoadedModel:
-    bare = read_bare_model(stored, options.threads)
+    bare = read_bare_model(stored, options.threads, options.configured_batch)
     engine = OnnxRuntimeCpuEngine(
         bare.path,
         inputs=bare.spec.inputs,
@@ -181,5 +186,13 @@ def _load_bare(stored: StoredVersion, options: LoadOptions, started: float) -> L
 
 
 def _limit(max_batch_size: int, options: LoadOptions) -> int:
-    """The model's own limit, lowered by the operator's; 0 stays 0."""
-    return min(max_batch_size, options.max_batch or max_batch_size)
+    """The model's own limit, lowered by its configuration and the operator's; 0 stays 0."""
+    limits = (max_batch_size, options.max_batch, options.configured_batch)
+    return min(limit for limit in limits if limit is not None)
+
+
+def _check_configured(spec: ModelSpec, options: LoadOptions) -> None:
+    """A bundle's engines are proved up to its own limit and only with their batch dimension."""
+    asked = options.configured_batch
+    if asked is not None and not min(1, spec.max_batch_size) <= asked <= spec.max_batch_size:
+        raise BundleError(f"max_batch_size {asked} does not fit this bundle, whose own is {spec.max_batch_size}")

@@ -78,6 +78,19 @@ class Metrics:
         info = served.loaded.engine.info
         self._engine.labels(*labels, info.engine, info.precision, info.device, served.loaded.reason).set(1)
 
+    def forget_engine(self, served: Served) -> None:
+        """New requests do not find this engine any more. Comes before its successor is watched."""
+        info = served.loaded.engine.info
+        self._engine.remove(*_labels(served), info.engine, info.precision, info.device, served.loaded.reason)
+
+    def forget_model(self, served: Served) -> None:
+        """End every series of a version that has left, so that the labels stay bounded by what is loaded."""
+        own = dict(zip(_MODEL, _labels(served), strict=True))
+        for series in (self._requests, self._duration, self._stage, self._batch, self._padding, self._depth):
+            series.remove_by_labels(own)
+        for cache in (self._request_child, self._duration_child, self._stage_child):
+            cache.cache_clear()
+
     def request_ended(self, served: Served | None, protocol: str, outcome: str, seconds: float) -> None:
         labels = ("", "") if served is None else _labels(served)
         self._request_child(*labels, protocol, outcome).inc()

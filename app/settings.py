@@ -19,6 +19,8 @@ from app.edge.protocol import ConnectionLimits
 from app.engines.cpu import cpu_budget
 from app.engines.select import EngineChoice, PrecisionChoice
 from app.loading import LoadOptions
+from app.model_control import ControlMode, ControlOptions
+from app.version_plan import Policy
 from models.errors import UsageError
 
 MIB = 1 << 20
@@ -38,6 +40,9 @@ class Settings(BaseSettings):
     threads: int = Field(0, ge=0, description="Threads that compute, over all models; 0 takes the CPU budget.")
     max_batch: int = Field(0, ge=0, description="Largest batch, if below the model's own; 0 leaves it.")
     version_policy: str = Field("latest", description="latest, all, or numbers such as 1,3.")
+    model_control: ControlMode = Field("none", description="none, explicit (over the network), or poll (the store).")
+    load_model: str = Field("", description="With explicit: names to load at the start, such as a,b, or *.")
+    poll_interval_s: float = Field(2, gt=0, description="With poll: look at the store so often.")
     max_queue: int = Field(1024, ge=1, description="Samples that may wait per model.")
     max_inflight_mb: int = Field(256, ge=1, description="Memory for requests in flight, MiB.")
     max_body_mb: int = Field(64, ge=1, description="Largest request body, MiB.")
@@ -59,23 +64,30 @@ class Settings(BaseSettings):
         if self.max_inflight_mb < self.max_body_mb:
             raise ValueError("max_inflight_mb must be at least max_body_mb, or no body of that size could be read")
         self.versions()
+        if self.load_model and self.model_control != "explicit":
+            raise ValueError("load_model needs model_control explicit; otherwise everything in the store is loaded")
         return self
 
-    def versions(self) -> str | tuple[int, ...]:
+    def versions(self) -> Policy:
         """The version policy, parsed. Raises ValueError."""
-        if self.version_policy in ("latest", "all"):
-            return self.version_policy
+        if self.version_policy == "latest":
+            return "latest"
+        if self.version_policy == "all":
+            return "all"
         numbers = self.version_policy.split(",")
         if not all(number.strip().isdigit() for number in numbers):
             raise ValueError(f"version_policy must be latest, all, or numbers such as 1,3; got {self.version_policy!r}")
         return tuple(int(number) for number in numbers)
+
+    def _load_model(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.load_model.split(",") if name.strip())
 
     def core_options(self) -> CoreOptions:
         threads = self.threads or cpu_budget()
         return CoreOptions(
             store=self.store or DEMO_STORE,
             load=LoadOptions(self.precision, threads, self.max_batch or None),
-            versions=self.versions(),
+            control=ControlOptions(self.model_control, self.versions(), self.poll_interval_s, self._load_model()),
             max_queue=self.max_queue,
             max_inflight_bytes=self.max_inflight_mb * MIB,
             allow_shared_memory=self.allow_shared_memory,

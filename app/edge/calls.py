@@ -91,6 +91,7 @@ class HotRoute(ABC):
         call.exchange.begin()
         path = call.scope["path_params"]
         call.served = served = find_served(self.core.catalog, path["model"], path.get("version"))
+        call.exchange.hold(served)
         self.admit(served)
         if call.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise Unsupported("Unsupported compression type; send the body as it is")

@@ -51,12 +51,18 @@ class Exchange:
     _slots: dict[SlotRef, Slot] = field(default_factory=dict)
     _presence: asyncio.Future[None] | None = None
     _begun: bool = False
+    _held: Served | None = None
     _regions: list[Region] | None = None
 
     def begin(self) -> None:
         """Make the call one that is owed an answer. Raises Unavailable when the server is shutting down."""
         self.core.begin_call()
         self._begun = True
+
+    def hold(self, served: Served) -> None:
+        """Keep the version loaded until the exchange closes. Comes in the same turn in which it was found."""
+        served.enter()
+        self._held = served
 
     def hold_region(self, region: Region) -> None:
         """Keep a region of shared memory until the exchange closes. Raises NotFound when it has just gone."""
@@ -89,6 +95,9 @@ class Exchange:
             for region in self._regions:
                 self.core.shared_memory.release(region)
             self._regions = None
+        if self._held is not None:
+            self._held.leave()
+            self._held = None
         if self._begun:
             self._begun = False
             self.core.end_call()

@@ -43,6 +43,7 @@ class GrpcInference:
         try:
             exchange.begin()
             served = find_served(self._core.catalog, message.model_name, message.model_version or None)
+            exchange.hold(served)
             response = await self._answer(message, served, exchange, call)
             outcome = "success"
             return response

@@ -47,7 +47,7 @@ class PredictionsRoute(HotRoute):
 
     def admit(self, served: Served) -> None:
         if served.spec.image is None:
-            name, version = served.key
+            name, version = served.key.model, served.key.version
             raise InvalidRequest(
                 f"'{name}' has no image preprocessing, so it cannot take images; "
                 f"send tensors to /v2/models/{name}/versions/{version}/infer"
@@ -57,7 +57,7 @@ class PredictionsRoute(HotRoute):
         top_k = _top_k(call)
         terms = Terms(self.timeout_ms(call))
         boundary = boundary_of(call.headers.get(b"content-type", b""))
-        name, version = served.key
+        name, version = served.key.model, served.key.version
         envelope: _Answer = {"model": name, "version": str(version)}
         if boundary is None or sniff(body.view) is not None:
             answer = await self._predict(call.exchange, served, body.view, terms, top_k)

@@ -17,10 +17,14 @@ MILLISECOND_NS = 1_000_000
 
 
 class ModelKey(NamedTuple):
-    """One version of one model: the owner of a queue."""
+    """One version of one model: the owner of a queue.
+
+    A version that is loaded again is a new owner, of the next `generation`; the old one's queue runs dry.
+    """
 
     model: str
     version: int
+    generation: int = 0
 
 
 class SlotRef(NamedTuple):

@@ -1,0 +1,109 @@
+"""Which versions of a model should be loaded: a pure decision over what is on disk and what is loaded.
+
+No clock, no disk, no await. The shell asks for the next step, does it, writes down how it went, and asks
+again until there is none. The rules:
+ 1. A version that is wanted and not loaded is loaded, the highest first; one that was refused is not tried
+    again before its files change.
+ 2. A version whose files changed is loaded again. Until that succeeds what was loaded goes on serving; when it
+    is refused, too.
+ 3. A version that is no longer wanted goes only after everything wanted is loaded, and never while it is all
+    that serves and something on disk may still replace it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+# Changes when the files of a version change; compared, never looked into.
+Stamp = tuple[object, ...]
+# "latest": the highest that is sound; "all"; or these numbers.
+Policy = Literal["latest", "all"] | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One version as one look at the disk found it. `is_sealed`: something that is written last is there."""
+
+    stamp: Stamp
+    is_sealed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One version on disk. `is_complete`: nobody seems to be writing or removing it just now."""
+
+    version: int
+    stamp: Stamp
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What became of one version: the stamp that is loaded, and the one that was refused last."""
+
+    version: int
+    loaded: Stamp | None = None
+    refused: Stamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    version: int
+
+
+def settle(before: Mapping[int, Seen] | None, now: Mapping[int, Seen]) -> tuple[Found, ...]:
+    """Two looks at a model's folder, one after the other, as one picture, highest version first.
+
+    A bare model counts as complete once it has not changed between two looks, a version as removed once two
+    looks have missed it: what copies or swaps folders does so in steps. Without a look before, what is there
+    counts as complete.
+    """
+    if before is None:
+        found = [Found(version, seen.stamp, True) for version, seen in now.items()]
+    else:
+        found = [
+            Found(version, seen.stamp, seen.is_sealed or (version in before and before[version].stamp == seen.stamp))
+            for version, seen in now.items()
+        ]
+        found += [Found(version, seen.stamp, False) for version, seen in before.items() if version not in now]
+    return tuple(sorted(found, key=lambda one: -one.version))
+
+
+def next_step(found: Collection[Found], known: Mapping[int, Known], policy: Policy) -> Load | Unload | None:
+    """The next thing to do for one model; None when all is as it should be."""
+    allowed = [one for one in sorted(found, key=lambda one: -one.version) if _allows(policy, one.version)]
+    wanted = [one for one in allowed if _can_serve(one, known.get(one.version))]
+    if policy == "latest":
+        wanted = wanted[:1]
+    for one in wanted:
+        if _must_load(one, known.get(one.version)):
+            return Load(one.version)
+    numbers = {one.version for one in wanted}
+    surplus = sorted(version for version, own in known.items() if own.loaded is not None and version not in numbers)
+    if surplus and (wanted or not allowed):
+        return Unload(surplus[0])
+    return None
+
+
+def _allows(policy: Policy, version: int) -> bool:
+    return policy in ("latest", "all") or version in policy
+
+
+def _can_serve(one: Found, known: Known | None) -> bool:
+    """Whether it serves, or may after loading it."""
+    if known is not None and known.loaded is not None:
+        return True
+    return one.is_complete and (known is None or known.refused != one.stamp)
+
+
+def _must_load(one: Found, known: Known | None) -> bool:
+    if not one.is_complete:
+        return False
+    return known is None or one.stamp not in (known.loaded, known.refused)
