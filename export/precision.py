@@ -66,7 +66,7 @@ def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]
     if not can_calibrate and any(recipe.make for recipe in chosen):
         named = " and ".join(sorted(asked - {"fp32"}))
         raise UsageError(
-            f"{named} need{'s' * (' ' not in named)} real images to find the ranges of values; pass --calibrate DATASET or "
-            "--precisions fp32 (--allow-random-calibration takes noise instead, at the price of speed and accuracy)"
+            f"{named} need{'s' * (' ' not in named)} real images to find the ranges of values; pass --calibrate "
+            "DATASET or --precisions fp32 (--allow-random-calibration takes noise instead, at the price of speed and accuracy)"
         )
     return chosen

@@ -23,8 +23,10 @@ from export.torch_job import one_line
 from models.errors import JobError
 
 # What is worth 8 bits on its own account; the rest of the operators follow their neighbours.
-_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "AveragePool"})
-_LAYERS_TOO = frozenset({"GlobalAveragePool", "Sigmoid", "LeakyRelu", "Softmax", "Resize"})
+_LAYERS = frozenset(
+    {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"}
+    | {"Sigmoid", "LeakyRelu", "Softmax", "Resize"}
+)
 
 
 def quantize_for_cpu(
@@ -61,14 +63,17 @@ def quantize_for_cpu(
     return {}
 
 
-def layers(graph: Path) -> tuple[str, ...]:
+def layers(calibration: Calibration) -> tuple[str, ...]:
     """The names of the nodes that quantisation rounds, in the graph's order; its front is not among them."""
     import onnx
 
-    found = onnx.load(str(graph)).graph
-    front = set(front_nodes(found))
-    wanted = _LAYERS | _LAYERS_TOO
-    return tuple(node.name for node in found.node if node.op_type in wanted and node.name not in front)
+    graph = onnx.load(str(calibration.graph)).graph
+    front, floats = set(front_nodes(graph)), calibration.ranges["minmax"]
+    return tuple(
+        node.name
+        for node in graph.node
+        if node.op_type in _LAYERS and node.name not in front and node.output[0] in floats
+    )
 
 
 def quantize_with_ranges(

@@ -9,6 +9,7 @@ see the result only. Knows the search. Knows nothing of how files are made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -59,26 +60,32 @@ class Ladder:
     sensitivity: Callable[[], Sensitivity]
     trials: dict[int, Trial] = field(default_factory=dict)
 
-    def passes(self, count: int) -> bool:
-        """Whether the file with so many layers kept loses no more than the budget on the calibration images."""
+    def passes(self, count: int, caution: float = 0.0) -> bool:
+        """Whether the file with so many layers kept loses no more than the budget on the calibration images.
+
+        `caution` is the number of standard errors that its loss is taken to be higher than it was measured.
+        """
         if count not in self.trials:
             keep = frozenset(self.sensitivity().worst(count)) if count else frozenset()
             self.trials[count] = self.bench.try_out(self.recipe, self.method, keep)
-        return self.trials[count].accuracy.loss_points <= self.budget_points
+        found = self.trials[count].accuracy
+        # Images that only one of the two gets right are at most those that they disagree on.
+        error_points = 100 * math.sqrt((1 - found.agreement) / found.images)
+        return found.loss_points + caution * error_points <= self.budget_points
 
-    def climb(self, start: int) -> int | None:
+    def climb(self, start: int, caution: float = 0.0) -> int | None:
         """The smallest number of kept layers, at least `start`, that passes; None where none does."""
         most = int(_MOST_KEPT * len(self.sensitivity().errors))
         failed, count = start - 1, start
-        while count <= most and not self.passes(count):
+        while count <= most and not self.passes(count, caution):
             failed, count = count, max(1, 2 * count)
         if count > most:
-            if failed >= most or not self.passes(most):
+            if failed >= most or not self.passes(most, caution):
                 return None
             count = most
         while count - failed > 1:
             middle = (count + failed) // 2
-            if self.passes(middle):
+            if self.passes(middle, caution):
                 count = middle
             else:
                 failed = middle

@@ -82,11 +82,14 @@ class Maker:
         # Where nothing helps, the plain file stays, and the gate says what it costs.
         return self._kept(recipe, count or 0)
 
-    def retry(self, made: Made) -> Made | None:
-        """Write an INT8 variant again with more layers kept; None where that is no use."""
+    def retry(self, made: Made, caution: float) -> Made | None:
+        """Write an INT8 variant again with more layers kept, as `Ladder.passes` with `caution` asks for.
+
+        None where that is no use.
+        """
         if made.recipe.precision != "int8":
             return None
-        count = self._ladder(made.recipe).climb(made.kept_layers + 1)
+        count = self._ladder(made.recipe).climb(made.kept_layers + 1, caution)
         return None if count is None else self._kept(made.recipe, count)
 
     def _kept(self, recipe: Recipe, count: int) -> Made:
@@ -114,7 +117,7 @@ class Maker:
         if self._sensitivity is None:
             bench = self._ready_bench()
             method = self._ladder(INT8_CPU).method
-            names = layers(bench.calibration.graph)
+            names = layers(bench.calibration)
             key = step_key("sensitivity", sha256_file(bench.calibration.graph), self.images.key, method)
             kept = self.cache.read(key)
             if kept is None:

@@ -28,6 +28,8 @@ class ZooEntry:
 
 _ZOO = {
     "simple_cnn": ZooEntry("models.zoo.simple_cnn:simple_cnn", channels=3, height=32, width=32),
+    "resnet18": ZooEntry("models.zoo.small_images:resnet18", channels=3, height=32, width=32),
+    "mobilenet_v2": ZooEntry("models.zoo.small_images:mobilenet_v2", channels=3, height=32, width=32),
 }
 
 
