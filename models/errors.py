@@ -14,6 +14,7 @@
         ├── Overloaded          queue or memory full, or would be late          429, RESOURCE_EXHAUSTED
         ├── ModelFailed         the model fails on this very request            500, INTERNAL
         ├── Unsupported         an extension that is not offered                501, UNIMPLEMENTED
+        │   └── UnsupportedCompression      and which compressions are
         ├── Unavailable         draining, not ready, engine being replaced      503, UNAVAILABLE
         └── DeadlineExceeded    the time the client gave has passed             504, DEADLINE_EXCEEDED
 
@@ -113,6 +114,10 @@ class Unsupported(RequestError):
 
     http_status = 501
     grpc_code = "UNIMPLEMENTED"
+
+
+class UnsupportedCompression(Unsupported):
+    """The body is compressed in a way that this server cannot read."""
 
 
 class Unavailable(RequestError):

@@ -51,7 +51,7 @@ def declared_length(headers: dict[bytes, bytes], limits: BodyLimits) -> int | No
     if not raw.isdigit() or len(raw) > 18:
         raise InvalidRequest(f"Content-Length must be a whole number of bytes, got {raw[:40].decode('latin-1')!r}")
     if int(raw) > limits.max_bytes:
-        raise _too_large(int(raw), limits)
+        raise too_large(int(raw), limits)
     return int(raw)
 
 
@@ -75,23 +75,25 @@ async def _fill(receive: Receive, exchange: Exchange, slot: Slot, limits: BodyLi
         chunk: bytes = message.get("body", b"")
         end = filled + len(chunk)
         if end > limits.max_bytes:
-            raise _too_large(end, limits)
+            raise too_large(end, limits)
         if end > len(slot.view):
-            slot = _grow(exchange, slot, filled, end, limits)
+            slot = grow(exchange, slot, filled, end, limits)
         slot.view[filled:end] = chunk
         filled = end
         if not message.get("more_body", False):
             return Body(slot, filled)
 
 
-def _grow(exchange: Exchange, slot: Slot, filled: int, needed: int, limits: BodyLimits) -> Slot:
+def grow(exchange: Exchange, slot: Slot, filled: int, needed: int, limits: BodyLimits) -> Slot:
+    """A slot of twice the size, or of what is needed, with the same first bytes. Raises Overloaded."""
     larger = exchange.reserve(min(limits.max_bytes, max(needed, 2 * len(slot.view))))
     larger.view[:filled] = slot.view[:filled]
     exchange.release(slot)
     return larger
 
 
-def _too_large(nbytes: int, limits: BodyLimits) -> BodyTooLarge:
+def too_large(nbytes: int, limits: BodyLimits) -> BodyTooLarge:
+    """The error for a body of so many bytes."""
     return BodyTooLarge(
         f"the body of {nbytes} bytes exceeds the maximum allowed input size of {limits.max_bytes} bytes; "
         "use --max-body-mb to increase the limit"

@@ -13,11 +13,12 @@ from starlette.types import Receive, Scope, Send
 from app.catalog import Served
 from app.core import Core
 from app.edge.body import Body, BodyLimits, declared_length, read_body
+from app.edge.compression import compress, inflate, is_worthwhile, request_encoding, response_encoding
 from app.edge.exchange import ClientGone, Exchange
 from app.edge.lookup import find_served
 from app.edge.pool import DecodePool
 from app.edge.replies import Reply, error_reply, send_reply
-from models.errors import InvalidRequest, RequestError, Unsupported
+from models.errors import InvalidRequest, Overloaded, RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +94,24 @@ class HotRoute(ABC):
         call.served = served = find_served(self.core.catalog, path["model"], path.get("version"))
         call.exchange.hold(served)
         self.admit(served)
-        if call.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise Unsupported("Unsupported compression type; send the body as it is")
+        encoding = request_encoding(call.headers)
         declared = declared_length(call.headers, self.options.body)
         body = await read_body(call.receive, call.exchange, declared, self.options.body)
         call.exchange.watch_client(_until_client_leaves(call.receive))
-        return await self.answer(call, served, body)
+        if encoding is not None:
+            body = await inflate(body, encoding, call.exchange, self.pool, self.options.body)
+        reply = await self.answer(call, served, body)
+        accepted = call.headers.get(b"accept-encoding")
+        return reply if accepted is None else await self._compressed(reply, accepted)
+
+    async def _compressed(self, reply: Reply, accepted: bytes) -> Reply:
+        encoding = response_encoding(accepted)
+        if encoding is None or not is_worthwhile(reply):
+            return reply
+        try:
+            return await self.pool.run(compress, reply, encoding)
+        except Overloaded:
+            return reply  # as it is, sooner than not at all
 
     def record_stage(self, served: Served, stage: str, ns: int) -> None:
         self.core.metrics.stage(served, stage, ns)

@@ -9,7 +9,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Send
 
-from models.errors import RequestError
+from models.errors import RequestError, UnsupportedCompression
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -49,6 +49,8 @@ def error_reply(error: RequestError) -> Reply:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if error.retry_after_s is not None:
         headers = ((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()),)
+    if isinstance(error, UnsupportedCompression):
+        headers = ((b"accept-encoding", b"gzip, deflate"),)
     return Reply(error.http_status, (error_body(str(error)),), headers=headers)
 
 
