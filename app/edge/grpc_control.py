@@ -38,7 +38,6 @@ class GrpcControl:
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "RepositoryIndex": self._repository_index,
-            "CudaSharedMemoryUnregister": self._cuda_unregister,
         }
 
     async def _server_live(self, _: Any, __: GrpcCall) -> Any:
@@ -70,12 +69,6 @@ class GrpcControl:
         check_repository(message.repository_name)
         models = documents.repository_index(self._core, only_ready=message.ready)
         return ParseDict({"models": models}, service_pb2.RepositoryIndexResponse())
-
-    async def _cuda_unregister(self, message: Any, _: GrpcCall) -> Any:
-        # Clients tidy up all regions before they begin; that there are none is no error.
-        if message.name:
-            raise Unsupported("CUDA shared memory is not offered by this server; send the tensor in the request")
-        return service_pb2.CudaSharedMemoryUnregisterResponse()
 
 
 def unsupported(method: str) -> Unary:

@@ -6,6 +6,7 @@ Imported only when gRPC is wanted and HTTP already listens, because the library 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -18,8 +19,9 @@ from app.core import Core
 from app.edge.calls import EdgeOptions
 from app.edge.entry import Entry
 from app.edge.grpc_control import NO_KEY_NEEDED, GrpcControl, unsupported
-from app.edge.grpc_gate import GrpcGate
+from app.edge.grpc_gate import GrpcGate, Unary
 from app.edge.grpc_infer import GrpcInference
+from app.edge.grpc_shared_memory import GrpcSharedMemory
 from app.edge.pool import DecodePool
 
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -50,7 +52,12 @@ class GrpcServer:
             maximum_concurrent_rpcs=max_calls,
         )
         inference = GrpcInference(core, options, self._pool)
-        handlers = _handlers(GrpcGate(Entry(options)), inference, GrpcControl(core, options))
+        methods = {
+            "ModelInfer": inference.infer,
+            **GrpcControl(core, options).methods(),
+            **GrpcSharedMemory(core).methods(),
+        }
+        handlers = _handlers(GrpcGate(Entry(options)), inference, methods)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -71,9 +78,8 @@ class GrpcServer:
         self._pool.close()
 
 
-def _handlers(gate: GrpcGate, inference: GrpcInference, control: GrpcControl) -> dict[str, Any]:
+def _handlers(gate: GrpcGate, inference: GrpcInference, methods: Mapping[str, Unary]) -> dict[str, Any]:
     """The library's handler for each method of the service, by name."""
-    methods = {"ModelInfer": inference.infer, **control.methods()}
     handlers = {}
     for method in _SERVICE.methods:
         name, message = method.name, getattr(service_pb2, method.input_type.name)
