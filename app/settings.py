@@ -6,6 +6,7 @@ The command line and `uvicorn app.main:app` read the same model. Priority: comma
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
@@ -56,6 +57,7 @@ class Settings(BaseSettings):
     allow_shared_memory: bool = Field(False, description="Let clients register system shared memory.")
     server_name: str = Field("convoy", description="The name in /v2; some clients insist on 'triton'.")
     api_key_file: Path | None = Field(None, description="File with the API key that clients must send.")
+    admin_token_file: Path | None = Field(None, description="File with the token that loading models wants.")
     access_log: Literal["all", "errors", "off"] = Field("all", description="errors: errors and slow requests.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
 
@@ -100,7 +102,9 @@ class Settings(BaseSettings):
             max_decoding=self.max_queue,
             default_timeout_ms=self.default_timeout_ms,
             server_name=self.server_name,
-            api_key=self._api_key(),
+            api_key=_secret("--api-key-file", self.api_key_file),
+            admin_token=_secret("--admin-token-file", self.admin_token_file),
+            is_loopback=_is_loopback(self.host),
             access_log=self.access_log,
         )
 
@@ -112,17 +116,6 @@ class Settings(BaseSettings):
             max_connections=self.max_connections,
         )
 
-    def _api_key(self) -> str | None:
-        if self.api_key_file is None:
-            return None
-        try:
-            key = self.api_key_file.read_text().strip()
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--api-key-file {self.api_key_file} cannot be read: {error}") from error
-        if not key:
-            raise UsageError(f"--api-key-file {self.api_key_file} is empty; put the key on its first line")
-        return key
-
 
 def read_settings(given: dict[str, object]) -> Settings:
     """Settings from what was given, then the environment, then the defaults. Raises UsageError."""
@@ -132,3 +125,26 @@ def read_settings(given: dict[str, object]) -> Settings:
         first = error.errors()[0]
         name = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "options"
         raise UsageError(f"{name}: {first['msg'].removeprefix('Value error, ')}") from error
+
+
+def _secret(option: str, path: Path | None) -> str | None:
+    """What a file with a secret holds; None without a file. Raises UsageError."""
+    if path is None:
+        return None
+    try:
+        secret = path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {path} cannot be read: {error}") from error
+    if not secret:
+        raise UsageError(f"{option} {path} is empty; put the secret on its first line")
+    return secret
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address; a name other than localhost could mean anything."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -23,7 +23,7 @@ from models.errors import InvalidRequest, Overloaded, RequestError
 
 @dataclass(frozen=True, slots=True)
 class EdgeOptions:
-    """What the edge is told. `default_timeout_ms` 0: none."""
+    """What the edge is told. `default_timeout_ms` 0: none. `is_loopback`: nobody else can reach the server."""
 
     body: BodyLimits
     decode_threads: int
@@ -31,6 +31,8 @@ class EdgeOptions:
     default_timeout_ms: float = 0.0
     server_name: str = "convoy"
     api_key: str | None = None
+    admin_token: str | None = None
+    is_loopback: bool = False
     access_log: str = "all"
     slow_request_ms: float = 1000.0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from app.catalog import Served
@@ -21,10 +21,8 @@ from app.edge.calls import EdgeOptions
 from app.edge.error_docs import ERRORS
 from app.edge.lookup import find_served
 from app.edge.model_config import model_config
-from app.edge.small_body import read_object
 from app.statistics import STAGES
 from app.version import VERSION
-from models.errors import InvalidRequest
 
 _PAGE = Path(__file__).with_name("page.html")
 _Json = dict[str, Any]
@@ -83,10 +81,6 @@ def _add_metadata(router: APIRouter, core: Core, options: EdgeOptions) -> None:
     async def config(model: str, version: str | None = None) -> Response:
         return _json(model_config(find_served(core.catalog, model, version)))
 
-    @router.post("/v2/repository/index", tags=["metadata"], summary="What is served and what not", responses=ERRORS)
-    async def index(request: Request) -> Response:
-        return _json(documents.repository_index(core, only_ready=await _only_ready(request)))
-
 
 def _add_statistics(router: APIRouter, core: Core) -> None:
     @router.get("/v2/models/stats", tags=["statistics"], summary="Counters of every model", responses=ERRORS)
@@ -121,13 +115,6 @@ def _add_pages(router: APIRouter, core: Core) -> None:
     @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
     async def page() -> Response:
         return HTMLResponse(_PAGE.read_text())
-
-
-async def _only_ready(request: Request) -> bool:
-    wanted = (await read_object(request, '{"ready": true}')).get("ready", False)
-    if not isinstance(wanted, bool):
-        raise InvalidRequest("'ready' must be true or false")
-    return wanted
 
 
 def _last_minute(core: Core, served: Served) -> _Json:

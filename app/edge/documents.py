@@ -23,6 +23,8 @@ EXTENSIONS = (
     "parameters",
     "statistics",
     "schedule_policy",
+    "model_repository",
+    "model_repository(unload_dependents)",
 )
 Document = dict[str, Any]
 
@@ -46,12 +48,18 @@ def model_metadata(core: Core, model: str, version: str | None) -> Document:
     }
 
 
-def repository_index(core: Core, *, only_ready: bool) -> list[Document]:
-    return [
+async def repository_index(core: Core, *, only_ready: bool) -> list[Document]:
+    """Every version that is known, and by name alone what could be loaded and never was."""
+    index = core.catalog.index()
+    listed: list[Document] = [
         {"name": one.name, "version": str(one.version), "state": one.state.value, "reason": one.reason}
-        for one in core.catalog.index()
+        for one in index
         if one.state.value == "READY" or not only_ready
     ]
+    if only_ready:
+        return listed
+    never_loaded = set(await core.control.names_in_store()) - {one.name for one in index}
+    return listed + [{"name": name} for name in sorted(never_loaded)]
 
 
 def model_statistics(core: Core, model: str | None, version: str | None) -> Document:

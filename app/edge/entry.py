@@ -9,18 +9,46 @@ import secrets
 from itertools import count
 
 from app.edge.calls import EdgeOptions
+from models.errors import Unauthorized
 
 _log = logging.getLogger("convoy.access")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 KEY_IS_WRONG = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
 
 
+class Keys:
+    """Who may ask for what. Values are those of the `Authorization` header or metadata."""
+
+    def __init__(self, options: EdgeOptions) -> None:
+        self._expected_key = _bearer(options.api_key)
+        self._expected_token = _bearer(options.admin_token)
+        self._is_loopback = options.is_loopback
+
+    def is_key(self, authorization: bytes | None) -> bool:
+        """Whether the header holds the API key, or none is asked for."""
+        return self._expected_key is None or hmac.compare_digest(authorization or b"", self._expected_key)
+
+    def is_admin_token(self, authorization: bytes | None) -> bool:
+        """Whether the header holds the admin token. False where there is none."""
+        return self._expected_token is not None and hmac.compare_digest(authorization or b"", self._expected_token)
+
+    def check_admin(self, authorization: bytes | None) -> None:
+        """Raises Unauthorized unless the caller may change what is served."""
+        if self._expected_token is None and not self._is_loopback:
+            raise Unauthorized(
+                "this needs an admin token, and the server has none; start it with --admin-token-file FILE, "
+                "or with --host 127.0.0.1"
+            )
+        if self._expected_token is not None and not self.is_admin_token(authorization):
+            raise Unauthorized("the admin token is missing or wrong; send it as 'Authorization: Bearer TOKEN'")
+
+
 class Entry:
-    """The rules of one server."""
+    """The rules of one server's gates."""
 
     def __init__(self, options: EdgeOptions) -> None:
         self._options = options
-        self._expected_key = None if options.api_key is None else b"Bearer " + options.api_key.encode()
+        self.keys = Keys(options)
         self._process = secrets.token_hex(4)
         self._numbers = count(1)
 
@@ -30,10 +58,6 @@ class Entry:
             return given
         return f"{self._process}-{next(self._numbers)}".encode()
 
-    def is_key(self, authorization: bytes | None) -> bool:
-        """Whether the header holds the API key, or none is asked for."""
-        return self._expected_key is None or hmac.compare_digest(authorization or b"", self._expected_key)
-
     def log(self, client: str, call: str, status: str, took_ms: float, *, is_error: bool, trace: bytes | None) -> None:
         """One line, if the operator wants it."""
         wanted = self._options.access_log
@@ -42,3 +66,7 @@ class Entry:
             return
         shown_trace = f" trace {trace.decode('latin-1')}" if trace else ""
         _log.info("%s %s %s %.1f ms%s", client, call, status, took_ms, shown_trace)
+
+
+def _bearer(secret: str | None) -> bytes | None:
+    return None if secret is None else b"Bearer " + secret.encode()

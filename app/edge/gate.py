@@ -23,6 +23,8 @@ from models.errors import Unauthorized, Unavailable
 _errors = logging.getLogger("convoy")
 # Probes come from machines that have no key.
 _NO_KEY_NEEDED = re.compile(r"/ping|/v2/health/(live|ready)|/v2/models/[^/]+(/versions/[^/]+)?/ready")
+# The admin token is a key to these, and to nothing else.
+_ADMIN = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
 
 
 class Gate:
@@ -63,7 +65,10 @@ class Gate:
             await send_reply(passage.send, reply)
 
     def _is_allowed(self, path: str, headers: dict[bytes, bytes]) -> bool:
-        return self._entry.is_key(headers.get(b"authorization")) or _NO_KEY_NEEDED.fullmatch(path) is not None
+        keys, given = self._entry.keys, headers.get(b"authorization")
+        if keys.is_key(given) or _NO_KEY_NEEDED.fullmatch(path):
+            return True
+        return keys.is_admin_token(given) and _ADMIN.fullmatch(path) is not None
 
     def _log(self, scope: Scope, passage: _Passage, took_ms: float) -> None:
         client = scope.get("client") or ("-", 0)

@@ -18,9 +18,6 @@ from app.edge.lookup import find_served
 from app.edge.model_config import model_config
 from models.errors import Unsupported
 
-# Probes come from machines that have no key.
-NO_KEY_NEEDED = frozenset({"ServerLive", "ServerReady", "ModelReady"})
-
 
 class GrpcControl:
     """One method per row of `methods`."""
@@ -37,7 +34,6 @@ class GrpcControl:
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
-            "RepositoryIndex": self._repository_index,
         }
 
     async def _server_live(self, _: Any, __: GrpcCall) -> Any:
@@ -65,11 +61,6 @@ class GrpcControl:
         document = documents.model_statistics(self._core, message.name or None, message.version or None)
         return ParseDict(document, service_pb2.ModelStatisticsResponse())
 
-    async def _repository_index(self, message: Any, _: GrpcCall) -> Any:
-        check_repository(message.repository_name)
-        models = documents.repository_index(self._core, only_ready=message.ready)
-        return ParseDict({"models": models}, service_pb2.RepositoryIndexResponse())
-
 
 def unsupported(method: str) -> Unary:
     """A method of the protocol that this server does not offer."""
@@ -78,9 +69,3 @@ def unsupported(method: str) -> Unary:
         raise Unsupported(f"{method} is not offered by this server; docs/protocol.md lists what is")
 
     return refuse
-
-
-def check_repository(name: str) -> None:
-    """Raises Unsupported: there is one store, and it has no name."""
-    if name:
-        raise Unsupported("'repository_name' specification is not supported; leave it out")

@@ -18,9 +18,10 @@ from tritonclient.grpc import service_pb2
 from app.core import Core
 from app.edge.calls import EdgeOptions
 from app.edge.entry import Entry
-from app.edge.grpc_control import NO_KEY_NEEDED, GrpcControl, unsupported
+from app.edge.grpc_control import GrpcControl, unsupported
 from app.edge.grpc_gate import GrpcGate, Unary
 from app.edge.grpc_infer import GrpcInference
+from app.edge.grpc_repository import GrpcRepository
 from app.edge.grpc_shared_memory import GrpcSharedMemory
 from app.edge.pool import DecodePool
 
@@ -52,12 +53,14 @@ class GrpcServer:
             maximum_concurrent_rpcs=max_calls,
         )
         inference = GrpcInference(core, options, self._pool)
+        entry = Entry(options)
         methods = {
             "ModelInfer": inference.infer,
             **GrpcControl(core, options).methods(),
+            **GrpcRepository(core, entry.keys).methods(),
             **GrpcSharedMemory(core).methods(),
         }
-        handlers = _handlers(GrpcGate(Entry(options)), inference, methods)
+        handlers = _handlers(GrpcGate(entry), inference, methods)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -86,8 +89,7 @@ def _handlers(gate: GrpcGate, inference: GrpcInference, methods: Mapping[str, Un
         if name == "ModelStreamInfer":
             handlers[name] = gate.stream(name, inference.stream)
         else:
-            handle = methods.get(name) or unsupported(name)
-            handlers[name] = gate.unary(name, message, handle, needs_key=name not in NO_KEY_NEEDED)
+            handlers[name] = gate.unary(name, message, methods.get(name) or unsupported(name))
     return handlers
 
 

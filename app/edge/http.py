@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from app.core import Core
 from app.edge.calls import EdgeOptions
 from app.edge.control import control_routes
+from app.edge.entry import Keys
 from app.edge.gate import Gate
 from app.edge.infer import InferRoute
 from app.edge.not_offered import not_offered_routes
@@ -28,6 +29,7 @@ from app.edge.openapi import document_hot_routes
 from app.edge.pool import DecodePool
 from app.edge.predictions import PredictionsRoute
 from app.edge.replies import Reply, as_response, error_body, error_reply
+from app.edge.repository import repository_routes
 from app.edge.shared_memory_routes import shared_memory_routes
 from app.edge.shortcut import Shortcut
 from app.edge.torchserve import torchserve_routes
@@ -71,6 +73,7 @@ def create_app(core: Core, options: EdgeOptions) -> FastAPI:
     # The last one has `/v2/models/{model}`, so those that go on from there come before it.
     for router in (not_offered_routes(), shared_memory_routes(core), torchserve_routes(core)):
         app.include_router(router)
+    app.include_router(repository_routes(core, Keys(options)))
     app.include_router(control_routes(core, options))
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
