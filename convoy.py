@@ -203,7 +203,7 @@ def _add_serve() -> None:
     for name, field in Settings.model_fields.items():
         shown = "the demo" if name == "store" else field.default
         help_text = f"{field.description} (default: {shown})" if shown is not None else field.description
-        kind = {int: int, float: float}.get(field.annotation, str)  # type: ignore[arg-type]
+        kind = {int: int, float: float, bool: bool}.get(field.annotation, str)  # type: ignore[arg-type]
         option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, show_default=False)
         parameters.append(
             python_inspect.Parameter(

@@ -1,7 +1,9 @@
 """The real host over fake engines, as a process: `python -m tests.support.fake_server`.
 
 Settings come from `CONVOY_*`, as for `uvicorn app.main:app`. Two models are served: `rows` gives its FP32
-rows of four back, `images` takes any image and gives ten sums. What a sample of `rows` starts with says
+rows of four back, `images` takes any image and gives ten sums. With `"echo": true` there are more, which give
+back what they get: for each dtype `echo_<dtype>`, [batch, any size], and `scalar_<dtype>`, one element without
+a batch; BYTES may be any bytes. What a sample of `rows` starts with says
 what its engine does: POISON fails its batch, HANG never returns, DIE is fatal for the engine.
 
 `FAKE_OPTIONS` is JSON: `latency_ms`, `per_sample_ms`, `max_batch`, `reload_ms` (how long it takes to replace
@@ -38,7 +40,7 @@ from app.main import Host, listen, loop_factory, raise_file_limit
 from app.settings import read_settings
 from models.bundle import LatencyPoint
 from models.errors import BundleError
-from models.spec import ImageSpec, ModelSpec, TensorSpec
+from models.spec import NUMPY_DTYPES, ImageSpec, ModelSpec, TensorSpec
 from models.store import StoredVersion
 
 POISON, HANG, DIE = 666.0, -1.0, -2.0
@@ -67,11 +69,16 @@ class Fakes:
             raise BundleError(f"{stored.folder}: the switch says that nothing can be loaded")
         spec = self._spec(stored.name)
         engine = FakeEngine(spec.inputs, spec.outputs, max_batch_size=spec.max_batch_size, latency_s=self._expected_s)
+        if stored.name.startswith(("echo_", "scalar_")):
+            return self._loaded_model(stored, spec, engine)
         born_ns = time.time_ns()
         plain = engine.echo_or_sum
         engine._run_rows = lambda arrays: self._run(arrays, plain(arrays), born_ns)
         engine.is_poisonous = lambda arrays: bool((arrays[0].reshape(-1) == POISON).any())
-        sizes = (1, spec.max_batch_size)
+        return self._loaded_model(stored, spec, engine)
+
+    def _loaded_model(self, stored: StoredVersion, spec: ModelSpec, engine: FakeEngine) -> LoadedModel:
+        sizes = (1, max(1, spec.max_batch_size))
         return LoadedModel(
             stored=stored,
             spec=spec,
@@ -107,6 +114,11 @@ class Fakes:
         if name == "rows":
             x, y = TensorSpec("x", "FP32", (4,)), TensorSpec("y", "FP32", (4,))
             return ModelSpec(name, (x,), (y,), self._max_batch, None, "none", ())
+        kind, _, dtype = name.partition("_")
+        if kind in ("echo", "scalar"):
+            shape, batch = ((-1,), self._max_batch) if kind == "echo" else ((), 0)
+            x, y = TensorSpec("x", dtype.upper(), shape), TensorSpec("y", dtype.upper(), shape)
+            return ModelSpec(name, (x,), (y,), batch, None, "none", ())
         images, sums = TensorSpec("images", "UINT8", (_SIDE, _SIDE, 3)), TensorSpec("sums", "FP32", (10,))
         return ModelSpec(name, (images,), (sums,), self._max_batch, _IMAGE, "none", ())
 
@@ -119,7 +131,8 @@ def main() -> int:
     options = json.loads(os.environ.get("FAKE_OPTIONS", "{}"))
     switches = Path(os.environ["FAKE_SWITCHES"])
     store = switches / "store"
-    for name in ("rows", "images"):
+    echoes = [f"{kind}_{dtype.lower()}" for dtype in NUMPY_DTYPES for kind in ("echo", "scalar")]
+    for name in ("rows", "images", *(echoes if options.get("echo") else ())):
         (store / name / "1").mkdir(parents=True, exist_ok=True)
     settings = read_settings({"store": store})
     health = HealthOptions(**options.get("health", {}))
