@@ -19,7 +19,19 @@ from models.bundle import NodeAudit, Target
 # These change how a value is written down, not the value.
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "ReorderInput", "ReorderOutput"})
 _MOVES = frozenset(
-    {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Concat", "Split", "Gather", "Identity"}
+    {
+        "Transpose",
+        "Reshape",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Concat",
+        "Split",
+        "Gather",
+        "Identity",
+        "Shape",
+    }
 )
 _ONNX_NAMES = {1: "fp32", 2: "int8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "fp16", 11: "fp64", 16: "bf16"}
 _COMPUTING = frozenset({"int8", "fp16", "fp32", "fp64", "bf16"})

@@ -9,7 +9,7 @@ Knows nothing of accuracy; `verify` and `recover` judge the result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,22 +179,25 @@ def _before_pair(name: str, makers: Mapping[str, Any]) -> str | None:
     return quantize.input[0] if quantize is not None else None
 
 
-def violations(graph: Any) -> list[str]:
-    """What in a file's placement of quantise-dequantise pairs is against the rules; empty for a sound file."""
+def violations(graph: Any, kept: Collection[str] = ()) -> list[str]:
+    """What in a file's placement of quantise-dequantise pairs is against the rules; empty for a sound file.
+
+    The nodes of `kept` were left in higher precision on purpose.
+    """
     makers, readers, constants = producers(graph), consumers(graph), initializers(graph)
     found = []
     for node in graph.node:
         if node.op_type == "QuantizeLinear":
             found += _wrong_pair(node, makers, constants)
         elif node.op_type in _CONVOLUTIONS | _PRODUCTS:
-            if len(node.input) > 2 and _before_pair(node.input[2], makers):
+            quantised = [name in makers and makers[name].op_type == "DequantizeLinear" for name in node.input]
+            if quantised[2:] == [True]:
                 found.append(f"{node.name}: its bias is quantised")
-            quantised = [_before_pair(name, makers) is not None for name in node.input[:2]]
             if quantised[0] != quantised[1]:
                 found.append(f"{node.name}: only one of its input and weight is quantised")
         elif node.op_type in ("Relu", "Clip", "BatchNormalization") and _before_pair(node.input[0], makers):
             found.append(f"{node.name}: a pair stands between it and what it is fused with")
-        elif node.op_type == "Add":
+        elif node.op_type == "Add" and node.name not in kept:
             found += _wrong_addition(node, makers)
     return found + [f"{name}: quantised and never read" for name in _unread(graph, readers)]
 

@@ -1,0 +1,166 @@
+"""ResNet-18 and MobileNetV2, trained on real images, through the whole laboratory: every precision, gated.
+
+MobileNetV2 is the hard case. Its residual streams are linear, so that training may leave their channels at any
+scale; here they are given scales over three decades without changing what the network computes, the imbalance
+that breaks INT8 in published networks (Nagel et al., Data-Free Quantization, 2019, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from export.cache import StepCache
+from export.command import export_bundle
+from export.data import ImageSet
+from export.int8_trt import violations
+from export.options import ExportOptions
+from export.precision import INT8_CPU, REFERENCE
+from export.progress import SILENT
+from export.variant import opened
+from export.variants import plain_int8
+from export.verify import measure_accuracy
+from models.bundle import Bundle, Variant, open_bundle
+from models.datasets import load
+from models.train import TrainOptions, train
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+Weights = dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Several threads that wait for each other in a spin are slow where tests share the cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(folder: Path, arch: str, epochs: int) -> Path:
+    out = folder / f"{arch}.safetensors"
+    assert train(TrainOptions("digits", out, arch=arch, epochs=epochs)).header.test_accuracy > 0.9
+    return out
+
+
+def exported(folder: Path, arch: str, weights: Path) -> Bundle:
+    options = ExportOptions(
+        f"zoo:{arch}",
+        arch,
+        folder / "store",
+        weights=weights,
+        calibrate="digits",
+        evaluate="digits",
+        max_batch=8,
+    )
+    return open_bundle(export_bundle(options, SILENT, StepCache(folder / "cache")))
+
+
+def unbalance(weights: Weights, decades: float = 3.0) -> Weights:
+    """MobileNetV2 with the channels of each linear stream scaled, and scaled back by whoever reads the stream."""
+    generator = np.random.default_rng(0)
+    scaled = {name: array.copy() for name, array in weights.items()}
+    blocks = sorted({int(name.split(".")[1]) for name in weights if name.startswith("features.")})
+    stream: np.ndarray | None = None
+    for block in blocks[1:-1]:
+        first, projection = f"features.{block}.conv.0.0.weight", _projection(weights, block)
+        width = len(scaled[f"{projection}.weight"])
+        is_residual = stream is not None and len(stream) == width == scaled[first].shape[1]
+        if stream is not None:
+            scaled[first] /= stream[None, :, None, None]
+        if stream is None or not is_residual:
+            stream = (10 ** generator.uniform(-decades / 2, decades / 2, width)).astype(np.float32)
+        for part in ("weight", "bias"):
+            scaled[f"{projection}.{part}"] *= stream
+    assert stream is not None
+    scaled[f"features.{blocks[-1]}.0.weight"] /= stream[None, :, None, None]
+    return scaled
+
+
+def _projection(weights: Weights, block: int) -> str:
+    """The batch normalisation behind a block's last convolution, the one without an activation."""
+    prefix = f"features.{block}.conv."
+    last = max(int(name.split(".")[3]) for name in weights if name.startswith(prefix))
+    return f"{prefix}{last}"
+
+
+def printed(bundle: Bundle) -> None:
+    for variant in bundle.manifest.variants:
+        print(f"{variant.file}: {variant.reason}; {variant.calibration_method}; {variant.audit}")
+        for step in variant.trade_offs:
+            print(f"  {step.layers_kept} kept: {step.accuracy.loss_points:.2f} points, {step.median_ms:.2f} ms")
+
+
+def within_budget(variant: Variant) -> bool:
+    assert variant.accuracy is not None
+    assert variant.accuracy.loss_bound_points is not None
+    assert variant.accuracy.loss_bound_points > variant.accuracy.loss_points
+    return variant.accuracy.loss_points <= 1.0
+
+
+def test_resnet_18(tmp_path):
+    bundle = exported(tmp_path, "resnet18", trained(tmp_path, "resnet18", epochs=4))
+    printed(bundle)
+    _, fp16, int8_cpu, int8_trt = bundle.manifest.variants
+    assert all(map(within_budget, (fp16, int8_cpu, int8_trt)))
+    assert fp16.serve
+    assert fp16.accuracy is not None
+    assert fp16.accuracy.is_proved
+    assert 0 < fp16.max_relative_error < 0.01
+    assert int8_cpu.audit is not None
+    assert int8_cpu.audit.by_precision["int8"] >= 28
+    graph = onnx.load(bundle.path(int8_trt.file)).graph
+    assert violations(graph) == []
+    assert int8_trt.audit is not None
+    assert int8_trt.audit.by_precision["int8"] == 20
+
+
+def test_a_mobilenet_that_plain_int8_breaks_is_brought_back(tmp_path):
+    checkpoint = trained(tmp_path, "mobilenet_v2", epochs=6)
+    with safe_open(checkpoint, "numpy") as file:
+        weights, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file(unbalance(weights), tmp_path / "unbalanced.safetensors", metadata)
+    bundle = exported(tmp_path, "mobilenet_v2", tmp_path / "unbalanced.safetensors")
+    printed(bundle)
+    plain = plain_loss_points(bundle, tmp_path / "plain")
+    print(f"plain min-max: {plain:.2f} points lost")
+    assert plain > 5
+    _, fp16, *int8 = bundle.manifest.variants
+    assert within_budget(fp16)
+    for variant in int8:
+        assert within_budget(variant)
+        assert len(variant.trade_offs) > 3
+        assert variant.trade_offs[0].layers_kept == 0
+        assert variant.trade_offs[0].accuracy.loss_points > 1
+        assert variant.audit is not None
+        assert any(reason.startswith("alone moves the answers by") for reason in variant.audit.kept.values())
+        assert variant.audit.by_precision["int8"] > 5
+    trt = int8[1]
+    assert trt.audit is not None
+    assert violations(onnx.load(bundle.path(trt.file)).graph, trt.audit.kept) == []
+
+
+def plain_loss_points(bundle: Bundle, folder: Path) -> float:
+    """What min-max INT8 of every layer loses on the same test images."""
+    spec = bundle.manifest.spec
+    assert spec.image is not None
+    data = load("digits").in_order_of(spec.labels)
+    parts = {
+        part: ImageSet("digits", tuple(data.part(part)), spec.image, spec.labels) for part in ("calibration", "test")
+    }
+    folder.mkdir()
+    (folder / REFERENCE.file).write_bytes(bundle.path(REFERENCE.file).read_bytes())
+    plain_int8(folder, parts["calibration"], SILENT)
+    with opened(spec, [REFERENCE, INT8_CPU], folder) as candidates:
+        _, score = measure_accuracy(candidates, parts["test"], SILENT)
+    assert score.accuracy is not None
+    return score.accuracy.loss_points

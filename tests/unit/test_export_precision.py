@@ -1,0 +1,252 @@
+"""FP16 and both INT8 files hold to their rules, and are judged by what their devices would answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from export_fixtures import answers, write_red_or_blue
+from onnx import TensorProto, helper, numpy_helper
+
+from export.audit import audit, count_nodes
+from export.calibrate import Calibration, collect
+from export.data import Chunk
+from export.fp16 import convert_to_fp16, out_of_range
+from export.histogram import BINS, Histogram
+from export.int8_trt import quantize_for_tensorrt, unprofitable, violations
+from export.onnx_graph import front_nodes, prepare
+from export.quantize import layers, quantize_for_cpu
+from export.simulate import write_rounding_twin
+from models.errors import JobError
+
+IMAGES = np.random.default_rng(1).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
+
+
+def residual(path: Path, *, gain: float = 1.0, depthwise: bool = False) -> Path:
+    """float32 [N, 3, 8, 8] -> conv, relu, conv, + skip, relu, pool, product [N, 4]; `gain` scales the first weights."""
+    draw = np.random.default_rng(0)
+    middle = (16, 1, 3, 3) if depthwise else (16, 16, 3, 3)
+    constants = {
+        "w0": draw.normal(size=(16, 3, 3, 3)) * 0.3 * gain,
+        "w1": draw.normal(size=middle) * 0.1,
+        "b1": draw.normal(size=16) * 0.1,
+        "w2": draw.normal(size=(4, 16)) / gain,
+    }
+    pads, groups = [1, 1, 1, 1], 16 if depthwise else 1
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["c0"], "conv0", pads=pads),
+        helper.make_node("Relu", ["c0"], ["r0"], "relu0"),
+        helper.make_node("Conv", ["r0", "w1", "b1"], ["c1"], "conv1", pads=pads, group=groups),
+        helper.make_node("Add", ["c1", "r0"], ["a"], "add"),
+        helper.make_node("Relu", ["a"], ["r1"], "relu1"),
+        helper.make_node("GlobalAveragePool", ["r1"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "w2"], ["y"], "head", transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "residual",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def inputs(count: int = 12) -> np.ndarray:
+    return np.random.default_rng(2).normal(size=(count, 3, 8, 8)).astype(np.float32)
+
+
+def calibrated(fp32: Path, images: np.ndarray) -> Calibration:
+    graph = prepare(fp32, fp32.with_name("prepared.onnx"))
+    labels = np.zeros(len(images), np.int64)
+    return Calibration(graph, collect(graph, [Chunk(images, labels)]))
+
+
+def run(path: Path, images: np.ndarray) -> np.ndarray:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    result: np.ndarray = session.run(None, {session.get_inputs()[0].name: images})[0]
+    return result
+
+
+def far(got: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
+@pytest.fixture
+def network(tmp_path) -> Calibration:
+    return calibrated(residual(tmp_path / "fp32.onnx"), inputs())
+
+
+def test_ranges_of_all_methods_come_from_one_pass(network):
+    extremes = inputs().min(), inputs().max()
+    assert network.ranges["minmax"]["x"] == pytest.approx(extremes)
+    for method in ("entropy", "percentile"):
+        low, high = network.ranges[method]["x"]
+        assert extremes[0] <= low < 0 < high <= extremes[1]
+    assert set(network.ranges["minmax"]) >= {"x", "y"}
+
+
+def test_a_histogram_stays_as_large_as_it_was_whatever_comes():
+    histogram = Histogram()
+    for scale in (0.0, 1e-20, 1.0, 1e6):
+        histogram.add(np.linspace(-1, 1, 1001, dtype=np.float32) * np.float32(scale))
+    assert histogram.counts.shape == (BINS,)
+    assert histogram.counts.sum() == 4004
+    assert (histogram.lowest, histogram.highest) == (-1e6, 1e6)
+    low, high = histogram.percentile(50)
+    assert low < 0 < high
+    assert high < 6e5
+    with pytest.raises(ValueError, match="finite"):
+        histogram.add(np.array([np.nan], np.float32))
+
+
+def test_values_that_are_not_finite_name_their_tensor(tmp_path):
+    images = inputs()
+    images[3] = np.inf
+    with pytest.raises(JobError, match=r"NaN or infinity in .* on a calibration image"):
+        calibrated(residual(tmp_path / "fp32.onnx"), images)
+
+
+def test_int8_is_close_to_fp32_and_its_front_and_logits_stay_exact(tmp_path):
+    calibration = calibrated(write_red_or_blue(tmp_path / "fp32.onnx"), IMAGES)
+    quantize_for_cpu(calibration, "minmax", frozenset(), tmp_path / "int8-cpu.onnx")
+    graph = onnx.load(tmp_path / "int8-cpu.onnx").graph
+    assert next(node for node in graph.node if "logits" in node.output).op_type == "Gemm"
+    quantised = {name for node in graph.node if node.op_type == "QuantizeLinear" for name in node.input[:1]}
+    assert quantised.isdisjoint({"images", "nchw", "float", "scaled"})
+    assert "normalised" in quantised
+    assert 0 < far(answers(tmp_path / "int8-cpu.onnx", IMAGES), answers(tmp_path / "fp32.onnx", IMAGES)) < 0.05
+
+
+def test_kept_layers_stay_in_float(tmp_path, network):
+    assert layers(network) == ("conv0", "conv1", "add", "pool", "head")
+    quantize_for_cpu(network, "minmax", frozenset(layers(network)), tmp_path / "kept.onnx")
+    assert not any(node.op_type == "QuantizeLinear" for node in onnx.load(tmp_path / "kept.onnx").graph.node)
+    quantize_for_cpu(network, "minmax", frozenset(), tmp_path / "one.onnx", frozenset({"conv1"}))
+    readers = [node for node in onnx.load(tmp_path / "one.onnx").graph.node if node.op_type == "QuantizeLinear"]
+    assert 0 < len(readers) < 4
+    found = audit(tmp_path / "kept.onnx", "cpu", {"conv0": "because"})
+    assert "int8" not in found.by_precision
+    assert found.kept == {"conv0": "because"}
+
+
+def test_the_audit_reads_what_the_runtime_made_of_it(tmp_path, network):
+    quantize_for_cpu(network, "minmax", frozenset(), tmp_path / "int8.onnx")
+    counted = audit(tmp_path / "int8.onnx", "cpu", {}).by_precision
+    assert counted["int8"] >= 3
+    # As it is written, every convolution is a float one between conversions.
+    assert count_nodes(onnx.load(tmp_path / "int8.onnx").graph)["conversion"] > counted["conversion"]
+
+
+def test_what_cannot_be_quantised_is_one_line(tmp_path, network):
+    lacking = Calibration(network.graph, {"minmax": {}, "entropy": {}, "percentile": {}})
+    with pytest.raises(JobError, match=r"int8 cannot be made .* pass --precisions fp32"):
+        quantize_for_cpu(lacking, "minmax", frozenset(), tmp_path / "int8.onnx")
+
+
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_tensorrts_file_keeps_tensorrts_rules(tmp_path, depthwise):
+    calibration = calibrated(residual(tmp_path / "fp32.onnx", depthwise=depthwise), inputs())
+    kept = quantize_for_tensorrt(calibration, "minmax", frozenset(), tmp_path / "int8-trt.onnx")
+    model = onnx.load(tmp_path / "int8-trt.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert violations(model.graph) == []
+    assert kept == {"head": "too small for INT8 to pay: a product of 4 x 16"}
+    half = {t.name for t in model.graph.initializer if t.data_type == TensorProto.FLOAT16}
+    scales = {node.input[1] for node in model.graph.node if node.op_type == "QuantizeLinear"}
+    assert scales <= half
+    counted = audit(tmp_path / "int8-trt.onnx", "tensorrt", kept).by_precision
+    assert counted["int8"] == 2
+    assert "fp32" not in counted
+    twin = write_rounding_twin(tmp_path / "int8-trt.onnx", tmp_path / "twin.onnx")
+    assert 0 < far(run(twin, inputs()), run(tmp_path / "fp32.onnx", inputs())) < 0.05
+
+
+def test_the_skip_input_is_quantised_and_the_convolutions_own_branch_is_not(tmp_path, network):
+    quantize_for_tensorrt(network, "minmax", frozenset(), tmp_path / "int8-trt.onnx")
+    graph = onnx.load(tmp_path / "int8-trt.onnx").graph
+    makers = {output: node.op_type for node in graph.node for output in node.output}
+    addition = next(node for node in graph.node if node.name == "add")
+    assert sorted(makers[name] for name in addition.input) == ["Conv", "DequantizeLinear"]
+
+
+def test_violations_are_seen(tmp_path, network):
+    quantize_for_cpu(network, "minmax", frozenset(), tmp_path / "int8-cpu.onnx")
+    found = " ".join(violations(onnx.load(tmp_path / "int8-cpu.onnx").graph))
+    assert "not symmetric INT8" in found
+    assert "its bias is quantised" in found
+    assert "both of its inputs are quantised" in found
+
+
+@pytest.mark.parametrize(
+    ("weight", "group", "is_first", "left_out"),
+    [
+        ((16, 3, 3, 3), 1, True, False),
+        ((64, 3, 7, 7), 1, False, False),
+        ((8, 3, 3, 3), 1, True, False),
+        ((8, 8, 3, 3), 1, False, True),
+        ((17, 3, 3, 3), 1, True, True),
+        ((16, 8, 1, 3), 1, False, True),
+        ((32, 1, 3, 3), 32, False, False),
+        ((32, 1, 1, 1), 32, False, True),
+        ((36, 1, 3, 3), 36, False, True),
+        ((16, 16, 1, 1), 1, False, False),
+    ],
+)
+def test_convolutions_too_small_to_pay_are_left_out(weight, group, is_first, left_out):
+    source = "x" if is_first else "before"
+    nodes = [
+        helper.make_node("Relu", ["x"], ["before"], "relu"),
+        helper.make_node("Conv", [source, "w"], ["y"], "conv", group=group),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [x], [], [numpy_helper.from_array(np.zeros(weight, np.float32), "w")])
+    assert ("conv" in unprofitable(graph)) == left_out
+
+
+def test_fp16_keeps_the_front_and_wide_values_in_fp32(tmp_path):
+    calibration = calibrated(write_red_or_blue(tmp_path / "fp32.onnx"), IMAGES)
+    assert convert_to_fp16(calibration, "minmax", frozenset(), tmp_path / "fp16.onnx") == {}
+    graph = onnx.load(tmp_path / "fp16.onnx").graph
+    assert graph.input[0].type.tensor_type.elem_type == TensorProto.UINT8
+    assert graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
+    assert {t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT} == {"scale", "shift"}
+    assert audit(tmp_path / "fp16.onnx", "cuda", {}).by_precision["fp16"] == 4
+
+
+def test_values_beyond_fp16_pass_through_islands_of_fp32_unharmed(tmp_path):
+    calibration = calibrated(residual(tmp_path / "fp32.onnx", gain=1e5), inputs())
+    kept = convert_to_fp16(calibration, "minmax", frozenset(), tmp_path / "fp16.onnx")
+    assert {"conv0", "relu0", "conv1", "add"} <= kept.keys()
+    assert kept["conv0"].startswith("values up to ")
+    twin = write_rounding_twin(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
+    assert far(run(twin, inputs()), run(tmp_path / "fp32.onnx", inputs())) < 1e-2
+
+
+def test_the_twin_overflows_where_a_gpu_would_and_a_cpu_does_not(tmp_path):
+    calibration = calibrated(residual(tmp_path / "fp32.onnx", gain=1e5), inputs())
+    blind = Calibration(calibration.graph, {"minmax": {}, "entropy": {}, "percentile": {}})
+    convert_to_fp16(blind, "minmax", frozenset(), tmp_path / "fp16.onnx")
+    assert np.isfinite(run(tmp_path / "fp16.onnx", inputs())).all()
+    twin = write_rounding_twin(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
+    assert not np.isfinite(run(twin, inputs())).all()
+
+
+def test_a_constant_beyond_fp16_keeps_its_node(tmp_path):
+    graph = onnx.load(residual(tmp_path / "fp32.onnx", gain=1e6)).graph
+    assert set(out_of_range(graph, {})) == {"conv0"}
+
+
+def test_the_front_ends_where_the_network_begins(tmp_path):
+    graph = onnx.load(write_red_or_blue(tmp_path / "fp32.onnx")).graph
+    assert front_nodes(graph) == ["transpose", "cast", "mul", "add"]
+    graph.node.append(helper.make_node("Shape", ["images"], ["shape"], "shape"))
+    assert front_nodes(graph) == ["transpose", "cast", "mul", "add"]
+    graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    assert front_nodes(graph) == []
