@@ -12,6 +12,7 @@ every engine that is there, and none that is loaded later:
     wrong       answers are wrong, so the canary fails
     hang        every run hangs, the canary's too
     break       every run fails
+    hold        every run waits until the file is gone
 Two concern loading: with `fail_load` nothing can be loaded any more, with `hang_load` loading never ends.
 """
 
@@ -100,6 +101,8 @@ class Fakes:
             threading.Event().wait()
         if (first == DIE).any():
             raise EngineFailure("the device fell off the bus", fatal=True)
+        while self._is_on("hold", born_ns):
+            time.sleep(0.005)
         if self._is_on("break", born_ns):
             raise EngineFailure("the switch says that every run fails")
         return [result + 1 for result in results] if self._is_on("wrong", born_ns) else results

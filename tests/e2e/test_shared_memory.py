@@ -1,0 +1,320 @@
+"""System shared memory: what clients may register, what they may not, and what happens when they misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.support.servers import FakeServer, start_fake_server, wait_until
+from tests.support.wire_forms import Region, region
+
+FOLDER = Path("/dev/shm")
+SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+KITS: dict[str, Any] = {"http": triton, "grpc": triton_grpc}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    with start_fake_server(
+        fake={"echo": True, "latency_ms": 1}, allow_shared_memory=True, access_log="off", max_inflight_mb=64
+    ) as server:
+        yield server
+        wait_until(server.is_at_rest, "nothing is held after all these requests")
+
+
+@pytest.fixture(params=KITS)
+def client(request: pytest.FixtureRequest, server: FakeServer) -> Iterator[Any]:
+    address = server.grpc_address if request.param == "grpc" else f"127.0.0.1:{server.port}"
+    with KITS[request.param].InferenceServerClient(address) as client:
+        yield client
+        client.unregister_system_shared_memory()
+
+
+@pytest.fixture
+def http_client(server: FakeServer) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        yield client
+        client.unregister_system_shared_memory()
+
+
+@pytest.fixture
+def place() -> Iterator[Region]:
+    own = Region(np.arange(8, dtype=np.float32).tobytes(), 64)
+    yield own
+    own.destroy()
+
+
+def names(client: Any) -> set[str]:
+    status = client.get_system_shared_memory_status()
+    return {row["name"] for row in status} if isinstance(status, list) else set(status.regions)
+
+
+def test_a_region_is_registered_shown_and_forgotten(client: Any, place: Region) -> None:
+    client.register_system_shared_memory(place.name, place.key, 32, offset=16)
+    status = client.get_system_shared_memory_status(place.name)
+    if isinstance(status, list):
+        assert status == [{"name": place.name, "key": place.key, "offset": 16, "byte_size": 32}]
+    else:
+        (row,) = status.regions.values()
+        assert (row.name, row.key, row.offset, row.byte_size) == (place.name, place.key, 16, 32)
+    client.unregister_system_shared_memory(place.name)
+    assert names(client) == set()
+    client.unregister_system_shared_memory(place.name)  # is forgotten already
+
+
+def test_a_name_can_be_registered_once(client: Any, place: Region) -> None:
+    client.register_system_shared_memory(place.name, place.key, 64)
+    with pytest.raises(InferenceServerException, match=f"shared memory region '{place.name}' already in manager"):
+        client.register_system_shared_memory(place.name, place.key, 64)
+    client.unregister_system_shared_memory()
+    client.register_system_shared_memory(place.name, place.key, 64)
+
+
+def test_what_one_wire_registers_the_other_finds(server: FakeServer, place: Region) -> None:
+    with (
+        triton.InferenceServerClient(f"127.0.0.1:{server.port}") as http,
+        triton_grpc.InferenceServerClient(server.grpc_address) as grpc,
+    ):
+        http.register_system_shared_memory(place.name, place.key, 64)
+        assert names(grpc) == {place.name}
+        given = triton_grpc.InferInput("x", [1, 8], "FP32")
+        given.set_shared_memory(place.name, 32)
+        answer = grpc.infer("echo_fp32", [given]).as_numpy("y")
+        assert answer.tolist() == [list(range(8))]
+        grpc.unregister_system_shared_memory()
+        assert names(http) == set()
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/", ".", "..", "/..", "../etc/passwd", "/../etc/passwd", "a/b", "//a", "/a/", "x" * 300, "a\0b"]
+)
+def test_a_key_cannot_leave_its_folder(server: FakeServer, key: str) -> None:
+    answer = server.post(f"{SYSTEM}/region/r/register", json={"key": key, "offset": 0, "byte_size": 1})
+    assert answer.status_code == 400
+    assert "shared memory" in answer.json()["error"]
+
+
+@pytest.fixture
+def strange_file(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Something in the folder that is no shared memory."""
+    path = FOLDER / f"convoy-strange-{os.getpid()}"
+    if request.param == "link":
+        path.symlink_to("/etc/hostname")
+    elif request.param == "folder":
+        path.mkdir()
+    elif request.param == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(b"")
+    yield path.name
+    with contextlib.suppress(IsADirectoryError, PermissionError):
+        path.unlink()
+    if path.exists():
+        path.rmdir()
+
+
+@pytest.mark.parametrize("strange_file", ["link", "folder", "pipe", "empty"], indirect=True)
+def test_what_is_no_shared_memory_cannot_be_registered(server: FakeServer, strange_file: str) -> None:
+    answer = server.post(f"{SYSTEM}/region/r/register", json={"key": strange_file, "byte_size": 1})
+    assert answer.status_code == 400
+
+
+def test_a_reserved_key_cannot_be_registered(server: FakeServer) -> None:
+    key = "triton_python_backend_shm_region_1"
+    answer = server.post(f"{SYSTEM}/region/r/register", json={"key": f"/{key}", "byte_size": 1})
+    assert answer.status_code == 400
+    assert "triton_python_backend_shm_region_" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("offset", "byte_size", "words"),
+    [
+        (65, 1, "Invalid offset for shared memory region"),
+        (-1, 1, "Invalid offset for shared memory region"),
+        (1 << 63, 1, "Invalid offset for shared memory region"),
+        (0, 65, "Invalid offset + byte size for shared memory region"),
+        (60, 5, "Invalid offset + byte size for shared memory region"),
+        (0, 0, "Invalid offset + byte size for shared memory region"),
+        (0, -1, "Invalid offset + byte size for shared memory region"),
+        (1, (1 << 64) - 1, "Invalid offset + byte size for shared memory region"),
+        (0, 1 << 70, ""),
+        ("0", 1, "the body must be like"),
+        (0, 1.0, "the body must be like"),
+        (0, True, "the body must be like"),
+        (0, None, "the body must be like"),
+    ],
+)
+def test_a_region_must_lie_within_its_object(
+    server: FakeServer, place: Region, offset: object, byte_size: object, words: str
+) -> None:
+    body = {"key": place.key, "offset": offset, "byte_size": byte_size}
+    answer = server.post(f"{SYSTEM}/region/r/register", json=body)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+
+
+def test_an_unknown_key_is_told(client: Any) -> None:
+    with pytest.raises(InferenceServerException, match="Unable to open shared memory region: '/nobody-has-this'"):
+        client.register_system_shared_memory("r", "/nobody-has-this", 64)
+
+
+def test_an_unknown_region_is_a_404(server: FakeServer) -> None:
+    for kind, path in (("system", SYSTEM), ("cuda", CUDA)):
+        answer = server.get(f"{path}/region/nobody/status")
+        assert answer.status_code == 404
+        assert answer.json()["error"].startswith(f"Unable to find {kind} shared memory region: 'nobody'")
+    answer = ask(server, {"shared_memory_region": "nobody", "shared_memory_byte_size": 32}, {})
+    assert answer.status_code == 404
+    assert answer.json()["error"].startswith("Unable to find shared memory region: 'nobody'")
+
+
+def ask(server: FakeServer, given: dict[str, Any], wanted: dict[str, Any], size: int = 8) -> httpx.Response:
+    tensor = {"name": "x", "shape": [1, size], "datatype": "FP32", "parameters": given}
+    body = {"inputs": [tensor], "outputs": [{"name": "y", "parameters": wanted}]}
+    return server.post("/v2/models/echo_fp32/infer", json=body)
+
+
+@pytest.mark.parametrize(
+    ("offset", "byte_size", "words"),
+    [
+        (0, 65, "Invalid offset + byte size for shared memory region"),
+        (33, 32, "Invalid offset + byte size for shared memory region"),
+        (65, 32, "Invalid offset for shared memory region"),
+        (0, 28, "input byte size mismatch for input 'x' for model 'echo_fp32'. Expected 32, got 28"),
+        (-1, 32, "'shared_memory_offset'"),
+        (1 << 62, 32, "'shared_memory_offset'"),
+        (0, (1 << 64) - 1, "'shared_memory_byte_size'"),
+        (0, "32", "'shared_memory_byte_size'"),
+        (0, None, "'shared_memory_byte_size'"),
+        (True, 32, "'shared_memory_offset'"),
+    ],
+)
+def test_an_input_must_lie_within_its_region(
+    server: FakeServer, http_client: Any, place: Region, offset: object, byte_size: object, words: str
+) -> None:
+    http_client.register_system_shared_memory(place.name, place.key, 64)
+    parameters = {
+        "shared_memory_region": place.name,
+        "shared_memory_offset": offset,
+        "shared_memory_byte_size": byte_size,
+    }
+    answer = ask(server, parameters, {})
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+
+
+def test_offsets_of_region_and_tensor_add_up(server: FakeServer, http_client: Any, place: Region) -> None:
+    http_client.register_system_shared_memory(place.name, place.key, 56, offset=8)
+    given = {"shared_memory_region": place.name, "shared_memory_offset": 4, "shared_memory_byte_size": 8}
+    wanted = {"shared_memory_region": place.name, "shared_memory_offset": 40, "shared_memory_byte_size": 12}
+    answer = ask(server, given, wanted, size=2)
+    assert answer.json()["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 2]}]
+    assert np.frombuffer(place.contents[48:56], np.float32).tolist() == [3, 4]
+    assert place.contents[56:] == b"\xee" * 8
+
+
+def test_an_output_that_does_not_fit_is_told_before_or_after_the_run(
+    server: FakeServer, http_client: Any, place: Region
+) -> None:
+    http_client.register_system_shared_memory(place.name, place.key, 64)
+    given = {"shared_memory_region": place.name, "shared_memory_byte_size": 32}
+    answer = ask(server, given, {**given, "shared_memory_byte_size": 31})
+    words = "shared memory size specified with the request for output 'y' (31 bytes) should be at least 32 bytes"
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+
+
+def test_a_client_that_shortens_its_memory_gets_an_error_and_the_server_lives(
+    server: FakeServer, http_client: Any, place: Region
+) -> None:
+    http_client.register_system_shared_memory(place.name, place.key, 64)
+    os.truncate(FOLDER / place.key.removeprefix("/"), 0)
+    shared = {"shared_memory_region": place.name, "shared_memory_byte_size": 32}
+    for given, wanted in ((shared, {}), (shared, shared)):
+        answer = ask(server, given, wanted)
+        assert answer.status_code == 400
+        assert "shorter than it was" in answer.json()["error"]
+    tensor = {"name": "x", "shape": [1, 8], "datatype": "FP32", "data": [0] * 8}
+    body = {"inputs": [tensor], "outputs": [{"name": "y", "parameters": shared}]}
+    answer = server.post("/v2/models/echo_fp32/infer", json=body)
+    assert answer.status_code == 400
+    assert (FOLDER / place.key.removeprefix("/")).stat().st_size == 0
+    assert server.is_ready()
+
+
+def test_an_input_larger_than_the_memory_for_requests_is_turned_away(server: FakeServer, http_client: Any) -> None:
+    nbytes = 65 << 20
+    with region(http_client, nbytes=nbytes) as large:
+        given = {"shared_memory_region": large.name, "shared_memory_byte_size": nbytes}
+        answer = ask(server, given, {}, size=nbytes // 4)
+        assert answer.status_code in (413, 429)
+        assert answer.json()["error"]
+
+
+def test_unregistering_waits_for_the_requests_that_use_it(place: Region) -> None:
+    with (
+        start_fake_server(fake={"echo": True}, allow_shared_memory=True, access_log="off") as server,
+        triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client,
+    ):
+        client.register_system_shared_memory(place.name, place.key, 64)
+        parameters = {"shared_memory_region": place.name, "shared_memory_byte_size": 16}
+        tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "parameters": parameters}
+        body = {"inputs": [tensor], "outputs": [{"name": "y", "parameters": parameters}]}
+        server.switch_on("hold")
+        with server.client() as other, ThreadPoolExecutor(1) as pool:
+            running = pool.submit(other.post, "/v2/models/rows/infer", json=body)
+            wait_until(lambda: server.stats()["unfinished_requests"] == 1, "the request runs")
+            client.unregister_system_shared_memory()
+            assert names(client) == {place.name}
+            answer = server.post("/v2/models/rows/infer", json=body)
+            assert answer.status_code == 404
+            with pytest.raises(InferenceServerException, match="already in manager"):
+                client.register_system_shared_memory(place.name, place.key, 64)
+            server.switch_off("hold")
+            assert running.result().status_code == 200
+        wait_until(lambda: names(client) == set(), "the region goes with its last request")
+        client.register_system_shared_memory(place.name, place.key, 64)
+
+
+def test_it_is_off_unless_it_is_allowed() -> None:
+    words = "Client shared memory is disabled. Start the server with '--allow-shared-memory' to enable."
+    with start_fake_server(access_log="off") as server, server.client() as http:
+        for method, path in (
+            ("GET", "status"),
+            ("GET", "region/r/status"),
+            ("POST", "region/r/register"),
+            ("POST", "unregister"),
+            ("POST", "region/r/unregister"),
+        ):
+            answer = http.request(method, f"{SYSTEM}/{path}")
+            assert (answer.status_code, answer.json()) == (501, {"error": words})
+        assert "system_shared_memory" not in server.get("/v2").json()["extensions"]
+        with (
+            triton_grpc.InferenceServerClient(server.grpc_address) as client,
+            pytest.raises(InferenceServerException, match="Client shared memory is disabled"),
+        ):
+            client.get_system_shared_memory_status()
+
+
+def test_cuda_regions_are_not_offered_but_may_be_tidied_up(server: FakeServer) -> None:
+    assert server.get(f"{CUDA}/status").json() == []
+    for path in ("unregister", "region/r/unregister"):
+        answer = server.post(f"{CUDA}/{path}")
+        assert (answer.status_code, answer.content) == (200, b"")
+    body = {"raw_handle": {"b64": "AAAA"}, "device_id": 0, "byte_size": 64}
+    answer = server.post(f"{CUDA}/region/r/register", json=body)
+    assert answer.status_code == 501
+    assert answer.json()["error"].startswith("CUDA shared memory is not supported")
+    assert "system_shared_memory" in server.get("/v2").json()["extensions"]
+    assert "cuda_shared_memory" not in server.get("/v2").json()["extensions"]
