@@ -64,6 +64,7 @@ def quantize_for_tensorrt(
             extra_options=_options(graph),
         )
     model = onnx.load(str(target if chosen else calibration.graph))
+    _free_the_others(model.graph, {*chosen, *followers})
     _free_the_convolutions_branch(model.graph)
     in_fp32 = {name for name in wide_rest if name not in chosen}
     onnx.save(as_fp16(model, in_fp32), str(target))
@@ -153,6 +154,16 @@ def _options(graph: Any) -> dict[str, Any]:
         "QDQOpTypePerChannelSupportToAxis": {"Conv": 0, "ConvTranspose": 1},
         "OpTypesToExcludeOutputQuantization": sorted({node.op_type for node in graph.node}),
     }
+
+
+def _free_the_others(graph: Any, quantised: set[str]) -> None:
+    """Hand tensors over as they are to all but the quantised nodes; the quantiser lets every reader read its pair."""
+    makers = producers(graph)
+    for node in graph.node:
+        if node.name in quantised or node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        for index, name in enumerate(node.input):
+            node.input[index] = _before_pair(name, makers) or name
 
 
 def _free_the_convolutions_branch(graph: Any) -> None:

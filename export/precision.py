@@ -67,6 +67,6 @@ def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]
         named = " and ".join(sorted(asked - {"fp32"}))
         raise UsageError(
             f"{named} need{'s' * (' ' not in named)} real images to find the ranges of values; pass --calibrate "
-            "DATASET or --precisions fp32 (--allow-random-calibration takes noise instead, at the price of speed and accuracy)"
+            "DATASET or --precisions fp32 (--allow-random-calibration takes noise, at a price in speed and accuracy)"
         )
     return chosen

@@ -26,9 +26,11 @@ _STAGES = [
 
 def resnet18(num_classes: int = 10) -> nn.Module:
     """float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes]."""
-    return ResNet(BasicBlock, [2, 2, 2, 2], num_classes=num_classes)
+    network: nn.Module = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=num_classes)
+    return network
 
 
 def mobilenet_v2(num_classes: int = 10) -> nn.Module:
     """float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes]."""
-    return MobileNetV2(num_classes=num_classes, inverted_residual_setting=_STAGES, dropout=0.0)
+    network: nn.Module = MobileNetV2(num_classes=num_classes, inverted_residual_setting=_STAGES, dropout=0.0)
+    return network
