@@ -7,6 +7,7 @@ itself.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -39,6 +40,7 @@ class Served:
     lane: Lane | None = None
     canary_passed: bool = True
     last_success_ns: int = 0
+    last_failure_ns: int = 0
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     withdrawn: bool = False
     users: int = 0
@@ -92,15 +94,16 @@ class Catalog:
     def set_refused(self, name: str, version: int, reason: str) -> None:
         self._others[name, version] = Listing(name, version, ModelState.UNAVAILABLE, reason)
 
-    def drop_listing(self, name: str, version: int) -> None:
-        """Say nothing more of a version that is not served; harmless where nothing was said."""
-        self._others.pop((name, version), None)
+    def drop_absent(self, name: str, on_disk: Container[int]) -> None:
+        """Say nothing more of versions that have left the store."""
+        for place in [(one, version) for one, version in self._others if one == name and version not in on_disk]:
+            del self._others[place]
 
     def add(self, served: Served) -> Served | None:
         """Let new requests find it. What was served under its name and version is withdrawn and returned."""
         name, version = served.key.model, served.key.version
         before = self.withdraw(name, version)
-        self.drop_listing(name, version)
+        self._others.pop((name, version), None)
         self._live[served.key] = served
         self._served.setdefault(name, {})[version] = served
         return before

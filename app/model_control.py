@@ -96,7 +96,7 @@ class ModelControl:
                 _log.warning("the store cannot be read (%s); what is loaded goes on serving", error)
                 continue
             before, self._last_look = self._last_look, now
-            for name in sorted({*before, *now}):
+            for name in sorted({*before, *now, *self._known}):
                 await self._follow(name, settle(before.get(name, {}), now.get(name, {})))
 
     async def load(self, name: str, override: Override = _NO_OVERRIDE) -> None:
@@ -167,7 +167,9 @@ class ModelControl:
         on_disk = {one.version for one in found}
         for version in [v for v, own in self._known[name].items() if v not in on_disk and own.loaded is None]:
             del self._known[name][version]
-            self._core.catalog.drop_listing(name, version)
+        self._core.catalog.drop_absent(name, on_disk)
+        if not self._known[name]:
+            del self._known[name]
 
     async def _converge(self, name: str, found: tuple[Found, ...]) -> None:
         async with self._locks[name]:

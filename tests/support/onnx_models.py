@@ -59,6 +59,13 @@ def nonzero(path: Path) -> Path:
     return _save(path, nodes, [_tensor("x", "FP32", (6,))], [_tensor("y", "INT64", (1, "count"))])
 
 
+def shift(path: Path, by: float) -> Path:
+    """Adds a constant, so that an answer tells which model gave it."""
+    constant = helper.make_node("Constant", [], ["by"], value_float=by)
+    nodes = [constant, helper.make_node("Add", ["x", "by"], ["y"])]
+    return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("batch", 4))])
+
+
 def _tensor(name: str, dtype: str, dims: Dims) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, ONNX_TYPES[dtype], list(dims))
 

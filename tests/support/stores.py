@@ -36,6 +36,13 @@ class StoreFolder:
     def add_nonzero(self, version: int = 1, name: str = "nonzero") -> Path:
         return onnx_models.nonzero(self._bare(name, version))
 
+    def add_shift(self, by: float, version: int = 1, name: str = "shift") -> Path:
+        """Written aside and renamed, so that whoever watches sees it whole; replaces what was there."""
+        whole = onnx_models.shift(self.root.parent / f"whole-{name}-{version}" / "1" / "model.onnx", by)
+        target = self._bare(name, version)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return whole.replace(target)
+
     def add_identity(
         self, dtype: str = "FP32", dims: onnx_models.Dims = ("batch", "size"), *, name: str | None = None
     ) -> Path:

@@ -1,0 +1,120 @@
+"""The plan of model control: every rule by itself, and what must hold whatever happens to a store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.version_plan import Found, Known, Load, Policy, Seen, Unload, next_step, settle
+
+A, B, C = ("a",), ("b",), ("c",)
+
+
+def found(*versions: int, stamp: tuple[str] = A, is_complete: bool = True) -> list[Found]:
+    return [Found(version, stamp, is_complete) for version in versions]
+
+
+def known(*loaded: int, refused: tuple[int, ...] = ()) -> dict[int, Known]:
+    own = {version: Known(version, loaded=A) for version in loaded}
+    return own | {version: Known(version, refused=A) for version in refused}
+
+
+def test_latest_loads_the_highest_and_then_lets_the_others_go() -> None:
+    assert next_step(found(1, 2, 3), {}, "latest") == Load(3)
+    assert next_step(found(1, 2, 3), known(2), "latest") == Load(3)
+    assert next_step(found(1, 2, 3), known(2, 3), "latest") == Unload(2)
+    assert next_step(found(1, 2, 3), known(3), "latest") is None
+
+
+def test_latest_goes_down_past_what_was_refused() -> None:
+    assert next_step(found(1, 2, 3), known(refused=(3,)), "latest") == Load(2)
+    assert next_step(found(1, 2, 3), known(2, refused=(3,)), "latest") is None
+    assert next_step(found(1), known(refused=(1,)), "latest") is None
+
+
+def test_all_loads_everything_and_a_list_loads_only_its_own() -> None:
+    assert next_step(found(1, 2), known(2), "all") == Load(1)
+    assert next_step(found(1, 2), known(1, 2), "all") is None
+    assert next_step(found(1, 2, 3), {}, (1, 2)) == Load(2)
+    assert next_step(found(1, 2, 3), known(1, 2), (1, 2)) is None
+    assert next_step(found(3), known(1), (1, 2)) == Unload(1)
+
+
+def test_removing_the_newest_loads_the_one_before_first() -> None:
+    assert next_step(found(1), known(2), "latest") == Load(1)
+    assert next_step(found(1), known(1, 2), "latest") == Unload(2)
+
+
+def test_the_only_one_that_serves_stays_while_the_disk_may_still_replace_it() -> None:
+    assert next_step(found(1), known(2, refused=(1,)), "latest") is None
+    assert next_step(found(1, is_complete=False), known(2), "latest") is None
+    assert next_step([], known(2), "latest") == Unload(2)
+
+
+def test_changed_files_are_loaded_again_once_and_what_was_refused_only_after_a_change() -> None:
+    assert next_step(found(1, stamp=B), known(1), "latest") == Load(1)
+    assert next_step(found(1, stamp=B), {1: Known(1, loaded=A, refused=B)}, "latest") is None
+    assert next_step(found(1, stamp=C), {1: Known(1, loaded=A, refused=B)}, "latest") == Load(1)
+    assert next_step(found(1, stamp=B, is_complete=False), known(1), "latest") is None
+
+
+def test_two_looks_settle_what_is_being_written_and_what_is_gone() -> None:
+    bare, other, sealed = Seen(A, is_sealed=False), Seen(B, is_sealed=False), Seen(A, is_sealed=True)
+    assert settle(None, {1: bare}) == (Found(1, A, True),)
+    assert settle({}, {1: bare}) == (Found(1, A, False),)
+    assert settle({1: bare}, {1: bare}) == (Found(1, A, True),)
+    assert settle({1: other}, {1: bare}) == (Found(1, A, False),)
+    assert settle({}, {1: sealed}) == (Found(1, A, True),)
+    assert settle({1: bare}, {}) == (Found(1, A, False),), "missed once is not yet removed"
+    assert settle({}, {}) == ()
+
+
+STAMPS = st.sampled_from([A, B])
+DISK = st.dictionaries(st.integers(1, 4), st.builds(Found, st.just(0), STAMPS, st.booleans()), max_size=4).map(
+    lambda versions: [replace(one, version=version) for version, one in versions.items()]
+)
+POLICIES: st.SearchStrategy[Policy] = st.one_of(
+    st.sampled_from(["latest", "all"]),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True).map(tuple),
+)
+
+
+@given(st.lists(DISK, min_size=1, max_size=5), POLICIES, st.data())
+def test_whatever_becomes_of_a_store_the_model_serves_on_and_the_plan_ends(
+    disks: list[list[Found]], policy: Policy, data: st.DataObject
+) -> None:
+    own: dict[int, Known] = {}
+    for disk in disks:
+        on_disk = {one.version: one for one in disk}
+        attempts: set[int] = set()
+        steps = 0
+        while (step := next_step(disk, own, policy)) is not None:
+            steps += 1
+            assert steps <= 16, "the plan comes to an end"
+            before = own.get(step.version, Known(step.version))
+            if isinstance(step, Load):
+                assert on_disk[step.version].is_complete, "nothing is loaded that may still be written"
+                assert step.version not in attempts, "nothing is tried twice"
+                assert policy in ("latest", "all") or step.version in policy
+                attempts.add(step.version)
+                stamp = on_disk[step.version].stamp
+                assert before.refused != stamp
+                is_sound = data.draw(st.booleans())
+                own[step.version] = (
+                    Known(step.version, loaded=stamp) if is_sound else replace(before, refused=stamp)
+                )  # fmt: skip
+            else:
+                assert before.loaded is not None
+                serving = {version for version, one in own.items() if one.loaded is not None}
+                allowed = [v for v in on_disk if policy in ("latest", "all") or v in policy]
+                assert serving - {step.version} or not allowed, "the last one goes only with the model"
+                del own[step.version]
+        serving = {version for version, one in own.items() if one.loaded is not None}
+        if policy == "latest":
+            assert len(serving & set(on_disk)) <= 1
+            sound = [one.version for one in disk if one.version in serving]
+            newer = [one for one in disk if one.is_complete and one.version > max(serving, default=0)]
+            assert all(own[one.version].refused == one.stamp for one in newer), "nothing newer is left untried"
+            assert not sound or serving == set(sound)
