@@ -6,6 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from models.spec import NUMPY_DTYPES
+
 _Json = dict[str, Any]
 
 _STATUSES = {
@@ -26,7 +28,7 @@ _TENSOR_IN = {
     "properties": {
         "name": {"type": "string"},
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "datatype": {"type": "string"},
+        "datatype": {"type": "string", "enum": list(NUMPY_DTYPES)},
         "parameters": {"type": "object"},
         "data": {"type": "array", "items": {}},
     },
@@ -98,10 +100,20 @@ def document_hot_routes(app: FastAPI) -> None:
         if app.openapi_schema is None:
             document = plain()
             document["paths"] = {**_hot_paths(), **document["paths"]}
+            _drop_framework_errors(document)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _drop_framework_errors(document: _Json) -> None:
+    """FastAPI promises its own 422 for every parameter; here such a request gets a 400 like any other."""
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        document.get("components", {}).get("schemas", {}).pop(name, None)
 
 
 def _hot_paths() -> _Json:
@@ -134,11 +146,16 @@ def _predictions(path: list[_Json]) -> _Json:
 
 
 def _infer(path: list[_Json]) -> _Json:
-    length = {"name": "Inference-Header-Content-Length", "in": "header", "schema": {"type": "integer", "minimum": 1}}
+    length = {"name": "Inference-Header-Content-Length", "in": "header", "schema": {"type": "integer", "minimum": 0}}
+    responses = _responses(_INFER_RESPONSE, None)
+    responses["200"]["content"]["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     return {
         "tags": ["inference"],
         "summary": "Infer on tensors (Open Inference Protocol)",
-        "description": "JSON, or JSON followed by binary tensors when Inference-Header-Content-Length is given.",
+        "description": (
+            "JSON; or JSON followed by binary tensors, when Inference-Header-Content-Length is the length of the JSON; "
+            "or nothing but the bytes of the model's only input, when it is 0. The body may be gzip or deflate."
+        ),
         "operationId": f"infer_{len(path)}",
         "parameters": [*path, length, _TIMEOUT],
         "requestBody": {
@@ -148,7 +165,7 @@ def _infer(path: list[_Json]) -> _Json:
                 "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
             },
         },
-        "responses": _responses(_INFER_RESPONSE, None),
+        "responses": responses,
     }
 
 

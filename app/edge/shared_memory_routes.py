@@ -40,7 +40,9 @@ def _add_system(router: APIRouter, core: Core) -> None:
     async def status(name: str | None = None) -> Response:
         return _json(status_document(core.shared_memory.status(name)))
 
-    @router.post(f"{_SYSTEM}/region/{{name}}/register", summary="Register a shared memory object")
+    @router.post(
+        f"{_SYSTEM}/region/{{name}}/register", summary="Register a shared memory object", response_class=Response
+    )
     async def register(name: str, request: Request) -> Response:
         core.shared_memory.check_allowed()
         body = await read_object(request, _EXAMPLE)
@@ -48,13 +50,13 @@ def _add_system(router: APIRouter, core: Core) -> None:
         if not isinstance(key, str) or type(offset) is not int or type(byte_size) is not int:
             raise InvalidRequest(f"the body must be like {_EXAMPLE}, got {brief(body)}")
         core.shared_memory.register(name, key, offset, byte_size)
-        return Response(media_type="application/json")
+        return Response()
 
-    @router.post(f"{_SYSTEM}/unregister", summary="Forget all regions")
-    @router.post(f"{_SYSTEM}/region/{{name}}/unregister", summary="Forget a region")
+    @router.post(f"{_SYSTEM}/unregister", summary="Forget all regions", response_class=Response)
+    @router.post(f"{_SYSTEM}/region/{{name}}/unregister", summary="Forget a region", response_class=Response)
     async def unregister(name: str | None = None) -> Response:
         core.shared_memory.unregister(name)
-        return Response(media_type="application/json")
+        return Response()
 
 
 def _add_cuda(router: APIRouter) -> None:
@@ -71,10 +73,12 @@ def _add_cuda(router: APIRouter) -> None:
         raise Unsupported(CUDA_IS_NOT_OFFERED)
 
     # Clients tidy up all regions before they begin; that there are none is no error.
-    @router.post(f"{_CUDA}/unregister", summary="Forget all regions, of which there are none")
-    @router.post(f"{_CUDA}/region/{{name}}/unregister", summary="Forget a region, which is not there")
+    @router.post(f"{_CUDA}/unregister", summary="Forget all regions, of which there are none", response_class=Response)
+    @router.post(
+        f"{_CUDA}/region/{{name}}/unregister", summary="Forget a region, which is not there", response_class=Response
+    )
     async def unregister(name: str | None = None) -> Response:
-        return Response(media_type="application/json")
+        return Response()
 
 
 def _json(document: Any) -> Response:
