@@ -16,20 +16,21 @@ from itertools import count
 from pathlib import Path
 
 from app.catalog import Catalog, Served
-from app.engines.base import Engine, EngineFailure, Part
 from app.health import Health, HealthOptions
+from app.lane_runner import lane_runner
 from app.loading import LoadedModel, LoadOptions, load
 from app.metrics import Metrics, TritonMetrics
 from app.model_control import ControlOptions, ModelControl
+from app.outcomes import refused
 from app.scheduling.latency import LatencyModel
-from app.scheduling.policy import Dispatch, RefusalReason, Refuse
+from app.scheduling.policy import Dispatch
 from app.scheduling.queues import Lane
-from app.scheduling.request import SECOND_NS, Answer, BatchAnswers, Done, ModelKey, Outcome, Request, StageTimes
-from app.scheduling.scheduler import RunFailed, Runner, Scheduler
+from app.scheduling.request import BatchAnswers, Done, ModelKey, Outcome, Request
+from app.scheduling.scheduler import Scheduler
 from app.scheduling.slab import Slab, Slot
 from app.shared_memory import SharedMemory
 from app.version import VERSION
-from models.errors import DeadlineExceeded, ModelFailed, Overloaded, RequestError, Unavailable
+from models.errors import Overloaded, Unavailable
 from models.store import Store, StoredVersion
 
 _log = logging.getLogger("convoy")
@@ -193,7 +194,8 @@ class Core:
         refusal = self.scheduler.submit(request, on_done)
         if refusal is not None:
             served.statistics.record_failure("REJECTED", time.monotonic_ns() - request.arrival_ns)
-            raise self._refused(request, refusal)
+            self.metrics.rejected(refusal.reason.value)
+            raise refused(request, refusal, self.options.max_queue)
         return future
 
     def cancel(self, request: Request, reason: str) -> None:
@@ -209,17 +211,6 @@ class Core:
     def waiting_samples(self, served: Served) -> int:
         queue = self.scheduler.state.queues.get(served.key)
         return queue.waiting if queue is not None else 0
-
-    def _refused(self, request: Request, refusal: Refuse) -> RequestError:
-        self.metrics.rejected(refusal.reason.value)
-        if refusal.reason is RefusalReason.EXPIRED:
-            return DeadlineExceeded("Request timeout expired before the request could be queued")
-        retry_after_s = max(0.001, refusal.retry_after_ns / SECOND_NS)
-        if refusal.reason is RefusalReason.QUEUE_FULL:
-            message = f"Exceeds maximum queue size: {self.options.max_queue} samples for '{request.key.model}'"
-        else:
-            message = f"'{request.key.model}' would answer {retry_after_s * 1e3:.1f} ms after the deadline"
-        return Overloaded(f"{message}; send it again later", reason=refusal.reason.value, retry_after_s=retry_after_s)
 
     def _count_failure(self, served: Served, done: Done) -> None:
         reason = {Outcome.EXPIRED: "REJECTED", Outcome.HOPELESS: "REJECTED", Outcome.STOPPED: "CANCELED"}.get(
@@ -242,6 +233,7 @@ class Core:
 
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
         key = dispatch.key
+        self.catalog.live(key).last_failure_ns = time.monotonic_ns()
         _log.warning("a batch of %d for %s version %d failed: %s", dispatch.samples, key.model, key.version, reason)
 
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str) -> None:
@@ -344,53 +336,3 @@ class Core:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def lane_runner(slab: Slab, engine: Engine) -> Runner:
-    """How a lane runs a batch: the requests' slots become views, the engine does the rest."""
-
-    def run(requests: tuple[Request, ...]) -> BatchAnswers:
-        parts = [
-            Part(
-                samples=request.samples,
-                shapes=tuple((request.samples, *shape) if engine.batched else shape for shape in request.shapes),
-                inputs=tuple(slab.tensor(ref) for ref in request.inputs),
-                wanted=request.wanted,
-                destinations=tuple(None if ref is None else slab.tensor(ref) for ref in request.outputs),
-            )
-            for request in requests
-        ]
-        try:
-            result = engine.run(parts)
-        except EngineFailure as failure:
-            raise RunFailed(str(failure), fatal=failure.fatal) from failure
-        return BatchAnswers(
-            answers=tuple(
-                tuple(
-                    Answer(index, output.shape, output.data)
-                    for index, output in zip(request.wanted, outputs, strict=True)
-                )
-                for request, outputs in zip(requests, result.outputs, strict=True)
-            ),
-            times=StageTimes(result.copy_in_ns, result.compute_ns, result.copy_out_ns),
-        )
-
-    return run
-
-
-def check(done: Done) -> Done:
-    """The same Done when it is an answer. Raises the RequestError that tells the client otherwise."""
-    name = done.request.key.model
-    match done.outcome:
-        case Outcome.ANSWERED:
-            return done
-        case Outcome.EXPIRED:
-            raise DeadlineExceeded("Request timeout expired while the request waited")
-        case Outcome.HOPELESS:
-            raise DeadlineExceeded("Request timeout expired: the answer could not have been in time any more")
-        case Outcome.MODEL_FAILED:
-            raise ModelFailed(f"the model '{name}' fails on this request: {done.reason}")
-        case Outcome.ENGINE_LOST:
-            raise Unavailable(f"the engine of '{name}' was lost ({done.reason}) and is being replaced; send it again")
-        case Outcome.STOPPED:
-            raise Unavailable(f"the request was given up: {done.reason}")

@@ -2,7 +2,8 @@
 
 Two questions, asked a few times a second. Does a batch run far longer than it should? Then its engine
 hangs: the stacks are logged, its requests are told, the engine is replaced. Did no batch succeed for a
-while on an idle lane? Then the canary runs, outside the queue, so that overload can never fail health.
+while, because the lane is idle or because every batch fails? Then the canary runs, outside the queue, so
+that overload can never fail health.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class Health:
 
     def _needs_canary(self, served: Served) -> bool:
         lane = served.lane
-        if lane is None or lane.stopping or lane.in_flight:
+        if lane is None or lane.stopping:
+            return False
+        # A lane that runs is given its time, unless its batches fail: then the canary takes its turn among them.
+        if lane.in_flight and served.last_failure_ns <= served.last_success_ns:
             return False
         return time.monotonic_ns() - served.last_success_ns > self._options.canary_after_s * SECOND_NS
 

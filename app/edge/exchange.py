@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from app.catalog import Served
-from app.core import Core, check
+from app.core import Core
+from app.outcomes import check
 from app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, Outcome, Request, Shape, SlotRef, TensorRef
 from app.scheduling.slab import Slot
 from app.shared_memory import Region

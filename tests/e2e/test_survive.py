@@ -94,7 +94,8 @@ def test_an_engine_that_cannot_be_replaced_ends_the_process_with_70(switch: str)
     ("switch", "words"), [("wrong", "off by"), ("hang", "the canary has run"), ("break", "every run fails")]
 )
 def test_an_idle_engine_that_goes_wrong_is_found_by_its_canary(switch: str, words: str) -> None:
-    with start_fake_server(fake=fake(canary_after_s=0.3)) as server:
+    # It takes a moment to replace an engine, or the test could come too late to see that it was gone.
+    with start_fake_server(fake={**fake(canary_after_s=0.3), "reload_ms": 1000.0}) as server:
         server.switch_on(switch)
         wait_until(lambda: not server.is_ready(), "the server is not ready")
         assert words in server.log
@@ -111,6 +112,19 @@ def test_a_busy_server_needs_no_canary() -> None:
             assert server.is_ready()
         assert {attempt.status for attempt in crowd.attempts} == {200}
         assert "is lost" not in server.log
+
+
+def test_an_engine_that_fails_every_batch_under_load_is_found_and_replaced() -> None:
+    options = {**fake(canary_after_s=0.3), "latency_ms": 5.0}
+    with (
+        start_fake_server(fake=options) as server,
+        Crowd(server, 8, lambda client: client.post("/v2/models/rows/infer", json=_row(1.0))) as crowd,
+    ):
+        wait_until(lambda: crowd.answered > 20, "there is load")
+        server.switch_on("break")
+        wait_until(lambda: "the canary failed" in server.log, "the canary has found it among the load")
+        wait_until(lambda: server.infer(1.0).status_code == 200, "the engine was replaced")
+        assert server.is_ready()
 
 
 def _row(value: float) -> dict[str, Any]:
