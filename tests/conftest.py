@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,11 @@ def store(tmp_path: Path) -> StoreFolder:
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> StoreFolder:
     """An empty store for all tests of a module."""
     return StoreFolder(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_step_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test sees what an export of the developer's left behind, nor leaves anything itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -30,6 +30,7 @@ def test_the_binomial_bound_is_clopper_and_pearsons():
     assert binomial_upper(49_000, 50_000, 0.05) == pytest.approx(0.98102, abs=1e-4)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(100, 5000))
 def test_the_bound_is_above_the_estimate_and_grows_with_what_is_lost(lost, won, images):
     bound = loss_bound_points(lost, won, images)
