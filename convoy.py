@@ -216,7 +216,7 @@ def _add_serve() -> None:
     function: Any = _serve
     function.__signature__ = python_inspect.Signature(parameters)
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    cli.command(name="serve", help="Serve the models of a store over HTTP.")(function)
+    cli.command(name="serve", help="Serve the models of a store over HTTP and gRPC.")(function)
 
 
 def _command(arguments: list[str]) -> Any:

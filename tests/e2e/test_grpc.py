@@ -1,0 +1,529 @@
+"""The Open Inference Protocol over gRPC, spoken by the clients that people have: tritonclient, unmodified."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from models.spec import NUMPY_DTYPES
+from tests.support.crowds import at_once
+from tests.support.servers import FakeServer, Server, run_convoy, start_fake_server, start_server, wait_until
+from tests.support.stores import IDENTITIES, StoreFolder
+
+SEED = 20
+TYPED_FIELDS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
+
+
+@pytest.fixture(scope="module")
+def server(shared_store: StoreFolder) -> Iterator[Server]:
+    shared_store.add_digits()
+    shared_store.add_add_sub()
+    for dtype in IDENTITIES:
+        shared_store.add_identity(dtype)
+    with start_server("--server-name", "triton", "--max-body-mb", "1", store=shared_store.root) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(server.grpc_address) as client:
+        yield client
+
+
+@pytest.fixture
+def stub(server: Server) -> Iterator[Any]:
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[FakeServer]:
+    """One run takes a second and has room for one sample, so that what follows waits."""
+    with start_fake_server(fake={"latency_ms": 1000.0, "max_batch": 1}) as server:
+        server.infer(0.0)
+        yield server
+
+
+def given(name: str, array: np.ndarray, dtype: str) -> triton.InferInput:
+    tensor = triton.InferInput(name, array.shape, dtype)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def some(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Any bits at all, so NaN, infinities and the smallest and largest integers are among them."""
+    generator = np.random.default_rng(SEED)
+    numpy_dtype = NUMPY_DTYPES[dtype]
+    if dtype == "BOOL":
+        return generator.integers(0, 2, shape).astype(bool)
+    data = generator.bytes(int(np.prod(shape)) * numpy_dtype.itemsize)
+    return np.frombuffer(data, numpy_dtype).reshape(shape)
+
+
+def request(model: str, array: np.ndarray, dtype: str, **fields: Any) -> Any:
+    """A raw request as a message; `fields` replace its own."""
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype=dtype, shape=array.shape)
+    own = {"model_name": model, "inputs": [tensor], "raw_input_contents": [array.tobytes()]}
+    return service_pb2.ModelInferRequest(**{**own, **fields})
+
+
+def rows(*values: float, **fields: Any) -> Any:
+    """A request for the fake model: each value is a row of four."""
+    return request("rows", np.array([[value] * 4 for value in values], np.float32), "FP32", **fields)
+
+
+def row_input(value: float) -> list[triton.InferInput]:
+    return [given("x", np.full((1, 4), value, np.float32), "FP32")]
+
+
+def refused(call: Any) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value
+
+
+def trailer(error: Any) -> dict[str, str]:
+    return dict(error.trailing_metadata() or ())
+
+
+# What the server says of itself
+
+
+def test_health_metadata_configuration_and_index(client: triton.InferenceServerClient) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("simple", "1")
+    assert client.get_server_metadata().name == "triton"
+    metadata = client.get_model_metadata("digits", as_json=True)
+    assert metadata["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": ["-1", "32", "32", "3"]}]
+    config = client.get_model_config("digits").config
+    assert (config.name, config.max_batch_size, config.input[0].format) == ("digits", 64, 1)
+    index = {one.name: one.state for one in client.get_model_repository_index().models}
+    assert index["simple"] == "READY"
+    assert len(index) == 2 + len(IDENTITIES)
+
+
+def test_both_wires_say_the_same(client: triton.InferenceServerClient, server: Server) -> None:
+    for path, message in (
+        ("/v2", client.get_server_metadata()),
+        ("/v2/models/simple", client.get_model_metadata("simple")),
+        ("/v2/models/digits", client.get_model_metadata("digits")),
+    ):
+        document = server.get(path).json()
+        for field in ("name", "platform", "versions", "extensions"):
+            assert field not in document or document[field] == _plain(getattr(message, field))
+
+
+def test_statistics_count_what_came_over_this_wire(client: triton.InferenceServerClient, server: Server) -> None:
+    before = client.get_inference_statistics("identity_fp32").model_stats[0]
+    for _ in range(3):
+        client.infer("identity_fp32", [given("x", np.zeros((2, 3), np.float32), "FP32")])
+    after = client.get_inference_statistics("identity_fp32").model_stats[0]
+    assert after.inference_count - before.inference_count == 6
+    assert after.inference_stats.success.count - before.inference_stats.success.count == 3
+    assert len(client.get_inference_statistics().model_stats) == 2 + len(IDENTITIES)
+    line = 'convoy_requests_total{model="identity_fp32",outcome="success",protocol="grpc",version="1"}'
+    assert line in server.get("/metrics").text
+
+
+def test_the_standard_health_service_tells_readiness(server: Server) -> None:
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for name in ("", "inference.GRPCInferenceService"):
+            assert health.Check(health_pb2.HealthCheckRequest(service=name)).status == 1
+        error = refused(lambda: health.Check(health_pb2.HealthCheckRequest(service="nobody")))
+        assert error.code() == grpc.StatusCode.NOT_FOUND
+        assert next(iter(health.Watch(health_pb2.HealthCheckRequest(service="")))).status == 1
+
+
+def test_what_is_not_offered_says_so(client: triton.InferenceServerClient) -> None:
+    client.unregister_cuda_shared_memory()
+    for call in (client.get_trace_settings, client.get_log_settings, client.update_trace_settings):
+        with pytest.raises(InferenceServerException) as error:
+            call()
+        assert error.value.status() == "StatusCode.UNIMPLEMENTED"
+        assert "not" in error.value.message()
+
+
+# Tensors
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 0)])
+@pytest.mark.parametrize("dtype", IDENTITIES)
+def test_raw_tensors_come_back_bit_by_bit(dtype: str, shape: tuple[int, int], stub: Any) -> None:
+    array = some(dtype, shape)
+    response = stub.ModelInfer(request(f"identity_{dtype.lower()}", array, dtype, id="mine"))
+    assert (response.id, response.model_name, response.model_version) == ("mine", f"identity_{dtype.lower()}", "1")
+    (output,) = response.outputs
+    assert (output.name, output.datatype, tuple(output.shape)) == ("y", dtype, shape)
+    assert list(response.raw_output_contents) == [array.tobytes()]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 0)])
+@pytest.mark.parametrize("dtype", TYPED_FIELDS)
+def test_typed_tensors_come_back_bit_by_bit(dtype: str, shape: tuple[int, int], stub: Any) -> None:
+    array = some(dtype, shape)
+    if array.dtype.kind == "f":  # a number on its way through Python keeps its value, not the bits of its NaN
+        array = np.nan_to_num(array, nan=0.5)
+    response = stub.ModelInfer(typed(dtype, array, TYPED_FIELDS[dtype]))
+    assert list(response.raw_output_contents) == [array.tobytes()]
+
+
+def test_a_large_typed_tensor_is_decoded_beside_the_others(stub: Any) -> None:
+    array = some("INT32", (32, 2048))
+    response = stub.ModelInfer(typed("INT32", array, "int_contents"))
+    assert response.raw_output_contents[0] == array.tobytes()
+
+
+def test_the_clients_own_way_works_for_every_dtype(client: triton.InferenceServerClient) -> None:
+    for dtype in IDENTITIES:
+        array = some(dtype, (2, 3))
+        result = client.infer(f"identity_{dtype.lower()}", [given("x", array, dtype)])
+        assert result.as_numpy("y").tobytes() == array.tobytes(), dtype
+
+
+def test_outputs_come_in_the_order_in_which_they_are_asked_for(client: triton.InferenceServerClient) -> None:
+    a, b = np.arange(16, dtype=np.int32).reshape(1, 16), np.ones((1, 16), np.int32)
+    inputs = [given("INPUT0", a, "INT32"), given("INPUT1", b, "INT32")]
+    wanted = [triton.InferRequestedOutput("OUTPUT1"), triton.InferRequestedOutput("OUTPUT0")]
+    result = client.infer("simple", inputs, outputs=wanted, request_id="7", priority=1, timeout=10_000_000)
+    assert [output.name for output in result.get_response().outputs] == ["OUTPUT1", "OUTPUT0"]
+    assert np.array_equal(result.as_numpy("OUTPUT0"), a + b)
+    assert np.array_equal(result.as_numpy("OUTPUT1"), a - b)
+    assert result.get_response().id == "7"
+
+
+def test_compressed_messages_are_understood(client: triton.InferenceServerClient) -> None:
+    array = np.zeros((4, 1000), np.float32)
+    for algorithm in ("gzip", "deflate"):
+        result = client.infer("identity_fp32", [given("x", array, "FP32")], compression_algorithm=algorithm)
+        assert np.array_equal(result.as_numpy("y"), array)
+
+
+def test_the_asynchronous_client_works(server: Server) -> None:
+    async def ask() -> list[np.ndarray]:
+        async with triton_aio.InferenceServerClient(server.grpc_address) as client:
+            assert await client.is_server_ready()
+            calls = [
+                client.infer("identity_fp32", [given("x", np.full((1, 2), n, np.float32), "FP32")]) for n in range(20)
+            ]
+            return [answer.as_numpy("y") for answer in await asyncio.gather(*calls)]
+
+    assert [array[0, 0] for array in asyncio.run(ask())] == list(range(20))
+
+
+# Errors
+
+X = np.zeros((1, 2), np.float32)
+WRONG = [
+    (request("nobody", X, "FP32"), "NOT_FOUND", "Request for unknown model: 'nobody' is not found"),
+    (request("identity_fp32", X, "FP32", model_version="9"), "NOT_FOUND", "'identity_fp32' version 9 is not found"),
+    (request("identity_fp32", X, "FP32", model_version="x"), "NOT_FOUND", "version x is not found"),
+    (request("identity_fp32", X, "INT32"), "INVALID_ARGUMENT", "data-type is 'INT32', but model"),
+    (request("identity_fp32", X[0], "FP32"), "INVALID_ARGUMENT", "unexpected shape for input 'x'"),
+    (request("identity_fp32", np.zeros((99, 1), np.float32), "FP32"), "INVALID_ARGUMENT", "batch-size must be <= 32"),
+    (request("identity_fp32", X, "FP32", raw_input_contents=[b"123"]), "INVALID_ARGUMENT", "Expected 8, got 3"),
+    (request("identity_fp32", X, "FP32", raw_input_contents=[]), "INVALID_ARGUMENT", "unable to find data for input"),
+    (request("identity_fp32", X, "FP32", raw_input_contents=[X.tobytes()] * 2), "INVALID_ARGUMENT", "additional input"),
+    (
+        request("identity_fp32", X, "FP32", inputs=[], raw_input_contents=[]),
+        "INVALID_ARGUMENT",
+        "expected 1 inputs",
+    ),
+    (
+        request("identity_fp32", X, "FP32", outputs=[{"name": "z"}]),
+        "INVALID_ARGUMENT",
+        "unexpected inference output 'z'",
+    ),
+    (
+        request("identity_fp32", X, "FP32", outputs=[{"name": "y"}, {"name": "y"}]),
+        "INVALID_ARGUMENT",
+        "output 'y' already exists in request",
+    ),
+    (
+        request("identity_fp32", X, "FP32", parameters={"timeout": {"string_param": "soon"}}),
+        "INVALID_ARGUMENT",
+        "'timeout' in 'parameters'",
+    ),
+    (
+        request("identity_fp32", X, "FP32", parameters={"triton_x": {"bool_param": True}}),
+        "INVALID_ARGUMENT",
+        "reserved",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "words"), WRONG, ids=[f"{code}-{n}" for n, (_, code, _) in enumerate(WRONG)]
+)
+def test_a_wrong_request_gets_the_code_and_the_words(message: Any, code: str, words: str, stub: Any) -> None:
+    error = refused(lambda: stub.ModelInfer(message, metadata=(("x-request-id", "id-7"),)))
+    assert error.code() == grpc.StatusCode[code]
+    assert words in error.details()
+    assert trailer(error)["x-request-id"] == "id-7"
+
+
+def test_typed_contents_are_checked_as_the_others_are(stub: Any) -> None:
+    for message, words in (
+        (typed("FP16", some("FP16", (1, 2)), "fp32_contents"), "of type 'FP16'; send it in raw_input_contents"),
+        (typed("INT8", np.array([[1, 300]]), "int_contents"), "must lie in -128..127 for INT8"),
+        (typed("INT32", np.array([[1, 2]]), "int64_contents"), "Expected 2 values in int_contents, got 0"),
+    ):
+        assert words in refused(lambda message=message: stub.ModelInfer(message)).details()
+    both = typed("INT32", np.array([[1, 2]]), "int_contents")
+    both.raw_input_contents.append(b"12345678")
+    assert "contents field must not be specified" in refused(lambda: stub.ModelInfer(both)).details()
+
+
+def test_bytes_that_are_no_message_are_a_wrong_request(server: Server) -> None:
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        error = refused(lambda: call(b"\xff\xff\xff"))
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "ModelInferRequest" in error.details()
+
+
+def test_a_huge_name_is_refused_in_few_words(stub: Any) -> None:
+    error = refused(lambda: stub.ModelInfer(request("n" * 500_000, X, "FP32")))
+    assert error.code() == grpc.StatusCode.NOT_FOUND
+    assert len(error.details()) <= 2000
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_one_size_limit_for_both_wires(compression: grpc.Compression, stub: Any) -> None:
+    fitting, too_large = np.zeros((1, 240_000), np.float32), np.zeros((1, 270_000), np.float32)
+    stub.ModelInfer(request("identity_fp32", fitting, "FP32"), compression=compression)
+    error = refused(lambda: stub.ModelInfer(request("identity_fp32", too_large, "FP32"), compression=compression))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "larger than max" in error.details()
+    stub.ModelInfer(request("identity_fp32", fitting, "FP32"))
+
+
+def test_ids_and_traces_come_back_and_calls_are_logged(stub: Any, server: Server) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    metadata = (("x-request-id", "grpc-id-1"), ("traceparent", trace))
+    _, call = stub.ModelInfer.with_call(request("identity_fp32", X, "FP32"), metadata=metadata)
+    assert trailer(call) == {"x-request-id": "grpc-id-1", "traceparent": trace}
+    _, call = stub.ServerLive.with_call(service_pb2.ServerLiveRequest())
+    assert trailer(call)["x-request-id"]
+    wait_until(lambda: "gRPC ModelInfer OK" in server.log, "the call is in the log")
+    (line,) = (line for line in server.log.splitlines() if "grpc-id-1" in line)
+    assert "127.0.0.1 gRPC ModelInfer OK" in line
+    assert trace in line
+
+
+# Time
+
+
+def test_a_deadline_ends_the_wait(slow: FakeServer) -> None:
+    with grpc.insecure_channel(slow.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        running = stub.ModelInfer.future(rows(1.0))
+        wait_until(lambda: slow.stats()["unfinished_requests"] == 1, "the first one runs")
+        waiting = stub.ModelInfer.future(rows(2.0), timeout=30)
+        wait_until(lambda: slow.stats()["unfinished_requests"] == 2, "the second one waits")
+        error = refused(lambda: stub.ModelInfer(rows(3.0), timeout=0.5))
+        assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:  # it was predicted to be late, so it never waited
+            assert int(trailer(error)["retry-after"]) >= 1
+        assert running.result().raw_output_contents
+        assert waiting.result().raw_output_contents
+    wait_until(lambda: slow.stats()["inflight_bytes"] == 0, "all memory is given back")
+
+
+def test_a_call_that_is_cancelled_leaves_the_queue(slow: FakeServer) -> None:
+    before = slow.statistics("rows")["execution_count"]
+    with grpc.insecure_channel(slow.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        running = stub.ModelInfer.future(rows(1.0))
+        wait_until(lambda: slow.stats()["unfinished_requests"] == 1, "the first one runs")
+        waiting = [stub.ModelInfer.future(rows(2.0)) for _ in range(5)]
+        wait_until(lambda: slow.stats()["unfinished_requests"] == 6, "the others wait")
+        for call in waiting:
+            call.cancel()
+        wait_until(lambda: slow.stats()["unfinished_requests"] <= 1, "the others have left the queue")
+        assert running.result().raw_output_contents
+    wait_until(lambda: slow.stats()["inflight_bytes"] == 0, "all memory is given back")
+    assert slow.statistics("rows")["execution_count"] == before + 1
+    assert 'reason="CANCELED",version="1"} 5.0' in slow.get("/metrics").text
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    with start_fake_server(fake={"latency_ms": 500.0, "max_batch": 1}, max_queue=2) as server:
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            calls = [stub.ModelInfer.future(rows(1.0)) for _ in range(6)]
+            errors: list[Any] = [call.exception() for call in calls]
+        full = [error for error in errors if error is not None]
+        assert {error.code() for error in full} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert all("Exceeds maximum queue size" in error.details() for error in full)
+        assert all(int(trailer(error)["retry-after"]) >= 1 for error in full)
+        assert len(full) == 3
+
+
+def test_a_request_that_the_model_fails_on_is_an_internal_error() -> None:
+    with start_fake_server() as server, triton.InferenceServerClient(server.grpc_address) as client:
+        with pytest.raises(InferenceServerException) as error:
+            client.infer("rows", row_input(666.0))
+        assert error.value.status() == "StatusCode.INTERNAL"
+        assert client.infer("rows", row_input(2.0)).as_numpy("y").tolist() == [[2.0] * 4]
+
+
+# Streams
+
+
+def test_a_stream_answers_in_order_and_outlives_its_errors(server: Server) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    with triton.InferenceServerClient(server.grpc_address) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for number in range(40):
+            model = "nobody" if number == 17 else "identity_fp32"
+            tensor = given("x", np.full((1, 2), number, np.float32), "FP32")
+            client.async_stream_infer(model, [tensor], request_id=str(number), enable_empty_final_response=True)
+        received = [answers.get(timeout=60) for _ in range(40)]
+        client.stop_stream()
+    for number, (result, error) in enumerate(received):
+        if number == 17:
+            assert "Request for unknown model: 'nobody'" in error.message()
+            continue
+        assert error is None
+        response = result.get_response()
+        assert (response.id, result.as_numpy("y")[0, 0]) == (str(number), number)
+        assert response.parameters["triton_final_response"].bool_param
+
+
+def test_several_requests_of_a_stream_share_a_batch() -> None:
+    with start_fake_server(fake={"latency_ms": 200.0}) as server:
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            replies = list(stub.ModelStreamInfer(iter([rows(float(n), id=str(n)) for n in range(10)])))
+        assert [reply.infer_response.id for reply in replies] == [str(n) for n in range(10)]
+        assert [reply.error_message for reply in replies] == [""] * 10
+        assert server.statistics("rows")["execution_count"] < 10
+
+
+def test_a_stream_that_is_cancelled_leaves_nothing_behind(slow: FakeServer) -> None:
+    with grpc.insecure_channel(slow.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        call = stub.ModelStreamInfer(iter([rows(float(n)) for n in range(8)]))
+        wait_until(lambda: slow.stats()["unfinished_requests"] == 8, "all of them wait or run")
+        call.cancel()
+        wait_until(lambda: slow.stats()["unfinished_requests"] <= 1, "all that wait have left")
+    wait_until(lambda: slow.stats()["inflight_bytes"] == 0, "all memory is given back")
+
+
+def test_the_asynchronous_client_streams(server: Server) -> None:
+    async def ask() -> list[float]:
+        async def requests() -> Any:
+            for number in range(10):
+                tensor = given("x", np.full((1, 1), number, np.float32), "FP32")
+                yield {"model_name": "identity_fp32", "inputs": [tensor], "request_id": str(number)}
+
+        async with triton_aio.InferenceServerClient(server.grpc_address) as client:
+            answers = client.stream_infer(requests())
+            return [result.as_numpy("y")[0, 0] async for result, error in answers if error is None]
+
+    assert asyncio.run(ask()) == list(range(10))
+
+
+# The port
+
+
+def test_only_a_key_opens_all_but_health(store: StoreFolder, tmp_path: Path) -> None:
+    store.add_identity()
+    key = tmp_path / "key"
+    key.write_text("secret\n")
+    with start_server("--api-key-file", str(key), store=store.root) as server:
+        with triton.InferenceServerClient(server.grpc_address) as client:
+            assert client.is_server_live()
+            assert client.is_server_ready()
+            assert client.is_model_ready("identity_fp32")
+            tensor = [given("x", X, "FP32")]
+            for headers in (None, {"authorization": "Bearer wrong"}):
+                for call in (
+                    lambda headers=headers: client.infer("identity_fp32", tensor, headers=headers),
+                    lambda headers=headers: client.get_server_metadata(headers=headers),
+                ):
+                    with pytest.raises(InferenceServerException) as error:
+                        call()
+                    assert error.value.status() == "StatusCode.UNAUTHENTICATED"
+            client.infer("identity_fp32", tensor, headers={"authorization": "Bearer secret"})
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            stream = stub.ModelStreamInfer(iter([request("identity_fp32", X, "FP32")]))
+            assert refused(lambda: list(stream)).code() == grpc.StatusCode.UNAUTHENTICATED
+            assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status == 1
+
+
+def test_the_port_can_be_left_out_and_one_that_is_taken_is_a_wrong_call(server: Server, store: StoreFolder) -> None:
+    store.add_identity()
+    with start_server("--grpc-port", "-1", store=store.root) as without:
+        assert "grpc://" not in without.log
+    port = server.grpc_address.rpartition(":")[2]
+    taken = run_convoy("serve", "--port", "0", "--grpc-port", port, "--store", str(store.root))
+    assert taken.returncode == 2
+    assert f":{port}" in taken.stderr
+    assert "--grpc-port" in taken.stderr
+
+
+def test_stopping_answers_what_was_accepted_and_refuses_what_comes_then() -> None:
+    with start_fake_server(fake={"latency_ms": 1000.0, "max_batch": 1}, drain_delay_s=0) as server:
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            health = health_pb2_grpc.HealthStub(channel)
+            running = stub.ModelInfer.future(rows(1.0))
+            wait_until(lambda: server.stats()["unfinished_requests"] == 1, "it runs")
+            server.signal()
+            wait_until(
+                lambda: health.Check(health_pb2.HealthCheckRequest()).status == 2, "the server says that it is leaving"
+            )
+            assert refused(lambda: stub.ModelInfer(rows(2.0))).code() == grpc.StatusCode.UNAVAILABLE
+            assert running.result().raw_output_contents
+        assert server.wait() == 0
+
+
+def test_http_and_grpc_share_batches() -> None:
+    with start_fake_server(fake={"latency_ms": 300.0}) as server:
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            over_grpc = [stub.ModelInfer.future(rows(float(n))) for n in range(5)]
+            over_http = at_once([lambda n=n: server.infer(float(n)) for n in range(5)])
+            assert [reply.status_code for reply in over_http] == [200] * 5
+            assert all(call.result().raw_output_contents for call in over_grpc)
+        assert server.statistics("rows")["execution_count"] < 10
+
+
+def typed(dtype: str, array: np.ndarray, field: str) -> Any:
+    """A request whose numbers stand in a field of `contents`."""
+    message = request(f"identity_{dtype.lower()}", array, dtype, raw_input_contents=[])
+    message.inputs[0].contents.SetInParent()
+    getattr(message.inputs[0].contents, field).extend(array.reshape(-1).tolist())
+    return message
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
