@@ -19,13 +19,13 @@ import numpy as np
 from app.engines.cpu import has_int8_dot_product
 from app.engines.speedup import is_worthwhile
 from export.data import ExportData
-from export.gate import Gate
 from export.plan import Plan
-from export.report import render
-from export.torch_job import EXTERNAL_DATA
-from export.variant import Candidate
-from export.variants import Made
-from export.verify import Score
+from export.proof.gate import Gate
+from export.proof.verify import Score
+from export.report.page import render
+from export.sources.torch_job import EXTERNAL_DATA
+from export.variants.making import Made
+from export.variants.variant import Candidate
 from models.bundle import (
     CANARY,
     LABELS,

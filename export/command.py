@@ -19,22 +19,22 @@ from app.engines.cpu import cpu_budget
 from export.assemble import Measured, judge, make_canary, provenance, publish, remarked
 from export.cache import NO_CACHE, StepCache, default_root
 from export.data import ExportData, load_data
-from export.gate import Gate, refused_by_name
-from export.onnx_plain import export_plain, is_plain
 from export.options import ExportOptions
 from export.plan import Plan, make_plan
-from export.precision import REFERENCE, Recipe, select
-from export.profile import measure_latencies
+from export.profiling.profile import measure_latencies
+from export.profiling.roofline import measure_roofline
 from export.progress import SILENT, Progress
-from export.proof import Prover
-from export.reuse import reused
-from export.roofline import measure_roofline
+from export.proof.gate import Gate, refused_by_name
+from export.proof.proving import Prover
+from export.proof.verify import check_against_torch
+from export.sources.onnx_plain import export_plain, is_plain
+from export.sources.reuse import reused
+from export.sources.to_onnx import TorchResult, to_onnx
+from export.sources.torch_job import INPUT_NAME
 from export.terminal import RichProgress, summary
-from export.to_onnx import TorchResult, to_onnx
-from export.torch_job import INPUT_NAME
-from export.variant import opened
-from export.variants import Maker
-from export.verify import check_against_torch
+from export.variants.making import Maker
+from export.variants.precision import REFERENCE, Recipe, select
+from export.variants.variant import opened
 from models.bundle import read_manifest
 from models.errors import JobError
 from models.spec import ModelSpec, TensorSpec

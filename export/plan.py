@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from export.options import ExportOptions
-from export.origin import Origin, find_origin
-from export.preprocess import parse_front, parse_input, resolve_image
-from export.source import Source, parse_source
-from export.torch_job import WeightsFrom
+from export.sources.origin import Origin, find_origin
+from export.sources.preprocess import parse_front, parse_input, resolve_image
+from export.sources.source import Source, parse_source
+from export.sources.torch_job import WeightsFrom
 from models.datasets import source_labels
 from models.errors import UsageError
 from models.spec import ImageSpec

@@ -22,14 +22,14 @@ from app.engines.base import EngineFailure
 from app.engines.cpu import cpu_budget
 from app.engines.measure import make_probe
 from export.data import ImageSet
-from export.precision import INT8_CPU, REFERENCE
 from export.progress import SILENT
-from export.to_onnx import INLINE_BYTES
-from export.torch_job import OUTPUT_NAME, Inquiry, Job
-from export.torch_process import Answer, ask, run_job
-from export.variant import Candidate, opened
-from export.variants import plain_int8
-from export.verify import relative_error
+from export.proof.verify import relative_error
+from export.sources.to_onnx import INLINE_BYTES
+from export.sources.torch_job import OUTPUT_NAME, Inquiry, Job
+from export.sources.torch_process import Answer, ask, run_job
+from export.variants.making import plain_int8
+from export.variants.precision import INT8_CPU, REFERENCE
+from export.variants.variant import Candidate, opened
 from export.zoo_page import Row, Table, read_table, write_page, write_table
 from models.errors import ConvoyError, JobError
 from models.samples import Sample

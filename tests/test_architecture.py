@@ -90,7 +90,7 @@ def test_a_room_imports_only_what_its_walls_allow(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(ROOMS))
 def test_torch_stays_in_training_and_in_the_child_of_export(name: str) -> None:
     uses_torch = any(in_room(used, "torch", "torchvision") for used in imports(ROOMS[name]))
-    assert not uses_torch or in_room(name, *TRAINING, "export.torch_child")
+    assert not uses_torch or in_room(name, *TRAINING, "export.sources.torch_child")
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from safetensors.numpy import save_file
 from export.cache import StepCache
 from export.command import export_bundle
 from export.data import ImageSet
-from export.int8_trt import violations
 from export.options import ExportOptions
-from export.precision import INT8_CPU, REFERENCE
 from export.progress import SILENT
-from export.variant import opened
-from export.variants import plain_int8
-from export.verify import measure_accuracy
+from export.proof.verify import measure_accuracy
+from export.variants.int8_trt import violations
+from export.variants.making import plain_int8
+from export.variants.precision import INT8_CPU, REFERENCE
+from export.variants.variant import opened
 from models.bundle import Bundle, Variant, open_bundle
 from models.datasets import load
 from models.train import TrainOptions, train

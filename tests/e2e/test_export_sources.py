@@ -11,11 +11,11 @@ import pytest
 from app.engines.base import run_arrays
 from app.engines.measure import Pace
 from app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from export import to_onnx
 from export.command import export_bundle
 from export.options import ExportOptions
-from export.torch_job import Inquiry
-from export.torch_process import ask
+from export.sources import to_onnx
+from export.sources.torch_job import Inquiry
+from export.sources.torch_process import ask
 from export.zoo_table import MAX_ERROR, prove
 from models.bundle import Bundle, open_bundle
 from models.errors import JobError
@@ -59,7 +59,7 @@ NETWORKS = """
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("export.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2))
+    monkeypatch.setattr("export.profiling.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_random_weights_leave_no_output_constant():
     import torch
     from torchvision.models import VisionTransformer
 
-    from export.torch_child.weights import draw
+    from export.sources.torch_child.weights import draw
 
     network = VisionTransformer(image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64)
     network = network.eval()

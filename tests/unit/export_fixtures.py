@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from export.options import ExportOptions
-from export.to_onnx import TorchResult
+from export.sources.to_onnx import TorchResult
 from models.spec import ImageSpec
 
 SIZE_PX = 8

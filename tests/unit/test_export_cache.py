@@ -7,9 +7,10 @@ import os
 import numpy as np
 from export_fixtures import fake_torch, options, write_images
 
-from export import command, variants
+from export import command
 from export.cache import NO_CACHE, StepCache, default_root, step_key
 from export.command import export_bundle
+from export.variants import making as variants
 from models.bundle import open_bundle
 
 

@@ -13,17 +13,18 @@ from export_fixtures import fake_torch, options, write_images
 from rich.console import Console
 
 from app.engines.measure import Pace
-from export import command, proof
+from export import command
 from export.command import export_bundle, run
+from export.proof import proving as proof
 from models.bundle import Interval, Manifest, open_bundle
 from models.errors import JobError, UsageError
 
 
 @pytest.fixture(autouse=True)
 def quick_and_without_torch(monkeypatch, tmp_path):
-    monkeypatch.setattr("export.profile.PACE", Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3))
-    monkeypatch.setattr("export.roofline._BUDGET_S", 0)
-    monkeypatch.setattr("export.roofline._MATRIX", 64)
+    monkeypatch.setattr("export.profiling.profile.PACE", Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3))
+    monkeypatch.setattr("export.profiling.roofline._BUDGET_S", 0)
+    monkeypatch.setattr("export.profiling.roofline._MATRIX", 64)
     monkeypatch.setattr(command, "to_onnx", fake_torch)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -220,7 +221,7 @@ def test_data_that_is_not_there_or_empty_is_one_line(tmp_path):
         export_bundle(options(tmp_path, evaluate=str(tmp_path / "empty")))
 
 
-@pytest.mark.parametrize("where", ["export.assemble.shutil.copyfile", "export.variants.prepare"])
+@pytest.mark.parametrize("where", ["export.assemble.shutil.copyfile", "export.variants.making.prepare"])
 def test_a_full_disk_leaves_no_partial_bundle(tmp_path, data, monkeypatch, where):
     def no_space(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -236,8 +237,8 @@ def test_a_full_disk_leaves_no_partial_bundle(tmp_path, data, monkeypatch, where
     [
         "export.command.to_onnx",
         "export.command.check_against_torch",
-        "export.variants.collect",
-        "export.proof.measure_accuracy",
+        "export.variants.making.collect",
+        "export.proof.proving.measure_accuracy",
         "export.command.make_canary",
     ],
 )

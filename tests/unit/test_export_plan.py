@@ -9,7 +9,7 @@ import pytest
 from export_fixtures import IMAGE, options
 
 from export.plan import make_plan
-from export.precision import select
+from export.variants.precision import select
 from models.checkpoint import CheckpointHeader, write_checkpoint
 from models.errors import JobError, UsageError
 

@@ -10,15 +10,15 @@ import pytest
 from export_fixtures import answers, write_red_or_blue
 from onnx import TensorProto, helper, numpy_helper
 
-from export.audit import audit, count_nodes
-from export.calibrate import Calibration, collect
 from export.data import Chunk
-from export.fp16 import convert_to_fp16, out_of_range
-from export.histogram import BINS, Histogram
-from export.int8_trt import quantize_for_tensorrt, unprofitable, violations
-from export.onnx_graph import front_nodes, prepare
-from export.quantize import layers, quantize_for_cpu
-from export.simulate import write_rounding_twin
+from export.variants.audit import audit, count_nodes
+from export.variants.calibrate import Calibration, collect
+from export.variants.fp16 import convert_to_fp16, out_of_range
+from export.variants.histogram import BINS, Histogram
+from export.variants.int8_trt import quantize_for_tensorrt, unprofitable, violations
+from export.variants.onnx_graph import front_nodes, prepare
+from export.variants.quantize import layers, quantize_for_cpu
+from export.variants.simulate import write_rounding_twin
 from models.errors import JobError
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)

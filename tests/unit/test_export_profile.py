@@ -15,10 +15,10 @@ from app.engines.fake import FakeEngine
 from app.engines.measure import Pace, batch_knots, measure_in_turns, run_in_turns
 from app.engines.select import choose
 from app.engines.speedup import Line, best_per_sample_ms, fit_line, is_worthwhile, paired_speedup
-from export.precision import REFERENCE, Recipe
-from export.profile import measure_latencies
+from export.profiling.profile import measure_latencies
 from export.progress import SILENT
-from export.variant import opened
+from export.variants.precision import REFERENCE, Recipe
+from export.variants.variant import opened
 from models.bundle import Bundle, Interval, LatencyPoint, LatencyTable, Manifest, Provenance, Variant
 from models.spec import ModelSpec, TensorSpec
 
@@ -178,7 +178,7 @@ def test_the_server_chooses_by_the_same_rule(tmp_path, speedup, chosen):
 
 
 def test_a_variant_for_another_device_has_no_latency_here(tmp_path, monkeypatch):
-    monkeypatch.setattr("export.profile.PACE", replace(PACE, budget_s=0))
+    monkeypatch.setattr("export.profiling.profile.PACE", replace(PACE, budget_s=0))
     spec = ModelSpec(
         "colours",
         (TensorSpec("images", "UINT8", IMAGE.tensor_shape),),

@@ -15,12 +15,12 @@ from report_fixtures import full_manifest
 from app.engines.limits import limit, share_of_limit
 from app.engines.measure import Pace
 from export import command
-from export.chart import Axis, number
-from export.precision import REFERENCE
-from export.report import render
-from export.roofline import measure_roofline
-from export.variant import opened
-from export.work import Operator, count_work, flop
+from export.profiling.roofline import measure_roofline
+from export.profiling.work import Operator, count_work, flop
+from export.report.chart import Axis, number
+from export.report.page import render
+from export.variants.precision import REFERENCE
+from export.variants.variant import opened
 from models.bundle import REPORT, LatencyPoint, Manifest, Roofline, open_bundle
 from models.errors import BundleError
 from models.spec import ModelSpec, TensorSpec
@@ -123,8 +123,8 @@ def test_many_classes_are_cut_to_the_worst():
 
 @pytest.fixture
 def exported(tmp_path, monkeypatch):
-    monkeypatch.setattr("export.profile.PACE", Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3))
-    monkeypatch.setattr("export.roofline._BUDGET_S", 0)
+    monkeypatch.setattr("export.profiling.profile.PACE", Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3))
+    monkeypatch.setattr("export.profiling.roofline._BUDGET_S", 0)
     monkeypatch.setattr(command, "to_onnx", fake_torch)
     data = str(write_images(tmp_path / "images"))
     return command.export_bundle(options(tmp_path, calibrate=data, evaluate=data))
@@ -168,7 +168,7 @@ def test_the_work_of_a_graph_is_that_of_one_sample(tmp_path):
 
 
 def test_a_roofline_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr("export.roofline._BUDGET_S", 0)
+    monkeypatch.setattr("export.profiling.roofline._BUDGET_S", 0)
     write_red_or_blue(tmp_path / REFERENCE.file)
     spec = ModelSpec("m", (IMAGES,), (TensorSpec("logits", "FP32", (2,)),), 2, IMAGE, "softmax", ("red", "blue"))
     with opened(spec, [REFERENCE], tmp_path) as (fp32,):

@@ -14,11 +14,11 @@ from app.canary import CanaryCheck
 from app.engines.base import Engine, run_arrays
 from app.engines.measure import Pace
 from app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from export import to_onnx
 from export.command import export_bundle
 from export.options import ExportOptions
-from export.source import parse_source
-from export.torch_child.registries import timm_image
+from export.sources import to_onnx
+from export.sources.source import parse_source
+from export.sources.torch_child.registries import timm_image
 from models.bundle import Bundle, open_bundle
 from models.errors import BundleError, JobError, UsageError
 from tests.support.onnx_models import add_sub, identity, mean
@@ -39,8 +39,8 @@ HEADS = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("export.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2))
-    monkeypatch.setattr("export.roofline._BUDGET_S", 0)
+    monkeypatch.setattr("export.profiling.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2))
+    monkeypatch.setattr("export.profiling.roofline._BUDGET_S", 0)
 
 
 def write_network(
@@ -280,7 +280,7 @@ def test_weights_beside_the_graph_are_read_and_missed(tmp_path):
 @pytest.mark.parametrize("preprocess", [None, "unit"])
 def test_large_weights_lie_beside_the_graph_and_are_hashed(tmp_path, monkeypatch, preprocess):
     monkeypatch.setattr(to_onnx, "INLINE_BYTES", 100)
-    monkeypatch.setattr("export.onnx_file._SMALL_BYTES", 64)
+    monkeypatch.setattr("export.sources.onnx_file._SMALL_BYTES", 64)
     bundle = export(tmp_path, write_network(tmp_path / "net.onnx"), preprocess=preprocess)
     assert {"fp32.onnx", "fp32.onnx.data"} <= set(bundle.manifest.files)
     engine = served(bundle)

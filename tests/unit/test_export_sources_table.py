@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from export import zoo_table
-from export.torch_job import Description
+from export.sources.torch_job import Description
 from export.zoo_page import Row, read_table
 from export.zoo_table import make_table, random_picture, try_model
 from models.errors import JobError

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from export_fixtures import options
 
-from export import to_onnx, torch_process
-from export.misfit import misfit
 from export.plan import make_plan
+from export.sources import to_onnx, torch_process
+from export.sources.misfit import misfit
 from models.errors import JobError
 
 SAMPLES = np.zeros((2, 8, 8, 3), np.uint8)

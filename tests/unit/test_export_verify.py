@@ -6,10 +6,10 @@ import pytest
 from export_fixtures import IMAGE, answers, write_images, write_red_or_blue
 
 from export.data import ImageSet
-from export.precision import REFERENCE, Recipe
 from export.progress import SILENT
-from export.variant import opened
-from export.verify import check_against_torch, measure_accuracy, relative_error
+from export.proof.verify import check_against_torch, measure_accuracy, relative_error
+from export.variants.precision import REFERENCE, Recipe
+from export.variants.variant import opened
 from models.datasets import load
 from models.errors import JobError
 from models.spec import ModelSpec, TensorSpec

@@ -1,0 +1,1 @@
+"""How fast is it, and how fast could it be on this device?"""

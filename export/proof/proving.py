@@ -1,0 +1,70 @@
+"""Every variant made, held against the labels, and made again with more layers kept where it fell short.
+
+Knows the loop between making and measuring. Each further look that a variant takes at the evaluation images is
+paid for with a wider bound (`Outcomes.accuracy`), and there are few of them: many would find a lucky file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from export.cache import StepCache
+from export.data import ExportData
+from export.progress import Progress
+from export.proof.gate import Gate
+from export.proof.verify import Score, compare, measure_accuracy
+from export.variants.making import Made, Maker
+from export.variants.precision import REFERENCE, Recipe
+from export.variants.variant import opened
+from models.spec import ModelSpec
+
+_MOST_LOOKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Prover:
+    """Scores the variants that lie in `folder`."""
+
+    spec: ModelSpec
+    folder: Path
+    data: ExportData
+    gate: Gate
+    progress: Progress
+    cache: StepCache
+
+    def make_and_score(self, recipes: Sequence[Recipe], maker: Maker | None) -> list[tuple[Made, Score]]:
+        """The files of all recipes with their scores; `maker` is None where only fp32 is wanted.
+
+        Raises JobError when a variant cannot be made or the images cannot be read.
+        """
+        made = [maker.make(recipe) if maker else Made(recipe) for recipe in recipes]
+        rows = list(zip(made, self._scores(recipes), strict=True))
+        if maker is None or self.data.evaluation is None:
+            return rows
+        return [self._improved(made, score, maker) for made, score in rows]
+
+    def _improved(self, made: Made, score: Score, maker: Maker) -> tuple[Made, Score]:
+        for looks in range(2, _MOST_LOOKS + 1):
+            if score.accuracy is None or score.accuracy.loss_points <= self.gate.budget_points:
+                break
+            # The calibration images promised more than they kept, so they are believed less each time.
+            again = maker.retry(made, caution=float(looks - 1))
+            if again is None:
+                break
+            made, (_, score) = again, self._scores([REFERENCE, made.recipe], looks)
+        return made, score
+
+    def _scores(self, recipes: Sequence[Recipe], looks: int = 1) -> tuple[Score, ...]:
+        with opened(self.spec, recipes, self.folder) as candidates:
+            if self.data.evaluation is None:
+                return compare(candidates, self.data.samples)
+            return measure_accuracy(
+                candidates,
+                self.data.evaluation,
+                self.progress,
+                budget_points=self.gate.budget_points,
+                looks=looks,
+                cache=self.cache,
+            )

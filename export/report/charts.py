@@ -1,0 +1,218 @@
+"""The report's charts: which figures of the manifest are drawn against which.
+
+Knows the manifest's records and what a reader should see in them. A variant keeps its colour on every chart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.etree.ElementTree import Element
+
+from app.engines.limits import device_rate, limit
+from app.engines.speedup import Line, best_per_sample_ms
+from export.report.chart import Axis, Chart, Mark, number
+from models.bundle import LatencyTable, Roofline, Variant
+
+Measured = tuple[int, Variant, LatencyTable]
+PRECISION_COLOURS = {"fp32": 0, "fp16": 1, "int8": 2}
+
+
+def colour_of(variant: Variant) -> int:
+    """The same on every page, whichever other variants there are."""
+    return 3 if (variant.precision, variant.target) == ("int8", "tensorrt") else PRECISION_COLOURS[variant.precision]
+
+
+def timed(variants: Sequence[Variant]) -> list[Measured]:
+    """The variants that were measured on this device, with their colours."""
+    return [(colour_of(variant), variant, variant.latency) for variant in variants if variant.latency]
+
+
+def pareto(variants: Sequence[Variant]) -> Element | None:
+    """Accuracy against the time of one image, at the batch size where it costs least."""
+    dots = [
+        (best_per_sample_ms(table), 100 * variant.accuracy.top1, colour, variant)
+        for colour, variant, table in timed(variants)
+        if variant.accuracy
+    ]
+    if not dots:
+        return None
+    y = _accuracy_axis([top1 for _, top1, _, _ in dots] + [_proved(variant) for *_, variant in dots])
+    chart = Chart(
+        "Accuracy against time",
+        "Top-1 accuracy over milliseconds per image: " + "; ".join(_said(*dot) for dot in dots),
+        Axis("milliseconds per image, at the best batch size", 0, 1.15 * max(dot[0] for dot in dots)),
+        y,
+    )
+    front = _front([(ms, top1) for ms, top1, _, _ in dots])
+    chart.line(front, 0, "front")
+    for ms, top1, colour, variant in dots:
+        if (worst := _proved(variant)) < top1:
+            chart.whisker(ms, worst, top1, colour)
+        chart.dot(ms, top1, colour, _said(ms, top1, colour, variant), "dot" if variant.serve else "ring")
+        chart.explain(variant.file if variant.serve else f"{variant.file} (does not serve)", colour, _dot(variant))
+    if len(front) > 1:
+        chart.explain("no variant is both faster and better", 0, "front")
+    return chart.figure()
+
+
+def latency(variants: Sequence[Variant]) -> Element | None:
+    """Milliseconds of a batch over its size, with the fitted line."""
+    measured = timed(variants)
+    if not measured:
+        return None
+    points = [point for _, _, table in measured for point in table.points]
+    chart = Chart(
+        "Latency over batch size",
+        "; ".join(
+            f"{variant.file}: " + ", ".join(f"{number(p.median_ms)} ms at {p.batch_size}" for p in table.points)
+            for _, variant, table in measured
+        ),
+        _batch_axis(measured),
+        _log_axis("milliseconds per batch", [p.p10_ms for p in points], [p.p90_ms for p in points]),
+    )
+    for colour, variant, table in measured:
+        chart.band([(p.batch_size, p.p10_ms, p.p90_ms) for p in table.points], colour)
+        chart.line([(p.batch_size, p.median_ms) for p in table.points], colour)
+        for p in table.points:
+            chart.dot(p.batch_size, p.median_ms, colour, f"{variant.file}, batch {p.batch_size}: {p.median_ms:.3f} ms")
+        chart.explain(variant.file, colour, "line")
+        if table.fixed_ms is not None and table.per_sample_ms is not None:
+            line = Line(table.fixed_ms, table.per_sample_ms)
+            chart.line([(size, line.at(size)) for size in _dense(table)], colour, "dotted")
+            chart.explain(f"{number(line.fixed_ms)} ms + {number(line.per_sample_ms)} ms per image", colour, "dotted")
+    return chart.figure()
+
+
+def throughput(variants: Sequence[Variant]) -> Element | None:
+    """Images a second over batch size."""
+    measured = timed(variants)
+    if not measured:
+        return None
+    top = max(1e3 * p.batch_size / p.p10_ms for _, _, table in measured for p in table.points)
+    chart = Chart(
+        "Throughput over batch size",
+        "; ".join(
+            f"{variant.file}: at most {number(1e3 / best_per_sample_ms(table))} images a second"
+            for _, variant, table in measured
+        ),
+        _batch_axis(measured),
+        Axis("images per second", 0, 1.05 * top),
+    )
+    for colour, variant, table in measured:
+        chart.band(
+            [(p.batch_size, 1e3 * p.batch_size / p.p90_ms, 1e3 * p.batch_size / p.p10_ms) for p in table.points], colour
+        )
+        rates = [(p.batch_size, 1e3 * p.batch_size / p.median_ms) for p in table.points]
+        chart.line(rates, colour)
+        for size, rate in rates:
+            chart.dot(size, rate, colour, f"{variant.file}, batch {size}: {number(rate)} images per second")
+        chart.explain(variant.file, colour, "line")
+    return chart.figure()
+
+
+def roofline(variants: Sequence[Variant], roof: Roofline) -> Element | None:
+    """Attained operations a second over arithmetic intensity, under the device's ceilings."""
+    dots = []
+    for colour, variant, table in timed(variants):
+        for point in dict.fromkeys((table.points[0], table.points[-1])):
+            need = limit(roof, variant.precision, point.batch_size)
+            if need:
+                dots.append((colour, variant, point.batch_size, need.flop_per_byte, 1e3 * need.gflop / point.median_ms))
+    if not dots:
+        return None
+    roofs = {variant.precision: (colour, device_rate(roof, variant.precision)) for colour, variant, *_ in dots}
+    ridges = [rate / roof.device_gb_per_s for _, rate in roofs.values() if rate]
+    xs = [*ridges, *(x for *_, x, _ in dots)]
+    x = Axis("operations per byte", min(xs) / 3, max(xs) * 3, is_log=True)
+    ys = [*(rate for _, rate in roofs.values() if rate), *(y for *_, y in dots)]
+    chart = Chart(
+        "Roofline",
+        "Attained 10^9 operations per second over operations per byte: "
+        + "; ".join(f"{variant.file} at batch {size}: {number(y)}" for _, variant, size, _, y in dots),
+        x,
+        _log_axis("10⁹ operations per second", ys, ys),
+    )
+    for precision, (colour, rate) in roofs.items():
+        if rate:
+            corners = [
+                (at, min(rate, at * roof.device_gb_per_s)) for at in (x.low, rate / roof.device_gb_per_s, x.high)
+            ]
+            chart.line([(at, y) for at, y in corners], colour, "dashed")
+            chart.explain(f"this device in {precision}: {number(rate)}", colour, "dashed")
+    for colour, variant, size, at, y in dots:
+        mark: Mark = "ring" if size == 1 else "dot"
+        chart.dot(at, y, colour, f"{variant.file} at batch {size}: {number(y)}", mark)
+        chart.explain(f"{variant.file}, batch {size}", colour, mark)
+    return chart.figure()
+
+
+def trade_off(variant: Variant) -> Element:
+    """Points of top-1 lost over the layers kept in higher precision."""
+    steps, colour = variant.trade_offs, colour_of(variant)
+    losses = [step.accuracy.loss_points for step in steps]
+    bounds = [step.accuracy.loss_bound_points for step in steps]
+    every = [*losses, *(bound for bound in bounds if bound is not None)]
+    most = max(1, *(step.layers_kept for step in steps))
+    span = max(1.0, max(every) - min(0.0, *every))
+    chart = Chart(
+        f"Accuracy recovered in {variant.file}",
+        "Points of top-1 lost against fp32: "
+        + "; ".join(
+            f"{number(loss)} with {step.layers_kept} layers kept" for step, loss in zip(steps, losses, strict=True)
+        ),
+        Axis("layers kept in higher precision", 0, most * 1.05, ticks=tuple(range(0, most + 1, 1 + most // 10))),
+        Axis("points of top-1 lost", min(0.0, *every) - 0.05 * span, max(every) + 0.08 * span),
+    )
+    chart.line([(step.layers_kept, loss) for step, loss in zip(steps, losses, strict=True)], colour)
+    for step, loss, bound in zip(steps, losses, bounds, strict=True):
+        if bound is not None:
+            chart.whisker(step.layers_kept, bound, loss, colour)
+        timing = f", {step.median_ms:.3f} ms" if step.median_ms is not None else ""
+        chart.dot(step.layers_kept, loss, colour, f"{step.layers_kept} layers kept: {loss:.2f} points lost{timing}")
+    chart.explain("measured loss, with its 95 % bound where it was computed", colour)
+    return chart.figure()
+
+
+def _dot(variant: Variant) -> Mark:
+    return "dot" if variant.serve else "ring"
+
+
+def _said(ms: float, top1: float, _: int, variant: Variant) -> str:
+    return f"{variant.file}: {top1:.2f} % at {number(ms)} ms"
+
+
+def _proved(variant: Variant) -> float:
+    """Top-1 in percent that is left when the loss is as large as its bound."""
+    assert variant.accuracy is not None
+    top1, bound = 100 * variant.accuracy.top1, variant.accuracy.loss_bound_points
+    return top1 if bound is None else top1 + variant.accuracy.loss_points - bound
+
+
+def _accuracy_axis(percents: Sequence[float]) -> Axis:
+    low, high = min(percents), max(percents)
+    margin = max(0.25, 0.15 * (high - low))
+    return Axis("top-1 accuracy, %", max(0.0, low - margin), min(100.5, high + margin))
+
+
+def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other beats in both, fastest first."""
+    front: list[tuple[float, float]] = []
+    for ms, top1 in sorted(points):
+        if not front or top1 > front[-1][1]:
+            front += [(ms, front[-1][1]), (ms, top1)] if front else [(ms, top1)]
+    return front
+
+
+def _batch_axis(measured: Sequence[Measured]) -> Axis:
+    sizes = sorted({point.batch_size for _, _, table in measured for point in table.points})
+    return Axis("images per batch", sizes[0] / 1.15, sizes[-1] * 1.15, is_log=True, ticks=tuple(sizes))
+
+
+def _log_axis(label: str, lows: Sequence[float], highs: Sequence[float]) -> Axis:
+    return Axis(label, min(lows) / 1.5, max(highs) * 1.5, is_log=True)
+
+
+def _dense(table: LatencyTable) -> list[float]:
+    """Sizes so close that a straight line bends as it should on logarithmic axes."""
+    first, last = table.points[0].batch_size, table.points[-1].batch_size
+    return [first * (last / first) ** (step / 40) for step in range(41)]

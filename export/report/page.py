@@ -1,0 +1,223 @@
+"""The bundle's report for people: the manifest as one HTML page that needs nothing but itself.
+
+Knows the order of the story: what came out, whether it is right, how fast, how far from the limit, from
+where. Draws nothing (`export.report.charts`) and decides nothing; every figure stands in the manifest, too.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+from xml.etree.ElementTree import Element
+
+from app.engines.limits import limit, share_of_limit
+from app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
+from export.report import charts as charts
+from export.report.chart import number
+from export.report.layers import kept_layers, recovery
+from export.report.markup import Content, element, extend, rendered, table
+from models.bundle import ClassAccuracy, Manifest, Roofline, Variant
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+_MOST_CLASSES = 25
+
+
+def render(manifest: Manifest) -> str:
+    """The whole page. The report's own hash cannot stand in it; all other files' do."""
+    body = element(
+        "main",
+        _head(manifest),
+        element("div", *map(_card, manifest.variants), class_="cards"),
+        _overview(manifest),
+        *_section("Accuracy", *_accuracy(manifest)),
+        *_section("Speed", *_speed(manifest)),
+        *_section("Distance from the limit", *_limits(manifest)),
+        *_section("What runs in which precision", *kept_layers(manifest.variants)),
+        *_section("How accuracy was recovered", *recovery(manifest.variants)),
+        *_section("Where it comes from", *_origin(manifest)),
+        *_section("Files", _files(manifest)),
+    )
+    title = html.escape(f"{manifest.spec.name}: export report")
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(title=title, body=rendered(body))
+
+
+def _section(title: str, *content: Element | None) -> list[Element]:
+    """A heading and what stands under it; nothing where there is nothing to tell."""
+    there = [one for one in content if one is not None]
+    return [element("h2", title), *there] if there else []
+
+
+def _head(manifest: Manifest) -> Element:
+    spec, origin = manifest.spec, manifest.provenance
+    takes = ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in spec.inputs)
+    classes = f"{len(spec.labels)} classes, " if spec.labels else ""
+    return element(
+        "header",
+        element("h1", spec.name),
+        element("p", f"{origin.source}, exported {origin.created_at[:19].replace('T', ' ')} UTC", class_="lead"),
+        element("p", f"Takes {takes}; {classes}batches of up to {spec.max_batch_size}.", class_="lead"),
+    )
+
+
+def _card(variant: Variant) -> Element:
+    verdict = element("span", _verdict(variant), class_=f"verdict {'good' if variant.serve else 'bad'}")
+    text = element("p", variant.reason)
+    return element("div", verdict, element("b", variant.file), text, class_=f"card c{charts.colour_of(variant)}")
+
+
+def _verdict(variant: Variant) -> str:
+    if not variant.serve:
+        return "does not serve"
+    accuracy = variant.accuracy
+    is_bounded = accuracy is not None and accuracy.loss_bound_points is not None
+    return "serves, not proved" if accuracy and is_bounded and not accuracy.is_proved else "serves"
+
+
+def _overview(manifest: Manifest) -> Element:
+    accuracy = ("top-1, %", "top-5, %", "agrees with fp32, %", "points lost", "at most (95 %)")
+    speed = ("ms, batch 1", "images / s", "times fp32", "95 % interval")
+    headings = ("variant", "for", "MB", *accuracy, *speed)
+    return table(headings, [_overview_row(manifest, variant) for variant in manifest.variants])
+
+
+def _overview_row(manifest: Manifest, variant: Variant) -> list[str]:
+    record = manifest.files.get(variant.file)
+    size = f"{record.bytes / 1e6:.2f}" if record else "–"
+    return [variant.file, variant.target, size, *_accuracy_cells(variant), *_speed_cells(variant)]
+
+
+def _accuracy_cells(variant: Variant) -> list[str]:
+    accuracy = variant.accuracy
+    if accuracy is None:
+        return ["not measured", *["–"] * 4]
+    top5 = "–" if accuracy.top5 is None else f"{100 * accuracy.top5:.2f}"
+    bound = "–" if accuracy.loss_bound_points is None else f"{accuracy.loss_bound_points:.2f}"
+    shares = [f"{100 * accuracy.top1:.2f}", top5, f"{100 * accuracy.agreement:.2f}"]
+    return [*shares, f"{accuracy.loss_points:.2f}", bound]
+
+
+def _speed_cells(variant: Variant) -> list[str]:
+    if variant.latency is None:
+        return ["not here", *["–"] * 3]
+    gain = variant.latency.speedup
+    ratio = [f"{gain.median:.2f}", f"{gain.low:.2f} to {gain.high:.2f}"] if gain else ["–", "–"]
+    return [number(variant.latency.points[0].median_ms), number(1e3 / best_per_sample_ms(variant.latency)), *ratio]
+
+
+def _accuracy(manifest: Manifest) -> list[Element | None]:
+    fp32 = manifest.variants[0]
+    if fp32.accuracy is None:
+        return [element("p", "Not verified on labels: no labelled images were given. Export again with --evaluate.")]
+    about = (
+        f"Measured on {fp32.accuracy.images:,} labelled images, from encoded bytes through the server's own "
+        "preprocessing. A whisker reaches down to what is left if the loss is as large as its 95 % bound."
+    )
+    return [element("p", about, class_="note"), charts.pareto(manifest.variants), *_classes(manifest.variants)]
+
+
+def _classes(variants: Sequence[Variant]) -> list[Element]:
+    scored = [(charts.colour_of(v), v, v.accuracy.per_class) for v in variants if v.accuracy and v.accuracy.per_class]
+    if not scored:
+        return []
+    reference = scored[0][2]
+    others = [{one.label: one.recall for one in own} for _, _, own in scored[1:]]
+
+    def worst_first(one: ClassAccuracy) -> tuple[float, float]:
+        return min((recalls.get(one.label, one.recall) - one.recall for recalls in others), default=0.0), one.recall
+
+    rows: list[list[Element | str]] = []
+    for one in sorted(reference, key=worst_first)[:_MOST_CLASSES]:
+        row: list[Element | str] = [one.label, f"{one.images:,}", _bar(one.recall, scored[0][0])]
+        row += [_bar(r.get(one.label, 0.0), colour) for r, (colour, _, _) in zip(others, scored[1:], strict=True)]
+        rows.append(row)
+    shown = f"Largest loss first. {len(rows)} of {len(reference)} classes; the manifest has all of them."
+    title = element("h3", "Recall per class")
+    headings = ["class", "images", *(variant.file for _, variant, _ in scored)]
+    return [title, element("p", shown, class_="note"), table(headings, rows, class_="classes")]
+
+
+def _bar(share: float, colour: int) -> Element:
+    bar = element("span", class_=f"bar c{colour}", style=f"width: {100 * share:.1f}%")
+    return element("span", element("span", bar, class_="track"), f"{100 * share:.1f} %")
+
+
+def _speed(manifest: Manifest) -> list[Element | None]:
+    measured = charts.timed(manifest.variants)
+    if not measured:
+        return []
+    about = (
+        f"Measured on {measured[0][2].device_fingerprint}, in the engine that serves, variants taking turns run by "
+        "run. Lines are medians, bands reach from the 10th to the 90th percentile. The ratio to fp32 is the "
+        "geometric mean over batch sizes of the median paired ratio, its interval a bootstrap over the pairs; a "
+        f"quantised variant serves only where the lower end is above {WORTHWHILE_SPEEDUP:g}."
+    )
+    both = element("div", class_="charts")
+    extend(both, charts.latency(manifest.variants), charts.throughput(manifest.variants))
+    rows = [
+        [
+            f"{variant.file}, batch {point.batch_size}",
+            *(f"{ms:.3f}" for ms in (point.median_ms, point.p10_ms, point.p90_ms)),
+            number(1e3 * point.batch_size / point.median_ms),
+        ]
+        for _, variant, latency in measured
+        for point in latency.points
+    ]
+    figures = table(("", "median ms", "10th percentile", "90th percentile", "images / s"), rows)
+    details = element("details", element("summary", "All figures"), figures)
+    return [element("p", about, class_="note"), both, details]
+
+
+def _limits(manifest: Manifest) -> list[Element | None]:
+    roof = manifest.roofline
+    if roof is None:
+        return []
+    int8 = roof.device_int8_gop_per_s
+    about = (
+        f"One image needs {number(roof.gflop_per_sample)} GFLOP (a multiplication and an addition are two) and moves "
+        f"{number(roof.mb_per_sample)} MB between operators; the weights are {number(roof.weights_mb)} MB, all in "
+        f"float32. This device attained {number(roof.device_gflop_per_s)} GFLOP/s in a large float32 matrix product"
+        + (f", {number(int8)} Gop/s in an 8-bit one," if int8 else "")
+        + f" and {number(roof.device_gb_per_s)} GB/s adding large arrays, measured in the same go. The least time is "
+        "the larger of operations and bytes at these rates (Williams et al., CACM 52(4), 2009), as if every "
+        "operator ran in the variant's precision."
+    )
+    rows = [row for _, variant, _ in charts.timed(manifest.variants) for row in _limit_rows(variant, roof)]
+    headings = ("", "measured ms", "least ms", "bound by", "share of the limit")
+    chart = charts.roofline(manifest.variants, roof)
+    return [element("p", about, class_="note"), element("div", chart, table(headings, rows), class_="charts")]
+
+
+def _limit_rows(variant: Variant, roof: Roofline) -> list[list[str]]:
+    rows = []
+    for point in variant.latency.points if variant.latency else ():
+        need, share = limit(roof, variant.precision, point.batch_size), share_of_limit(roof, variant.precision, point)
+        if need and share:
+            times = [number(point.median_ms), number(need.least_ms)]
+            rows.append([f"{variant.file}, batch {point.batch_size}", *times, need.bound_by, f"{100 * share:.0f} %"])
+    return rows
+
+
+def _origin(manifest: Manifest) -> list[Element | None]:
+    origin = manifest.provenance
+    rows: list[list[str]] = [["source", origin.source]]
+    if origin.weights_sha256:
+        rows.append(["weights", f"sha256 {origin.weights_sha256}"])
+    for name, data in (("calibrated on", origin.calibration), ("evaluated on", origin.evaluation)):
+        rows.append([name, f"{data.images:,} images of {data.source}, sha256 {data.sha256}" if data else "nothing"])
+    methods = {v.file: v.calibration_method for v in manifest.variants if v.calibration_method}
+    rows += [[f"ranges of {file}", method] for file, method in methods.items()]
+    rows += [[tool, version] for tool, version in origin.tools.items()]
+    return [table(("", ""), rows, class_="words")]
+
+
+def _files(manifest: Manifest) -> Element:
+    rows: list[list[Content]] = [
+        [name, f"{one.bytes:,}", element("code", one.sha256)] for name, one in manifest.files.items()
+    ]
+    return table(("file", "bytes", "sha256"), rows)
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "[" + ", ".join(["N", *(str(size) if size >= 0 else "?" for size in shape)]) + "]"

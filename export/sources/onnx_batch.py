@@ -1,0 +1,111 @@
+"""Batches for a graph that somebody else made: a first dimension that is proved to be one, or freed and proved.
+
+Knows how a fixed batch of 1 is written into a graph, and takes it out only where the result is shown to answer
+every row of a batch as the original answers that row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.engines.batching import objection_to_batching
+from app.engines.onnxruntime import Signature, open_session, read_signature
+from export.sources import onnx_file
+from export.sources.torch_job import one_line
+from models.errors import BundleError
+
+_BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """`reason` says why the graph is batched or why not, for people."""
+
+    batched: bool
+    reason: str
+
+
+def write_batched(original: Path, target: Path, threads: int, inline_bytes: int) -> Batching:
+    """Write `original` to `target`, with a dynamic batch where that is proved to be right, else as it is.
+
+    Raises JobError for a file that is not ONNX or does not load.
+    """
+    model = onnx_file.read(original)
+    signature = read_signature(open_session(original, threads), original)
+    firsts = [spec.shape[:1] for spec in (*signature.inputs, *signature.outputs)]
+    objection = "not every input and output has a first dimension that is dynamic or 1"
+    if all(first == (-1,) for first in firsts):
+        onnx_file.write(model, target, inline_bytes)
+        objection = objection_to_batching(target, signature, threads)
+        if not objection:
+            return Batching(True, "batched: each row of a batch equals the row run alone")
+    elif all(first in ((-1,), (1,)) for first in firsts):
+        for candidate in _freed(model):
+            onnx_file.write(candidate, target, inline_bytes)
+            objection = _objection(original, target, signature, threads)
+            if not objection:
+                return Batching(True, "its batch of 1 was made dynamic: each row equals the original's answer")
+    onnx_file.write(model, target, inline_bytes)
+    return Batching(False, f"not batched: {one_line(objection, 160)}")
+
+
+def _objection(original: Path, target: Path, signature: Signature, threads: int) -> str:
+    try:
+        freed = read_signature(open_session(target, threads), target)
+    except BundleError:
+        return "with a dynamic first dimension the graph does not load"
+    if any(a.shape[1:] != b.shape[1:] for a, b in zip(freed.outputs, signature.outputs, strict=True)):
+        return "with a dynamic first dimension the outputs have other shapes"
+    return objection_to_batching(target, freed, threads, original=original)
+
+
+def _freed(model: Any) -> Iterator[Any]:
+    """The model with a dynamic first dimension: as it is otherwise, then with the 1 in its reshapes freed as well."""
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.value_info[:]  # they say 1, too
+    initialized = {tensor.name for tensor in copy.graph.initializer}
+    for value in (*copy.graph.input, *copy.graph.output):
+        if value.name not in initialized:
+            value.type.tensor_type.shape.dim[0].dim_param = _BATCH
+    yield copy
+    if _free_reshapes(copy.graph):
+        yield copy
+
+
+def _free_reshapes(graph: Any) -> int:
+    """Let every reshape to a constant [1, ...] keep its input's first dimension instead; returns how many."""
+    from onnx import numpy_helper
+
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {
+        node.output[0]: attribute.t
+        for node in graph.node
+        if node.op_type == "Constant"
+        for attribute in node.attribute
+        if attribute.name == "value"
+    }
+    count = 0
+    for node in graph.node:
+        if node.op_type != "Reshape" or node.input[1] not in constants:
+            continue
+        shape = numpy_helper.to_array(constants[node.input[1]])
+        if shape.ndim != 1 or len(shape) < 2 or shape[0] != 1 or 0 in shape:
+            continue
+        # A 0 stands for the input's own size, unless the node says that it means none at all.
+        kept = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        # A name of its own: others may read the same constant.
+        own = f"{node.input[1]}.freed{count}"
+        graph.initializer.append(numpy_helper.from_array(np.array([0, *shape[1:]], np.int64), own))
+        node.input[1] = own
+        count += 1
+    return count

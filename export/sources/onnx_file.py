@@ -1,0 +1,93 @@
+"""ONNX files that others made: read safely, written whole or in two files.
+
+Knows protobufs and external data. An ONNX file may name other files as its weights; one that names a file
+outside its own folder is refused, for it would put somebody's secrets into the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from export.sources.torch_job import EXTERNAL_DATA, one_line
+from models.errors import JobError
+
+# Tensors below this stay in the graph, where shape inference can read them.
+_SMALL_BYTES = 1024
+
+
+def read(path: Path) -> Any:
+    """The model with all of its weights in memory. Raises JobError for what is not ONNX, or reaches outside."""
+    import onnx
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf's errors share no base class with onnx's
+        raise JobError(f"{path.name} cannot be read as ONNX ({one_line(str(error), 120)}); export it again") from error
+    if not model.graph.node:
+        raise JobError(f"{path.name} has no nodes; it is not an ONNX model, or an empty one")
+    for location in sorted({_location(tensor) for tensor in tensors(model.graph) if tensor.external_data}):
+        _check_location(path, location)
+    try:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except Exception as error:
+        raise JobError(f"the weights beside {path.name} cannot be read ({one_line(str(error), 160)})") from error
+    return model
+
+
+def tensors(graph: Any) -> Iterator[Any]:
+    """Every tensor with values in the graph: initializers, attributes, and those of graphs inside."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from tensors(inner)
+
+
+def _location(tensor: Any) -> str:
+    return next((str(entry.value) for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def _check_location(path: Path, location: str) -> None:
+    folder = path.parent.resolve()
+    named = (folder / location).resolve()
+    if Path(location).is_absolute() or not named.is_relative_to(folder):
+        raise JobError(
+            f"{path.name} takes weights from outside its folder ({one_line(location, 80)!r}); do not use it, "
+            "or save it again with its weights beside it"
+        )
+    if not named.is_file():
+        raise JobError(f"{path.name} needs its weights in {location!r}, which is not beside it; copy that file, too")
+
+
+def write(model: Any, path: Path, inline_bytes: int) -> None:
+    """Write the model, with weights of more than `inline_bytes` in `EXTERNAL_DATA` beside it."""
+    import onnx
+
+    without_traces(model)
+    if sum(len(tensor.raw_data) for tensor in tensors(model.graph)) <= inline_bytes:
+        path.write_bytes(model.SerializeToString())
+        return
+    # Saving appends to a file that is there already.
+    (path.parent / EXTERNAL_DATA).unlink(missing_ok=True)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)  # saving moves the weights out of the model that it is given
+    onnx.save_model(copy, str(path), save_as_external_data=True, location=EXTERNAL_DATA, size_threshold=_SMALL_BYTES)
+
+
+def without_traces(model: Any) -> Any:
+    """The model, changed in place.
+
+    Exporters note source lines with their paths on every node: nobody else's business, and bulk.
+    """
+    graph = model.graph
+    for item in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        item.ClearField("metadata_props")
+        item.ClearField("doc_string")
+    return model

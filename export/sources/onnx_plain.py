@@ -1,0 +1,165 @@
+"""An ONNX file that is served as it is: its own tensors, no images, one variant.
+
+    read -> batch, where it is proved -> the serving engine against the original -> canary -> bundle
+
+Without `--preprocess` nothing is known of images, so there is nothing to calibrate or to evaluate on.
+"""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from app.engines.base import EngineFailure, run_arrays
+from app.engines.batching import random_rows
+from app.engines.cpu import cpu_budget
+from app.engines.onnxruntime import LIBRARY, open_session, read_signature
+from export.assemble import publish
+from export.options import ExportOptions
+from export.plan import check_max_batch, read_labels
+from export.profiling.profile import measure_latencies
+from export.progress import SILENT, Progress
+from export.proof.verify import MAX_FP32_ERROR
+from export.sources import to_onnx
+from export.sources.onnx_batch import Batching, write_batched
+from export.sources.source import Source, parse_source
+from export.variants.precision import REFERENCE
+from export.variants.variant import Candidate, opened
+from models.bundle import Canary, Provenance, Variant, sha256_file
+from models.checkpoint import convoy_version
+from models.errors import JobError, UsageError
+from models.spec import ModelSpec, TensorSpec
+from models.store import Store, check_name, disk_errors
+
+_SAMPLES = 8
+
+
+def is_plain(options: ExportOptions) -> bool:
+    """Whether the source is an ONNX file of whose images nothing was said."""
+    return options.source.endswith(".onnx") and options.preprocess is None
+
+
+def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
+    """Publish the file as a bundle and return its folder. Raises UsageError and JobError; then nothing is left."""
+    source = parse_source(options.source)
+    name = check_name(options.name)
+    check_max_batch(options.max_batch)
+    _refuse_images(options)
+    labels = read_labels(options.labels) if options.labels else ()
+    assert source.file is not None
+    with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
+        folder = Path(temporary)
+        with progress.step("prove the batch"):
+            batching = write_batched(source.file, folder / REFERENCE.file, cpu_budget(), to_onnx.INLINE_BYTES)
+        spec = _spec(name, source.file, batching, options.max_batch, labels)
+        try:
+            return _prove_and_publish(source, Store(options.store), spec, batching, folder, progress)
+        except EngineFailure as failure:
+            raise JobError(f"the serving engine cannot run the network: {failure}") from failure
+
+
+def _refuse_images(options: ExportOptions) -> None:
+    if options.weights is not None:
+        raise UsageError(f"{Path(options.source).name} carries its weights; leave --weights out")
+    wanted = {"--calibrate": options.calibrate, "--evaluate": options.evaluate, "--input": options.input}
+    for flag, given in wanted.items():
+        if given is not None:
+            raise UsageError(
+                f"{flag} is about images, and how they become this file's input is not known; "
+                "pass --preprocess imagenet, unit or FILE.json"
+            )
+    if options.precisions not in (None, "fp32"):
+        raise UsageError(f"--precisions {options.precisions} needs real images; pass --preprocess and --calibrate")
+
+
+def _spec(name: str, original: Path, batching: Batching, max_batch: int, labels: tuple[str, ...]) -> ModelSpec:
+    signature = read_signature(open_session(original, cpu_budget()), original)
+    inputs, outputs = signature.inputs, signature.outputs
+    if labels and outputs[0].shape[-1:] != (len(labels),):
+        raise UsageError(f"there are {len(labels)} labels, but {outputs[0].name} is {list(outputs[0].shape)}")
+    if not batching.batched:
+        return ModelSpec(name, inputs, outputs, 0, None, "none", labels)
+    return ModelSpec(name, _per_sample(inputs), _per_sample(outputs), max_batch, None, "none", labels)
+
+
+def _per_sample(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    return tuple(replace(spec, shape=spec.shape[1:]) for spec in specs)
+
+
+def _prove_and_publish(
+    source: Source, store: Store, spec: ModelSpec, batching: Batching, folder: Path, progress: Progress
+) -> Path:
+    assert source.file is not None
+    with opened(spec, [REFERENCE], folder) as (served,):
+        with progress.step("compare with the file"):
+            canary = _record(source.file, spec)
+            error = _worst_error(served, canary, batched=batching.batched)
+        (latency,) = measure_latencies([served], progress)
+    count = f"{canary.samples if batching.batched else 1} random inputs, for want of --preprocess"
+    reason = f"equals {source.shown} in ONNX Runtime to {error:.1g} on {count}; {batching.reason}"
+    variant = Variant(REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, latency)
+    with progress.step("publish"):
+        return publish(store, spec, folder, [variant], canary, _provenance(source), None)
+
+
+def _record(original: Path, spec: ModelSpec) -> Canary:
+    """Random inputs and the original file's own answers, a row at a time where there are rows."""
+    session = open_session(original, cpu_budget())
+    names = [output.name for output in spec.outputs]
+    inputs: dict[str, np.ndarray] = {}
+    for index, tensor in enumerate(spec.inputs):
+        # A dimension in front for the rows; a model without a batch has one row, and gets it without the dimension.
+        rows = random_rows(np.random.default_rng(20 + index), replace(tensor, shape=(-1, *tensor.shape)), _SAMPLES)
+        inputs[tensor.name] = rows if spec.max_batch_size else rows[0]
+    if not spec.max_batch_size:
+        return Canary(inputs, dict(zip(names, session.run(names, inputs), strict=True)))
+    runs = [session.run(names, {n: a[row : row + 1] for n, a in inputs.items()}) for row in range(_SAMPLES)]
+    return Canary(
+        inputs, {name: np.concatenate(parts) for name, parts in zip(names, zip(*runs, strict=True), strict=True)}
+    )
+
+
+def _worst_error(served: Candidate, canary: Canary, *, batched: bool) -> float:
+    """The largest ||a - b|| / ||b|| of any output and row. Raises JobError when it is above `MAX_FP32_ERROR`."""
+    largest = served.engine.info.batch_sizes[-1]
+    worst = 0.0
+    for batch in sorted({1, min(3, largest), min(_SAMPLES, largest)}) if batched else [1]:
+        answers = _in_batches(served, canary, batch) if batched else run_arrays(served.engine, canary.inputs)
+        worst = max(worst, *(_error(answers[name], expected) for name, expected in canary.outputs.items()))
+    if not worst <= MAX_FP32_ERROR:
+        raise JobError(
+            f"the serving engine differs from the original file by {worst:.2g}; this is a bug, or chance in it"
+        )
+    return worst
+
+
+def _in_batches(served: Candidate, canary: Canary, batch: int) -> dict[str, np.ndarray]:
+    runs = [
+        run_arrays(served.engine, {name: array[start : start + batch] for name, array in canary.inputs.items()})
+        for start in range(0, canary.samples, batch)
+    ]
+    return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
+
+
+def _error(answers: np.ndarray, expected: np.ndarray) -> float:
+    if np.array_equal(answers, expected, equal_nan=answers.dtype.kind == "f"):
+        return 0.0
+    difference = np.linalg.norm((answers.astype(np.float64) - expected).ravel())
+    return float(difference / max(float(np.linalg.norm(expected.astype(np.float64).ravel())), 1e-30))
+
+
+def _provenance(source: Source) -> Provenance:
+    assert source.file is not None
+    tools: Mapping[str, str] = {
+        "convoy": convoy_version(),
+        "python": platform.python_version(),
+        "onnxruntime": LIBRARY.partition(" ")[2],
+    }
+    now = datetime.now(UTC).isoformat(timespec="microseconds")
+    return Provenance(source.shown, sha256_file(source.file), None, None, dict(tools), now)

@@ -1,0 +1,192 @@
+"""An ONNX file as the source of a model of images: its graph behind our own front.
+
+Knows what such a graph must look like. The original's answers, under plain ONNX Runtime and one image at a time,
+are what the result is held against. A file that is served as it is goes another way (`export.sources.onnx_plain`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.engines.onnxruntime import open_session, read_signature
+from export.sources import onnx_file
+from export.sources.onnx_batch import write_batched
+from export.sources.preprocess import InputSize
+from export.sources.torch_job import INPUT_NAME, ONNX
+from models.errors import JobError
+from models.spec import Activation, ImageSpec, TensorSpec
+
+_AS_TENSORS = "leave --preprocess out to serve it with its own tensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """The graph behind the front, and the original's answers to the samples: float32 [n, outputs]."""
+
+    onnx: Path
+    reference: np.ndarray
+    output_name: str
+    activation: Activation
+    batched: bool
+    batch_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _ImageInput:
+    """`size` has -1 for what is free; `last` tells [N, H, W, C] from [N, C, H, W]."""
+
+    name: str
+    channels: int
+    size: tuple[int, int]
+    last: bool
+
+
+def image_size(path: Path) -> InputSize | None:
+    """What the graph takes, where it says so and it can be an image."""
+    try:
+        found = _image_input(path, threads=1)
+    except JobError:
+        return None
+    height, width = found.size
+    return InputSize(3 if found.channels == 3 else 1, height, width) if min(height, width) > 0 else None
+
+
+def wrap(
+    original: Path, image: ImageSpec, samples: np.ndarray, folder: Path, threads: int, inline_bytes: int
+) -> Wrapped:
+    """Write the graph with our front to `folder`. `samples` are as the image's front says.
+
+    The input's name becomes `INPUT_NAME`, the output keeps its own. Raises JobError for a graph that does not take
+    one image of that kind or does not give one row of numbers.
+    """
+    found = _image_input(original, threads)
+    output = _only_output(original, threads)
+    if found.channels != image.channels or any(a not in (-1, b) for a, b in zip(found.size, _px(image), strict=True)):
+        raise JobError(
+            f"{original.name} takes {found.channels} channels of {_shown(found.size)}, the preprocessing gives "
+            f"{image.channels} of {_shown(_px(image))}; pass another --input or --preprocess"
+        )
+    target = folder / ONNX
+    batching = write_batched(original, target, threads, inline_bytes)
+    model = _load_graph(target)
+    _add_front(model.graph, found, image, batched=batching.batched)
+    activation = _activation(model.graph, output.name)
+    target.write_bytes(model.SerializeToString())
+    reference = _answers(original, found, _normalised(samples, image), threads)
+    return Wrapped(target, reference, output.name, activation, batching.batched, batching.reason)
+
+
+def _image_input(path: Path, threads: int) -> _ImageInput:
+    onnx_file.read(path)
+    signature = read_signature(open_session(path, threads), path)
+    shown = ", ".join(f"{spec.name} {spec.dtype} {list(spec.shape)}" for spec in signature.inputs)
+    if len(signature.inputs) != 1:
+        raise JobError(f"{path.name} has {len(signature.inputs)} inputs ({shown}), not one image; {_AS_TENSORS}")
+    (spec,) = signature.inputs
+    if spec.dtype != "FP32" or len(spec.shape) != 4:
+        raise JobError(f"{path.name} takes {shown}, not FP32 [N, C, H, W]; {_AS_TENSORS}")
+    first, last = spec.shape[1], spec.shape[3]
+    is_last = first not in (1, 3) and last in (1, 3)
+    if not is_last and first not in (1, 3):
+        raise JobError(f"{path.name} takes {shown}: images have 1 or 3 channels, not {first}; {_AS_TENSORS}")
+    size = (spec.shape[1], spec.shape[2]) if is_last else (spec.shape[2], spec.shape[3])
+    return _ImageInput(spec.name, last if is_last else first, size, is_last)
+
+
+def _only_output(path: Path, threads: int) -> TensorSpec:
+    outputs = read_signature(open_session(path, threads), path).outputs
+    if len(outputs) != 1:
+        names = ", ".join(spec.name for spec in outputs)
+        raise JobError(f"{path.name} has {len(outputs)} outputs ({names}), a classifier has one; {_AS_TENSORS}")
+    if outputs[0].dtype != "FP32" or len(outputs[0].shape) != 2:
+        shown = f"{outputs[0].dtype} {list(outputs[0].shape)}"
+        raise JobError(f"{path.name} gives {shown}, a classifier gives FP32 [N, classes]; {_AS_TENSORS}")
+    return outputs[0]
+
+
+def _load_graph(path: Path) -> Any:
+    import onnx
+
+    return onnx.load(str(path), load_external_data=False)
+
+
+def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: bool) -> None:
+    """Replace the graph's input by ours: bytes [N, H, W, C] are laid out, cast and normalised as x * a + b."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    inner = "convoy.input"
+    _rename(graph, found.name, inner)
+    _rename(graph, INPUT_NAME, "convoy.images")
+    is_bytes = image.front == "uint8_nhwc"
+    per_channel = (1, 1, 1, -1) if found.last else (1, -1, 1, 1)
+    mean, std = (np.array(values, np.float32).reshape(per_channel) for values in (image.mean, image.std))
+    steps: list[tuple[str, list[str], dict[str, Any]]] = []
+    if is_bytes != found.last:
+        steps.append(("Transpose", [], {"perm": [0, 3, 1, 2] if is_bytes else [0, 2, 3, 1]}))
+    if is_bytes:
+        for name, array in (("convoy.scale", 1 / (255 * std)), ("convoy.shift", -mean / std)):
+            graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+        steps += [("Cast", [], {"to": TensorProto.FLOAT}), ("Mul", ["convoy.scale"], {}), ("Add", ["convoy.shift"], {})]
+    nodes, tensor = [], INPUT_NAME
+    for index, (kind, others, attributes) in enumerate(steps or [("Identity", [], {})]):
+        output = inner if index == max(len(steps), 1) - 1 else f"convoy.front{index}"
+        nodes.append(helper.make_node(kind, [tensor, *others], [output], f"convoy.{kind.lower()}", **attributes))
+        tensor = output
+    own = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*nodes, *own])
+    kept = [value for value in graph.input if value.name != inner]
+    del graph.input[:]
+    shape = ["batch" if batched else 1, *image.tensor_shape]
+    dtype = TensorProto.UINT8 if is_bytes else TensorProto.FLOAT
+    graph.input.extend([helper.make_tensor_value_info(INPUT_NAME, dtype, shape), *kept])
+
+
+def _rename(graph: Any, old: str, new: str) -> None:
+    """Call a tensor by another name wherever it is read, written or declared, in graphs inside as well."""
+    for declared in (*graph.input, *graph.value_info, *graph.initializer):
+        if declared.name == old:
+            declared.name = new
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new if name == old else name for name in names]
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _rename(inner, old, new)
+
+
+def _activation(graph: Any, output: str) -> Activation:
+    """A graph that ends in scores needs no softmax of ours."""
+    makers = {name: node.op_type for node in graph.node for name in node.output}
+    return "none" if makers.get(output) in ("Softmax", "Sigmoid") else "softmax"
+
+
+def _normalised(samples: np.ndarray, image: ImageSpec) -> np.ndarray:
+    """float32 [N, C, H, W]; written out, not the front's arithmetic, to prove it."""
+    if image.front != "uint8_nhwc":
+        return samples
+    mean, std = (np.array(values, np.float32) for values in (image.mean, image.std))
+    values: np.ndarray = ((samples.astype(np.float32) / 255 - mean) / std).transpose(0, 3, 1, 2)
+    return values
+
+
+def _answers(original: Path, found: _ImageInput, images: np.ndarray, threads: int) -> np.ndarray:
+    session = open_session(original, threads)
+    laid_out = images.transpose(0, 2, 3, 1) if found.last else images
+    rows = [session.run(None, {found.name: np.ascontiguousarray(laid_out[i : i + 1])})[0] for i in range(len(images))]
+    reference = np.concatenate(rows)
+    if not np.isfinite(reference).all():
+        raise JobError(f"{original.name} answers NaN or infinity on the sample images; check it and --preprocess")
+    return reference
+
+
+def _px(image: ImageSpec) -> tuple[int, int]:
+    return (image.height, image.width)
+
+
+def _shown(size: tuple[int, int]) -> str:
+    return "x".join("?" if px < 0 else str(px) for px in size)

@@ -1,0 +1,121 @@
+"""What is known about a network before it is loaded: whose weights, which classes, how it wants its images.
+
+Asks the checkpoint's header, the zoo, an ONNX file's declarations, or the registry that published the model (in
+a child, for it needs torch). Knows nothing of what the user says to the contrary; `export.plan` does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from export.options import ExportOptions
+from export.sources.onnx_source import image_size
+from export.sources.preprocess import InputSize, resized
+from export.sources.source import Source
+from export.sources.torch_job import Inquiry, WeightsFrom
+from export.sources.torch_process import ask
+from models import zoo
+from models.checkpoint import CheckpointHeader, read_checkpoint_header
+from models.errors import JobError, UsageError
+from models.spec import ImageSpec
+
+# What `--weights` says for the weights that the registry publishes.
+PUBLISHED = Path("default")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """`size` is what the network takes where that is known; `image` None says why in `why_no_image`.
+
+    `labels` are those of the weights. `are_labels_sure` is False where they belong to the published weights and
+    others are loaded, whose number of classes only torch will tell.
+    """
+
+    source: Source
+    weights: Path | None
+    weights_from: WeightsFrom
+    size: InputSize | None
+    image: ImageSpec | None
+    why_no_image: str
+    labels: tuple[str, ...]
+    are_labels_sure: bool
+
+
+def find_origin(options: ExportOptions, source: Source, size: InputSize | None) -> Origin:
+    """Raises UsageError where weights are missing or too many, JobError for what cannot be read or asked.
+
+    `size` is the input that the user wants, to which a registry's recipe is scaled in proportion.
+    """
+    weights, weights_from = _weights(options.weights, source)
+    if source.carries_weights:
+        known = image_size(source.file) if source.kind == "onnx" and source.file else None
+        return Origin(source, source.file, "network", known, None, "the file does not say", (), True)
+    header = _header(weights, source) if weights else None
+    if header is not None:
+        return Origin(source, weights, weights_from, _zoo_size(source), header.image, "", header.labels, True)
+    why = "the checkpoint does not say" if weights else "the network does not say"
+    plain = Origin(source, weights, weights_from, _zoo_size(source), None, why, (), True)
+    if not source.has_registry or not _must_ask(options):
+        return plain
+    said = ask(Inquiry(source.kind, source.name))
+    return replace(
+        plain,
+        source=replace(source, published=said.weights) if weights_from == "registry" else source,
+        image=resized(said.image, size) if said.image and size else said.image,
+        why_no_image=said.why_no_image,
+        labels=_distinct(said.labels),
+        are_labels_sure=weights_from == "registry",
+    )
+
+
+def _must_ask(options: ExportOptions) -> bool:
+    return options.preprocess is None or options.labels is None or options.weights == PUBLISHED
+
+
+def _weights(weights: Path | None, source: Source) -> tuple[Path | None, WeightsFrom]:
+    if source.carries_weights:
+        if weights is not None:
+            raise UsageError(f"{source.shown} carries its weights; leave --weights out")
+        return None, "network"
+    if weights is None:
+        if source.kind == "file":
+            return None, "network"
+        download = ", or --weights default to download the published ones" if source.has_registry else ""
+        raise UsageError(f"{source.shown} has no weights of its own; pass --weights FILE.safetensors{download}")
+    if weights == PUBLISHED and source.has_registry:
+        return None, "registry"
+    return weights, "file"
+
+
+def _header(weights: Path, source: Source) -> CheckpointHeader | None:
+    if not weights.is_file():
+        raise JobError(f"there is no checkpoint at {weights}; check the path, or run `convoy train`")
+    if weights.suffix != ".safetensors":
+        return None
+    header = read_checkpoint_header(weights)
+    if header and source.kind == "zoo" and header.architecture != source.name:
+        raise JobError(
+            f"{weights} holds the weights of {header.architecture}, not of {source.name}; "
+            f"export zoo:{header.architecture}, or pass other weights"
+        )
+    return header
+
+
+def _zoo_size(source: Source) -> InputSize | None:
+    if source.kind != "zoo":
+        return None
+    entry = zoo.entry(source.name)
+    return InputSize(1 if entry.channels == 1 else 3, entry.height, entry.width)
+
+
+def _distinct(labels: Sequence[str]) -> tuple[str, ...]:
+    """ImageNet calls two classes "crane" and two "maillot"; the later ones get their number."""
+    count = Counter(labels)
+    first = {label: index for index, label in reversed(list(enumerate(labels)))}
+    return tuple(
+        f"{label} (class {index})" if count[label] > 1 and first[label] != index else label
+        for index, label in enumerate(labels)
+    )

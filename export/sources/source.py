@@ -1,0 +1,90 @@
+"""Where a network comes from: SOURCE on the command line, as a record.
+
+Knows the spellings and what each of them needs. Loads nothing; the torch child does that.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from export.sources.torch_job import SourceKind
+from models import zoo
+from models.errors import UsageError
+
+_SOURCES = "use zoo:NAME, torchvision:NAME, timm:NAME, path/to/file.py:factory, model.onnx or model.pt2"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`name` is the registry's name, the factory in `file`, or the file's own name.
+
+    `published` names the registry's weights where those are used.
+    """
+
+    kind: SourceKind
+    name: str
+    file: Path | None = None
+    published: str = ""
+
+    @property
+    def shown(self) -> str:
+        """As it stands in the manifest: a user's file by its name alone, for folders are the machine's business."""
+        if self.file is None:
+            return f"{self.kind}:{self.name}" + (f" ({self.published})" if self.published else "")
+        return f"{self.file.name}:{self.name}" if self.kind == "file" else self.file.name
+
+    @property
+    def has_registry(self) -> bool:
+        """Whether somebody publishes the network with weights, and says how images are prepared for them."""
+        return self.kind in ("torchvision", "timm")
+
+    @property
+    def carries_weights(self) -> bool:
+        """Whether graph and weights are one file."""
+        return self.kind in ("onnx", "pt2")
+
+
+def parse_source(text: str, *, trust: bool = False) -> Source:
+    """SOURCE as a record. Raises UsageError for what is not one, is not there, or needs `trust` and lacks it."""
+    head, _, tail = text.rpartition(":")
+    if head == "zoo":
+        zoo.entry(tail)
+        return Source("zoo", tail)
+    if head == "torchvision":
+        return Source("torchvision", tail)
+    if head == "timm":
+        if importlib.util.find_spec("timm") is None:
+            raise UsageError(f"SOURCE {text!r} needs timm, which is not installed; run `pip install timm`")
+        return Source("timm", tail)
+    if head.endswith(".py"):
+        return _factory(text, head, tail)
+    if text.endswith(".py"):
+        raise UsageError(
+            f"SOURCE {text!r} lacks its function; write {text}:factory, a function that returns the network"
+        )
+    if text.endswith(".onnx"):
+        return Source("onnx", Path(text).name, _existing(text, text))
+    if text.endswith(".pt2"):
+        if not trust:
+            raise UsageError(
+                f"SOURCE {text!r} carries pickle, which can run any code when it is read; pass --trust if you know "
+                "who made it"
+            )
+        return Source("pt2", Path(text).name, _existing(text, text))
+    raise UsageError(f"SOURCE {text!r} is not understood; {_SOURCES}")
+
+
+def _factory(text: str, head: str, tail: str) -> Source:
+    file = _existing(text, head)
+    if not tail.isidentifier():
+        raise UsageError(f"SOURCE {text!r}: {tail!r} is not the name of a function; write {head}:factory")
+    return Source("file", tail, file)
+
+
+def _existing(text: str, path: str) -> Path:
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"SOURCE {text!r}: there is no file {path}; check the path")
+    return file.resolve()

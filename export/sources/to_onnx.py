@@ -1,0 +1,84 @@
+"""The plan's network as an ONNX graph, with answers to hold the graph against.
+
+Knows which kind of source goes which way: through torch in a child, or as the ONNX file that it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from app.engines.cpu import cpu_budget
+from export.plan import Plan
+from export.sources.onnx_source import wrap
+from export.sources.torch_job import OUTPUT_NAME, Job
+from export.sources.torch_process import run_job
+from models.spec import Activation
+
+# A protobuf holds 2 GiB at most, and the graph itself takes some of it.
+INLINE_BYTES = int(1.8 * (1 << 30))
+_ANY_BATCH = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class TorchResult:
+    """The fp32 graph, and the original's own answers to the samples: float32 [n, outputs].
+
+    The graph's input is called `torch_job.INPUT_NAME`, and its output `output_name`. `activation` turns its
+    answers into scores. `torch_version` is empty where torch had no part in it. The graph takes at most
+    `max_batch` samples a run, and `remark` is what else should be said of it. `original` names what gave the answers.
+    """
+
+    onnx: Path
+    reference: np.ndarray
+    torch_version: str
+    output_name: str = OUTPUT_NAME
+    activation: Activation = "softmax"
+    max_batch: int = _ANY_BATCH
+    remark: str = ""
+    original: str = "torch"
+
+
+def to_onnx(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
+    """Export the plan's network; `folder` is an empty one, in which the graph will lie.
+
+    Raises JobError with one line that says why it cannot be done.
+    """
+    if plan.source.kind == "onnx":
+        return _from_file(plan, samples, folder)
+    answer = run_job(_job(plan), samples, folder)
+    return TorchResult(answer.onnx, answer.reference, answer.torch_version)
+
+
+def _from_file(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
+    assert plan.source.file is not None
+    made = wrap(plan.source.file, plan.image, samples, folder, cpu_budget(), INLINE_BYTES)
+    return TorchResult(
+        made.onnx,
+        made.reference,
+        torch_version="",
+        output_name=made.output_name,
+        activation=made.activation,
+        max_batch=_ANY_BATCH if made.batched else 1,
+        remark=made.batch_reason,
+        original=f"{plan.source.shown} in ONNX Runtime",
+    )
+
+
+def _job(plan: Plan) -> Job:
+    return Job(
+        kind=plan.source.kind,
+        name=plan.source.name,
+        file=str(plan.source.file) if plan.source.file else None,
+        weights_from=plan.weights_from,
+        weights=str(plan.weights.resolve()) if plan.weights else None,
+        classes=len(plan.labels) or None,
+        uint8_front=plan.image.front == "uint8_nhwc",
+        mean=plan.image.mean,
+        std=plan.image.std,
+        max_batch=plan.max_batch,
+        threads=cpu_budget(),
+        inline_bytes=INLINE_BYTES,
+    )

@@ -1,0 +1,11 @@
+"""The torch side of export: runs alone in a child interpreter and turns a network into ONNX.
+
+    child       what comes in, what goes out, and how everything that fails becomes one line
+    networks    SOURCE -> torch.nn.Module
+    registries  what torchvision and timm say of their own models
+    weights     a file, a registry's own, or random ones
+    graph       module -> ONNX file, and the module's own answers
+
+The only room of export that imports torch. Knows nothing of bundles, engines or accuracy. A user's file takes
+the interpreter over (`export.sources.user_code`), so everything of ours is imported before that.
+"""

@@ -1,0 +1,86 @@
+"""The child's way from a folder with a question to the same folder with an answer.
+
+Whatever goes wrong is one line in the answer; what torch prints goes where the parent sent it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+from export.sources import torch_job as files
+from export.sources.torch_child import graph, networks, registries, weights
+from export.sources.torch_job import TENSOR, Description, Inquiry, Job, Outcome, one_line
+from models.errors import ConvoyError, JobError
+from models.records import from_jsonable, to_jsonable
+
+_NO_MEMORY = "the network does not fit into memory; close other programs or use a larger machine"
+# How torch, the C++ library and the exporter say so, by parts of their messages.
+_WORDS_OF_WANT = ("can't allocate memory", "bad_alloc", "not enough memory", "Cannot allocate memory", "MemoryError")
+
+
+def main(folder: Path) -> None:
+    """Answer what lies in `folder`. Every ending but sudden death writes an answer."""
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    if (folder / files.INQUIRY).exists():
+        inquiry = from_jsonable(Inquiry, json.loads((folder / files.INQUIRY).read_text()), files.INQUIRY)
+        (folder / files.DESCRIPTION).write_text(json.dumps(to_jsonable(_describe(inquiry))))
+        return
+    job = from_jsonable(Job, json.loads((folder / files.JOB).read_text()), files.JOB)
+    try:
+        outcome = _export(job, folder)
+    except (ConvoyError, OSError, MemoryError, RuntimeError) as error:
+        outcome = Outcome(_complaint(error, folder), 0, "")
+    (folder / files.OUTCOME).write_text(json.dumps(to_jsonable(outcome)))
+
+
+def _die_with_parent() -> None:
+    # The parent holds the other end of stdin open; even a parent that is killed lets go of it.
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+def _describe(inquiry: Inquiry) -> Description:
+    try:
+        return registries.describe(inquiry)
+    except ConvoyError as error:
+        return Description(error=one_line(str(error), 1000))
+
+
+def _complaint(error: BaseException, folder: Path) -> str:
+    """One line for what the user can do something about. Raises everything else again, for it is a bug."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the disk of {folder.parent} is full; free some space and run the command again"
+    if isinstance(error, MemoryError) or any(word in str(error) for word in _WORDS_OF_WANT):
+        return _NO_MEMORY
+    if isinstance(error, ConvoyError):
+        return one_line(str(error), 1000)
+    raise error
+
+
+def _export(job: Job, folder: Path) -> Outcome:
+    try:
+        import torch
+    except ImportError as error:
+        raise JobError(f"export needs torch, which does not load here ({error}); run `make test` once") from error
+    from safetensors.torch import load, save
+
+    torch.set_num_threads(job.threads)
+    torch.manual_seed(0)
+    network = networks.build(job)
+    if job.weights_from == "file":
+        assert job.weights is not None
+        weights.load_file(network, Path(job.weights), by_name=job.kind in ("zoo", "torchvision", "timm"))
+    if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
+        network.eval()
+    samples = load((folder / files.SAMPLES).read_bytes())[TENSOR]
+    if job.weights_from == "random":
+        weights.draw(network, graph.normalised(samples, job))
+    reference = graph.reference(network, job, samples)
+    (folder / files.REFERENCE).write_bytes(save({TENSOR: reference.contiguous()}))
+    graph.write_onnx(network, job, samples, folder / files.ONNX)
+    return Outcome(None, reference.shape[1], str(torch.__version__))

@@ -1,0 +1,160 @@
+"""A network to an ONNX file that takes batches, and the network's own answers to hold the file against.
+
+Knows the exporter, the uint8 front and large files. The answers are computed without the front.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from export.sources import torch_job as files
+from export.sources.onnx_file import without_traces
+from export.sources.torch_job import Job, one_line
+from models.errors import JobError
+
+if TYPE_CHECKING:
+    import torch
+
+# What torch writes without converting; QDQ of every kind can be expressed in it.
+_OPSET = 20
+_REFERENCE_BATCH = 8
+
+
+def normalised(samples: torch.Tensor, job: Job) -> torch.Tensor:
+    """float32 [N, C, H, W], normalised, from samples as the job's front takes them."""
+    if not job.uint8_front:
+        return samples
+    values = samples.permute(0, 3, 1, 2).float() / 255
+    return (values - _per_channel(job.mean)) / _per_channel(job.std)
+
+
+def reference(network: torch.nn.Module, job: Job, samples: torch.Tensor) -> torch.Tensor:
+    """float32 [N, classes] of the bare network; the normalisation is written out, not the front's, to prove it."""
+    import torch
+
+    with torch.inference_mode():
+        batches = torch.split(samples, _REFERENCE_BATCH)
+        answers = torch.cat([_forward(network, normalised(batch, job), job) for batch in batches])
+    if not torch.isfinite(answers).all():
+        raise JobError("the network answers NaN or infinity on the sample images; check the weights and --preprocess")
+    return answers
+
+
+def _forward(network: torch.nn.Module, batch: torch.Tensor, job: Job) -> torch.Tensor:
+    import torch
+
+    try:
+        output = network(batch)
+    except MemoryError:
+        raise
+    except Exception as error:  # it is the user's code
+        why = one_line(str(error), 200) or type(error).__name__
+        if job.kind == "pt2":
+            raise JobError(
+                f"{job.name} does not take float32 {list(batch.shape)} ({why}); check --input, and export it with "
+                "dynamic_shapes for the batch"
+            ) from error
+        raise JobError(f"the network fails on float32 {list(batch.shape)}: {why}; check --input") from error
+    if not isinstance(output, torch.Tensor):
+        raise JobError(f"the network returns a {type(output).__name__}; it must return one tensor [N, classes]")
+    if output.ndim != 2 or len(output) != len(batch):
+        raise JobError(f"the network returns {list(output.shape)} for {len(batch)} images; it must return [N, classes]")
+    return output.float()
+
+
+def _per_channel(values: Sequence[float]) -> torch.Tensor:
+    import torch
+
+    return torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1)
+
+
+def _with_front(network: torch.nn.Module, job: Job) -> torch.nn.Module:
+    """The network behind uint8 [N, H, W, C]: cast, then layout, then one x * a + b.
+
+    Cast first, because TensorRT takes uint8 inputs only straight into a Cast.
+    """
+    import torch
+    from torch import nn
+
+    class Front(nn.Module):
+        scale: torch.Tensor
+        shift: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+            std = _per_channel(job.std)
+            self.register_buffer("scale", 1 / (255 * std))
+            self.register_buffer("shift", -_per_channel(job.mean) / std)
+
+        def forward(self, images: torch.Tensor) -> Any:
+            values = images.to(torch.float32).permute(0, 3, 1, 2)
+            return self.network(values * self.scale + self.shift)
+
+    front = Front()
+    front.training = False  # not eval(), which an exported program inside would refuse
+    return front
+
+
+def write_onnx(network: torch.nn.Module, job: Job, samples: torch.Tensor, path: Path) -> None:
+    """Write the graph to `path`, and large parameters beside it. Raises JobError for what has no ONNX form."""
+    model = _with_front(network, job) if job.uint8_front else network
+    if job.kind != "pt2":
+        assert not any(module.training for module in model.modules()), "a network in training mode; this is a bug"
+    # A batch of 1 would be taken for a constant.
+    example = samples[:2] if len(samples) > 1 else samples.repeat(2, *[1] * (samples.ndim - 1))
+    try:
+        program = _convert(model, example, job)
+    except MemoryError:
+        raise
+    except Exception as error:  # the exporter's errors share no base class
+        raise JobError(_why_not(error)) from error
+    tensors = [*network.parameters(), *network.buffers()]
+    if sum(tensor.nbytes for tensor in tensors) <= job.inline_bytes:
+        path.write_bytes(without_traces(program.model_proto).SerializeToString())
+    else:
+        _write_in_two(program, path)
+
+
+def _convert(model: torch.nn.Module, example: torch.Tensor, job: Job) -> Any:
+    import torch
+
+    return torch.onnx.export(
+        model,
+        (example,),
+        dynamo=True,
+        opset_version=_OPSET,
+        input_names=[files.INPUT_NAME],
+        output_names=[files.OUTPUT_NAME],
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=max(3, job.max_batch))},),
+        verbose=False,
+    )
+
+
+def _write_in_two(program: Any, path: Path) -> None:
+    """Graph and weights in two files: one protobuf holds 2 GiB at most. The graph names the other file."""
+    import onnx
+    import onnx_ir
+
+    onnx_ir.save(program.model, path, external_data=files.EXTERNAL_DATA)
+    path.write_bytes(without_traces(onnx.load(path, load_external_data=False)).SerializeToString())
+
+
+def _why_not(error: BaseException) -> str:
+    cause = _root_cause(error)
+    operator = re.search(r"OpOverload\(op='([\w.:]+)'", cause)
+    if operator:
+        return f"the operator {operator[1]} has no ONNX form; replace it in the network's forward()"
+    return (
+        f"torch cannot export this network to ONNX: {one_line(cause, 120)}; "
+        "avoid operators without an ONNX form, and control flow that depends on the data"
+    )
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip() or type(error).__name__

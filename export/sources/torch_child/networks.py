@@ -1,0 +1,103 @@
+"""SOURCE to a `torch.nn.Module`: the zoo, torchvision, timm, a user's file, or an exported program.
+
+Knows how each is asked for its network. Weights from a file are loaded elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from export.sources.torch_child import registries
+from export.sources.torch_job import Job, one_line
+from export.sources.user_code import call_factory
+from models.errors import JobError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def build(job: Job) -> torch.nn.Module:
+    """The job's network, with a registry's own weights where the job asks for them. Raises JobError."""
+    from torch import nn
+
+    network = _BUILDERS[job.kind](job)
+    if not isinstance(network, nn.Module):
+        raise JobError(f"{job.name} returned a {type(network).__name__}; it must return a torch.nn.Module")
+    return network
+
+
+def _from_file(job: Job) -> Any:
+    assert job.file is not None
+    return call_factory(Path(job.file), job.name)
+
+
+def _from_zoo(job: Job) -> Any:
+    return importlib.import_module("models.zoo").create(job.name, job.classes)
+
+
+def _from_torchvision(job: Job) -> Any:
+    models = registries.torchvision_models()
+    registries.check_torchvision_name(models, job.name)
+    wanted = {} if job.classes is None else {"num_classes": job.classes}
+    network = models.get_model(job.name, weights=None, **wanted)
+    if job.weights_from == "registry":
+        published = registries.published_weights(models, job.name)
+        _fill(network, lambda: published.get_state_dict(progress=False, check_hash=True, weights_only=True), job)
+    return network
+
+
+def _from_timm(job: Job) -> Any:
+    timm = registries.timm_library()
+    registries.check_timm_name(timm, job.name)
+    wanted = {} if job.classes is None else {"num_classes": job.classes}
+    if job.weights_from != "registry":
+        return timm.create_model(job.name, pretrained=False, exportable=True, **wanted)
+    try:
+        return timm.create_model(job.name, pretrained=True, exportable=True, **wanted)
+    except Exception as error:  # from the hub, its cache and its file formats
+        raise _not_downloaded(job, error) from error
+
+
+def _from_archive(job: Job) -> Any:
+    import torch
+
+    assert job.file is not None
+    file = Path(job.file)
+    try:
+        return torch.export.load(file).module()
+    except Exception as error:  # from zip, pickle, JSON and torch alike
+        why = one_line(str(error), 160) or type(error).__name__
+        raise JobError(
+            f"{file.name} is not a program of torch.export that this torch can read ({why}); save it again with "
+            "torch.export.save"
+        ) from error
+
+
+_BUILDERS = {
+    "zoo": _from_zoo,
+    "torchvision": _from_torchvision,
+    "timm": _from_timm,
+    "file": _from_file,
+    "pt2": _from_archive,
+}
+
+
+def _fill(network: torch.nn.Module, fetch: Any, job: Job) -> None:
+    try:
+        found = fetch()
+    except Exception as error:  # network, disk and hash errors share no base class
+        raise _not_downloaded(job, error) from error
+    try:
+        network.load_state_dict(found)
+    except RuntimeError as error:
+        raise JobError(
+            f"the published weights of {job.name} have other classes than --labels names ({job.classes}); leave "
+            "--labels out, or pass --weights FILE"
+        ) from error
+
+
+def _not_downloaded(job: Job, error: Exception) -> JobError:
+    why = one_line(str(error), 160) or type(error).__name__
+    return JobError(f"the weights of {job.kind}:{job.name} cannot be downloaded ({why}); pass --weights FILE")

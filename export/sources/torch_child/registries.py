@@ -1,0 +1,146 @@
+"""What torchvision and timm say of their own models: names, preprocessing, labels, published weights.
+
+Translates their metadata into `ImageSpec`, and refuses where that would be a guess.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from export.sources.torch_job import Description, Inquiry, some
+from models.errors import BundleError, JobError
+from models.spec import ImageSpec
+
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+
+
+def describe(inquiry: Inquiry) -> Description:
+    """Raises JobError for a name or a library that is not there."""
+    if inquiry.kind == "timm":
+        return _describe_timm(inquiry.name or "")
+    models = torchvision_models()
+    if inquiry.name is None:
+        return Description(names=tuple(sorted(models.list_models(module=models), key=lambda name: _cost(models, name))))
+    check_torchvision_name(models, inquiry.name)
+    published = published_weights(models, inquiry.name)
+    image, why = _read(_torchvision_image, published.transforms())
+    return Description(
+        image=image, why_no_image=why, labels=tuple(published.meta.get("categories", ())), weights=published.name
+    )
+
+
+def torchvision_models() -> Any:
+    """torchvision.models. Raises JobError."""
+    try:
+        from torchvision import models
+    except ImportError as error:
+        raise JobError(f"torchvision does not load here ({error}); run `make test` once") from error
+    return models
+
+
+def timm_library() -> Any:
+    """timm. Raises JobError."""
+    try:
+        import timm
+    except ImportError as error:
+        raise JobError(f"timm does not load here ({error}); run `pip install timm`") from error
+    return timm
+
+
+def check_torchvision_name(models: Any, name: str) -> None:
+    """Raises JobError for a name that torchvision does not know as a classifier."""
+    known = models.list_models(module=models)
+    if name not in known:
+        raise JobError(f"torchvision has no classification model {name!r}; {_near(name, known)}")
+
+
+def check_timm_name(timm: Any, name: str) -> None:
+    """Raises JobError for a name that timm does not know."""
+    if not timm.is_model(name):
+        raise JobError(f"timm has no model {name!r}; {_near(name, timm.list_models())}")
+
+
+def published_weights(models: Any, name: str) -> Any:
+    """The weights that torchvision recommends for the model."""
+    return models.get_model_weights(name).DEFAULT
+
+
+def _cost(models: Any, name: str) -> float:
+    """Billions of operations for one image, as published."""
+    return float(published_weights(models, name).meta["_ops"])
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known)
+    return f"did you mean {some(near)}?" if near else f"it has {some(list(known))}"
+
+
+def _read(translate: Any, recipe: Any) -> tuple[ImageSpec | None, str]:
+    try:
+        return translate(recipe), ""
+    except (JobError, BundleError) as error:
+        return None, str(error)
+
+
+def _torchvision_image(transform: Any) -> ImageSpec:
+    """The preset `ImageClassification`: resize the shorter side, crop the centre, scale, normalise."""
+    return ImageSpec(
+        height=transform.crop_size[0],
+        width=transform.crop_size[-1],
+        channels=3,
+        resize_mode="shorter_side",
+        resize_px=transform.resize_size[0],
+        interpolation=_interpolation(transform.interpolation.value),
+        antialias=bool(transform.antialias),
+        mean=tuple(transform.mean),
+        std=tuple(transform.std),
+        front="uint8_nhwc",
+    )
+
+
+def _describe_timm(name: str) -> Description:
+    timm = timm_library()
+    check_timm_name(timm, name)
+    settings = timm.get_pretrained_cfg(name)
+    if settings is None:
+        return Description(why_no_image=f"timm says nothing about images for {name}")
+    recipe = settings.to_dict()
+    image, why = _read(timm_image, recipe)
+    return Description(
+        image=image, why_no_image=why, labels=tuple(recipe.get("label_names") or ()), weights=settings.tag or ""
+    )
+
+
+def timm_image(recipe: Mapping[str, Any]) -> ImageSpec:
+    """A `pretrained_cfg` as `timm.data.create_transform` reads it for evaluation.
+
+    Crop mode "center" resizes the shorter side to floor(size / crop_pct); "squash" resizes both sides, which is
+    an exact resize when nothing is cropped afterwards. Raises JobError for what `ImageSpec` cannot say.
+    """
+    channels, height, width = recipe["input_size"]
+    share, mode = recipe.get("crop_pct") or 0.875, recipe.get("crop_mode") or "center"
+    if height != width or channels not in (1, 3):
+        raise JobError(f"timm's input {channels}x{height}x{width} is not square with 1 or 3 channels")
+    if mode != "center" and not (mode == "squash" and share == 1):
+        raise JobError(f"timm's crop mode {mode!r} at {share:g} has no counterpart here")
+    return ImageSpec(
+        height=height,
+        width=width,
+        channels=channels,
+        resize_mode="exact" if mode == "squash" else "shorter_side",
+        resize_px=math.floor(height / share),
+        interpolation=_interpolation(recipe.get("interpolation") or "bilinear"),
+        antialias=True,  # it resizes PIL images, which always are
+        mean=tuple(recipe["mean"]),
+        std=tuple(recipe["std"]),
+        front="uint8_nhwc",
+    )
+
+
+def _interpolation(name: str) -> Any:
+    if name not in _INTERPOLATIONS:
+        raise JobError(f"the interpolation {name!r} is not known here")
+    return name

@@ -1,0 +1,107 @@
+"""The parent's side of the torch child: starts it, waits for it, and reads what it left.
+
+Knows processes and files, not torch. The child gets a session of its own, so that Ctrl-C reaches only us and
+we end it; and it holds our pipe, so that it ends with us whatever happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+from export.sources import torch_job as files
+from export.sources.torch_job import TENSOR, Description, Inquiry, Job, Outcome, one_line
+from models.errors import JobError
+from models.records import from_jsonable, to_jsonable
+
+_ROOT = Path(__file__).resolve().parents[2]
+_LOG = "child.log"
+# -P: not the folder of the script, whose `profile.py` is also a module of Python's. -B: no litter in the user's folder.
+_CHILD = ("-P", "-B", "-m", "export.sources.torch_child")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The graph as a file, and torch's own answers to the samples: float32 [n, outputs]."""
+
+    onnx: Path
+    reference: np.ndarray
+    torch_version: str
+
+
+def run_job(job: Job, samples: np.ndarray, folder: Path) -> Answer:
+    """Have a child do the job; `folder` is an empty one for the exchange.
+
+    Raises JobError with the child's one line, or with what killed it.
+    """
+    (folder / files.JOB).write_text(json.dumps(to_jsonable(job)))
+    (folder / files.SAMPLES).write_bytes(safetensors.numpy.save({TENSOR: samples}))
+    outcome = from_jsonable(Outcome, json.loads(_run(folder, files.OUTCOME)), files.OUTCOME)
+    if outcome.error is not None:
+        raise JobError(outcome.error)
+    reference = safetensors.numpy.load((folder / files.REFERENCE).read_bytes())[TENSOR]
+    return Answer(folder / files.ONNX, reference, outcome.torch_version)
+
+
+def ask(inquiry: Inquiry) -> Description:
+    """What a registry says of a model, asked in a child. Raises JobError."""
+    with tempfile.TemporaryDirectory(prefix="convoy-inquiry-") as temporary:
+        folder = Path(temporary)
+        (folder / files.INQUIRY).write_text(json.dumps(to_jsonable(inquiry)))
+        text = _run(folder, files.DESCRIPTION)
+    description = from_jsonable(Description, json.loads(text), files.DESCRIPTION)
+    if description.error is not None:
+        raise JobError(description.error)
+    return description
+
+
+def _run(folder: Path, answer: str) -> str:
+    """The text of the file `answer` that a child leaves in `folder`."""
+    command = [sys.executable, *_CHILD, str(folder)]
+    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with (folder / _LOG).open("wb") as log:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+        try:
+            status = child.wait()
+        finally:
+            _end(child)
+    try:
+        return (folder / answer).read_text()
+    except FileNotFoundError:
+        raise JobError(_obituary(status, folder / _LOG)) from None
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Leave nothing running, not even what the user's code started."""
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+def _obituary(status: int, log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    # A limit on memory shows as an exception of C++ that nobody catches, or as Python's own.
+    starved = any("bad_alloc" in line or line.startswith("MemoryError") for line in lines[-5:])
+    if status == -signal.SIGKILL or starved:
+        return "the torch step was killed, most likely for want of memory; close other programs or use a larger machine"
+    last = f": {one_line(lines[-1])}" if lines else ""
+    how = f"signal {-status}" if status < 0 else f"exit code {status}"
+    return f"the torch step died with {how}{last}; check the network's code and run the command again"

@@ -1,0 +1,85 @@
+"""A user's Python file, imported as if it were run where it stands.
+
+Knows the import system and how to blame a line of the user's. Knows nothing of torch. It hands the
+interpreter over to the user: afterwards `app`, `models` and our other names mean the user's packages, which
+is why it may only be used in the child.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from export.sources.torch_job import one_line, some
+from models.errors import JobError
+
+_OUR_ROOT = Path(__file__).resolve().parents[2]
+_OUR_PACKAGES = frozenset({"app", "convoy", "export", "loadtest", "models"})
+
+
+def call_factory(file: Path, name: str) -> Any:
+    """What `name()` of `file` returns. Raises JobError for whatever goes wrong in there."""
+    _hand_over(file.parent)
+    module = _import(file)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        have = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise JobError(f"{file.name} has no function {name!r}; it has {some(have)}")
+    try:
+        return factory()
+    except (Exception, SystemExit) as error:
+        raise JobError(f"{file.name}:{name} failed: {_blame(error, file)}") from error
+
+
+def _hand_over(folder: Path) -> None:
+    """The file's folder first, as when Python runs it; then the folder where the user stands."""
+    if str(_OUR_ROOT) in sys.path:
+        # Only the entry that the parent put there; a site-packages folder stays by its own entry.
+        sys.path.remove(str(_OUR_ROOT))
+    sys.path[:0] = [str(folder), str(Path.cwd())]
+    sys.meta_path.insert(0, _UsersPackages())
+    for name in list(sys.modules):
+        if name.partition(".")[0] in _OUR_PACKAGES:
+            del sys.modules[name]
+
+
+class _UsersPackages(importlib.abc.MetaPathFinder):
+    """Makes the names that we share with users' repositories mean theirs, wherever Convoy is installed."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if fullname not in _OUR_PACKAGES:
+            return None
+        theirs = [entry for entry in sys.path if Path(entry).resolve() != _OUR_ROOT]
+        spec = importlib.machinery.PathFinder.find_spec(fullname, theirs)
+        if spec is None:
+            # Returning None would let the next finder find ours.
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+        return spec
+
+
+def _import(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Registered before it runs, as Python does: dataclasses and circular imports look it up.
+    sys.modules[file.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise JobError(f"{file.name} cannot be imported: {_blame(error, file)}") from error
+    return module
+
+
+def _blame(error: BaseException, file: Path) -> str:
+    """The error with the last line of the user's own file that led to it."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    where = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {one_line(str(error))}{where}"

@@ -1,8 +1,0 @@
-"""`python -m export.torch_child FOLDER` does the job that lies in the folder."""
-
-import sys
-from pathlib import Path
-
-from export.torch_child.child import main
-
-main(Path(sys.argv[1]))

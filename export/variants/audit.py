@@ -1,0 +1,107 @@
+"""What of a quantised or converted file really runs in 8, 16 or 32 bits.
+
+A pair of nodes that was not fused leaves the layer between in float, and the file no faster than before: so the
+optimised graph is read, not the written one. That is possible where the runtime optimises for the variant's own
+device; a variant for another device is counted as it is written. Knows graphs; judges nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from export.variants.onnx_graph import producers
+from models.bundle import NodeAudit, Target
+
+# These change how a value is written down, not the value.
+_CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "ReorderInput", "ReorderOutput"})
+_MOVES = frozenset(
+    {
+        "Transpose",
+        "Reshape",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Concat",
+        "Split",
+        "Gather",
+        "Identity",
+        "Shape",
+    }
+)
+_ONNX_NAMES = {1: "fp32", 2: "int8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "fp16", 11: "fp64", 16: "bf16"}
+_COMPUTING = frozenset({"int8", "fp16", "fp32", "fp64", "bf16"})
+
+
+def audit(path: Path, target: Target, kept: Mapping[str, str]) -> NodeAudit:
+    """Counts of the nodes that compute, by precision; conversions between precisions count as "conversion"."""
+    if target == "cpu":
+        with tempfile.TemporaryDirectory(prefix="convoy-audit-") as folder:
+            graph = _optimised(path, Path(folder) / "optimised.onnx")
+    else:
+        import onnx
+
+        graph = onnx.load(str(path)).graph
+    return NodeAudit(dict(sorted(count_nodes(graph).items())), dict(kept))
+
+
+def _optimised(path: Path, aside: Path) -> Any:
+    import onnx
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(aside)
+    # It warns that the file fits this machine only, which is the point.
+    options.log_severity_level = 3
+    ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return onnx.load(str(aside)).graph
+
+
+def count_nodes(graph: Any) -> Counter[str]:
+    """How many nodes compute in which precision, and how many only convert.
+
+    A node computes in the type of its first input. Behind a dequantisation of both input and weight, a layer
+    is what TensorRT makes an INT8 kernel of, and is counted so.
+    """
+    types = {tensor.name: _ONNX_NAMES.get(tensor.data_type, "other") for tensor in graph.initializer}
+    for tensor in (*graph.input, *graph.value_info):
+        types[tensor.name] = _ONNX_NAMES.get(tensor.type.tensor_type.elem_type, "other")
+    makers = producers(graph)
+    found: Counter[str] = Counter()
+    for node in graph.node:
+        first = types.get(node.input[0], "other") if node.input else "other"
+        for output in node.output:
+            types.setdefault(output, _result(node, first, types))
+        if node.op_type in _CONVERSIONS:
+            found["conversion"] += 1
+            continue
+        if node.op_type in _MOVES:
+            continue
+        precision = "int8" if _is_integer_layer(node, makers) else first
+        if precision in _COMPUTING:
+            found[precision] += 1
+    return found
+
+
+def _is_integer_layer(node: Any, makers: Mapping[str, Any]) -> bool:
+    if node.op_type.startswith("QLinear") or node.op_type in ("QGemm", "ConvInteger", "MatMulInteger"):
+        return True
+    inputs = [makers.get(name) for name in node.input[:2]]
+    return len(inputs) == 2 and all(maker is not None and maker.op_type == "DequantizeLinear" for maker in inputs)
+
+
+def _result(node: Any, first: str, types: Mapping[str, str]) -> str:
+    if node.op_type == "Cast":
+        return next(_ONNX_NAMES.get(a.i, "other") for a in node.attribute if a.name == "to")
+    if node.op_type == "QuantizeLinear":
+        return "int8"
+    if node.op_type == "DequantizeLinear":
+        return types.get(node.input[1], "fp32")
+    if node.op_type == "QGemm":
+        # Without a scale for its result, which would be the eighth input, it gives floats.
+        return "int8" if len(node.input) > 7 and node.input[7] else "fp32"
+    return first

@@ -1,0 +1,129 @@
+"""FP16 for the GPU: onnxruntime's own converter, with nodes left in FP32 where measured values ask for it.
+
+A node stays in FP32 when a value at its inputs or outputs exceeds 512 on real images, or a constant of its
+exceeds FP16's largest number: sums of products of larger values overflow at 65504. The limits are those of
+NVIDIA's AutoCast (TensorRT Model Optimizer, guide 8). The uint8 front stays as it is, in FP32 and exact.
+Knows nothing of accuracy or devices.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from export.sources.torch_job import one_line
+from export.variants.calibrate import Calibration, Method, Ranges
+from export.variants.onnx_graph import array, consumers, front_nodes, initializers, producers, rewire, tidy
+from models.errors import JobError
+
+DATA_LIMIT = 512.0
+CONSTANT_LIMIT = 65504.0
+
+
+def convert_to_fp16(
+    calibration: Calibration,
+    method: Method,
+    keep: frozenset[str],
+    target: Path,
+    only: frozenset[str] | None = None,
+) -> Mapping[str, str]:
+    """Write `target`; the names of the nodes left in FP32 beyond the front, each with its reason.
+
+    Inputs and outputs keep their types. Ranges are the exact extremes whatever `method` says. Raises JobError
+    when the graph cannot be converted, OSError when the disk is full.
+    """
+    import onnx
+
+    model = onnx.load(str(calibration.graph))
+    kept = out_of_range(model.graph, calibration.ranges["minmax"])
+    others = {node.name for node in model.graph.node} - only if only is not None else set()
+    onnx.save(as_fp16(model, kept.keys() | keep | others), str(target))
+    return kept
+
+
+def out_of_range(graph: Any, ranges: Ranges, limit: float = DATA_LIMIT) -> dict[str, str]:
+    """The nodes that FP16 is not wide enough for, each with the value that says so."""
+    constants = initializers(graph)
+    front = set(front_nodes(graph))
+    found = {}
+    for node in graph.node:
+        if node.name in front:
+            continue
+        values = [(max(map(abs, ranges[name])), limit) for name in (*node.input, *node.output) if name in ranges]
+        weights = [
+            (float(np.abs(array(constants[name])).max(initial=0)), CONSTANT_LIMIT)
+            for name in node.input
+            if name in constants and constants[name].data_type == 1
+        ]
+        over = [value for value, most in (*values, *weights) if value > most]
+        if over:
+            found[node.name] = f"values up to {max(over):.3g}"
+    return found
+
+
+def as_fp16(model: Any, kept: Iterable[str]) -> Any:
+    """The model in FP16 but for its front, the nodes of `kept`, and the types of its inputs and outputs."""
+    blocked = [*front_nodes(model.graph), *kept]
+    try:
+        with _import_path_restored():
+            from onnxruntime.transformers.float16 import convert_float_to_float16
+
+            model = convert_float_to_float16(model, keep_io_types=True, node_block_list=blocked)
+    except Exception as error:  # the converter's errors share no base class
+        raise JobError(
+            f"fp16 cannot be made of this network ({one_line(str(error))}); pass --precisions fp32,int8"
+        ) from error
+    _join_fp32_islands(model.graph)
+    tidy(model.graph)
+    return model
+
+
+def _join_fp32_islands(graph: Any) -> None:
+    """Take out casts to FP16 and straight back between two FP32 nodes: the very values that do not fit go there."""
+    from onnx import TensorProto
+
+    makers, readers = producers(graph), consumers(graph)
+    for node in list(graph.node):
+        if node.op_type != "Cast" or _cast_to(node) != TensorProto.FLOAT:
+            continue
+        before = makers.get(node.input[0])
+        if before is not None and _is_from_fp32(before):
+            for reader in readers[node.output[0]]:
+                for index, name in enumerate(reader.input):
+                    if name == node.output[0]:
+                        reader.input[index] = before.input[0]
+            if node.output[0] in {output.name for output in graph.output}:
+                _give_out(graph, makers, before.input[0], node)
+
+
+def _give_out(graph: Any, makers: Mapping[str, Any], tensor: str, cast: Any) -> None:
+    """Let the FP32 node behind `tensor` write the graph's output that `cast` wrote."""
+    output = cast.output[0]
+    cast.output[0] = f"{output}_unused"
+    maker = makers[tensor]
+    maker.output[list(maker.output).index(tensor)] = output
+    rewire(graph, tensor, output)
+
+
+def _is_from_fp32(node: Any) -> bool:
+    """Whether it is the converter's cast of what a node left in FP32 gives."""
+    return node.op_type == "Cast" and str(node.name).endswith("_cast_to_fp16_node")
+
+
+def _cast_to(node: Any) -> int:
+    return next(int(attribute.i) for attribute in node.attribute if attribute.name == "to")
+
+
+@contextmanager
+def _import_path_restored() -> Iterator[None]:
+    """The package puts its own folder, full of common names, on the import path for everybody."""
+    before = list(sys.path)
+    try:
+        yield
+    finally:
+        sys.path[:] = before

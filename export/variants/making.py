@@ -1,0 +1,164 @@
+"""Making the variants: one calibration for all, the method that measures best, and layers kept where INT8 hurts.
+
+Knows the order of making. What a file is worth it learns from the calibration images alone (`export.variants.trials`);
+whether it may serve is decided elsewhere, on images that nothing here has seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from export.cache import StepCache, step_key
+from export.data import Images
+from export.plan import MethodChoice
+from export.progress import Progress
+from export.variants.audit import audit
+from export.variants.calibrate import METHODS, Calibration, Method, Ranges, collect
+from export.variants.onnx_graph import prepare
+from export.variants.precision import INT8_CPU, REFERENCE, Recipe
+from export.variants.quantize import layers, quantize_for_cpu
+from export.variants.recover import Ladder, Sensitivity, measure_sensitivity
+from export.variants.trials import Bench, best_method
+from models.bundle import NodeAudit, TradeOff, sha256_file
+from models.errors import JobError
+from models.spec import ModelSpec
+from models.store import disk_errors
+
+_CHUNK_IMAGES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One variant's file and how it came to be. `kept_layers` were found to hurt; rules may keep others."""
+
+    recipe: Recipe
+    audit: NodeAudit | None = None
+    method: Method | None = None
+    kept_layers: int = 0
+    trade_offs: tuple[TradeOff, ...] = ()
+
+
+def plain_int8(folder: Path, images: Images, progress: Progress) -> None:
+    """Write `INT8_CPU.file` beside the fp32 graph: min-max ranges, every layer, whatever it costs.
+
+    Raises JobError when it cannot be made.
+    """
+    graph = _prepared(folder)
+    with progress.step("calibrate", images.count) as step:
+        ranges = collect(graph, images.chunks(step, _CHUNK_IMAGES), ["minmax"])
+    quantize_for_cpu(Calibration(graph, ranges), "minmax", frozenset(), folder / INT8_CPU.file)
+
+
+@dataclass(slots=True)
+class Maker:
+    """Makes variants in `folder`, where the fp32 graph lies; `images` are the calibration images."""
+
+    spec: ModelSpec
+    folder: Path
+    images: Images
+    choice: MethodChoice
+    budget_points: float
+    progress: Progress
+    cache: StepCache
+    _calibration: Calibration | None = None
+    _bench: Bench | None = None
+    _sensitivity: Sensitivity | None = None
+    _ladders: dict[str, Ladder] = field(default_factory=dict)
+
+    def make(self, recipe: Recipe) -> Made:
+        """Write the variant; an INT8 one with as many layers kept as the calibration images ask for.
+
+        Raises JobError when it cannot be made.
+        """
+        if recipe.make is None:
+            return Made(recipe)
+        if recipe.precision != "int8":
+            return self._written(Made(recipe), {})
+        ladder = self._ladder(recipe)
+        count = 0 if ladder.passes(0) else ladder.climb(1)
+        # Where nothing helps, the plain file stays, and the gate says what it costs.
+        return self._kept(recipe, count or 0)
+
+    def retry(self, made: Made, caution: float) -> Made | None:
+        """Write an INT8 variant again with more layers kept, as `Ladder.passes` with `caution` asks for.
+
+        None where that is no use.
+        """
+        if made.recipe.precision != "int8":
+            return None
+        count = self._ladder(made.recipe).climb(made.kept_layers + 1, caution)
+        return None if count is None else self._kept(made.recipe, count)
+
+    def _kept(self, recipe: Recipe, count: int) -> Made:
+        ladder = self._ladders[recipe.file]
+        made = Made(recipe, None, ladder.method, count, ladder.trade_offs)
+        return self._written(made, ladder.sensitivity().worst(count) if count else {})
+
+    def _written(self, made: Made, kept: Mapping[str, str]) -> Made:
+        assert made.recipe.make is not None
+        path = self.folder / made.recipe.file
+        with disk_errors(self.folder):
+            by_rule = made.recipe.make(self._calibrated(), made.method or "minmax", frozenset(kept), path, None)
+        return replace(made, audit=audit(path, made.recipe.target, {**by_rule, **kept}))
+
+    def _ladder(self, recipe: Recipe) -> Ladder:
+        if recipe.file not in self._ladders:
+            bench = self._ready_bench()
+            methods = METHODS if self.choice == "auto" else (self.choice,)
+            method = best_method(bench, recipe, methods, self.progress)
+            self._ladders[recipe.file] = Ladder(bench, recipe, method, self.budget_points, self._sensitive_layers)
+        return self._ladders[recipe.file]
+
+    def _sensitive_layers(self) -> Sensitivity:
+        """One pass for both INT8 files: the layers that hurt are the same, and the CPU's file tells them apart."""
+        if self._sensitivity is None:
+            bench = self._ready_bench()
+            method = self._ladder(INT8_CPU).method
+            names = layers(bench.calibration)
+            key = step_key("sensitivity", sha256_file(bench.calibration.graph), self.images.key, method)
+            kept = self.cache.read(key)
+            if kept is None:
+                self._sensitivity = measure_sensitivity(bench, INT8_CPU, method, names, self.progress)
+                self.cache.write(key, json.dumps(self._sensitivity.errors).encode())
+            else:
+                self._sensitivity = Sensitivity(tuple((name, error) for name, error in json.loads(kept)))
+        return self._sensitivity
+
+    def _ready_bench(self) -> Bench:
+        if self._bench is None:
+            self._bench = Bench(self.spec, self._calibrated(), self.images, self.folder)
+        return self._bench
+
+    def _calibrated(self) -> Calibration:
+        """The ranges of all methods, from one pass over the images or from the cache."""
+        if self._calibration is None:
+            with disk_errors(self.folder):
+                graph = _prepared(self.folder)
+            key = step_key("ranges", sha256_file(graph), self.images.key)
+            kept = self.cache.read(key)
+            if kept is None:
+                with self.progress.step("calibrate", self.images.count) as step:
+                    ranges = collect(graph, self.images.chunks(step, _CHUNK_IMAGES))
+                self.cache.write(key, json.dumps(ranges).encode())
+            else:
+                ranges = _parsed(kept)
+            self._calibration = Calibration(graph, ranges)
+        return self._calibration
+
+
+def _prepared(folder: Path) -> Path:
+    try:
+        return prepare(folder / REFERENCE.file, folder / "prepared.onnx")
+    except OSError:
+        raise
+    except Exception as error:  # onnxruntime's and onnx's errors share no base class
+        why = " ".join(str(error).split())[:200]
+        raise JobError(f"neither fp16 nor int8 can be made of this network ({why}); pass --precisions fp32") from error
+
+
+def _parsed(kept: bytes) -> Mapping[Method, Ranges]:
+    found = json.loads(kept)
+    return {method: {name: (low, high) for name, (low, high) in found[method].items()} for method in METHODS}

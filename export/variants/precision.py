@@ -1,0 +1,72 @@
+"""Which variants there are: one row each. A new precision is one new file and one new row.
+
+Knows file names, precisions, targets and makers. Knows nothing of how a maker works or whether it pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from export.variants.calibrate import Calibration, Method
+from export.variants.fp16 import convert_to_fp16
+from export.variants.int8_trt import quantize_for_tensorrt
+from export.variants.quantize import quantize_for_cpu
+from models.bundle import Precision, Target
+from models.errors import UsageError
+
+
+class Make(Protocol):
+    """Writes `target` from the prepared fp32 graph, with ranges of `method` and the nodes of `keep` left as they are.
+
+    With `only`, those nodes alone are converted. Returns what was left in higher precision by rule, with reasons.
+    """
+
+    def __call__(
+        self, calibration: Calibration, method: Method, keep: frozenset[str], target: Path, only: frozenset[str] | None
+    ) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one variant comes to be. `make` is None for the fp32 graph itself."""
+
+    file: str
+    precision: Precision
+    target: Target
+    make: Make | None
+
+
+REFERENCE = Recipe("fp32.onnx", "fp32", "cpu", None)
+INT8_CPU = Recipe("int8-cpu.onnx", "int8", "cpu", quantize_for_cpu)
+RECIPES = (
+    REFERENCE,
+    Recipe("fp16.onnx", "fp16", "cuda", convert_to_fp16),
+    INT8_CPU,
+    Recipe("int8-trt.onnx", "int8", "tensorrt", quantize_for_tensorrt),
+)
+
+
+def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]:
+    """The rows to make for `--precisions`; the reference is always among them.
+
+    None takes all that can be made. Raises UsageError for a precision that is not known, or that was asked
+    for by name and needs images that were not given.
+    """
+    if precisions is None:
+        return tuple(recipe for recipe in RECIPES if recipe.make is None or can_calibrate)
+    known = sorted({recipe.precision for recipe in RECIPES})
+    asked = {part.strip() for part in precisions.split(",")}
+    unknown = sorted(asked - set(known))
+    if unknown:
+        raise UsageError(f"--precisions {unknown[0]!r} is not known; choose from {','.join(known)}")
+    chosen = tuple(recipe for recipe in RECIPES if recipe is REFERENCE or recipe.precision in asked)
+    if not can_calibrate and any(recipe.make for recipe in chosen):
+        named = " and ".join(sorted(asked - {"fp32"}))
+        raise UsageError(
+            f"{named} need{'s' * (' ' not in named)} real images to find the ranges of values; pass --calibrate "
+            "DATASET or --precisions fp32 (--allow-random-calibration takes noise, at a price in speed and accuracy)"
+        )
+    return chosen

@@ -1,0 +1,140 @@
+"""INT8 for the CPU: the fp32 graph with quantise-dequantise pairs, U8 activations and S8 weights per channel.
+
+Knows onnxruntime's quantiser and what suits x86: asymmetric U8 with S8 is the pairing whose kernels are tuned.
+Knows nothing of accuracy; `verify` and `recover` judge the result.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.engines.cpu import has_int8_dot_product
+from export.sources.torch_job import one_line
+from export.variants.calibrate import Calibration, Method, Ranges
+from export.variants.onnx_graph import front_nodes
+from models.errors import JobError
+
+# What is worth 8 bits on its own account; the rest of the operators follow their neighbours.
+_LAYERS = frozenset(
+    {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"}
+    | {"Sigmoid", "LeakyRelu", "Softmax", "Resize"}
+)
+
+
+def quantize_for_cpu(
+    calibration: Calibration,
+    method: Method,
+    keep: frozenset[str],
+    target: Path,
+    only: frozenset[str] | None = None,
+) -> Mapping[str, str]:
+    """Write `target`, the U8S8 form of the prepared graph, with the nodes of `keep` left in float.
+
+    `only` quantises these nodes and no others. Without 8-bit dot products x86 adds pairs of products in 16
+    bits, which saturates; there, weights get 7 bits. Returns no nodes: the scheme itself keeps none in float.
+    Raises JobError when the graph cannot be quantised, OSError when the disk is full.
+    """
+    import onnx
+
+    graph = onnx.load(str(calibration.graph)).graph
+    quantize_with_ranges(
+        calibration.graph,
+        target,
+        calibration.ranges[method],
+        activation_type="QUInt8",
+        reduce_range=not has_int8_dot_product(),
+        nodes_to_exclude=[*front_nodes(graph), *keep],
+        nodes_to_quantize=sorted(only) if only else None,
+        extra_options={
+            "ActivationSymmetric": False,
+            "WeightSymmetric": True,
+            # Logits in 256 steps tie and swap; the kernel gives them in float at the same price.
+            "OpTypesToExcludeOutputQuantization": ["Gemm"],
+        },
+    )
+    return {}
+
+
+def layers(calibration: Calibration) -> tuple[str, ...]:
+    """The names of the nodes that quantisation rounds, in the graph's order; its front is not among them."""
+    import onnx
+
+    graph = onnx.load(str(calibration.graph)).graph
+    front, floats = set(front_nodes(graph)), calibration.ranges["minmax"]
+    return tuple(
+        node.name
+        for node in graph.node
+        if node.op_type in _LAYERS and node.name not in front and node.output[0] in floats
+    )
+
+
+def quantize_with_ranges(
+    graph: Path,
+    target: Path,
+    ranges: Ranges,
+    *,
+    activation_type: str,
+    extra_options: Mapping[str, Any],
+    **options: Any,
+) -> None:
+    """`onnxruntime.quantization.quantize_static` with ranges that are known already, in the QDQ form.
+
+    Raises JobError when the quantiser refuses the graph, OSError when the disk is full.
+    """
+    from onnxruntime import quantization
+
+    with _quiet(), tempfile.TemporaryDirectory(prefix="convoy-ranges-") as folder:
+        try:
+            quantization.quantize_static(
+                str(graph),
+                str(target),
+                None,
+                quant_format=quantization.QuantFormat.QDQ,
+                activation_type=getattr(quantization.QuantType, activation_type),
+                weight_type=quantization.QuantType.QInt8,
+                per_channel=True,
+                calibrate_method=quantization.CalibrationMethod.MinMax,
+                calibration_cache_path=_as_cache(ranges, Path(folder) / "ranges.json"),
+                extra_options=dict(extra_options),
+                **options,
+            )
+        except (OSError, JobError):
+            raise
+        except Exception as error:  # onnxruntime's and onnx's errors share no base class
+            raise JobError(
+                f"int8 cannot be made of this network ({one_line(str(error))}); pass --precisions fp32,fp16"
+            ) from error
+
+
+def _as_cache(ranges: Ranges, path: Path) -> Path:
+    """Our ranges in the file that the quantiser reads instead of calibrating; the method's name is a formality."""
+    from onnxruntime.quantization import CalibrationMethod
+    from onnxruntime.quantization.calibrate import TensorData, TensorsData, save_tensors_data
+
+    data = {
+        name: TensorData(lowest=np.array(low, np.float32), highest=np.array(high, np.float32))
+        for name, (low, high) in ranges.items()
+    }
+    save_tensors_data(TensorsData(CalibrationMethod.MinMax, data), path)
+    return path
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back the quantiser's advice, which goes to the root logger and is about calls the user did not make."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

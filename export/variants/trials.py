@@ -1,0 +1,102 @@
+"""Trying out INT8 files on the calibration images, before any of them is held against the evaluation images.
+
+Knows how good a file is on images that may be looked at as often as one likes: how often it agrees with fp32,
+what it loses where the images have labels, and how long a batch takes. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from app.engines.measure import make_probe
+from export.data import Images
+from export.progress import SILENT, Progress
+from export.proof.outcomes import Outcomes
+from export.variants.calibrate import Calibration, Method
+from export.variants.precision import REFERENCE, Recipe
+from export.variants.variant import Candidate, opened
+from models.bundle import Accuracy
+from models.spec import ModelSpec
+
+# Enough to tell a broken layer from a sound one, and few enough to try every layer.
+_IMAGES = 256
+_IMAGES_BYTES = 64 << 20
+_BATCH = 16
+_TIMED_RUNS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One file on the calibration images.
+
+    `accuracy` counts fp32's own answers as the labels where the images have none. `mean_error` is the root mean
+    square of ||a - b|| / ||b|| over the images, `median_ms` that of a batch of 16, or of the largest below.
+    """
+
+    accuracy: Accuracy
+    mean_error: float
+    median_ms: float
+    kept: Mapping[str, str]
+
+
+class Bench:
+    """A place to try files: decoded calibration images, fp32's answers to them, and a folder."""
+
+    def __init__(self, spec: ModelSpec, calibration: Calibration, images: Images, folder: Path) -> None:
+        self._spec = replace(spec, max_batch_size=min(_BATCH, spec.max_batch_size))
+        self.calibration = calibration
+        self._folder = folder
+        nbytes = max(1, int(np.prod(spec.inputs[0].shape)) * spec.inputs[0].numpy_dtype.itemsize)
+        chosen = images.thinned(max(2, min(_IMAGES, _IMAGES_BYTES // nbytes)))
+        with SILENT.step("read images") as step:
+            chunks = list(chosen.chunks(step, _BATCH))
+        self._images = np.concatenate([chunk.images for chunk in chunks])
+        with opened(self._spec, [REFERENCE], folder) as (fp32,):
+            self._reference = self._answers(fp32)
+        labels = np.concatenate([chunk.labels for chunk in chunks])
+        self._labels = labels if images.labels else self._reference.argmax(axis=1)
+        self._exact = Outcomes.of(self._reference, self._reference, self._labels)
+
+    def try_out(
+        self, recipe: Recipe, method: Method, keep: frozenset[str] = frozenset(), *, only: frozenset[str] | None = None
+    ) -> Trial:
+        """Make the file and measure it. Raises JobError where it cannot be made."""
+        assert recipe.make is not None
+        path = self._folder / f"trial-{recipe.file}"
+        kept = recipe.make(self.calibration, method, keep, path, only)
+        try:
+            with opened(self._spec, [replace(recipe, file=path.name)], self._folder) as (candidate,):
+                outcomes = Outcomes.of(self._answers(candidate), self._reference, self._labels)
+                median_ms = self._median_ms(candidate)
+        finally:
+            path.unlink(missing_ok=True)
+        error = float(np.sqrt(np.mean(np.square(np.minimum(outcomes.errors, 1e6)))))
+        accuracy = outcomes.accuracy(self._exact, (), 0.0)
+        return Trial(accuracy, error, median_ms, kept)
+
+    def _answers(self, candidate: Candidate) -> np.ndarray:
+        size = self._spec.max_batch_size
+        starts = range(0, len(self._images), size)
+        return np.concatenate([candidate.logits(self._images[start : start + size]) for start in starts])
+
+    def _median_ms(self, candidate: Candidate) -> float:
+        probe = make_probe(candidate.engine, self._spec.max_batch_size)
+        probe.run_ms()
+        return statistics.median(probe.run_ms() for _ in range(_TIMED_RUNS))
+
+
+def best_method(bench: Bench, recipe: Recipe, methods: Sequence[Method], progress: Progress) -> Method:
+    """The method whose file agrees with fp32 most often; where several do, the one with the smallest error."""
+    if len(methods) == 1:
+        return methods[0]
+    trials = {}
+    with progress.step(f"compare ranges {recipe.file.removesuffix('.onnx')}", len(methods)) as step:
+        for method in methods:
+            trials[method] = bench.try_out(recipe, method)
+            step.advance()
+    return min(methods, key=lambda method: (-trials[method].accuracy.agreement, trials[method].mean_error))
