@@ -7,6 +7,7 @@ ever grow. The rolling picture is for people. Both are updated once per batch.
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ import numpy as np
 from app.scheduling.request import Done, StageTimes
 
 WINDOW_S = 60
-# Percentiles of the last minute are taken from at most so many of its latest requests.
-_MOST_LATENCIES = 4096
+# The last minute's picture is drawn from at most so many of its latest requests.
+_MOST_KEPT = 4096
 STAGES = ("decode", "queue", "copy_in", "compute", "copy_out", "encode", "total")
 
 
@@ -51,6 +52,27 @@ class StagePercentiles:
     p99_ms: float | None
 
 
+class _Recent:
+    """The latest values and when they were measured, 16 bytes each: every model has one per stage."""
+
+    def __init__(self) -> None:
+        self._at_s = array("d")
+        self._values = array("q")
+        self._oldest = 0
+
+    def add(self, at_s: float, value: int) -> None:
+        if len(self._values) < _MOST_KEPT:
+            self._at_s.append(at_s)
+            self._values.append(value)
+            return
+        self._at_s[self._oldest], self._values[self._oldest] = at_s, value
+        self._oldest = (self._oldest + 1) % _MOST_KEPT
+
+    def since(self, oldest_s: float) -> np.ndarray:
+        """The values, in no order."""
+        return np.array(self._values)[np.array(self._at_s) >= oldest_s]
+
+
 class Rolling:
     """Requests per second and stage latencies of the last minute."""
 
@@ -58,10 +80,8 @@ class Rolling:
         self._now_s = now_s
         self._started_s = now_s()
         self._seconds: deque[tuple[int, int, int]] = deque()  # (second, requests, samples)
-        self._latencies: dict[str, deque[tuple[float, int]]] = {
-            stage: deque(maxlen=_MOST_LATENCIES) for stage in STAGES
-        }
-        self._batches: deque[tuple[float, int]] = deque(maxlen=_MOST_LATENCIES)
+        self._latencies = {stage: _Recent() for stage in STAGES}
+        self._batches = _Recent()
 
     def record_batch(self, requests: int, samples: int) -> None:
         second = int(self._now_s())
@@ -73,10 +93,10 @@ class Rolling:
         self._seconds.append((second, requests, total_samples))
         while self._seconds[0][0] <= second - WINDOW_S:
             self._seconds.popleft()
-        self._batches.append((self._now_s(), samples))
+        self._batches.add(self._now_s(), samples)
 
     def record_stage(self, stage: str, ns: int) -> None:
-        self._latencies[stage].append((self._now_s(), ns))
+        self._latencies[stage].add(self._now_s(), ns)
 
     def per_second(self) -> tuple[float, float]:
         """Requests and samples per second, over the last minute or since the start."""
@@ -87,20 +107,16 @@ class Rolling:
 
     def percentiles(self, stage: str) -> StagePercentiles:
         oldest_s = self._now_s() - WINDOW_S
-        values = [ns / 1e6 for at_s, ns in self._latencies[stage] if at_s >= oldest_s]
-        if not values:
+        values = self._latencies[stage].since(oldest_s)
+        if not len(values):
             return StagePercentiles(None, None, None)
-        p50, p95, p99 = (round(float(value), 4) for value in np.percentile(values, [50, 95, 99]))
+        p50, p95, p99 = (round(float(value) / 1e6, 4) for value in np.percentile(values, [50, 95, 99]))
         return StagePercentiles(p50, p95, p99)
 
     def batch_sizes(self) -> dict[int, int]:
         """How many batches of each size ran in the last minute."""
-        oldest_s = self._now_s() - WINDOW_S
-        counts: dict[int, int] = {}
-        for at_s, samples in self._batches:
-            if at_s >= oldest_s:
-                counts[samples] = counts.get(samples, 0) + 1
-        return dict(sorted(counts.items()))
+        sizes, times = np.unique(self._batches.since(self._now_s() - WINDOW_S), return_counts=True)
+        return {int(size): int(count) for size, count in zip(sizes, times, strict=True)}
 
 
 class ModelStatistics:
