@@ -10,7 +10,7 @@ import numpy as np
 
 from app.catalog import Served
 from app.edge.classification import classify
-from app.edge.inference import InferRequest
+from app.edge.inference import INLINE_BYTES, InferRequest
 from app.edge.outputs import WantedOutput
 from app.edge.shared_tensors import check_room
 from app.edge.tensors import TensorOut
@@ -29,6 +29,13 @@ def answers_of(request: InferRequest, served: Served, done: Done) -> tuple[Tenso
         else _other_answer(served, wanted, answer)
         for wanted, answer in zip(request.outputs, done.answers, strict=True)
     )
+
+
+def is_heavy_answer(request: InferRequest, done: Done) -> bool:
+    """Whether encoding the answers takes longer than the event loop may be held up; binary ones never do."""
+    if sum(len(answer.data) for answer in done.answers) <= INLINE_BYTES:
+        return False
+    return any(wanted.classes or not wanted.binary for wanted in request.outputs)
 
 
 def _plain_answer(served: Served, wanted: WantedOutput, answer: Answer) -> TensorOut:

@@ -18,7 +18,7 @@ from app.edge.exchange import ClientGone, Exchange
 from app.edge.lookup import find_served
 from app.edge.pool import DecodePool
 from app.edge.replies import Reply, error_reply, send_reply
-from models.errors import InvalidRequest, Overloaded, RequestError
+from models.errors import InvalidRequest, RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,7 @@ class HotRoute(ABC):
         encoding = response_encoding(accepted)
         if encoding is None or not is_worthwhile(reply):
             return reply
-        try:
-            return await self.pool.run(compress, reply, encoding)
-        except Overloaded:
-            return reply  # as it is, sooner than not at all
+        return await self.pool.run_anyway(compress, reply, encoding)
 
     def record_stage(self, served: Served, stage: str, ns: int) -> None:
         self.core.metrics.stage(served, stage, ns)

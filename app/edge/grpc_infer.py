@@ -11,18 +11,17 @@ from tritonclient.grpc import service_pb2
 
 from app.catalog import Served
 from app.core import Core
+from app.edge.answers import is_heavy_answer
 from app.edge.calls import EdgeOptions, outcome_of
 from app.edge.exchange import Exchange
 from app.edge.grpc_gate import GrpcCall, parse
 from app.edge.grpc_tensors import asked_of, infer_response, parameters_of
-from app.edge.inference import InferRequest, place_tensors, run_inference, understand
+from app.edge.inference import INLINE_BYTES, InferRequest, is_heavy, place_tensors, run_inference, understand
 from app.edge.lookup import find_served
 from app.edge.pool import DecodePool
 from models.errors import RequestError
 
 _PROTOCOL = "grpc"
-# Above so many bytes, typed contents are turned into arrays beside the event loop.
-_DECODE_INLINE_BYTES = 32 << 10
 # So many requests of one stream may be in flight; more are left unread, which holds the client up.
 _STREAM_WINDOW = 64
 _WANTS_FINAL_FLAG = "triton_enable_empty_final_response"
@@ -104,12 +103,16 @@ class GrpcInference:
         self._record_stage(served, "decode", time.monotonic_ns() - started_ns)
         done = await run_inference(request, inputs, served, exchange, timeout_ms)
         encode_ns = time.monotonic_ns()
-        response = infer_response(request, served, done)
+        if is_heavy_answer(request, done):
+            response = await self._pool.run_anyway(infer_response, request, served, done)
+        else:
+            response = infer_response(request, served, done)
         self._record_stage(served, "encode", time.monotonic_ns() - encode_ns)
         return response
 
     async def _decode(self, message: Any, served: Served) -> InferRequest:
-        if message.raw_input_contents or message.ByteSize() <= _DECODE_INLINE_BYTES:
+        nbytes = message.ByteSize()
+        if nbytes <= INLINE_BYTES or (message.raw_input_contents and not is_heavy(nbytes, served)):
             return understand(asked_of(message, self._core.shared_memory), served)
         return await self._pool.run(lambda: understand(asked_of(message, self._core.shared_memory), served))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 from app.catalog import Served
+from app.edge.answers import is_heavy_answer
 from app.edge.body import Body
 from app.edge.calls import Call, HotRoute
-from app.edge.inference import place_tensors, run_inference
+from app.edge.inference import INLINE_BYTES, is_heavy, place_tensors, run_inference
 from app.edge.oip_request import parse_infer
 from app.edge.oip_response import render_infer
 from app.edge.replies import Reply
@@ -15,8 +16,6 @@ from app.edge.timing import server_timing, timing_ms
 from models.errors import InvalidRequest
 
 _HEADER_LENGTH = b"inference-header-content-length"
-# Above this much JSON, parsing would hold up the other requests of the event loop.
-_PARSE_INLINE_BYTES = 32 << 10
 
 
 class InferRoute(HotRoute):
@@ -29,7 +28,7 @@ class InferRoute(HotRoute):
         timeout_ms = self.timeout_ms(call)
         header_length = _header_length(call)
         json_bytes = body.nbytes if header_length is None else header_length
-        if json_bytes <= _PARSE_INLINE_BYTES:
+        if json_bytes <= INLINE_BYTES and not is_heavy(body.nbytes, served):
             request = parse_infer(body, header_length, served, self.core.shared_memory)
         else:
             request = await self.pool.run(parse_infer, body, header_length, served, self.core.shared_memory)
@@ -37,7 +36,10 @@ class InferRoute(HotRoute):
         decode_ns = time.monotonic_ns() - started_ns
         self.record_stage(served, "decode", decode_ns)
         done = await run_inference(request, inputs, served, call.exchange, timeout_ms)
-        response = render_infer(request, served, done)
+        if is_heavy_answer(request, done):
+            response = await self.pool.run_anyway(render_infer, request, served, done)
+        else:
+            response = render_infer(request, served, done)
         headers: tuple[tuple[bytes, bytes], ...] = (
             server_timing(timing_ms(done, decode_ns, call.exchange.arrival_ns)),
         )

@@ -29,6 +29,8 @@ from models.errors import InvalidRequest
 from models.spec import NUMPY_DTYPES, TensorSpec
 
 _MAX_BYTES = 1 << 40
+# Above this much to look at piece by piece, a thread does it beside the event loop.
+INLINE_BYTES = 32 << 10
 _NO_TERMS = Terms()
 
 
@@ -65,6 +67,12 @@ def place_tensors(request: InferRequest, exchange: Exchange) -> Inputs:
         tensor if isinstance(tensor, TensorRef) else _written(tensor, exchange) for tensor in request.tensors
     )
     return Inputs(request.samples, request.shapes, references)
+
+
+def is_heavy(nbytes: int, served: Served) -> bool:
+    """Whether checking so many bytes of inputs takes longer than the event loop may be held up."""
+    # Numbers are checked by their size; strings one by one.
+    return nbytes > INLINE_BYTES and any(spec.is_strings for spec in served.spec.inputs)
 
 
 async def run_inference(

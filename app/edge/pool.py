@@ -36,6 +36,12 @@ class DecodePool:
                 reason="decode_queue",
                 retry_after_s=1.0,
             )
+        return await self.run_anyway(job, *args, **kwargs)
+
+    async def run_anyway(
+        self, job: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """The same for a job that must not be turned away, because its request has been answered already."""
         self._unfinished += 1
         future = asyncio.wrap_future(self._executor.submit(job, *args, **kwargs))
         try:

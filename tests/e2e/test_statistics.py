@@ -1,0 +1,176 @@
+"""The statistics and the metrics keep their promises while many clients ask: nothing is lost, nothing goes back."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.fake_server import POISON
+from tests.support.servers import FakeServer, rows_request, start_fake_server, wait_until
+
+CLIENTS, ROUNDS = 8, 40
+STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with start_fake_server(fake={"latency_ms": 2, "max_batch": 8}, access_log="off", max_queue=12) as server:
+        yield server
+
+
+def flat(document: Any, path: str = "") -> Iterator[tuple[str, int]]:
+    """Every number in a document, by where it stands; batch sizes name their own row."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield from flat(value, f"{path}.{key}")
+    elif isinstance(document, list):
+        for value in document:
+            yield from flat(value, f"{path}[{value.get('batch_size')}]")
+    elif isinstance(document, int):
+        yield path, document
+
+
+def check_at_rest_or_not(statistics: dict[str, Any]) -> None:
+    """What holds at every moment."""
+    infer, batches = statistics["inference_stats"], statistics["batch_stats"]
+    assert sum(one["compute_infer"]["count"] for one in batches) == statistics["execution_count"]
+    assert sum(one["batch_size"] * one["compute_infer"]["count"] for one in batches) == statistics["inference_count"]
+    assert {infer[stage]["count"] for stage in STAGES} == {infer["success"]["count"]}
+    assert infer["success"]["ns"] >= sum(infer[stage]["ns"] for stage in ("queue",))
+    assert infer["cache_hit"] == infer["cache_miss"] == {"count": 0, "ns": 0}
+    for one in batches:
+        assert one["compute_input"]["count"] == one["compute_infer"]["count"] == one["compute_output"]["count"]
+    # A batch of several requests counts its time for each of them, so the requests' time is the larger one.
+    by_batch = sum(one["compute_infer"]["ns"] for one in batches)
+    assert infer["compute_infer"]["ns"] >= by_batch
+
+
+class Witness:
+    """Reads the statistics again and again, and compares each with the one before."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self.readings = 0
+        self.failure: BaseException | None = None
+        self._server, self._enough = server, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Witness:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._enough.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        before: dict[str, int] = {}
+        try:
+            with self._server.client() as client:
+                while not self._enough.is_set():
+                    (statistics,) = client.get("/v2/models/rows/stats").json()["model_stats"]
+                    check_at_rest_or_not(statistics)
+                    now = dict(flat(statistics))
+                    fallen = {
+                        path: (count, now.get(path)) for path, count in before.items() if now.get(path, -1) < count
+                    }
+                    assert not fallen
+                    before = now
+                    self.readings += 1
+        except BaseException as error:
+            self.failure = error
+
+
+def ask(client: httpx.Client, number: int, round_number: int) -> tuple[int, int]:
+    """One request of a mixed kind; its status and samples."""
+    samples = 1 + (number + round_number) % 3
+    first = POISON if (number + round_number) % 10 == 0 else 1.0
+    timeout = "?timeout_ms=3" if number == 1 else ""
+    answer = client.post(f"/v2/models/rows/infer{timeout}", json=rows_request(first, *([1.0] * (samples - 1))))
+    return answer.status_code, samples
+
+
+def test_counters_equal_what_was_sent_and_never_go_back(server: FakeServer) -> None:
+    outcomes: Counter[int] = Counter()
+    samples_answered = 0
+    lock = threading.Lock()
+
+    def run(number: int) -> None:
+        nonlocal samples_answered
+        with server.client() as client:
+            for round_number in range(ROUNDS):
+                status, samples = ask(client, number, round_number)
+                with lock:
+                    outcomes[status] += 1
+                    samples_answered += samples if status == 200 else 0
+
+    before = server.statistics("rows")
+    with Witness(server) as witness:
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert witness.failure is None, witness.failure
+    assert witness.readings > 3
+    wait_until(server.is_at_rest, "everything has ended")
+    after = server.statistics("rows")
+    check_at_rest_or_not(after)
+    assert set(outcomes) <= {200, 429, 500, 504}
+    assert outcomes[200] > 0
+    assert outcomes[500] > 0
+    # A 504 may have run all the same: then it counts as the success that came too late.
+    late = outcomes[504]
+    grown = {
+        name: after["inference_stats"][name]["count"] - before["inference_stats"][name]["count"]
+        for name in ("success", "fail")
+    }
+    assert outcomes[200] <= grown["success"] <= outcomes[200] + late
+    assert grown["success"] + grown["fail"] == CLIENTS * ROUNDS
+    inferred = after["inference_count"] - before["inference_count"]
+    assert samples_answered <= inferred <= samples_answered + 3 * late
+    assert_metrics_equal(server, after)
+
+
+def assert_metrics_equal(server: FakeServer, statistics: dict[str, Any]) -> None:
+    """Triton's metric names say what the statistics say."""
+    text = server.get("/metrics").text
+
+    def metric(name: str, *labels: str) -> float:
+        rows = re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.MULTILINE)
+        return sum(float(value) for own, value in rows if 'model="rows"' in own and all(one in own for one in labels))
+
+    infer = statistics["inference_stats"]
+    assert metric("nv_inference_request_success") == infer["success"]["count"]
+    assert metric("nv_inference_request_failure") == infer["fail"]["count"]
+    assert metric("nv_inference_count") == statistics["inference_count"]
+    assert metric("nv_inference_exec_count") == statistics["execution_count"]
+    assert metric("nv_inference_pending_request_count") == 0
+    assert metric("nv_inference_queue_duration_us") == pytest.approx(infer["queue"]["ns"] / 1e3)
+    assert metric("nv_inference_compute_infer_duration_us") == pytest.approx(infer["compute_infer"]["ns"] / 1e3)
+    assert metric("convoy_batch_size_count") == statistics["execution_count"]
+    assert metric("convoy_batch_size_sum") == statistics["inference_count"]
+
+
+def test_an_answer_is_counted_before_it_is_sent(server: FakeServer) -> None:
+    with server.client() as client:
+        for number in range(1, 21):
+            assert client.post("/v2/models/rows/infer", json=rows_request(1.0)).status_code == 200
+            (statistics,) = client.get("/v2/models/rows/stats").json()["model_stats"]
+            assert statistics["inference_stats"]["success"]["count"] == number
+            assert statistics["inference_count"] == number
+
+
+def test_all_keys_are_there_before_the_first_request(server: FakeServer) -> None:
+    (statistics,) = server.get("/v2/models/rows/versions/1/stats").json()["model_stats"]
+    assert statistics["batch_stats"] == []
+    assert statistics["last_inference"] == statistics["inference_count"] == statistics["execution_count"] == 0
+    names = {"success", "fail", *STAGES, "cache_hit", "cache_miss"}
+    assert statistics["inference_stats"] == {name: {"count": 0, "ns": 0} for name in names}
+    everything = server.get("/v2/models/stats").json()["model_stats"]
+    assert statistics in everything
