@@ -465,18 +465,24 @@ def test_a_thousand_batches_allocate_no_tensor(tmp_path: Path) -> None:
         part_of([source], (0,), (place.data[half:],), samples // 2),
     ]
     engine.run(parts)
+    # Threads of other tests may allocate meanwhile; what a batch allocates shows in every round, what they do does not.
+    rounds = [_traced(lambda: engine.run(parts), runs=200) for _ in range(5)]
+    one_tensor = width * 4  # of one sample, an eighth of what a copy of the batch would show
+    assert min(peak for _, peak in rounds) < one_tensor
+    assert min(kept for kept, _ in rounds) < one_tensor // 4
+
+
+def _traced(job: Callable[[], object], runs: int) -> tuple[int, int]:
+    """How many bytes `runs` of a job kept, and how many they held at once."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        for _ in range(1000):
-            engine.run(parts)
+        for _ in range(runs):
+            job()
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    one_tensor = width * 4  # of one sample, an eighth of what a copy of the batch would show
-    assert peak - before < one_tensor
-    assert kept - before < one_tensor // 4
+    return kept - before, peak - before
 
 
 # The fake alone: what it does on demand.
