@@ -12,6 +12,10 @@ import logging
 import socket
 from typing import Any
 
+# The client stubs register dtypes with numpy, and numpy reads that registry when it loads this part of itself, which
+# it does at the first median. Both would happen in threads at the same time, and a model would be refused for it.
+import numpy.ma  # noqa: F401
+
 from app.core import Core
 from app.edge.calls import EdgeOptions
 from models.errors import UsageError
