@@ -72,7 +72,9 @@ def _verdict(variant: Variant) -> str:
         return "does not serve"
     accuracy = variant.accuracy
     is_bounded = accuracy is not None and accuracy.loss_bound_points is not None
-    return "serves, not proved" if accuracy and is_bounded and not accuracy.is_proved else "serves"
+    # What was made for a GPU has passed the gate here, but where it serves is decided there.
+    word = "serves" if variant.target == "cpu" else "may serve on a GPU"
+    return f"{word}, not proved" if accuracy and is_bounded and not accuracy.is_proved else word
 
 
 def _overview(manifest: Manifest) -> Element:
