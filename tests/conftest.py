@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.support.stores import StoreFolder
+
+# How long an example takes says more about the machine's other work than about the code.
+hypothesis.settings.register_profile("ours", deadline=None)
+hypothesis.settings.load_profile("ours")
 
 
 @pytest.fixture
