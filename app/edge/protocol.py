@@ -56,6 +56,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._unparsed_bytes = 0
         self._unread_bytes = 0
@@ -68,7 +69,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._header_timer, self._write_timer, self._linger_timer):
+        # A timer that is left would keep the connection's memory until it fires.
+        for timer in (self._header_timer, self._write_timer, self._linger_timer, self._abort_timer):
             if timer is not None:
                 timer.cancel()
         if self._answering is not None and not self._answering.response_complete:
@@ -190,7 +192,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Close when everything has been sent, and not later than the write time-out."""
         if not self.transport.is_closing():
             self.transport.close()
-            self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+            self._abort_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
 
     def _arm_keep_alive(self) -> None:
         self._unset_keepalive_if_required()
