@@ -97,7 +97,9 @@ def test_an_idle_engine_that_goes_wrong_is_found_by_its_canary(switch: str, word
     # It takes a moment to replace an engine, or the test could come too late to see that it was gone.
     with start_fake_server(fake={**fake(canary_after_s=0.3), "reload_ms": 1000.0}) as server:
         server.switch_on(switch)
-        wait_until(lambda: not server.is_ready(), "the server is not ready")
+        # The other model's engine goes wrong too, and may be found out first.
+        wait_until(lambda: server.get("/v2/models/rows/ready").status_code == 503, "the model is not ready")
+        assert not server.is_ready()
         assert words in server.log
         assert server.infer(1.0).status_code == 503
         wait_until(server.is_ready, "the server is ready again")
