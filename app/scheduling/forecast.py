@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from app.scheduling.queues import NEVER_NS, PATIENCE_NS, Entry, Lane, Queue, State, order_of, urgency
+from app.scheduling.queues import NEVER_NS, PATIENCE_NS, Entry, Lane, Queue, State, deadline_of, order_of, urgency
 from app.scheduling.request import SECOND_NS, Request
 
 
@@ -37,13 +37,13 @@ def lateness_ns(state: State, queue: Queue, request: Request, now_ns: int) -> in
 
     with_it = min(queue.max_batch, round((position - first) * mean) + request.samples)
     end_ns = start_ns + min(lane.predict_ns(with_it) for lane in lanes)
-    late_ns = end_ns - min(_deadline(request), entries[first][1] if first < position else NEVER_NS)
+    late_ns = end_ns - min(deadline_of(request), entries[first][1] if first < position else NEVER_NS)
     if late_ns > 0 and first < position:
         before_ns = min(lane.predict_ns(max(1, round((position - first) * mean))) for lane in lanes)
         start_ns += before_ns // len(lanes)
         own_ns = min(lane.predict_ns(request.samples) for lane in lanes)
-        room_ns = max(own_ns, min(full_ns, (_deadline(request) - request.arrival_ns) // 2))
-        late_ns = start_ns + room_ns - _deadline(request)
+        room_ns = max(own_ns, min(full_ns, (deadline_of(request) - request.arrival_ns) // 2))
+        late_ns = start_ns + room_ns - deadline_of(request)
     if request.latest_start_ns is not None:
         late_ns = max(late_ns, start_ns - request.latest_start_ns)
     return max(0, late_ns)
@@ -55,10 +55,6 @@ def backlog_ns(state: State, queue: Queue, now_ns: int) -> int:
     if not lanes:
         return SECOND_NS
     return _wait_for_lane_ns(state, lanes, now_ns) + _work_ns(lanes, queue.max_batch, queue.waiting)
-
-
-def _deadline(request: Request) -> int:
-    return NEVER_NS if request.deadline_ns is None else request.deadline_ns
 
 
 def _mean_samples(queue: Queue) -> float:

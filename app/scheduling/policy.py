@@ -26,7 +26,7 @@ from enum import Enum
 from itertools import islice
 
 from app.scheduling.forecast import backlog_ns, lateness_ns
-from app.scheduling.queues import NEVER_NS, Entry, Lane, Queue, State, count_samples, urgency
+from app.scheduling.queues import NEVER_NS, Entry, Lane, Queue, State, count_samples, deadline_of, urgency
 from app.scheduling.request import ModelKey, Outcome, Request
 
 
@@ -220,7 +220,7 @@ def _sacrifices(entries: list[Entry], queue: Queue, lane: Lane, now_ns: int, fir
     after_ns = start_ns + lane.predict_ns(count_samples(in_time))
     following = _fill(entries, queue, first + len(in_time))
     following_end_ns = after_ns + lane.predict_ns(count_samples(following))
-    saved = len(in_time) + sum(_deadline(request) >= following_end_ns for request in following)
+    saved = len(in_time) + sum(deadline_of(request) >= following_end_ns for request in following)
 
     def fits(position: int) -> bool:
         end_ns = start_ns + lane.predict_ns(count_samples(_fill(entries, queue, position)))
@@ -244,7 +244,3 @@ def _fill(entries: list[Entry], queue: Queue, first: int) -> tuple[Request, ...]
             break
         chosen.append(entry[-1])
     return tuple(chosen)
-
-
-def _deadline(request: Request) -> int:
-    return NEVER_NS if request.deadline_ns is None else request.deadline_ns

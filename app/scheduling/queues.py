@@ -50,10 +50,14 @@ class Lane:
 Entry = tuple[int, int, int, int, Request]
 
 
+def deadline_of(request: Request) -> int:
+    """The request's deadline, as a number that can be compared where it has none."""
+    return NEVER_NS if request.deadline_ns is None else request.deadline_ns
+
+
 def order_of(request: Request) -> Entry:
     """Where the request stands in its queue."""
-    deadline = NEVER_NS if request.deadline_ns is None else request.deadline_ns
-    return (request.priority, deadline, request.arrival_ns, request.id, request)
+    return (request.priority, deadline_of(request), request.arrival_ns, request.id, request)
 
 
 def urgency(request: Request) -> tuple[int, int, int]:
