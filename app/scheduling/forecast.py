@@ -11,13 +11,14 @@ from bisect import bisect_left
 from app.scheduling.queues import NEVER_NS, PATIENCE_NS, Entry, Lane, Queue, State, deadline_of, order_of, urgency
 from app.scheduling.request import SECOND_NS, Request
 
+_WAITING_PER_SERVED = 2
+
 
 def lateness_ns(state: State, queue: Queue, request: Request, now_ns: int) -> int:
-    """By how much the request, or one that it would run with, is expected to be late; 0 when none is.
+    """By how much the request is late even alone, or too late for how many wait before it; 0 when it is neither.
 
-    A request that does not fit into a batch without making its head late opens the next one. That one must
-    have room to grow, for the time of a full batch or half of the request's own time: queues that fill up
-    with requests which can only run almost alone collapse under load that they could bear.
+    Twice as many may wait as can be served until its deadline. Whom of them to give up is decided when a device is
+    free, with more known, and better with more to choose from; who was refused cannot be chosen any more.
     """
     lanes = queue.usable_lanes
     if not lanes or state.is_idle(queue):
@@ -27,25 +28,18 @@ def lateness_ns(state: State, queue: Queue, request: Request, now_ns: int) -> in
         # Only the device is taken. What its own model is thought to take must not keep it out: it would
         # never be learned to be less.
         return max(0, now_ns + wait_ns + 1 - (request.expiry_ns or NEVER_NS))
-    entries = queue.by_shape.get(request.shapes, [])
-    position = bisect_left(entries, order_of(request))
+    first_ns = now_ns + wait_ns
     mean = max(1.0, _mean_samples(queue))
-    per_batch = max(1, int(queue.max_batch / mean))
-    first = position - position % per_batch
-    full_ns = min(lane.predict_ns(queue.max_batch) for lane in lanes)
-    start_ns = now_ns + wait_ns + first // per_batch * full_ns // len(lanes)
-
-    with_it = min(queue.max_batch, round((position - first) * mean) + request.samples)
-    end_ns = start_ns + min(lane.predict_ns(with_it) for lane in lanes)
-    late_ns = end_ns - min(deadline_of(request), entries[first][1] if first < position else NEVER_NS)
-    if late_ns > 0 and first < position:
-        before_ns = min(lane.predict_ns(max(1, round((position - first) * mean))) for lane in lanes)
-        start_ns += before_ns // len(lanes)
-        own_ns = min(lane.predict_ns(request.samples) for lane in lanes)
-        room_ns = max(own_ns, min(full_ns, (deadline_of(request) - request.arrival_ns) // 2))
-        late_ns = start_ns + room_ns - deadline_of(request)
+    batches, rest = divmod(_living_ahead(queue, request, first_ns), max(1, int(queue.max_batch / mean)))
+    before_ns = batches * _apart_ns(state, lanes, queue.max_batch)
+    own_ns, with_it_ns = (
+        min(lane.behind_ns(samples) for lane in lanes)
+        for samples in (request.samples, min(queue.max_batch, round(rest * mean) + request.samples))
+    )
+    time_ns = deadline_of(request) - first_ns
+    late_ns = max(own_ns, (before_ns + with_it_ns) // _WAITING_PER_SERVED) - time_ns
     if request.latest_start_ns is not None:
-        late_ns = max(late_ns, start_ns - request.latest_start_ns)
+        late_ns = max(late_ns, first_ns + before_ns - request.latest_start_ns)
     return max(0, late_ns)
 
 
@@ -54,7 +48,7 @@ def backlog_ns(state: State, queue: Queue, now_ns: int) -> int:
     lanes = queue.usable_lanes
     if not lanes:
         return SECOND_NS
-    return _wait_for_lane_ns(state, lanes, now_ns) + _work_ns(lanes, queue.max_batch, queue.waiting)
+    return _wait_for_lane_ns(state, lanes, now_ns) + _work_ns(state, lanes, queue.max_batch, queue.waiting)
 
 
 def _mean_samples(queue: Queue) -> float:
@@ -62,19 +56,28 @@ def _mean_samples(queue: Queue) -> float:
     return queue.waiting / requests if requests else 1.0
 
 
+def _living_ahead(queue: Queue, request: Request, start_ns: int) -> int:
+    """How many of the same shapes go before the request and could still be in time from `start_ns` on."""
+    entries = queue.by_shape.get(request.shapes, [])
+    soonest_ns = start_ns + min(lane.behind_ns(1) for lane in queue.usable_lanes)
+    more_important = bisect_left(entries, (request.priority,))
+    living = bisect_left(entries, order_of(request)) - bisect_left(entries, (request.priority, soonest_ns))
+    return more_important + max(0, living)
+
+
 def _others_ns(state: State, queue: Queue, request: Request) -> int:
-    """The work that goes before the request and shares no batch with it."""
+    """The work that surely goes before the request and shares no batch with it."""
     total_ns = 0
     for other in _sharing(state, queue):
         ahead = sum(
-            _ahead(entries, request)
+            _surely_ahead(entries, request)
             for shapes, entries in other.by_shape.items()
             if other is not queue or shapes != request.shapes
         )
         samples = round(ahead * _mean_samples(other))
         samples += sum(member.samples for group in other.retries for member in group)
         if samples:
-            total_ns += _work_ns(other.usable_lanes or other.lanes, other.max_batch, samples)
+            total_ns += _work_ns(state, other.usable_lanes or other.lanes, other.max_batch, samples)
     return total_ns
 
 
@@ -88,27 +91,36 @@ def _sharing(state: State, queue: Queue) -> list[Queue]:
     ]
 
 
-def _ahead(entries: list[Entry], request: Request) -> int:
-    """How many of another group's requests are more urgent."""
+def _surely_ahead(entries: list[Entry], request: Request) -> int:
+    """How many of another group's requests go first: the more important, and those with no deadline to miss.
+
+    Others may be given up. Were they counted, a model whose requests are refused for the queue of another could not
+    have a queue of its own, and the other would keep the device for itself.
+    """
     priority, due_ns, _ = urgency(request)
-    timed = bisect_left(entries, (priority, due_ns, -1, -1, request))
-    first_untimed = bisect_left(entries, (priority, NEVER_NS, -1, -1, request))
-    untimed = bisect_left(entries, (priority, NEVER_NS, due_ns - PATIENCE_NS, -1, request)) - first_untimed
-    return timed + untimed
+    more_important = bisect_left(entries, (priority,))
+    untimed = bisect_left(entries, (priority, NEVER_NS, due_ns - PATIENCE_NS)) - bisect_left(
+        entries, (priority, NEVER_NS)
+    )
+    return more_important + untimed
 
 
 def _wait_for_lane_ns(state: State, lanes: list[Lane], now_ns: int) -> int:
-    """How long until one of the lanes may start a batch: when it is free, and its device is."""
-    blockers = lanes
-    if state.device_is_full(lanes[0].device):
-        blockers = [lane for lane in state.lanes() if lane.device == lanes[0].device and lane.in_flight]
-    elif any(not lane.in_flight for lane in lanes):
-        return 0
-    return max(0, min(lane.free_at_ns for lane in blockers) - now_ns)
+    """How long until a batch of one of the lanes may compute."""
+    return min(state.timeline(lane).free_at_ns(now_ns) for lane in lanes) - now_ns
 
 
-def _work_ns(lanes: list[Lane], max_batch: int, samples: int) -> int:
+def _work_ns(state: State, lanes: list[Lane], max_batch: int, samples: int) -> int:
     full, rest = divmod(samples, max_batch)
-    lane = lanes[0]
-    total = full * lane.predict_ns(max_batch) + (lane.predict_ns(rest) if rest else 0)
-    return total // len(lanes)
+    return full * _apart_ns(state, lanes, max_batch) + (_apart_ns(state, lanes, rest) if rest else 0)
+
+
+def _apart_ns(state: State, lanes: list[Lane], samples: int) -> int:
+    """How far apart batches end that follow each other on all lanes; those of one device take turns."""
+    if len(lanes) == 1:
+        return lanes[0].behind_ns(samples)
+    devices: dict[int, int] = {}
+    for lane in lanes:
+        device = id(state.timeline(lane))
+        devices[device] = min(lane.behind_ns(samples), devices.get(device, NEVER_NS))
+    return round(1 / sum(1 / max(1, each_ns) for each_ns in devices.values()))

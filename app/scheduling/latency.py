@@ -25,7 +25,11 @@ _WEIGHT = 0.2
 # Enough to forget a disturbance in some hundred batches, too little to drown what a size says of itself.
 _WEIGHT_FOR_OTHERS = 0.02
 _RECENT = 10
-_MARGIN_BOUNDS = (1.02, 1.5)
+_MARGIN_BOUNDS = (1.0, 1.5)
+# The other way round, for what must be ready when a batch ends: the fastest recent one and a little less.
+_SOONEST_BOUNDS = (0.5, 0.98)
+_SOONER_STILL = 0.95
+_SOONEST_UNKNOWN = 0.75
 # One batch that took thirty times the usual says more about a hiccup than about the next batch.
 _OUTLIER_RATIO = 4.0
 # Caches make real tables bend a little against both bounds; within this factor they may.
@@ -39,6 +43,8 @@ class LatencyModel:
         self._profile = _Table({size: max(1.0, value) for size, value in (measured_ns or {}).items()})
         self._table = _Table(dict(self._profile.values))
         self._ratios: deque[float] = deque(maxlen=_RECENT)
+        # Asked several times for every request, and the same until the next batch has ended.
+        self._predicted_ns: dict[int, int] = {}
 
     def expect_ns(self, samples: int) -> int:
         """The plain expectation, without margin."""
@@ -46,7 +52,16 @@ class LatencyModel:
 
     def predict_ns(self, samples: int) -> int:
         """The expectation with its margin: what promises are made from."""
-        return int(self._table.at(samples) * self.margin)
+        known = self._predicted_ns.get(samples)
+        if known is None:
+            known = self._predicted_ns[samples] = int(self._table.at(samples) * self.margin)
+        return known
+
+    def soonest_ns(self, samples: int) -> int:
+        """What it takes when it goes as well as lately at best."""
+        low, high = _SOONEST_BOUNDS
+        recent = _SOONER_STILL * min(self._ratios) if self._ratios else _SOONEST_UNKNOWN
+        return int(self._table.at(samples) * min(high, max(low, recent)))
 
     @property
     def margin(self) -> float:
@@ -55,6 +70,7 @@ class LatencyModel:
 
     def observe(self, samples: int, took_ns: int) -> None:
         """Learn from one batch that ran alone on the lane."""
+        self._predicted_ns.clear()
         below, above = _powers_around(samples)
         if not self._table.sizes:
             self._table.set(above, float(max(1, took_ns)))

@@ -6,28 +6,36 @@ The rules, in the order in which they bind:
  1. A request is never split. A batch is the longest prefix of requests with equal shapes that fits the
     model's limit, in the order (priority, deadline, arrival).
  2. Work-conserving and late-bound: a lane that is free takes what is there, at once; there is no window.
-    While it runs, the next batch grows by itself.
- 3. A batch is cut where one request more would make another late.
+    While it runs, the next batch grows by itself. Where a device holds two batches, the second is started when
+    it is full, or just so early that it can compute as soon as the first has ended; until then it grows.
+ 3. A batch is cut where one request more would make another late, and a large one where it would take more than
+    half of its first request's time: so that who comes when it begins is in time in the next.
  4. A request that cannot be in time any more is given up only when others wait behind it; the last one runs,
     because that costs little and teaches the latency model. Heads that could be in time are given up as well
-    when a batch without them saves more requests than they and the batch after them.
- 5. A request is let in when it fits into the batch that it would join, or the next one has room to grow.
+    when that saves more requests than smaller batches that keep them.
+ 5. A request is let in when it could be in time by itself, and of those who wait before it and could be so too
+    there are not more than twice as many as can be served until its deadline.
  6. An idle lane with an empty queue admits everything that could still be in time by the clock, whatever
     the latency model says of it; so a model that was wrong for a while always recovers.
+
+ 7. Among several devices a batch goes to the one that is expected to finish it first, even if that is busy
+    and another is idle; a slower one is used when so much waits that it finishes before the faster ones would.
 
 Rules 2 to 4 follow the early drop of Nexus (Shen et al., SOSP 2019) with late binding.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
 from app.scheduling.forecast import backlog_ns, lateness_ns
-from app.scheduling.queues import NEVER_NS, Entry, Lane, Queue, State, count_samples, deadline_of, urgency
+from app.scheduling.placement import LookAgain, Placement, place
+from app.scheduling.queues import NEVER_NS, Entry, Lane, Outlook, Queue, State, count_samples, urgency
 from app.scheduling.request import ModelKey, Outcome, Request
+from app.scheduling.sacrifice import most_samples, sacrifices
+from app.scheduling.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +101,19 @@ def admit(state: State, request: Request, now_ns: int) -> Admit | Refuse:
     return Admit()
 
 
-def complete(state: State, decision: Dispatch, now_ns: int, took_ns: int | None) -> None:
-    """A batch has left its lane; `took_ns` teaches the latency model and is None when it failed."""
+def complete(state: State, decision: Dispatch, now_ns: int, took_ns: int | None, staging_ns: int | None = None) -> None:
+    """A batch has left its lane.
+
+    `took_ns`, from its start to its end less what it waited for the device, and `staging_ns`, what of that
+    came before computing, teach the latency model; both are None when it failed.
+    """
     lane = decision.lane
     lane.in_flight -= 1
-    lane.free_at_ns = max(now_ns, lane.free_at_ns) if lane.in_flight else now_ns
+    state.timeline(lane).leave(decision.requests[0].id, now_ns)
     if took_ns is not None:
         lane.latency.observe(lane.padded(decision.samples), took_ns)
+    if staging_ns is not None:
+        lane.staging.observe(lane.padded(decision.samples), max(0, staging_ns))
 
 
 def blame(state: State, decision: Dispatch, wanted: tuple[Request, ...]) -> Request | None:
@@ -118,120 +132,116 @@ def decide(state: State, now_ns: int) -> Decision:
     expired = state.take_expired(now_ns)
     if expired:
         return Drop(expired, Outcome.EXPIRED)
-    best: _Candidate | None = None
+    wake_ns = NEVER_NS if state.next_expiry_ns is None else state.next_expiry_ns
+    plans: list[_Plan] = []
     for queue in state.queues.values():
-        if not queue.waiting:
+        match _plan(state, queue, now_ns) if queue.waiting else None:
+            case _Plan() as plan:
+                plans.append(plan)
+            case LookAgain(at_ns):
+                wake_ns = min(wake_ns, at_ns)
+    kept: list[Timeline] = []  # for a batch that is to start later and is more urgent than those that follow
+    for plan in sorted(plans, key=lambda plan: plan.urgency):
+        timeline = state.timeline(plan.placement.outlook.lane)
+        if timeline in kept:
             continue
-        lane = state.free_lane(queue)
-        if lane is None:
-            continue
-        hopeless = _take_hopeless(state, queue, lane, now_ns)
-        if hopeless:
-            return Drop(hopeless, Outcome.HOPELESS)
-        candidate = _candidate(queue, lane, now_ns)
-        if best is None or candidate.urgency < best.urgency:
-            best = candidate
-    if best is None:
-        return Wait(state.next_expiry_ns)
-    return _dispatch(state, best, now_ns)
+        if plan.start_ns <= now_ns:
+            return _start(state, plan)
+        kept.append(timeline)
+        wake_ns = min(wake_ns, plan.start_ns)
+    return Wait(None if wake_ns == NEVER_NS else wake_ns)
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Plan:
+    """What a queue would run next, where and when. `entries` are of one shape; None: a batch to be tried again."""
+
     queue: Queue
-    lane: Lane
-    requests: tuple[Request, ...]
-    samples: int
+    entries: list[Entry] | None
+    placement: Placement
+    start_ns: int
     urgency: tuple[int, int, int]
 
 
-def _candidate(queue: Queue, lane: Lane, now_ns: int) -> _Candidate:
-    if queue.retries:
-        requests = queue.retries[0]
-        return _Candidate(queue, lane, requests, count_samples(requests), urgency(requests[0]))
-    entries = min(queue.by_shape.values(), key=lambda entries: urgency(entries[0][-1]))
-    requests = _prefix(entries, queue, lane, now_ns)
-    return _Candidate(queue, lane, requests, count_samples(requests), urgency(requests[0]))
+def _plan(state: State, queue: Queue, now_ns: int) -> _Plan | LookAgain | None:
+    if not any(state.has_room(lane) for lane in queue.lanes):
+        return None
+    entries = None if queue.retries else min(queue.by_shape.values(), key=lambda entries: urgency(entries[0][-1]))
+    requests = queue.retries[0] if entries is None else _fill(entries, queue, 0)
+    samples = count_samples(requests)
+    placement = place(state, queue, requests[0], samples, now_ns)
+    if not isinstance(placement, Placement):
+        return placement
+    may_grow = entries is not None and len(requests) == len(entries) and samples < queue.max_batch
+    start_ns = _latest_start_ns(state, placement.outlook, samples) if may_grow else now_ns
+    return _Plan(queue, entries, placement, start_ns, _urgency(requests[0], placement.outlook.lane))
 
 
-def _prefix(entries: list[Entry], queue: Queue, lane: Lane, now_ns: int, first: int = 0) -> tuple[Request, ...]:
+def _urgency(first: Request, lane: Lane) -> tuple[int, int, int]:
+    """By when the first request must start: else a slow model, always due later, would starve beside a fast one."""
+    priority, due_ns, number = urgency(first)
+    return priority, due_ns - lane.behind_ns(first.samples), number
+
+
+def _latest_start_ns(state: State, outlook: Outlook, samples: int) -> int:
+    """Until then the batch may grow, and the device will not wait for it."""
+    timeline = state.timeline(outlook.lane)
+    if not timeline.stays:
+        return outlook.now_ns
+    return timeline.may_be_free_ns(outlook.now_ns) - outlook.lane.lead_ns(samples)
+
+
+def _start(state: State, plan: _Plan) -> Dispatch | Drop:
+    queue, outlook = plan.queue, plan.placement.outlook
+    if plan.placement.is_best:
+        hopeless = _take_hopeless(state, queue, outlook)
+        if hopeless:
+            return Drop(hopeless, Outcome.HOPELESS)
+    requests = queue.retries[0] if plan.entries is None else _prefix(plan.entries, queue, outlook)
+    for request in requests:
+        state.remove(request)
+    lane, samples = outlook.lane, count_samples(requests)
+    state.timeline(lane).stays.append(lane.stay(requests[0].id, samples, outlook.now_ns))
+    lane.in_flight += 1
+    return Dispatch(queue.key, lane, requests, samples, outlook.ends_ns(samples) - outlook.now_ns)
+
+
+def _prefix(entries: list[Entry], queue: Queue, outlook: Outlook, first: int = 0) -> tuple[Request, ...]:
     """The longest run from `first` that fits and in which nobody is late who need not be."""
-    start_ns = _start_ns(lane, now_ns)
     chosen: list[Request] = []
     samples, earliest_ns = 0, NEVER_NS
+    most = most_samples(queue, outlook.lane, entries[first])
     for _, deadline_ns, _, _, request in islice(entries, first, None):
         total = samples + request.samples
-        if chosen and total > queue.max_batch:
+        if chosen and total > most:
             break
         earliest_with = min(earliest_ns, deadline_ns)
-        if chosen and earliest_with < NEVER_NS and start_ns + lane.predict_ns(total) > earliest_with:
+        if chosen and earliest_with < NEVER_NS and outlook.ends_ns(total) > earliest_with:
             break
         chosen.append(request)
         samples, earliest_ns = total, earliest_with
     return tuple(chosen)
 
 
-def _start_ns(lane: Lane, now_ns: int) -> int:
-    """When a batch that is given to the lane now would begin: after the one that it has."""
-    return max(now_ns, lane.free_at_ns) if lane.in_flight else now_ns
-
-
-def _dispatch(state: State, candidate: _Candidate, now_ns: int) -> Dispatch:
-    queue, lane = candidate.queue, candidate.lane
-    for request in candidate.requests:
-        state.remove(request)
-    predicted_ns = lane.predict_ns(candidate.samples)
-    lane.free_at_ns = _start_ns(lane, now_ns) + predicted_ns
-    lane.in_flight += 1
-    return Dispatch(queue.key, lane, candidate.requests, candidate.samples, predicted_ns)
-
-
-def _take_hopeless(state: State, queue: Queue, lane: Lane, now_ns: int) -> tuple[Request, ...]:
+def _take_hopeless(state: State, queue: Queue, outlook: Outlook) -> tuple[Request, ...]:
     """The heads that are given up by rule 4."""
     given_up: list[Request] = []
     for entries in list(queue.by_shape.values()):
-        late = _late_heads(entries, lane, now_ns)
+        late = _late_heads(entries, outlook)
         if late == len(entries) and sum(map(len, queue.by_shape.values())) == late:
             late -= 1
-        for entry in entries[: late + _sacrifices(entries, queue, lane, now_ns, late)]:
+        for entry in entries[: late + sacrifices(state, queue, entries, outlook, late)]:
             state.remove(entry[-1])
             given_up.append(entry[-1])
     return tuple(given_up)
 
 
-def _late_heads(entries: list[Entry], lane: Lane, now_ns: int) -> int:
+def _late_heads(entries: list[Entry], outlook: Outlook) -> int:
     """How many heads would be late even if they ran alone at once."""
-    start_ns = _start_ns(lane, now_ns)
     for position, entry in enumerate(entries):
-        if start_ns + lane.predict_ns(entry[-1].samples) <= entry[1]:
+        if outlook.ends_ns(entry[-1].samples) <= entry[1]:
             return position
     return len(entries)
-
-
-def _sacrifices(entries: list[Entry], queue: Queue, lane: Lane, now_ns: int, first: int) -> int:
-    """How many requests from `first` on, in time if they ran now, cost more others than they are."""
-    everybody = _fill(entries, queue, first)
-    if first >= len(entries) or len(everybody) < 2:
-        return 0
-    in_time = _prefix(entries, queue, lane, now_ns, first)
-    if len(in_time) == len(everybody):
-        return 0
-    start_ns = _start_ns(lane, now_ns)
-    after_ns = start_ns + lane.predict_ns(count_samples(in_time))
-    following = _fill(entries, queue, first + len(in_time))
-    following_end_ns = after_ns + lane.predict_ns(count_samples(following))
-    saved = len(in_time) + sum(deadline_of(request) >= following_end_ns for request in following)
-
-    def fits(position: int) -> bool:
-        end_ns = start_ns + lane.predict_ns(count_samples(_fill(entries, queue, position)))
-        return end_ns <= entries[position][1]
-
-    # Only among equals: nobody gives way to a lower class.
-    equals = bisect_left(entries, (entries[first][0] + 1,), key=lambda entry: entry[:1])
-    later = bisect_left(range(first, equals), True, key=fits) + first
-    if later < equals and len(_fill(entries, queue, later)) > saved:
-        return later - first
-    return 0
 
 
 def _fill(entries: list[Entry], queue: Queue, first: int) -> tuple[Request, ...]:

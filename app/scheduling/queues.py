@@ -10,9 +10,12 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from app.scheduling.latency import LatencyModel
 from app.scheduling.request import SECOND_NS, ModelKey, Request, Shape
+from app.scheduling.staging import Staging
+from app.scheduling.timeline import Stay, Timeline
 
 NEVER_NS = 1 << 62
 # Between models, a request without a deadline counts as one due this long after it came. Else a stream
@@ -24,8 +27,8 @@ PATIENCE_NS = SECOND_NS
 class Lane:
     """All that scheduling knows of an engine.
 
-    `batch_sizes` ascend; a batch is padded to the next one. `depth` batches may be in flight at once.
-    `free_at_ns` is when the last of them is expected to end.
+    `batch_sizes` ascend; a batch is padded to the next one. `depth` batches may be in flight at once: with two,
+    what comes before computing is hidden behind the batch before. `staging` is what that was measured to take.
     """
 
     id: int
@@ -35,15 +38,58 @@ class Lane:
     latency: LatencyModel
     depth: int = 1
     in_flight: int = 0
-    free_at_ns: int = 0
     stopping: bool = False
+    staging: Staging = field(default_factory=Staging)
 
     def padded(self, samples: int) -> int:
         """The batch size that `samples` run as. Never more than the largest."""
         return self.batch_sizes[min(bisect_left(self.batch_sizes, samples), len(self.batch_sizes) - 1)]
 
+    def expect_ns(self, samples: int) -> int:
+        """From its start to its answers, for a batch that has the device for itself; without margin."""
+        return self.latency.expect_ns(self.padded(samples))
+
     def predict_ns(self, samples: int) -> int:
+        """The same with margin: what promises are made from."""
         return self.latency.predict_ns(self.padded(samples))
+
+    def hidden_ns(self, samples: int) -> int:
+        """How much of that does not count where another batch computes meanwhile."""
+        if self.depth == 1:
+            return 0
+        return min(self.staging.hidden_ns(self.padded(samples)), self.expect_ns(samples))
+
+    def behind_ns(self, samples: int) -> int:
+        """What it is predicted to take then: from the end of the one before to its own."""
+        return self.predict_ns(samples) - self.hidden_ns(samples)
+
+    def lead_ns(self, samples: int) -> int:
+        """So long before the device is free must a batch be started to lose none of its time."""
+        return self.staging.lead_ns(self.padded(samples))
+
+    def stay(self, batch: int, samples: int, now_ns: int) -> Stay:
+        """What the device has before it when the batch is started now."""
+        padded, hidden_ns = self.padded(samples), self.hidden_ns(samples)
+        soonest_ns = max(0, self.latency.soonest_ns(padded) - hidden_ns)
+        return Stay(batch, self.id, now_ns + hidden_ns, self.latency.predict_ns(padded) - hidden_ns, soonest_ns)
+
+
+class Outlook(NamedTuple):
+    """What would become of a batch that a lane is given now: it computes when its device is free, `free_ns`."""
+
+    lane: Lane
+    now_ns: int
+    free_ns: int
+
+    def ends_ns(self, samples: int) -> int:
+        """When its answers are there, as can be promised."""
+        can_compute_ns = max(self.free_ns, self.now_ns + self.lane.hidden_ns(samples))
+        return can_compute_ns + self.lane.behind_ns(samples)
+
+    def expected_end_ns(self, samples: int) -> int:
+        """The same without margin, for comparing lanes."""
+        hidden_ns = self.lane.hidden_ns(samples)
+        return max(self.free_ns, self.now_ns + hidden_ns) + self.lane.expect_ns(samples) - hidden_ns
 
 
 # Sorted by what the order of service is: (priority, deadline, arrival, id).
@@ -85,11 +131,16 @@ class Queue:
 
 @dataclass(slots=True)
 class State:
-    """Every queue and lane. `device_slots` bounds the batches in flight per device; absent means unbounded."""
+    """Every queue and lane.
+
+    `device_slots` bounds the batches in flight per device, which compute one after the other. A device that is
+    absent is unbounded, as if each of its lanes had one for itself.
+    """
 
     device_slots: dict[str, int] = field(default_factory=dict)
     queues: dict[ModelKey, Queue] = field(default_factory=dict)
     waiting: dict[int, Request] = field(default_factory=dict)
+    timelines: dict[str | int, Timeline] = field(default_factory=dict)
     # A heap of (expiry, request id); entries of requests that left are thrown away when they surface.
     expiries: list[tuple[int, int]] = field(default_factory=list)
 
@@ -100,16 +151,29 @@ class State:
         busy = sum(lane.in_flight for lane in self.lanes() if lane.device == device)
         return busy >= self.device_slots.get(device, NEVER_NS)
 
-    def free_lane(self, queue: Queue) -> Lane | None:
-        """The lane that would end a batch first if it started now; None when no lane may start one."""
-        free = [
-            lane for lane in queue.usable_lanes if lane.in_flight < lane.depth and not self.device_is_full(lane.device)
-        ]
-        return min(free, key=lambda lane: (lane.free_at_ns, lane.in_flight, lane.id), default=None)
+    def has_room(self, lane: Lane) -> bool:
+        """Whether the lane may be given a batch."""
+        return not lane.stopping and lane.in_flight < lane.depth and not self.device_is_full(lane.device)
+
+    def timeline(self, lane: Lane) -> Timeline:
+        """What computes before a batch that the lane is given: its device's, or its own where that is unbounded."""
+        place = lane.device if lane.device in self.device_slots else lane.id
+        found = self.timelines.get(place)
+        if found is None:
+            found = self.timelines[place] = Timeline()
+        return found
+
+    def outlook(self, lane: Lane, now_ns: int) -> Outlook:
+        return Outlook(lane, now_ns, self.timeline(lane).free_at_ns(now_ns))
 
     def is_idle(self, queue: Queue) -> bool:
-        """Whether a request that comes now would run at once."""
-        return not queue.waiting and self.free_lane(queue) is not None
+        """Whether a request that comes now would compute at once."""
+        return not queue.waiting and any(self.has_room(lane) and not self.timeline(lane).stays for lane in queue.lanes)
+
+    def drop_lane(self, queue: Queue, lane: Lane) -> None:
+        """The lane is gone, with whatever it was given."""
+        queue.lanes.remove(lane)
+        self.timeline(lane).drop_lane(lane.id)
 
     @property
     def next_expiry_ns(self) -> int | None:

@@ -6,7 +6,6 @@ that each could be written to a socket as it stands.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -42,8 +41,7 @@ class TensorRef(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What one client wants from one model.
 
     `shapes` are the inputs' shapes without the batch dimension (whole where the model has none): requests
@@ -75,8 +73,7 @@ class Request:
         return {ref.slot for ref in (*self.inputs, *self.outputs) if ref is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """One output: its whole shape and its bytes, inside the request's slot or, if its size was unknown, apart."""
 
     output: int
@@ -84,21 +81,23 @@ class Answer:
     data: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class StageTimes:
-    """Nanoseconds that a batch spent in each stage of its engine."""
+class StageTimes(NamedTuple):
+    """Nanoseconds that a batch spent in each stage of its engine.
+
+    `waited_ns`: between copying in and computing, for the batch before it; that belongs to no stage of its own.
+    """
 
     copy_in_ns: int
     compute_ns: int
     copy_out_ns: int
+    waited_ns: int = 0
 
     @property
     def total_ns(self) -> int:
         return self.copy_in_ns + self.compute_ns + self.copy_out_ns
 
 
-@dataclass(frozen=True, slots=True)
-class BatchAnswers:
+class BatchAnswers(NamedTuple):
     """What a lane's runner gives back: the answers of each request, in the batch's order."""
 
     answers: tuple[tuple[Answer, ...], ...]
@@ -112,12 +111,12 @@ class Outcome(Enum):
     EXPIRED = "expired"  # its deadline or latest start passed while it waited
     HOPELESS = "hopeless"  # it could no longer be in time, and others waited behind it
     MODEL_FAILED = "model_failed"  # the engine fails on this request alone
+    NO_MEMORY = "no_memory"  # the device had none for its batch, nor for half of it
     ENGINE_LOST = "engine_lost"  # its engine hung or died; nobody knows whether it would have run
     STOPPED = "stopped"  # the model was unloaded or the server stopped
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """How a request ended. `answers` and `times` are there when it was answered, `reason` when it was not."""
 
     request: Request

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import ParamSpec, Protocol
 
 from app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
@@ -32,28 +33,41 @@ class Runner(Protocol):
     def __call__(self, requests: tuple[Request, ...]) -> BatchAnswers: ...
 
 
-class RunFailed(Exception):
-    """The batch could not be run. `fatal`: the lane cannot run any other batch either."""
+class Reach(Enum):
+    """What else a failure concerns."""
 
-    def __init__(self, message: str, *, fatal: bool = False) -> None:
+    BATCH = "batch"  # some request in it may be to blame
+    MEMORY = "memory"  # batches as large as this one
+    LANE = "lane"  # every batch of this lane
+    DEVICE = "device"  # every batch of every lane on this device
+
+
+class RunFailed(Exception):
+    """The batch could not be run, and how far that reaches."""
+
+    def __init__(self, message: str, reach: Reach = Reach.BATCH) -> None:
         super().__init__(message)
-        self.fatal = fatal
+        self.reach = reach
 
 
 class Observer(Protocol):
-    """Who wants to know what happened; called on the loop, once per batch and once per lane lost."""
+    """Who wants to know what happened; called on the loop, once per batch and once per lane lost.
+
+    A lane is lost alone, or with its whole device.
+    """
 
     def batch_ran(self, dispatch: Dispatch, answers: BatchAnswers, done: list[Done]) -> None: ...
 
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None: ...
 
-    def lane_lost(self, key: ModelKey, lane: Lane, reason: str) -> None: ...
+    def lane_lost(self, key: ModelKey, lane: Lane, reason: str, reach: Reach) -> None: ...
 
 
 @dataclass(slots=True)
 class _Pending:
     on_done: OnDone | None  # None once nobody waits for the answer any more
     submitted_ns: int
+    was_split: bool = False  # its batch was halved for want of memory, which is done once
 
 
 @dataclass(slots=True, eq=False)
@@ -72,11 +86,22 @@ class _LaneEntry:
     run: Runner
     jobs: queue.SimpleQueue[Callable[[], None] | None] = field(default_factory=queue.SimpleQueue)
     running: list[Running] = field(default_factory=list)
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    jobs_out: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # no thread is in the engine
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, or the lane was given up
 
-    def settle(self) -> None:
-        if not self.lane.in_flight:
+    def give(self, job: Callable[[], None]) -> None:
+        self.jobs_out += 1
+        self.idle.clear()
+        self.ended.clear()
+        self.jobs.put(job)
+
+    def take_back(self) -> None:
+        """A job has come back from its thread."""
+        self.jobs_out -= 1
+        if not self.jobs_out:
             self.idle.set()
+            self.ended.set()
 
 
 class Scheduler:
@@ -90,6 +115,7 @@ class Scheduler:
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, _Pending] = {}
         self._lanes: dict[int, _LaneEntry] = {}
+        self._lost: dict[int, _LaneEntry] = {}  # given up with a thread in their engines
         self._pump_is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -111,6 +137,7 @@ class Scheduler:
         """Let a lane work for a queue from now on."""
         entry = _LaneEntry(lane, key, run)
         entry.idle.set()
+        entry.ended.set()
         self._lanes[lane.id] = entry
         for number in range(lane.depth):
             name = f"lane-{lane.id}.{number}"
@@ -118,15 +145,23 @@ class Scheduler:
         self.state.queues[key].lanes.append(lane)
         self._wake()
 
-    async def stop_lane(self, lane: Lane) -> None:
-        """Give the lane no more work and return when it has none."""
-        entry = self._lanes[lane.id]
-        lane.stopping = True
-        await entry.idle.wait()
-        if lane.id in self._lanes:
-            self._forget(entry)
+    async def stop_lane(self, lane: Lane) -> bool:
+        """Give the lane no more work and return when it has none.
 
-    def give_up_lane(self, lane: Lane, reason: str) -> None:
+        True to one caller, when its engine is free to be closed; False when the lane was given up or another
+        caller has stopped it.
+        """
+        entry = self._lanes.get(lane.id)
+        if entry is None:
+            return False
+        lane.stopping = True
+        await entry.ended.wait()
+        if lane.id not in self._lanes:
+            return False
+        self._forget(entry)
+        return True
+
+    def give_up_lane(self, lane: Lane, reason: str, reach: Reach = Reach.LANE) -> None:
         """Stop counting on a lane that hangs. Its requests end now; their slots stay until it returns.
 
         Harmless for a lane that is gone already.
@@ -136,13 +171,30 @@ class Scheduler:
             return
         lane.stopping = True
         self._forget(entry)
-        entry.idle.set()
+        if entry.jobs_out:
+            self._lost[lane.id] = entry
+        entry.ended.set()
         for running in entry.running:
             running.lost = True
             for request in running.dispatch.requests:
                 self._tell(request, Done(request, Outcome.ENGINE_LOST, reason=reason))
-        self._report(self._observer.lane_lost, entry.key, lane, reason)
+        self._report(self._observer.lane_lost, entry.key, lane, reason, reach)
         self._wake()
+
+    def give_up_device(self, device: str, reason: str) -> None:
+        """Stop counting on every lane of a device."""
+        for entry in [entry for entry in self._lanes.values() if entry.lane.device == device]:
+            self.give_up_lane(entry.lane, reason, Reach.DEVICE)
+
+    def has_returned(self, lane: Lane) -> bool:
+        """Whether no thread is in the engine of a lane that was given up."""
+        return lane.id not in self._lost
+
+    async def until_returned(self, lane: Lane) -> None:
+        """Return when no thread is in the engine of a lane that was given up any more; that may be never."""
+        entry = self._lost.get(lane.id)
+        if entry is not None:
+            await entry.idle.wait()
 
     async def probe(self, lane: Lane, job: Callable[[], None]) -> None:
         """Run a job of somebody else's in the lane's thread, as if it were a batch. Raises what it raises."""
@@ -158,13 +210,12 @@ class Scheduler:
             self._call_loop(lambda: self._probed(entry, finished, failure))
 
         lane.in_flight += 1
-        entry.idle.clear()
-        entry.jobs.put(work)
+        entry.give(work)
         await finished
 
     def _probed(self, entry: _LaneEntry, finished: asyncio.Future[None], failure: Exception | None) -> None:
         entry.lane.in_flight -= 1
-        entry.settle()
+        self._take_back(entry)
         self._wake()
         if finished.done():
             return
@@ -176,9 +227,6 @@ class Scheduler:
     def running(self) -> Iterator[tuple[Lane, Running]]:
         """Every batch that is in an engine now."""
         return ((entry.lane, running) for entry in self._lanes.values() for running in entry.running)
-
-    def has_room(self, lane: Lane) -> bool:
-        return not lane.stopping and lane.in_flight < lane.depth
 
     # Requests
 
@@ -252,19 +300,22 @@ class Scheduler:
             self._move(request, SlotState.COPYING)
         running = Running(dispatch, self._now_ns())
         entry.running.append(running)
-        entry.idle.clear()
-        entry.jobs.put(lambda: self._run(entry, running))
+        entry.give(lambda: self._run(entry, running))
 
     def _finished(self, entry: _LaneEntry, running: Running, result: BatchAnswers | RunFailed, ended_ns: int) -> None:
         entry.running.remove(running)
+        self._take_back(entry)
         dispatch = running.dispatch
         if running.lost:
             for request in dispatch.requests:
                 self._free(request)
             return
-        succeeded = isinstance(result, BatchAnswers)
-        complete(self.state, dispatch, ended_ns, ended_ns - running.started_ns if succeeded else None)
-        entry.settle()
+        if isinstance(result, BatchAnswers):
+            times = result.times
+            took_ns = ended_ns - running.started_ns - times.waited_ns
+            complete(self.state, dispatch, ended_ns, took_ns, took_ns - times.compute_ns - times.copy_out_ns)
+        else:
+            complete(self.state, dispatch, ended_ns, None)
         if isinstance(result, BatchAnswers):
             self._answer(running, result)
         else:
@@ -274,7 +325,8 @@ class Scheduler:
     def _answer(self, running: Running, result: BatchAnswers) -> None:
         dispatch, ended = running.dispatch, []
         for request, answers in zip(dispatch.requests, result.answers, strict=True):
-            queue_ns = running.started_ns - self._pending[request.id].submitted_ns
+            # What it waited for the device, already in the engine, is waiting too.
+            queue_ns = running.started_ns - self._pending[request.id].submitted_ns + result.times.waited_ns
             done = Done(request, Outcome.ANSWERED, answers, result.times, queue_ns, dispatch.samples)
             ended.append(done)
             if self._pending[request.id].on_done is None:
@@ -287,22 +339,34 @@ class Scheduler:
 
     def _blame(self, entry: _LaneEntry, dispatch: Dispatch, failure: RunFailed) -> None:
         self._report(self._observer.batch_failed, dispatch, str(failure))
-        if failure.fatal:
+        if failure.reach in (Reach.LANE, Reach.DEVICE):
             for request in dispatch.requests:
                 self._end(request, Outcome.ENGINE_LOST, str(failure))
-            self.give_up_lane(entry.lane, str(failure))
+            if failure.reach is Reach.DEVICE:
+                self.give_up_device(entry.lane.device, str(failure))
+            else:
+                self.give_up_lane(entry.lane, str(failure))
             return
-        suspects = tuple(r for r in dispatch.requests if self._pending[r.id].on_done is not None)
         for request in dispatch.requests:
             if self._pending[request.id].on_done is None:
                 self._end(request, Outcome.STOPPED, "cancelled")
-        if not suspects:
+        suspects = tuple(request for request in dispatch.requests if request.id in self._pending)
+        if suspects:
+            self._try_again(dispatch, suspects, failure)
+
+    def _try_again(self, dispatch: Dispatch, suspects: tuple[Request, ...], failure: RunFailed) -> None:
+        """In halves, down to who is to blame; for want of memory only once."""
+        is_memory = failure.reach is Reach.MEMORY
+        if is_memory and any(self._pending[request.id].was_split for request in suspects):
+            for request in suspects:
+                self._end(request, Outcome.NO_MEMORY, str(failure))
             return
         guilty = blame(self.state, dispatch, suspects)
         if guilty is not None:
-            self._end(guilty, Outcome.MODEL_FAILED, str(failure))
+            self._end(guilty, Outcome.NO_MEMORY if is_memory else Outcome.MODEL_FAILED, str(failure))
             return
         for request in suspects:
+            self._pending[request.id].was_split |= is_memory
             self._move(request, SlotState.QUEUED)
 
     # Ends
@@ -330,11 +394,16 @@ class Scheduler:
     def _free(self, request: Request) -> None:
         self._move(request, SlotState.FREE)
 
+    def _take_back(self, entry: _LaneEntry) -> None:
+        entry.take_back()
+        if not entry.jobs_out:
+            self._lost.pop(entry.lane.id, None)
+
     def _forget(self, entry: _LaneEntry) -> None:
         for _ in range(entry.lane.depth):
             entry.jobs.put(None)
         del self._lanes[entry.lane.id]
-        self.state.queues[entry.key].lanes.remove(entry.lane)
+        self.state.drop_lane(self.state.queues[entry.key], entry.lane)
 
     # The lanes' side
 

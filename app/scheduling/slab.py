@@ -11,15 +11,21 @@ One block, bounded for ever: reserving a slot before a body is read is how bytes
 A slot is named by its number and a generation that grows with every use, so a reference that outlived its
 slot is caught instead of reading another client's bytes. Used from one thread; the views may be read and
 written from others while the state allows.
+
+The memory may be one process's own, or shared by several of which each hands out its own part. Then the
+process with the engines adopts a slot that another has filled: it is a slot like its own from there on, until
+it is free, and whoever lent it is told.
 """
 
 from __future__ import annotations
 
 import mmap
-from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 
+from app.scheduling.extents import Extents
 from app.scheduling.request import SlotRef, TensorRef
 
 # Keeps every slot on cache lines of its own, so that two cores filling neighbours do not fight.
@@ -49,46 +55,76 @@ class SlotError(Exception):
     """A slot was used after its end or out of turn. This is a bug in the caller."""
 
 
-class Slot:
-    """One reservation. `view` is exactly as long as was asked for."""
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """`nbytes` from `offset` of memory that other processes have mapped too; both whole pages."""
 
-    __slots__ = ("extent_bytes", "offset", "ref", "state", "view")
+    memory: mmap.mmap
+    offset: int
+    nbytes: int
+
+
+class Slot:
+    """One reservation. `view` is exactly as long as was asked for, and `offset` where it lies in the memory."""
+
+    __slots__ = ("extent_bytes", "offset", "on_freed", "ref", "state", "view")
 
     def __init__(self, ref: SlotRef, offset: int, extent_bytes: int, view: memoryview) -> None:
         self.ref, self.offset, self.extent_bytes, self.view = ref, offset, extent_bytes, view
         self.state = SlotState.FILLING
+        self.on_freed: Callable[[], None] | None = None  # only of a slot that was adopted
 
 
 class Slab:
-    """A bounded block of memory, handed out in slots, first fit in address order.
+    """A bounded block of memory, handed out in slots: memory of its own, or its part of what is shared."""
 
-    First fit keeps the traffic at low addresses, which stay warm in the caches and leave large holes high.
-    """
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = _aligned(capacity_bytes)
-        # Private, because shared pages would outlive MADV_DONTNEED and never go back to the system.
-        self._memory = mmap.mmap(-1, self.capacity_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._view = memoryview(self._memory)
-        self._hole_offsets = [0]
-        self._hole_sizes = [self.capacity_bytes]
+    def __init__(self, capacity_bytes: int, shared: SharedPart | None = None) -> None:
+        if shared is None:
+            self.capacity_bytes = _aligned(capacity_bytes)
+            memory = mmap.mmap(-1, self.capacity_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._part = SharedPart(memory, 0, self.capacity_bytes)
+            self._advice = mmap.MADV_DONTNEED
+        else:
+            self.capacity_bytes, self._part = shared.nbytes, shared
+            # Shared pages would outlive MADV_DONTNEED and never go back to the system.
+            self._advice = mmap.MADV_REMOVE
+        self._view = memoryview(self._part.memory)
+        self._extents = Extents(self._part.offset, self.capacity_bytes)
         self._slots: dict[int, Slot] = {}
         self._spare_numbers: list[int] = []
         self._generations = count(1)
         self._high_water = 0
         self.used_bytes = 0
+        # A device has been told where the pages are, by this process or by another that shares them.
+        self.is_page_locked = False
 
     def reserve(self, nbytes: int) -> Slot | None:
         """A slot of `nbytes` in state FILLING, or None when there is no room for it now."""
         extent = _aligned(max(1, nbytes))
-        for position, size in enumerate(self._hole_sizes):
-            if size >= extent:
-                return self._take(position, nbytes, extent)
-        return None
+        offset = self._extents.take(extent)
+        return None if offset is None else self._own(offset, nbytes, extent)
+
+    def reserve_at(self, offset: int, nbytes: int) -> Slot:
+        """Exactly this part of the memory as a slot. Raises SlotError where some of it is in use."""
+        extent = _aligned(max(1, nbytes))
+        if not self._extents.take_at(offset, extent):
+            raise SlotError(f"{nbytes} bytes at {offset} are not free; this is a bug")
+        return self._own(offset, nbytes, extent)
+
+    def adopt(self, offset: int, nbytes: int, on_freed: Callable[[], None]) -> Slot:
+        """A slot that another process has reserved and filled in its own part; `on_freed` hears when it is free.
+
+        Raises SlotError where it would leave the memory.
+        """
+        if min(offset, nbytes) < 0 or offset + nbytes > len(self._view):
+            raise SlotError(f"{nbytes} bytes at {offset} leave the memory of {len(self._view)}; this is a bug")
+        slot = self._add(offset, nbytes, 0)
+        slot.on_freed = on_freed
+        return slot
 
     def move(self, ref: SlotRef, state: SlotState) -> None:
         """Take the slot to its next state; FREE gives its memory back. Raises SlotError."""
-        slot = self._slot(ref)
+        slot = self.slot(ref)
         if state not in _NEXT[slot.state]:
             raise SlotError(f"slot {ref.number} cannot go from {slot.state.value} to {state.value}; this is a bug")
         slot.state = state
@@ -106,55 +142,49 @@ class Slab:
 
     def tensor(self, ref: TensorRef) -> memoryview:
         """The bytes that a tensor reference names. Raises SlotError when it is stale or leaves its slot."""
-        slot = self._slot(ref.slot)
+        slot = self.slot(ref.slot)
         if min(ref.offset, ref.nbytes) < 0 or ref.offset + ref.nbytes > len(slot.view):
             raise SlotError(f"tensor at {ref.offset}+{ref.nbytes} leaves its slot of {len(slot.view)}; this is a bug")
         return slot.view[ref.offset : ref.offset + ref.nbytes]
+
+    def page_lock(self, lock: Callable[[memoryview], bool]) -> None:
+        """Let a device's engine lock the whole memory, unless one has; from then on every page stays."""
+        if not self.is_page_locked and lock(self._view):
+            self.is_page_locked = True
 
     @property
     def slots_in_use(self) -> int:
         return len(self._slots)
 
-    def _slot(self, ref: SlotRef) -> Slot:
+    def slot(self, ref: SlotRef) -> Slot:
+        """The slot behind a reference. Raises SlotError when it is stale."""
         slot = self._slots.get(ref.number)
         if slot is None or slot.ref != ref:
             raise SlotError(f"slot {ref.number} generation {ref.generation} is no longer in use; this is a bug")
         return slot
 
-    def _take(self, position: int, nbytes: int, extent: int) -> Slot:
-        offset = self._hole_offsets[position]
-        if self._hole_sizes[position] == extent:
-            del self._hole_offsets[position], self._hole_sizes[position]
-        else:
-            self._hole_offsets[position] += extent
-            self._hole_sizes[position] -= extent
+    def _own(self, offset: int, nbytes: int, extent: int) -> Slot:
+        self.used_bytes += extent
+        self._high_water = max(self._high_water, offset + nbytes - self._part.offset)
+        return self._add(offset, nbytes, extent)
+
+    def _add(self, offset: int, nbytes: int, extent: int) -> Slot:
         number = self._spare_numbers.pop() if self._spare_numbers else len(self._slots)
         slot = Slot(SlotRef(number, next(self._generations)), offset, extent, self._view[offset : offset + nbytes])
         self._slots[number] = slot
-        self.used_bytes += extent
-        self._high_water = max(self._high_water, offset + nbytes)
         return slot
 
     def _give_back(self, slot: Slot) -> None:
         del self._slots[slot.ref.number]
         self._spare_numbers.append(slot.ref.number)
+        if slot.on_freed is not None:
+            slot.on_freed()
+            return
         self.used_bytes -= slot.extent_bytes
-        self._merge_hole(slot.offset, slot.extent_bytes)
-        if not self._slots and self._high_water > KEEP_RESIDENT_BYTES:
-            self._memory.madvise(mmap.MADV_DONTNEED)
+        self._extents.give_back(slot.offset, slot.extent_bytes)
+        if not self.used_bytes and self._high_water > KEEP_RESIDENT_BYTES and not self.is_page_locked:
+            self._part.memory.madvise(self._advice, self._part.offset, self.capacity_bytes)
             self._high_water = 0
-
-    def _merge_hole(self, offset: int, size: int) -> None:
-        offsets, sizes = self._hole_offsets, self._hole_sizes
-        position = bisect_left(offsets, offset)
-        if position < len(offsets) and offset + size == offsets[position]:
-            size += sizes[position]
-            del offsets[position], sizes[position]
-        if position and offsets[position - 1] + sizes[position - 1] == offset:
-            sizes[position - 1] += size
-        else:
-            offsets.insert(position, offset)
-            sizes.insert(position, size)
 
 
 def _aligned(nbytes: int) -> int:

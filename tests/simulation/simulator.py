@@ -1,8 +1,9 @@
 """The server's own policy in virtual time: engines that take a known time, and no server around them.
 
 Drives `admit`, `decide`, `complete` and `blame` as the scheduler's shell does: everything that happens at
-one moment happens before the next decisions, and a lane's batch ends when its true latency says so. Records
-what became of every request and every batch. Knows nothing of what it should have been; tests do.
+one moment happens before the next decisions, and a lane's batch ends when its true latency says so. What
+shares a bounded device computes one after the other, and copies while another computes. Records what became
+of every request and every batch. Knows nothing of what it should have been; tests do.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One run of a lane, whether it succeeded or not."""
+    """One run of a lane, whether it succeeded or not. It computed from `began_ns` on."""
 
     dispatch: Dispatch
     started_ns: int
     ended_ns: int
+    began_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -66,6 +68,8 @@ class Simulation:
     on_rest: Callable[[], None] = lambda: None
     _left: set[int] = field(default_factory=set)
     _true_ns: dict[int, TrueLatency] = field(default_factory=dict)
+    _staging_ns: dict[int, int] = field(default_factory=dict)
+    _free_ns: dict[str | int, int] = field(default_factory=dict)
     _events: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
     _sequence: int = 0
     _timer_ns: int | None = None
@@ -84,8 +88,12 @@ class Simulation:
         latency: LatencyModel | None = None,
         device: str = "device",
         depth: int = 1,
+        staging_ns: int = 0,
     ) -> Lane:
-        """A lane that takes `true_ns`. Unless told otherwise it was profiled at the powers of two, truly."""
+        """A lane that takes `true_ns`, of which `staging_ns` can be done while another batch computes.
+
+        Unless told otherwise it was profiled at the powers of two, truly.
+        """
         queue = self.state.queues[key]
         sizes = batch_sizes or tuple(range(1, queue.max_batch + 1))
         if latency is None:
@@ -94,6 +102,7 @@ class Simulation:
         lane_id = len(self._true_ns)
         lane = Lane(lane_id, lane_id, device, sizes, latency, depth)
         self._true_ns[lane_id] = true_ns
+        self._staging_ns[lane_id] = staging_ns
         queue.lanes.append(lane)
         return lane
 
@@ -164,19 +173,24 @@ class Simulation:
     def _start(self, dispatch: Dispatch) -> None:
         self.on_dispatch(dispatch)
         lane = dispatch.lane
-        started_ns = self.now_ns
-        # A lane of depth two runs its batches one after the other.
-        earlier = [b.ended_ns for b in self.batches[-lane.depth :] if b.dispatch.lane is lane] if lane.depth > 1 else []
-        begins_ns = max([started_ns, *earlier])
-        took_ns = max(1, round(self._true_ns[lane.id](lane.padded(dispatch.samples), begins_ns)))
-        batch = Batch(dispatch, started_ns, begins_ns + took_ns)
+        device = lane.device if lane.device in self.state.device_slots else lane.id
+        began_ns = max(self.now_ns + self._staging_ns[lane.id], self._free_ns.get(device, 0))
+        took_ns = max(1, round(self._true_ns[lane.id](lane.padded(dispatch.samples), began_ns)))
+        ended_ns = began_ns + took_ns - self._staging_ns[lane.id]
+        self._free_ns[device] = ended_ns
+        batch = Batch(dispatch, self.now_ns, ended_ns, began_ns)
         self.batches.append(batch)
-        self.at(batch.ended_ns, lambda: self._finish(batch))
+        self.at(ended_ns, lambda: self._finish(batch))
 
     def _finish(self, batch: Batch) -> None:
         dispatch = batch.dispatch
+        staging_ns = self._staging_ns[dispatch.lane.id]
+        took_ns = batch.ended_ns - batch.began_ns + staging_ns
         failed = any(request.id in self.poisonous for request in dispatch.requests)
-        complete(self.state, dispatch, self.now_ns, None if failed else batch.ended_ns - batch.started_ns)
+        if failed:
+            complete(self.state, dispatch, self.now_ns, None)
+        else:
+            complete(self.state, dispatch, self.now_ns, took_ns, staging_ns or None)
         wanted = tuple(request for request in dispatch.requests if request.id not in self._left)
         for request in dispatch.requests:
             if request not in wanted:

@@ -1,8 +1,9 @@
 """The policy over thousands of requests: against closed forms, in overload, after disturbances, between models.
 
 The closed forms are those of one server that takes everything that waits as one batch of `a + c * b`:
-with rho = lambda * c, a batch holds lambda * a / (1 - rho) on average, and with deadlines D no policy can
-sustain more than (D - 2a) / (c * D), Nexus' rule that two batches must fit before a deadline.
+with rho = lambda * c, a batch holds lambda * a / (1 - rho) on average, and with deadlines D no policy that loses
+nobody can sustain more than (D - 2a) / (c * D), Nexus' rule that two batches must fit before a deadline. One that
+may choose whom to lose can do a little more: its batches are of requests that have hardly waited.
 """
 
 from __future__ import annotations
@@ -75,6 +76,13 @@ def test_the_tail_is_that_of_the_exact_chain(rho: float, p99_in_fixed_costs: flo
     assert p99_ns / (FIXED_MS * MILLISECOND_NS) == pytest.approx(p99_in_fixed_costs, rel=0.06)
 
 
+def most_good_per_second(per_second: float, within_ms: int, max_batch: int) -> float:
+    """Of so many offered: the b requests of a batch came within b / lambda, and its run must end before D."""
+    gap_ms = 1000 / per_second
+    batch = min(max_batch, (within_ms - FIXED_MS) / (PER_SAMPLE_MS + gap_ms))
+    return min(per_second, 1000 * batch / (FIXED_MS + PER_SAMPLE_MS * batch))
+
+
 @pytest.mark.parametrize("within_ms", [84, 168])
 @pytest.mark.parametrize("max_batch", [32, 256])
 @pytest.mark.parametrize("load", [1.1, 2.0, 5.0])
@@ -96,7 +104,8 @@ def test_overload_does_not_cost_what_the_lane_could_do(load: float, max_batch: i
     ends = list(simulation.ends.values())
     good_per_second = sum(end.good for end in ends) / 8
     assert good_per_second >= 0.85 * per_second
-    assert good_per_second <= 1.03 * per_second, "better than the bound: a bug to explain"
+    most = most_good_per_second(load * per_second, within_ms, max_batch)
+    assert good_per_second <= 1.03 * most, "better than the bound: a bug to explain"
     late = sum(end.outcome is Outcome.ANSWERED and not end.good for end in ends)
     assert late <= 0.001 * len(ends)
 

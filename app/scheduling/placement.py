@@ -1,0 +1,66 @@
+"""Which lane a batch goes to: the one that is expected to finish it first, busy or not.
+
+Pure, and part of the policy. Knows lanes and how much waits; knows no request but the first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from app.scheduling.queues import Lane, Outlook, Queue, State, deadline_of
+from app.scheduling.request import Request
+
+# Predictions are no better than this part of what they predict: lanes so close to each other count as equal.
+_DOUBT = 8
+
+
+class Placement(NamedTuple):
+    """`is_best`: no other lane would finish the batch sooner."""
+
+    outlook: Outlook
+    is_best: bool
+
+
+class LookAgain(NamedTuple):
+    """Every lane that has room would finish the batch later than one that has none. So long as that holds."""
+
+    at_ns: int
+
+
+def place(state: State, queue: Queue, first: Request, samples: int, now_ns: int) -> Placement | LookAgain | None:
+    """Where the next batch of a queue goes; None when no lane has room."""
+    having_room = [lane for lane in queue.lanes if state.has_room(lane)]
+    if not having_room:
+        return None
+    if len(queue.lanes) == 1:  # nearly always
+        return Placement(state.outlook(having_room[0], now_ns), is_best=True)
+    chosen = _soonest(state, having_room, samples, now_ns)
+    doubt_ns = chosen.lane.expect_ns(samples) // _DOUBT
+    ends_ns = chosen.expected_end_ns(samples) - doubt_ns
+    sooner = [
+        outlook
+        for outlook in (state.outlook(lane, now_ns) for lane in queue.usable_lanes if lane not in having_room)
+        if outlook.expected_end_ns(samples) < ends_ns
+    ]
+    if not sooner:
+        return Placement(chosen, is_best=True)
+    # Better lanes are busy. What waits is worth a slower one when they could not do all of it in the same time.
+    waiting = -(-queue.waiting // queue.max_batch)
+    done_elsewhere = sum((ends_ns - one.free_ns) // max(1, one.lane.expect_ns(queue.max_batch)) for one in sooner)
+    if waiting > max(1, done_elsewhere) and chosen.ends_ns(samples) <= deadline_of(first):
+        return Placement(chosen, is_best=False)
+    return LookAgain(max(now_ns + max(1, doubt_ns), min(one.free_ns for one in sooner)))
+
+
+def _soonest(state: State, lanes: list[Lane], samples: int, now_ns: int) -> Outlook:
+    """The lane that ends first; among those that are as good, the one whose device has rested longest."""
+    outlooks = [state.outlook(lane, now_ns) for lane in lanes]
+    best = min(outlooks, key=lambda one: one.expected_end_ns(samples))
+    enough_ns = best.expected_end_ns(samples) + best.lane.expect_ns(samples) // _DOUBT
+    equals = [one for one in outlooks if one.expected_end_ns(samples) <= enough_ns]
+
+    def rested(one: Outlook) -> tuple[int, int, int]:
+        timeline = state.timeline(one.lane)
+        return len(timeline.stays), timeline.begun_ns, one.lane.id
+
+    return min(equals, key=rested)

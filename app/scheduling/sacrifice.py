@@ -1,0 +1,139 @@
+"""Which heads of a queue are given up for those behind them. Pure, and part of the policy.
+
+Compares several courses for what waits now: to give up nobody who could be in time, some who have little time left, or
+so many that all others fit into one batch. Each is followed to its end: a batch that is small enough for its first
+request to be in time, then what the device owes to other models, then the rest likewise, as far as it can be in time.
+
+A course of several batches has a price. It keeps the device longer than one batch of as many would, and takes that
+time from requests that are still to come. It counts in full where what waits takes half of a request's time: then
+the device is not idle again soon.
+Simulation chose the figures here (docs/simulation.md).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+
+from app.scheduling.queues import Entry, Lane, Outlook, Queue, State
+
+# Of the head's time, what must be left to those who are not given up, besides nothing and all that is needed.
+_TIME_LEFT = (0.25, 0.5, 0.75)
+# Smaller batches cost little enough to be left alone.
+_ALWAYS_ALLOWED = 32
+
+
+def most_samples(queue: Queue, lane: Lane, head: Entry) -> int:
+    """How large a batch that begins with `head` may be: it takes at most half of the head's time.
+
+    Who comes when it begins waits for its end and then for its own batch (Nexus' rule; Shen et al., SOSP 2019).
+    """
+    request = head[-1]
+    if queue.waiting <= _ALWAYS_ALLOWED or request.deadline_ns is None:
+        return queue.max_batch
+    half_ns = _time_ns(head) // 2
+    sizes = range(_ALWAYS_ALLOWED + 1, queue.max_batch + 1)
+    return min(queue.max_batch, _ALWAYS_ALLOWED + bisect_right(sizes, half_ns, key=lane.behind_ns))
+
+
+def sacrifices(state: State, queue: Queue, entries: list[Entry], outlook: Outlook, first: int) -> int:
+    """How many requests from `first` on, in time if they ran now, cost more others than they are."""
+    if len(entries) - first < 2:
+        return 0
+    heads = _Heads(entries, most_samples(queue, outlook.lane, entries[first]), outlook, first)
+    if heads.largest_in_time(0, heads.fill(0)) == heads.fill(0):
+        return 0
+    enough = heads.fewest_before_one_batch()
+    if enough == heads.count:
+        return 0
+    merged = heads.fill(enough) - enough
+    takes_ns = max(1, outlook.lane.behind_ns(heads.samples(enough, enough + merged)))
+    busy = min(1.0, 2 * takes_ns / _time_ns(entries[first + enough]))
+    price_per_ns = busy * merged / takes_ns
+    owed_ns = _owed_to_others_ns(state, queue, outlook)
+
+    def value(given_up: int) -> float:
+        if given_up == enough:
+            return merged
+        kept, longer_ns = heads.course(given_up, owed_ns)
+        return kept - longer_ns * price_per_ns
+
+    time_ns = _time_ns(entries[first])
+    some = {min(enough, heads.with_less_than(round(share * time_ns))) for share in _TIME_LEFT}
+    return max(sorted({0, enough, *some}), key=value)
+
+
+def _time_ns(entry: Entry) -> int:
+    """How long after its arrival the answer is worth something."""
+    return max(1, entry[1] - entry[-1].arrival_ns)
+
+
+class _Heads:
+    """The requests of one class from `first` on. Only among equals: nobody gives way to a lower class."""
+
+    def __init__(self, entries: list[Entry], most: int, outlook: Outlook, first: int) -> None:
+        end = bisect_left(entries, (entries[first][0] + 1,), key=lambda entry: entry[:1])
+        self._due_ns = [entry[1] for entry in entries[first:end]]
+        self._before = list(accumulate((entry[-1].samples for entry in entries[first:end]), initial=0))
+        self._most, self._outlook = most, outlook
+        self.count = end - first
+
+    def samples(self, first: int, end: int) -> int:
+        return self._before[end] - self._before[first]
+
+    def fill(self, first: int) -> int:
+        """Where the largest batch from `first` on ends, deadlines aside."""
+        return max(first + 1, bisect_right(self._before, self._before[first] + self._most) - 1)
+
+    def largest_in_time(self, first: int, end: int, start_ns: int | None = None) -> int:
+        """Where the largest batch that starts now, or at a time, and in which `first` is in time, ends."""
+        end = min(end, self.fill(first))
+
+        def is_late(last: int) -> bool:
+            return self._ends_ns(self.samples(first, last + 1), start_ns) > self._due_ns[first]
+
+        return max(first + 1, bisect_left(range(end), True, first + 1, end, key=is_late))
+
+    def _ends_ns(self, samples: int, start_ns: int | None) -> int:
+        if start_ns is None:
+            return self._outlook.ends_ns(samples)
+        return start_ns + self._outlook.lane.behind_ns(samples)
+
+    def fewest_before_one_batch(self) -> int:
+        """How many must be given up so that a batch of the others, started now, is in time."""
+
+        def is_in_time(first: int) -> bool:
+            return self._outlook.ends_ns(self.samples(first, self.fill(first))) <= self._due_ns[first]
+
+        return bisect_left(range(self.count), True, key=is_in_time)
+
+    def with_less_than(self, left_ns: int) -> int:
+        """How many have less time than this left when the device is free."""
+        return bisect_left(self._due_ns, self._outlook.free_ns + left_ns)
+
+    def course(self, given_up: int, owed_ns: int) -> tuple[int, int]:
+        """How many of the next full batch are in time when so many are given up and no other who could be in time,
+        and how much longer that takes the device than one batch of as many."""
+        lane, end = self._outlook.lane, self.fill(0)
+        if given_up >= end:
+            return 0, 0
+        position = self.largest_in_time(given_up, end)
+        kept, served = position - given_up, self.samples(given_up, position)
+        work_ns = lane.behind_ns(served)
+        start_ns = self._outlook.ends_ns(served) + owed_ns
+        while True:
+            position = bisect_left(self._due_ns, start_ns + lane.behind_ns(1), position, end)
+            if position == end:
+                return kept, work_ns - lane.behind_ns(served)
+            after = self.largest_in_time(position, end, start_ns)
+            takes_ns = lane.behind_ns(self.samples(position, after))
+            kept, served = kept + after - position, served + self.samples(position, after)
+            start_ns, work_ns, position = start_ns + takes_ns, work_ns + takes_ns, after
+
+
+def _owed_to_others_ns(state: State, queue: Queue, outlook: Outlook) -> int:
+    """What a batch of each other queue takes that waits for the same device."""
+    timeline = state.timeline(outlook.lane)
+    others = (other for other in state.queues.values() if other is not queue and other.waiting)
+    lanes = ((other, lane) for other in others for lane in other.usable_lanes[:1] if state.timeline(lane) is timeline)
+    return sum(lane.behind_ns(min(other.waiting, other.max_batch)) for other, lane in lanes)

@@ -1,0 +1,61 @@
+"""When a device will be free: what it computes now, and what it has been given to compute next.
+
+Batches compute one after the other, whatever the lanes; the copies of one hide behind the computation of
+the one before. Knows times and nothing else: neither requests nor lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Stay(NamedTuple):
+    """One batch on the device: it can compute from `ready_ns` on and is then expected to take `takes_ns`.
+
+    `batch` tells it from the others, `lane` says where it runs; `soonest_ns` is what it takes at the least.
+    """
+
+    batch: int
+    lane: int
+    ready_ns: int
+    takes_ns: int
+    soonest_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class Timeline:
+    """The batches in flight, in the order in which they compute. `begun_ns`: when the last one left."""
+
+    begun_ns: int = 0
+    stays: list[Stay] = field(default_factory=list)
+
+    def free_at_ns(self, now_ns: int) -> int:
+        """When everything in flight is expected to have ended; now, where nothing is."""
+        if not self.stays:
+            return now_ns
+        ends_ns = 0
+        for stay in self.stays:
+            if stay is self.stays[0]:
+                ends_ns = max(self.begun_ns, stay.ready_ns) + stay.takes_ns
+                # A batch that is late by a minute will hardly end in this moment: rather in another minute.
+                ends_ns = max(ends_ns, 2 * now_ns - ends_ns)
+            else:
+                ends_ns = max(ends_ns, stay.ready_ns) + stay.takes_ns
+        return max(now_ns, ends_ns)
+
+    def may_be_free_ns(self, now_ns: int) -> int:
+        """The earliest time at which everything in flight could have ended."""
+        ends_ns = self.begun_ns
+        for stay in self.stays:
+            ends_ns = max(ends_ns, stay.ready_ns) + stay.soonest_ns
+        return max(now_ns, ends_ns)
+
+    def leave(self, batch: int, now_ns: int) -> None:
+        """The batch is done; what is behind it computes from now on."""
+        self.stays = [stay for stay in self.stays if stay.batch != batch]
+        self.begun_ns = now_ns
+
+    def drop_lane(self, lane: int) -> None:
+        """Expect nothing more of what runs in a lane that was given up."""
+        self.stays = [stay for stay in self.stays if stay.lane != lane]

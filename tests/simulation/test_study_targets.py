@@ -1,0 +1,54 @@
+"""What is asked of the policy, at a size that a test can bear; `python -m loadtest.simulation` asks it in full."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.simulation.convoy import run_policy
+from loadtest.simulation.frontier import GOOD_SHARE
+from loadtest.simulation.study import CONVOY, find
+from loadtest.simulation.workload import Device, Scenario, draw, equal, zipf
+
+
+@pytest.mark.parametrize("objective", [10, 20, 50])
+@pytest.mark.parametrize("kappa", [5.0, 20.0])
+def test_nine_tenths_of_the_bound_are_reached_and_no_more_than_all_of_it(kappa: float, objective: float) -> None:
+    scenario = Scenario(Device(kappa), objective)
+    at_nine_tenths = run_policy(draw(scenario, 0.9 * scenario.bound, seed=1), scenario.device)
+    assert at_nine_tenths.good_share >= GOOD_SHARE
+    beyond = run_policy(draw(scenario, 1.03 * scenario.bound, seed=1), scenario.device)
+    assert beyond.good_share < GOOD_SHARE, "better than the bound: a bug to explain"
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        Scenario(Device(0.2), 10),
+        Scenario(Device(1.0), 3),
+        Scenario(Device(20.0), 20),
+        Scenario(Device(20.0, max_batch=32), 10),
+        Scenario(Device(5.0), 20, zipf(4)),
+        Scenario(Device(1.0), 5, equal(4)),
+    ],
+    ids=str,
+)
+def test_three_times_the_capacity_costs_little_of_the_best_goodput(scenario: Scenario) -> None:
+    def goodput(load: float) -> int:
+        return run_policy(draw(scenario, load * scenario.device.capacity, seed=1), scenario.device).good
+
+    overloaded = goodput(3.0)
+    assert overloaded >= 0.9 * max(goodput(load) for load in (0.6, 0.8, 1.0, 1.5))
+
+
+@pytest.mark.slow
+def test_nobody_is_better() -> None:
+    chosen = [
+        Scenario(Device(1.0), 3),
+        Scenario(Device(0.2), 10),
+        Scenario(Device(5.0), 10),
+        Scenario(Device(5.0), 20, zipf(4)),
+        Scenario(Device(20.0), 5, arrivals="steps"),
+    ]
+    for finding in find(chosen, seeds=4):
+        assert not finding.against_best.is_worse, (finding.scenario, finding.best_other)
+        assert finding.mean(CONVOY) > 0
