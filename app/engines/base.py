@@ -5,7 +5,8 @@ running it and scattering the results are the engine's own business, because a G
 copy engine and a CPU with memcpy. An engine knows nothing of queues, deadlines, clients or files other
 than its own model.
 
-One engine object is used by one thread at a time; `close` may come from another once `run` has returned.
+`info.slots` threads at most are in `run` at a time: one on a CPU; two on a GPU, where the copies of one
+batch hide behind the computation of the other. `close` comes from any thread once every `run` has returned.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from enum import Enum
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -28,6 +30,7 @@ class EngineInfo:
 
     `batch_sizes` are the sizes that the engine runs as they are, ascending; other sizes are padded to the
     next one. `device_fingerprint` tells on which hardware, with which threads and library a latency holds.
+    `slots` batches may be in `run` at once; they share the device, so they compute one after the other.
     """
 
     engine: str
@@ -36,10 +39,10 @@ class EngineInfo:
     device_fingerprint: str
     library: str
     batch_sizes: tuple[int, ...]
+    slots: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One request's share of a batch: views of its bytes, nothing owned. BYTES are in their packed form.
 
     `shapes` are the inputs' whole shapes, batch dimension included where the model has one.
@@ -54,30 +57,41 @@ class Part:
     destinations: tuple[memoryview | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OutputTensor:
+class OutputTensor(NamedTuple):
     """One answer: its whole shape, and its bytes in the destination or, where that was None, its own."""
 
     shape: tuple[int, ...]
     data: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """The answers, per part in the order of its `wanted`, and where the time went (nanoseconds)."""
+class RunResult(NamedTuple):
+    """The answers, per part in the order of its `wanted`, and where the time went (nanoseconds).
+
+    `waited_ns`: between copying in and computing, for the batch before this one on the same device.
+    """
 
     outputs: tuple[tuple[OutputTensor, ...], ...]
     copy_in_ns: int
     compute_ns: int
     copy_out_ns: int
+    waited_ns: int = 0
+
+
+class Blast(Enum):
+    """How far a failure reaches: what else will fail for the same reason."""
+
+    BATCH = "batch"  # some request in it may be to blame: the others are worth another try
+    MEMORY = "memory"  # the device had no memory for it: a smaller batch may fit
+    ENGINE = "engine"  # this engine runs nothing any more and must be replaced
+    DEVICE = "device"  # nor does any other engine of this process on the same device
 
 
 class EngineFailure(Exception):
-    """The engine could not run this batch. `fatal`: nor will it run any other; it must be replaced."""
+    """The engine could not run this batch, and how far that reaches."""
 
-    def __init__(self, message: str, *, fatal: bool = False) -> None:
+    def __init__(self, message: str, blast: Blast = Blast.BATCH) -> None:
         super().__init__(message)
-        self.fatal = fatal
+        self.blast = blast
 
 
 class Engine(ABC):
@@ -94,11 +108,21 @@ class Engine(ABC):
 
     @abstractmethod
     def warm_up(self) -> None:
-        """Run every batch size once, so that no request pays for a first time. Raises EngineFailure."""
+        """Run every batch size once, so that no request pays for a first time. Raises EngineFailure.
+
+        Comes before the first `run`; repeating it is harmless.
+        """
 
     @abstractmethod
     def run(self, parts: Sequence[Part]) -> RunResult:
         """Run the parts as one batch. Raises EngineFailure; then no destination may be trusted."""
+
+    def page_lock(self, memory: memoryview) -> bool:
+        """Lock the block that parts will lie in, if a device could then read it by itself; whether it is locked.
+
+        Locked pages may not be given back to the system while the process lives. A CPU has no use for it.
+        """
+        return False
 
     @abstractmethod
     def close(self) -> None:

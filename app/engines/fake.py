@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from app.engines.base import Engine, EngineFailure, EngineInfo, OutputTensor, Part, RunResult
+from app.engines.base import Blast, Engine, EngineFailure, EngineInfo, OutputTensor, Part, RunResult
 from models.spec import TensorSpec
 from models.tensors import MalformedStrings, blank, from_bytes, to_bytes
 
@@ -106,7 +106,7 @@ class FakeEngine(Engine):
         if self._latency_s is not None:
             self._sleep(self._latency_s(len(arrays[0]) if self.batched else 1))
         if self.fatal is not None:
-            raise EngineFailure(self.fatal, fatal=True)
+            raise EngineFailure(self.fatal, Blast.ENGINE)
         return self._run_rows(arrays)
 
     def _arrays(self, part: Part) -> Arrays:

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from app.engines.base import EngineFailure, OutputTensor, Part
+from app.engines.base import EngineFailure, Part
 from models.errors import BundleError
 from models.spec import TensorSpec
-from models.tensors import pack, unpack
+from models.tensors import unpack
 
 _OIP_BY_ORT_TYPE = {
     "tensor(bool)": "BOOL",
@@ -97,13 +97,13 @@ class Staging:
 
 def bind_input(binding: Any, staging: Staging, shape: tuple[int, ...]) -> None:
     spec = staging.spec
-    binding.bind_input(spec.name, "cpu", 0, _element_type(spec), list(shape), staging.memory.ctypes.data)
+    binding.bind_input(spec.name, "cpu", 0, element_type(spec), list(shape), staging.memory.ctypes.data)
 
 
 def bind_output(binding: Any, staging: Staging, shape: tuple[int, ...]) -> None:
     spec = staging.spec
     staging.ensure(math.prod(shape) * spec.numpy_dtype.itemsize)
-    binding.bind_output(spec.name, "cpu", 0, _element_type(spec), list(shape), staging.memory.ctypes.data)
+    binding.bind_output(spec.name, "cpu", 0, element_type(spec), list(shape), staging.memory.ctypes.data)
 
 
 def unbound_array(spec: TensorSpec, value: Any) -> np.ndarray:
@@ -116,16 +116,6 @@ def unbound_array(spec: TensorSpec, value: Any) -> np.ndarray:
     return np.frombuffer(data, spec.numpy_dtype).reshape(shape)
 
 
-def deliver(rows: np.ndarray, destination: memoryview | None) -> OutputTensor:
-    """Copy one request's rows to where they belong, or to memory of their own."""
-    if rows.dtype == object:
-        return OutputTensor(rows.shape, memoryview(pack(text.encode() for text in rows.flat)))
-    if destination is None:
-        own = np.array(rows, order="C", copy=True)
-        return OutputTensor(own.shape, own.reshape(-1).view(np.uint8).data)
-    np.copyto(np.frombuffer(destination, rows.dtype).reshape(rows.shape), rows)
-    return OutputTensor(rows.shape, destination)
-
-
-def _element_type(spec: TensorSpec) -> Any:
+def element_type(spec: TensorSpec) -> Any:
+    """What a binding calls the tensor's dtype."""
     return _ONNX_BFLOAT16 if spec.dtype == "BF16" else spec.numpy_dtype.type

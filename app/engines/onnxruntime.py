@@ -18,8 +18,9 @@ import numpy as np
 import onnxruntime as ort
 
 from app.engines import cpu
-from app.engines.base import Engine, EngineFailure, EngineInfo, OutputTensor, Part, RunResult
-from app.engines.onnx_tensors import Staging, bind_input, bind_output, deliver, has_strings, tensor_spec, unbound_array
+from app.engines.base import Engine, EngineFailure, EngineInfo, Part, RunResult
+from app.engines.delivery import scatter
+from app.engines.onnx_tensors import Staging, bind_input, bind_output, has_strings, tensor_spec, unbound_array
 from models.bundle import Precision
 from models.errors import BundleError
 from models.spec import TensorSpec
@@ -61,7 +62,7 @@ class OnnxRuntimeCpuEngine(Engine):
         self.inputs, self.outputs = inputs, outputs
         self.batched = max_batch_size > 0
         self._session = open_session(model, threads)
-        self._check_names(model)
+        check_names(model, read_signature(self._session, model), inputs, outputs)
         self._has_strings = has_strings(model, (*inputs, *outputs))
         largest = max(1, max_batch_size)
         self.info = EngineInfo(
@@ -97,7 +98,7 @@ class OnnxRuntimeCpuEngine(Engine):
         gathered_ns = time.monotonic_ns()
         arrays = self._execute(shapes, samples)
         computed_ns = time.monotonic_ns()
-        outputs = self._scatter(parts, arrays)
+        outputs = scatter(parts, arrays, batched=self.batched)
         return RunResult(
             outputs=outputs,
             copy_in_ns=gathered_ns - started_ns,
@@ -139,7 +140,7 @@ class OnnxRuntimeCpuEngine(Engine):
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime's errors share no base class
-            raise EngineFailure(_first_line(error)) from error
+            raise EngineFailure(first_line(error)) from error
         known: list[np.ndarray] = []
         for staging, value in zip(self._staging_out, binding.get_outputs(), strict=True):
             known.append(self._output_array(staging, value, samples))
@@ -151,7 +152,7 @@ class OnnxRuntimeCpuEngine(Engine):
         try:
             arrays: list[np.ndarray] = self._session.run([spec.name for spec in self.outputs], feeds)
         except Exception as error:  # onnxruntime's errors share no base class
-            raise EngineFailure(_first_line(error)) from error
+            raise EngineFailure(first_line(error)) from error
         return arrays
 
     def _output_array(self, staging: Staging, value: Any, samples: int) -> np.ndarray:
@@ -167,7 +168,7 @@ class OnnxRuntimeCpuEngine(Engine):
             for staging, shape in zip(self._staging_in, shapes, strict=True):
                 bind_input(binding, staging, shape)
         except Exception as error:
-            raise EngineFailure(_first_line(error)) from error
+            raise EngineFailure(first_line(error)) from error
         self._bind_outputs(binding, samples)
         self._bindings[shapes] = binding
         return binding
@@ -181,34 +182,12 @@ class OnnxRuntimeCpuEngine(Engine):
                 else:
                     bind_output(binding, staging, self._whole_shape(staging.spec, samples))
         except Exception as error:
-            raise EngineFailure(_first_line(error)) from error
-
-    def _scatter(self, parts: Sequence[Part], arrays: list[np.ndarray]) -> tuple[tuple[OutputTensor, ...], ...]:
-        answers, start = [], 0
-        for part in parts:
-            rows = slice(start, start + part.samples)
-            start += part.samples
-            answers.append(
-                tuple(
-                    deliver(arrays[index][rows] if self.batched else arrays[index], destination)
-                    for index, destination in zip(part.wanted, part.destinations, strict=True)
-                )
-            )
-        return tuple(answers)
+            raise EngineFailure(first_line(error)) from error
 
     def _whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
         # A free size is warmed up as 1; the run itself takes it from the request.
         fixed = tuple(1 if size < 0 else size for size in spec.shape)
         return (samples, *fixed) if self.batched else fixed
-
-    def _check_names(self, model: Path) -> None:
-        have = read_signature(self._session, model)
-        for ours, theirs in ((self.inputs, have.inputs), (self.outputs, have.outputs)):
-            if [(t.name, t.dtype) for t in ours] != [(t.name, t.dtype) for t in theirs]:
-                raise BundleError(
-                    f"{model}: the specification says {[(t.name, t.dtype) for t in ours]}, "
-                    f"the file has {[(t.name, t.dtype) for t in theirs]}; export the model again"
-                )
 
 
 def open_session(model: Path, threads: int, *, quiet: bool = False) -> Any:
@@ -222,7 +201,7 @@ def open_session(model: Path, threads: int, *, quiet: bool = False) -> Any:
     try:
         return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors share no base class
-        raise BundleError(f"{model}: ONNX Runtime cannot load it ({_first_line(error)})") from error
+        raise BundleError(f"{model}: ONNX Runtime cannot load it ({first_line(error)})") from error
 
 
 def read_signature(session: Any, model: Path) -> Signature:
@@ -233,5 +212,16 @@ def read_signature(session: Any, model: Path) -> Signature:
     )
 
 
-def _first_line(error: Exception) -> str:
+def check_names(model: Path, have: Signature, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    """Whether the file has the tensors that the specification promises. Raises BundleError."""
+    for ours, theirs in ((inputs, have.inputs), (outputs, have.outputs)):
+        if [(t.name, t.dtype) for t in ours] != [(t.name, t.dtype) for t in theirs]:
+            raise BundleError(
+                f"{model}: the specification says {[(t.name, t.dtype) for t in ours]}, "
+                f"the file has {[(t.name, t.dtype) for t in theirs]}; export the model again"
+            )
+
+
+def first_line(error: Exception) -> str:
+    """What an error of the library says, without its stack."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,7 @@
-"""Which engine and which variant of a bundle serve here, and why not the others.
+"""Which engines may run here, which variant of a bundle each of them takes, and why not the others.
 
 The engines are a table, best first; a new one is a file beside this and a row here. Every row that is
-passed over leaves its reason, for the log, `/stats`, the metrics and `convoy doctor`.
+passed over leaves its reason, for the log, `/stats`, the metrics and `convoy doctor`. Opens nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.engines import cpu
+from app.engines.machine import Machine
 from app.engines.speedup import best_per_sample_ms, is_worthwhile
 from models.bundle import Bundle, Precision, Target, Variant
 from models.errors import BundleError
 
-EngineChoice = Literal["auto", "cpu"]
-PrecisionChoice = Literal["auto", "fp32", "int8"]
+EngineChoice = Literal["auto", "tensorrt", "cuda", "cpu"]
+PrecisionChoice = Literal["auto", "fp32", "fp16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,51 +40,103 @@ class Choice:
     skipped: tuple[str, ...]
 
 
-def _tensorrt() -> Availability:
-    return Availability("tensorrt", "tensorrt", False, "this version of Convoy has no TensorRT engine yet")
+def _tensorrt(machine: Machine) -> Availability:
+    if not machine.gpus:
+        return Availability("tensorrt", "tensorrt", False, machine.no_gpu)
+    if machine.tensorrt.module is None:
+        return Availability("tensorrt", "tensorrt", False, machine.tensorrt.reason)
+    version = machine.tensorrt.module.__version__
+    return Availability("tensorrt", "tensorrt", True, f"TensorRT {version} on {_gpu_names(machine)}")
 
 
-def _cuda() -> Availability:
-    return Availability("onnxruntime-cuda", "cuda", False, "this version of Convoy has no CUDA engine yet")
+def _cuda(machine: Machine) -> Availability:
+    if not machine.gpus:
+        return Availability("onnxruntime-cuda", "cuda", False, machine.no_gpu)
+    if machine.onnxruntime.module is None:
+        return Availability("onnxruntime-cuda", "cuda", False, machine.onnxruntime.reason)
+    return Availability("onnxruntime-cuda", "cuda", True, _gpu_names(machine))
 
 
-def _cpu() -> Availability:
+def _cpu(machine: Machine) -> Availability:
     if importlib.util.find_spec("onnxruntime") is None:
         return Availability("onnxruntime-cpu", "cpu", False, "onnxruntime is not installed; install convoy-serve[cpu]")
     return Availability("onnxruntime-cpu", "cpu", True, f"{cpu.cpu_budget()} cores of {cpu.cpu_model()}")
 
 
+def _gpu_names(machine: Machine) -> str:
+    return ", ".join(gpu.properties.name for gpu in machine.gpus)
+
+
 # Best first.
-ENGINES: tuple[Callable[[], Availability], ...] = (_tensorrt, _cuda, _cpu)
+ENGINES: tuple[Callable[[Machine], Availability], ...] = (_tensorrt, _cuda, _cpu)
 
 
-def availabilities() -> tuple[Availability, ...]:
+def availabilities(machine: Machine) -> tuple[Availability, ...]:
     """Every engine that Convoy knows, best first, and whether it can run here."""
-    return tuple(probe() for probe in ENGINES)
+    return tuple(probe(machine) for probe in ENGINES)
 
 
-def choose(bundle: Bundle, precision: PrecisionChoice, device_fingerprint: str) -> Choice:
+def targets(machine: Machine, engine: EngineChoice) -> tuple[tuple[Target, ...], tuple[str, ...]]:
+    """The targets to try, best first, and why the others are passed over.
+
+    Raises BundleError where the one that was asked for cannot run here.
+    """
+    everything = availabilities(machine)
+    if engine == "auto":
+        unusable = tuple(f"{a.engine}: {a.reason}" for a in everything if not a.usable)
+        return tuple(a.target for a in everything if a.usable), unusable
+    (wanted,) = (a for a in everything if a.target == engine)
+    if not wanted.usable:
+        raise BundleError(f"--engine {engine}: {wanted.reason}; or serve with --engine auto")
+    return (wanted.target,), (f"every engine but {wanted.engine}: --engine {engine}",)
+
+
+def choose_on_gpu(bundle: Bundle, precision: PrecisionChoice, target: Target) -> Choice:
+    """The variants to serve from a GPU, most exact first; what of them is fastest there is for the caller to measure.
+
+    TensorRT takes what was made for GPUs; ONNX Runtime the same without INT8, for which it has no kernels.
+    Empty where none fits.
+    """
+    candidates = [v for v in bundle.manifest.variants if _fits_gpu(v, target)]
+    if precision != "auto":
+        named = tuple(v for v in candidates if v.precision == precision)
+        reason = "asked for by name" + "".join(f", although: {v.reason}" for v in named if not v.serve)
+        return Choice(named, reason, () if named else (f"{target}: there is no {precision} variant for it",))
+    refused = tuple(f"{v.file}: {v.reason}" for v in candidates if not v.serve and v.target != "cpu")
+    reduced = tuple(v for v in candidates if v.serve and v.precision != "fp32")
+    exact = tuple(v for v in candidates if v.precision == "fp32")
+    if reduced:
+        return Choice(reduced, "made for this kind of device", refused)
+    return Choice(exact, "no variant in reduced precision may serve", refused)
+
+
+def _fits_gpu(variant: Variant, target: Target) -> bool:
+    if variant.precision == "fp32":
+        return True
+    return variant.target == "cuda" or (variant.target == "tensorrt" and target == "tensorrt")
+
+
+def choose_on_cpu(bundle: Bundle, precision: PrecisionChoice, device_fingerprint: str) -> Choice:
     """The variants of a bundle to serve from a CPU.
 
     Where latencies were measured on this very device the fastest comes first; elsewhere all that may
     serve are returned and the caller measures them. Raises BundleError when none fits.
     """
-    skipped = [f"{a.engine}: {a.reason}" for a in availabilities() if not a.usable]
     on_cpu = [variant for variant in bundle.manifest.variants if variant.target == "cpu"]
     if precision != "auto":
-        return _by_name(bundle, on_cpu, precision, skipped)
+        return _by_name(bundle, on_cpu, precision)
     servable = [variant for variant in on_cpu if variant.serve]
-    skipped += [f"{variant.file}: {variant.reason}" for variant in on_cpu if not variant.serve]
+    skipped = tuple(f"{variant.file}: {variant.reason}" for variant in on_cpu if not variant.serve)
     if not servable:
         raise BundleError(f"{bundle.folder}: no variant may be served on a CPU ({'; '.join(skipped)}); export it again")
     if not all(measured_here(variant, device_fingerprint) for variant in servable):
         return Choice(
             tuple(servable),
             "measured at start-up, because this device is not the one it was exported on",
-            tuple(skipped),
+            skipped,
         )
     fastest = _fastest(servable)
-    return Choice((fastest,), f"fastest on this device when it was exported: {fastest.reason}", tuple(skipped))
+    return Choice((fastest,), f"fastest on this device when it was exported: {fastest.reason}", skipped)
 
 
 def _fastest(variants: list[Variant]) -> Variant:
@@ -92,11 +145,11 @@ def _fastest(variants: list[Variant]) -> Variant:
     return min(faster, key=lambda pair: best_per_sample_ms(pair[1]))[0] if faster else variants[0]
 
 
-def _by_name(bundle: Bundle, variants: list[Variant], precision: Precision, skipped: list[str]) -> Choice:
+def _by_name(bundle: Bundle, variants: list[Variant], precision: Precision) -> Choice:
     for variant in variants:
         if variant.precision == precision:
             reason = "asked for by name" + ("" if variant.serve else f", although: {variant.reason}")
-            return Choice((variant,), reason, tuple(skipped))
+            return Choice((variant,), reason, ())
     have = ", ".join(variant.precision for variant in variants) or "none"
     raise BundleError(
         f"{bundle.folder}: there is no {precision} variant for the CPU (there is: {have}); export it with --precisions"

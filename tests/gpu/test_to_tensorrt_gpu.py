@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from export.tensorrt.build import BuildJob, build_plan
-from export.tensorrt.library import find_gpu, load_tensorrt
+from export.tensorrt.library import find_gpu, load_builder
 from export.tensorrt.watch import BuildWatch
 from models.errors import JobError
 from models.plan_cache import find_plan
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module")
 def trt() -> Any:
     try:
-        return load_tensorrt()
+        return load_builder()
     except JobError as error:
         pytest.skip(str(error))
 

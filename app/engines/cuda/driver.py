@@ -1,0 +1,352 @@
+"""CUDA as this house uses it: a few calls of cuda-python's runtime bindings, each checked.
+
+Knows the calls, their error codes and how far an error reaches. Knows nothing of tensors, models or
+batches. The bindings import without a driver, so `open_cuda` finds out by asking; they are untyped and
+travel as `Any`, and tests put a fake in their place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from app.engines.base import Blast, EngineFailure
+
+INSTALL = "pip install 'convoy-serve[gpu]'"
+
+# cudaErrorMemoryAllocation
+_OUT_OF_MEMORY = 2
+# After these every later call of the process fails as well; NVIDIA's reference says of each of them that "to
+# continue using CUDA, the process must be terminated and relaunched".
+_STICKY = frozenset(
+    {
+        *(214, 220, 226),  # uncorrectable ECC, NVLink, contained memory error
+        *(700, 702, 710),  # illegal address, launch time-out, assertion in a kernel
+        *(714, 715, 716, 717),  # hardware stack, illegal instruction, misaligned address, invalid address space
+        *(718, 719, 721),  # invalid program counter, launch failure, leak of tensor memory
+        *(4, 46, 100, 101, 802, 999),  # unloading, devices unavailable, no device, invalid device, not ready, unknown
+    }
+)
+_ALREADY_PINNED = 712  # cudaErrorHostMemoryAlreadyRegistered
+_PORTABLE = 1  # cudaHostRegisterPortable, cudaHostAllocPortable: page-locked for every device's context
+_NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the legacy default stream
+
+Handle = Any  # a stream, an event or a graph of the bindings
+
+
+class CudaUnavailable(Exception):
+    """No CUDA here; the message says why, and what to do where something can be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProperties:
+    """One device. `total_bytes` is all of its memory, used or not."""
+
+    index: int
+    name: str
+    compute_capability: str
+    pci_bus_id: str
+    total_bytes: int
+
+    @property
+    def device(self) -> str:
+        """What the rest of the house calls it."""
+        return f"cuda:{self.index}"
+
+
+class Cuda:
+    """The bindings, checked. Every call may raise EngineFailure, whose blast says how far it reaches.
+
+    Calls act on the calling thread's current device (`use`), as CUDA's own do.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._to_device = runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        self._to_host = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        self._pinned = _PinnedRanges()
+        self._batch_attributes = _batch_attributes(runtime)
+        self._capture_mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._thread = threading.local()
+
+    # Devices
+
+    def use(self, device: int) -> None:
+        """Make `device` the calling thread's, whom other threads' captures do not concern from then on.
+
+        Libraries capture for the whole process: without this, whoever waits or allocates meanwhile fails, and the
+        capture with it.
+        """
+        self._call("cudaSetDevice", device)
+        if not getattr(self._thread, "ignores_captures", False):
+            self._ask("cudaThreadExchangeStreamCaptureMode", self._capture_mode)
+            self._thread.ignores_captures = True
+
+    def device_count(self) -> int:
+        return int(self._ask("cudaGetDeviceCount"))
+
+    def properties(self, device: int) -> GpuProperties:
+        found = self._ask("cudaGetDeviceProperties", device)
+        bus = self._ask("cudaDeviceGetPCIBusId", 32, device)
+        return GpuProperties(
+            index=device,
+            name=_text(found.name),
+            compute_capability=f"{found.major}.{found.minor}",
+            pci_bus_id=_text(bus),
+            total_bytes=int(found.totalGlobalMem),
+        )
+
+    def driver_version(self) -> str:
+        """The newest CUDA that the driver speaks, such as "13.0"."""
+        return _version(self._ask("cudaDriverGetVersion"))
+
+    def free_bytes(self) -> int:
+        """What is free on the current device now, whoever uses the rest."""
+        free, _ = self._ask_all("cudaMemGetInfo")
+        return int(free)
+
+    def check_device(self) -> None:
+        """Wait for everything on the current device. Raises EngineFailure if anything on it has broken."""
+        self._call("cudaDeviceSynchronize")
+
+    def reset_device(self, device: int) -> None:
+        """Throw away everything that this process has on a device, page-locks included, and make it current."""
+        self._pinned = _PinnedRanges()
+        # Both may tell once more of the very error that is to go.
+        self._invoke("cudaSetDevice", device)
+        self._invoke("cudaDeviceReset")
+
+    # Memory
+
+    def allocate(self, nbytes: int) -> int:
+        """The address of new device memory."""
+        return int(self._ask("cudaMalloc", nbytes))
+
+    def free(self, address: int) -> None:
+        self._call("cudaFree", address)
+
+    def clear(self, address: int, nbytes: int, stream: Handle) -> None:
+        """Fill device memory with zeros."""
+        self._call("cudaMemsetAsync", address, 0, nbytes, stream)
+
+    def allocate_host(self, nbytes: int) -> int:
+        """The address of new page-locked host memory."""
+        return int(self._ask("cudaHostAlloc", nbytes, _PORTABLE))
+
+    def free_host(self, address: int) -> None:
+        self._call("cudaFreeHost", address)
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Page-lock memory that exists, for every device. Pinning the same block again does nothing."""
+        if self._pinned.contains(address, nbytes):
+            return
+        status = self._invoke("cudaHostRegister", address, nbytes, _PORTABLE)[0]
+        # It may have outlived the reset of another device.
+        if int(status) not in (0, _ALREADY_PINNED):
+            raise self._failure("cudaHostRegister", status)
+        self._pinned.add(address, nbytes)
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`, before the memory goes away. Harmless for memory that was never pinned."""
+        if self._pinned.discard(address):
+            self._call("cudaHostUnregister", address)
+
+    def is_pinned(self, address: int, nbytes: int) -> bool:
+        """Whether the copy engine can read this host memory while the host goes on."""
+        return self._pinned.contains(address, nbytes)
+
+    def copy_to_device(self, target: int, source: int, nbytes: int, stream: Handle) -> None:
+        self._call("cudaMemcpyAsync", target, source, nbytes, self._to_device, stream)
+
+    def copy_to_host(self, target: int, source: int, nbytes: int, stream: Handle) -> None:
+        self._call("cudaMemcpyAsync", target, source, nbytes, self._to_host, stream)
+
+    def gather_to_device(
+        self, targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int], stream: Handle
+    ) -> None:
+        """Several copies to the device, in one call where the driver has it."""
+        if self._batch_attributes is not None and len(targets) > 1:
+            status = self._invoke(
+                "cudaMemcpyBatchAsync",
+                *(list(targets), list(sources), list(sizes), len(targets)),
+                *([self._batch_attributes], [0], 1, stream),
+            )[0]
+            if int(status) == 0:
+                return
+            if self._blast(status) is Blast.DEVICE:
+                raise self._failure("cudaMemcpyBatchAsync", status)
+            # An older driver than the bindings: it says so once, and is not asked again.
+            self._batch_attributes = None
+        for target, source, nbytes in zip(targets, sources, sizes, strict=True):
+            self.copy_to_device(target, source, nbytes, stream)
+
+    # Streams and events
+
+    def make_stream(self) -> Handle:
+        return self._ask("cudaStreamCreateWithFlags", _NON_BLOCKING)
+
+    def destroy_stream(self, stream: Handle) -> None:
+        self._call("cudaStreamDestroy", stream)
+
+    def wait_for_stream(self, stream: Handle) -> None:
+        """Block the calling thread, without the GIL, until the stream has done all that it was given."""
+        self._call("cudaStreamSynchronize", stream)
+
+    def make_event(self) -> Handle:
+        """An event that keeps its time."""
+        return self._ask("cudaEventCreateWithFlags", 0)
+
+    def destroy_event(self, event: Handle) -> None:
+        self._call("cudaEventDestroy", event)
+
+    def record(self, event: Handle, stream: Handle) -> None:
+        self._call("cudaEventRecord", event, stream)
+
+    def make_stream_wait(self, stream: Handle, event: Handle) -> None:
+        """Whatever the stream is given from now on begins after the event as last recorded."""
+        self._call("cudaStreamWaitEvent", stream, event, 0)
+
+    def wait_for_event(self, event: Handle) -> None:
+        """Block the calling thread, without the GIL."""
+        self._call("cudaEventSynchronize", event)
+
+    def elapsed_ns(self, start: Handle, end: Handle) -> int:
+        """Between two events that have happened; their clock ticks in about half a microsecond."""
+        return int(float(self._ask("cudaEventElapsedTime", start, end)) * 1e6)
+
+    # Graphs
+
+    def capture(self, stream: Handle, work: Callable[[], None]) -> Handle:
+        """What `work` gives the stream, as a graph that can be launched again and again; none of it runs now.
+
+        Thread-local: what other threads do meanwhile neither is recorded nor breaks the recording. Raises what
+        `work` raises, and EngineFailure if something cannot be recorded; the stream can be used in any case.
+        """
+        self._call("cudaStreamBeginCapture", stream, self._capture_mode)
+        try:
+            work()
+        except BaseException:
+            self._abandon_capture(stream)
+            raise
+        graph = self._ask("cudaStreamEndCapture", stream)
+        try:
+            return self._ask("cudaGraphInstantiate", graph, 0)
+        finally:
+            self._invoke("cudaGraphDestroy", graph)
+
+    def _abandon_capture(self, stream: Handle) -> None:
+        status, graph = self._invoke("cudaStreamEndCapture", stream)
+        if int(status) == 0:
+            self._invoke("cudaGraphDestroy", graph)
+
+    def launch_graph(self, graph: Handle, stream: Handle) -> None:
+        self._call("cudaGraphLaunch", graph, stream)
+
+    def destroy_graph(self, graph: Handle) -> None:
+        self._call("cudaGraphExecDestroy", graph)
+
+    # The calls themselves
+
+    def _call(self, name: str, *args: Any) -> None:
+        status = getattr(self._runtime, name)(*args)[0]
+        if status:
+            raise self._failure(name, status)
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        answer = self._ask_all(name, *args)
+        return answer[0]
+
+    def _ask_all(self, name: str, *args: Any) -> tuple[Any, ...]:
+        status, *values = self._invoke(name, *args)
+        if int(status):
+            raise self._failure(name, status)
+        return tuple(values)
+
+    def _invoke(self, name: str, *args: Any) -> tuple[Any, ...]:
+        answer: tuple[Any, ...] = getattr(self._runtime, name)(*args)
+        return answer
+
+    def _failure(self, name: str, status: Any) -> EngineFailure:
+        return EngineFailure(f"{name}: {self._describe(status)}", self._blast(status))
+
+    def _describe(self, status: Any) -> str:
+        text = _text(self._runtime.cudaGetErrorString(status)[1])
+        return f"{text} (CUDA error {int(status)})"
+
+    @staticmethod
+    def _blast(status: Any) -> Blast:
+        if int(status) == _OUT_OF_MEMORY:
+            return Blast.MEMORY
+        return Blast.DEVICE if int(status) in _STICKY else Blast.BATCH
+
+
+class _PinnedRanges:
+    """The blocks of host memory that are page-locked. Few: the slab, and what a test adds."""
+
+    def __init__(self) -> None:
+        # Replaced and never changed: every batch reads it while a block may be added.
+        self._ends: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def add(self, address: int, nbytes: int) -> None:
+        with self._lock:
+            self._ends = self._ends | {address: address + nbytes}
+
+    def discard(self, address: int) -> bool:
+        with self._lock:
+            known = address in self._ends
+            self._ends = {start: end for start, end in self._ends.items() if start != address}
+            return known
+
+    def contains(self, address: int, nbytes: int) -> bool:
+        return any(start <= address and address + nbytes <= end for start, end in self._ends.items())
+
+
+def load_runtime() -> Any:
+    """cuda-python's runtime bindings. Raises CudaUnavailable."""
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+        raise CudaUnavailable(f"cuda-python is not installed; run {INSTALL}")
+    try:
+        return importlib.import_module("cuda.bindings.runtime")
+    except (ImportError, OSError, RuntimeError) as error:  # its libraries are found at import, by several means
+        raise CudaUnavailable(f"cuda-python does not load ({error}); run {INSTALL}") from error
+
+
+@cache
+def open_cuda() -> Cuda:
+    """The process's CUDA, when there is a driver and at least one device. Raises CudaUnavailable."""
+    return probe_cuda(load_runtime())
+
+
+def probe_cuda(runtime: Any) -> Cuda:
+    """Ask whether these bindings have a driver and a device behind them. Raises CudaUnavailable."""
+    cuda = Cuda(runtime)
+    try:
+        count = cuda.device_count()
+    except EngineFailure as failure:
+        raise CudaUnavailable(f"no usable NVIDIA driver: {failure}") from failure
+    if not count:
+        raise CudaUnavailable("the driver sees no GPU; in a container, start it with --gpus all")
+    return cuda
+
+
+def _batch_attributes(runtime: Any) -> Any:
+    """What batched copies are told; None where the bindings are older than batched copies."""
+    if not hasattr(runtime, "cudaMemcpyBatchAsync"):
+        return None
+    attributes = runtime.cudaMemcpyAttributes()
+    attributes.srcAccessOrder = runtime.cudaMemcpySrcAccessOrder.cudaMemcpySrcAccessOrderStream
+    return attributes
+
+
+def _text(raw: bytes | str) -> str:
+    return raw.decode(errors="replace").rstrip("\0") if isinstance(raw, bytes) else raw
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,0 +1,223 @@
+"""What every engine on a GPU does the same way: a batch's journey through a slot.
+
+    gather and copy in, on the slot's stream
+    compute, when it is the slot's turn on the device
+    copy out, on the slot's stream
+    wait, without the GIL, and scatter
+
+While one slot computes, the other copies. A library's engine derives from this and says how it computes.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+import numpy as np
+
+from app.engines.base import Blast, Engine, EngineFailure, EngineInfo, Part, RunResult
+from app.engines.cuda.device import Device
+from app.engines.cuda.driver import Handle
+from app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
+from app.engines.cuda.slots import Layout, Slot
+from app.engines.delivery import scatter
+from app.engines.measure import batch_knots
+from models.bundle import Precision
+from models.spec import TensorSpec
+
+# One batch computes, one is copied. A third would only wait, and could not grow any more while it does.
+SLOTS = 2
+
+
+def bucket_sizes(max_batch_size: int) -> tuple[int, ...]:
+    """The batch sizes that a GPU engine runs as they are: powers of two, and the largest."""
+    return tuple(batch_knots(max(1, max_batch_size)))
+
+
+class CudaEngine(Engine):
+    """The part of a GPU engine that does not depend on the library.
+
+    Without batches, `batch_sizes` is (1,). A subclass calls `_open_slots` at the end of its construction, and
+    `close` if anything after this class's part of it fails. Raises BundleError for tensors of free size,
+    EngineFailure where there is no room.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        batch_sizes: tuple[int, ...],
+        batched: bool,
+        engine: str,
+        library: str,
+        precision: Precision,
+        slots: int = SLOTS,
+    ) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        self.batched = batched
+        gpu = device.properties
+        self.info = EngineInfo(
+            engine=engine,
+            precision=precision,
+            device=device.name,
+            device_fingerprint=f"{gpu.name} / {gpu.compute_capability} / {library}",
+            library=library,
+            batch_sizes=batch_sizes,
+            slots=slots,
+        )
+        self._device = device
+        self._cuda = device.cuda
+        largest = self.info.batch_sizes[-1]
+        self._layout_in, self._layout_out = Layout.of(inputs, largest), Layout.of(outputs, largest)
+        self._gather = Gather(self._cuda)
+        self._closed = False
+        self._life = device.life
+        device.hold(self)
+        self._prepared: set[tuple[Slot, int]] = set()
+        self._slots: list[Slot] = []
+        self._free_slots: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+
+    # What a library's engine says
+
+    @abstractmethod
+    def _prepare(self, slot: Slot, size: int) -> None:
+        """Bind the slot's memory for one batch size, and compute it once or more until nothing is new."""
+
+    @abstractmethod
+    def _compute(self, slot: Slot, size: int) -> None:
+        """Give the stream of `_stream` one batch of a prepared size. Called in the device's turn."""
+
+    def _stream(self, slot: Slot) -> Handle:
+        """Where the slot's batch is computed."""
+        return slot.stream
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Give back what the library holds, as far as it was opened; the slots are still there."""
+
+    # The contract
+
+    def warm_up(self) -> None:
+        self._device.use()
+        try:
+            for slot in self._slots:
+                for size in self.info.batch_sizes:
+                    if (slot, size) not in self._prepared:
+                        self._prepare(slot, size)
+                        self._prepared.add((slot, size))
+                    self._compute_and_copy_out(slot, size, size)
+                    self._cuda.wait_for_event(slot.copied_out)
+            self._gather.threshold_bytes = self._measured_threshold()
+        except EngineFailure as failure:
+            self._device.settle(failure)
+            raise
+
+    def run(self, parts: Sequence[Part]) -> RunResult:
+        if self._life != self._device.life:
+            raise EngineFailure(f"{self._device.name} was reset since this engine was loaded", Blast.ENGINE)
+        slot = self._free_slots.get()
+        try:
+            self._device.use()
+            self._begin(slot, parts)
+            return self._finish(slot, parts)
+        except EngineFailure as failure:
+            # Nothing may read the requests' memory any more, nor this slot's, when others get them.
+            self._device.settle(failure)
+            raise
+        finally:
+            self._free_slots.put(slot)
+
+    def page_lock(self, memory: memoryview) -> bool:
+        block = np.frombuffer(memory, np.uint8)
+        self._device.use()
+        try:
+            self._cuda.pin(int(block.__array_interface__["data"][0]), block.nbytes)
+        except EngineFailure:
+            return False  # the host gathers, then
+        return True
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._life != self._device.life:
+            return  # what it had went with the context that it was opened in
+        try:
+            self._device.use()
+        except EngineFailure as failure:
+            if failure.blast is Blast.DEVICE:
+                return  # it has taken everything with it
+        with suppress(EngineFailure), ExitStack() as owned:
+            for slot in self._slots:
+                owned.callback(slot.close)
+            owned.callback(self._release)
+        self._slots = []
+        self._device.let_go(self)
+
+    # Inside
+
+    def _open_slots(self, library_bytes: int) -> None:
+        """Allocate everything, if it fits beside the `library_bytes` that the library will want."""
+        self._device.use()
+        per_slot = self._layout_in.nbytes + self._layout_out.nbytes
+        self._device.check_room(self.info.slots * per_slot + library_bytes, f"the {self.info.engine} engine")
+        for _ in range(self.info.slots):
+            self._slots.append(Slot(self._device, self._layout_in, self._layout_out))
+            self._free_slots.put(self._slots[-1])
+
+    def _begin(self, slot: Slot, parts: Sequence[Part]) -> None:
+        """Give the device the whole journey of a batch, and wait for nothing."""
+        samples = sum(part.samples for part in parts)
+        self._cuda.record(slot.begun, slot.stream)
+        self._gather.copy_in(slot, parts)
+        size = self._padded(samples)
+        if size > samples:
+            slot.clear_padding(samples, size)
+        self._compute_and_copy_out(slot, size, samples)
+
+    def _finish(self, slot: Slot, parts: Sequence[Part]) -> RunResult:
+        cuda = self._cuda
+        cuda.wait_for_event(slot.copied_out)
+        arrived_ns = time.monotonic_ns()
+        samples = sum(part.samples for part in parts)
+        outputs = scatter(parts, slot.answers(samples, batched=self.batched), batched=self.batched)
+        return RunResult(
+            outputs=outputs,
+            copy_in_ns=cuda.elapsed_ns(slot.begun, slot.copied_in),
+            waited_ns=cuda.elapsed_ns(slot.copied_in, slot.computing),
+            compute_ns=cuda.elapsed_ns(slot.computing, slot.computed),
+            copy_out_ns=cuda.elapsed_ns(slot.computed, slot.copied_out) + time.monotonic_ns() - arrived_ns,
+        )
+
+    def _compute_and_copy_out(self, slot: Slot, size: int, samples: int) -> None:
+        """Compute what lies in the slot, behind what its stream has, and bring the answers to the host."""
+        cuda, stream = self._cuda, self._stream(slot)
+        cuda.record(slot.copied_in, slot.stream)
+        if stream is not slot.stream:
+            cuda.make_stream_wait(stream, slot.copied_in)
+        with self._device.turn(stream, slot.computing, slot.computed):
+            self._compute(slot, size)
+        if stream is not slot.stream:
+            cuda.make_stream_wait(slot.stream, slot.computed)
+        slot.copy_out(samples)
+        cuda.record(slot.copied_out, slot.stream)
+
+    def _whole_shape(self, spec: TensorSpec, size: int) -> tuple[int, ...]:
+        return (size, *spec.shape) if self.batched else spec.shape
+
+    def _padded(self, samples: int) -> int:
+        return next(size for size in self.info.batch_sizes if size >= samples)
+
+    def _measured_threshold(self) -> int:
+        """By the largest input: where copying costs anything worth saving."""
+        places = self._layout_in.places
+        if not self.batched:
+            return NEVER_BYTES
+        index = max(range(len(places)), key=lambda i: places[i].sample_bytes)
+        slot, largest = self._slots[0], self.info.batch_sizes[-1]
+        return measure_threshold(self._cuda, slot, index, places[index].sample_bytes, largest)

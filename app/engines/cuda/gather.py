@@ -1,0 +1,108 @@
+"""How a batch comes together on the device: by the copy engine or by the host.
+
+The copy engine can read each request's tensor where it lies, if that memory is page-locked; the host can
+gather the tensors into one page-locked block that goes over in one copy. The first saves a pass over the
+bytes, the second saves a command per request; from which size on the first pays is measured, not known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import numpy as np
+
+from app.engines.base import Part
+from app.engines.cuda.driver import Cuda
+from app.engines.cuda.slots import Slot
+
+NEVER_BYTES = 1 << 62
+_ROUNDS = 5
+
+
+class Gather:
+    """Copies the inputs of a batch into a slot. A part's tensor of at least `threshold_bytes` goes by copy engine."""
+
+    def __init__(self, cuda: Cuda, threshold_bytes: int = NEVER_BYTES) -> None:
+        self._cuda = cuda
+        self.threshold_bytes = threshold_bytes
+
+    def copy_in(self, slot: Slot, parts: Sequence[Part]) -> None:
+        """Give the slot's stream everything that brings the parts' inputs to the device, in order."""
+        for index in range(len(parts[0].inputs)):
+            views = [part.inputs[index] for part in parts]
+            addresses = self._pinned_addresses(views)
+            if addresses is None:
+                self._by_host(slot, index, views)
+            else:
+                self._by_copy_engine(slot, index, addresses, [view.nbytes for view in views])
+
+    def _pinned_addresses(self, views: Sequence[memoryview]) -> list[int] | None:
+        """Where the tensors lie, if every one is large enough and page-locked."""
+        if min(view.nbytes for view in views) < self.threshold_bytes:
+            return None
+        addresses = [_address(view) for view in views]
+        pinned = all(self._cuda.is_pinned(a, view.nbytes) for a, view in zip(addresses, views, strict=True))
+        return addresses if pinned else None
+
+    def _by_host(self, slot: Slot, index: int, views: Sequence[memoryview]) -> None:
+        slot.copy_staged_in(index, _join(views, slot.staging(index)))
+
+    def _by_copy_engine(self, slot: Slot, index: int, addresses: Sequence[int], sizes: Sequence[int]) -> None:
+        _send_each(self._cuda, slot, index, addresses, sizes)
+
+
+def measure_threshold(cuda: Cuda, slot: Slot, index: int, sample_bytes: int, largest: int) -> int:
+    """From how many bytes per request on the copy engine is faster, for batches of about `largest` samples.
+
+    Tried with requests of 1, 2, 4... samples that lie in the slot's own staging, because that is page-locked;
+    so the host gathers aside. NEVER_BYTES where the host always wins. Raises EngineFailure.
+    """
+    staging, aside = slot.staging(index), np.empty(largest * sample_bytes, np.uint8)
+    for samples in (1 << bit for bit in range(largest.bit_length())):
+        nbytes, requests = samples * sample_bytes, largest // samples
+        views = [staging[i * nbytes : (i + 1) * nbytes].data for i in range(requests)]
+        addresses, sizes = [_address(view) for view in views], [nbytes] * requests
+
+        def by_host(views: Sequence[memoryview] = views) -> None:
+            slot.copy_staged_in(index, _join(views, aside))
+
+        def by_copy_engine(addresses: Sequence[int] = addresses, sizes: Sequence[int] = sizes) -> None:
+            _send_each(cuda, slot, index, addresses, sizes)
+
+        if _median_ns(cuda, slot, by_copy_engine) < _median_ns(cuda, slot, by_host):
+            return nbytes
+    return NEVER_BYTES
+
+
+def _join(views: Sequence[memoryview], target: np.ndarray) -> int:
+    """Copy the views one behind the other; how many bytes that were."""
+    offset = 0
+    for view in views:
+        # numpy copies without the GIL; a memoryview would hold it.
+        np.copyto(target[offset : offset + view.nbytes], np.frombuffer(view, np.uint8))
+        offset += view.nbytes
+    return offset
+
+
+def _send_each(cuda: Cuda, slot: Slot, index: int, addresses: Sequence[int], sizes: Sequence[int]) -> None:
+    target, targets = slot.device_input(index), []
+    for nbytes in sizes:
+        targets.append(target)
+        target += nbytes
+    cuda.gather_to_device(targets, addresses, sizes, slot.stream)
+
+
+def _median_ns(cuda: Cuda, slot: Slot, work: Callable[[], None]) -> float:
+    taken = []
+    for _ in range(_ROUNDS):
+        started_ns = time.perf_counter_ns()
+        work()
+        cuda.wait_for_stream(slot.stream)
+        taken.append(time.perf_counter_ns() - started_ns)
+    return median(taken)
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])

@@ -1,0 +1,134 @@
+"""The memory and the stream of one batch in flight, allocated once.
+
+A slot has room for the largest batch: on the device for every input and output, and page-locked on the host
+for what is gathered and scattered there. Addresses never change, so that contexts and graphs may be bound to
+them. Knows nothing of what computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.engines.cuda.device import Device
+from app.engines.cuda.driver import Cuda, Handle
+from models.errors import BundleError
+from models.spec import TensorSpec
+
+# What cudaMalloc itself aligns to; kernels may ask for as much of every tensor.
+_ALIGNMENT_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor begins inside a block, and the bytes of one sample (of the whole, without batches)."""
+
+    spec: TensorSpec
+    offset: int
+    sample_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Places for several tensors of up to `samples` samples, one after the other."""
+
+    places: tuple[Place, ...]
+    nbytes: int
+
+    @staticmethod
+    def of(specs: Sequence[TensorSpec], samples: int) -> Layout:
+        """Raises BundleError where a size is known only at run time: there is no place for such a tensor."""
+        places, offset = [], 0
+        for spec in specs:
+            if spec.sample_bytes is None:
+                raise BundleError(f"tensor {spec.name!r} has no fixed size, and memory on a GPU is allocated once")
+            places.append(Place(spec, offset, spec.sample_bytes))
+            offset += -(-max(1, samples * spec.sample_bytes) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return Layout(tuple(places), max(offset, _ALIGNMENT_BYTES))
+
+
+class Slot:
+    """One batch in flight. Raises EngineFailure where CUDA does."""
+
+    def __init__(self, device: Device, inputs: Layout, outputs: Layout) -> None:
+        cuda = self._cuda = device.cuda
+        self._inputs, self._outputs = inputs, outputs
+        with ExitStack() as owned:
+            self.stream = cuda.make_stream()
+            owned.callback(cuda.destroy_stream, self.stream)
+            events = [_make_event(device, owned) for _ in range(5)]
+            self.begun, self.copied_in, self.computing, self.computed, self.copied_out = events
+            self._device_in, self._device_out = (_allocate(cuda, one.nbytes, owned) for one in (inputs, outputs))
+            self._host_in, self._host_out = (_allocate_host(cuda, one.nbytes, owned) for one in (inputs, outputs))
+            self._staging, self._answers = _bytes_at(self._host_in, inputs), _bytes_at(self._host_out, outputs)
+            self._staging.fill(0)
+            cuda.clear(self._device_in, inputs.nbytes, self.stream)
+            cuda.wait_for_stream(self.stream)
+            self._owned = owned.pop_all()
+
+    def device_input(self, index: int) -> int:
+        return self._device_in + self._inputs.places[index].offset
+
+    def device_output(self, index: int) -> int:
+        return self._device_out + self._outputs.places[index].offset
+
+    def staging(self, index: int) -> np.ndarray:
+        """uint8 [bytes]: where the host gathers an input."""
+        return self._staging[self._inputs.places[index].offset :]
+
+    def copy_staged_in(self, index: int, nbytes: int) -> None:
+        """From the staging of an input to the device, behind what the stream has."""
+        source = self._host_in + self._inputs.places[index].offset
+        self._cuda.copy_to_device(self.device_input(index), source, nbytes, self.stream)
+
+    def clear_padding(self, samples: int, size: int) -> None:
+        """Zeros behind the first samples: what an earlier batch left there may be just what made it fail."""
+        for index, place in enumerate(self._inputs.places):
+            start = self.device_input(index) + samples * place.sample_bytes
+            self._cuda.clear(start, (size - samples) * place.sample_bytes, self.stream)
+
+    def copy_out(self, samples: int) -> None:
+        """Every output's first samples to the host, behind what the stream has."""
+        for place in self._outputs.places:
+            target = self._host_out + place.offset
+            self._cuda.copy_to_host(target, self._device_out + place.offset, samples * place.sample_bytes, self.stream)
+
+    def answers(self, samples: int, *, batched: bool) -> list[np.ndarray]:
+        """The outputs on the host, over memory that the next batch reuses: [samples, ...] where `batched`."""
+        arrays = []
+        for place in self._outputs.places:
+            raw = self._answers[place.offset : place.offset + samples * place.sample_bytes]
+            shape = (samples, *place.spec.shape) if batched else place.spec.shape
+            arrays.append(raw.view(place.spec.numpy_dtype).reshape(shape))
+        return arrays
+
+    def close(self) -> None:
+        """Give everything back. The stream must have nothing to do."""
+        self._owned.close()
+
+
+def _make_event(device: Device, owned: ExitStack) -> Handle:
+    event = device.cuda.make_event()
+    owned.callback(device.cuda.destroy_event, event)
+    owned.callback(device.forget, event)
+    return event
+
+
+def _allocate(cuda: Cuda, nbytes: int, owned: ExitStack) -> int:
+    address = cuda.allocate(nbytes)
+    owned.callback(cuda.free, address)
+    return address
+
+
+def _allocate_host(cuda: Cuda, nbytes: int, owned: ExitStack) -> int:
+    address = cuda.allocate_host(nbytes)
+    owned.callback(cuda.free_host, address)
+    return address
+
+
+def _bytes_at(address: int, layout: Layout) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * layout.nbytes).from_address(address))

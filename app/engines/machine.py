@@ -1,0 +1,82 @@
+"""What this process can run engines on, found out once: GPUs, libraries, and why any of them is missing.
+
+Knows how to look; `select` knows what to make of it. Everything here may be replaced by fakes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import logging
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from app.engines import tensorrt
+from app.engines.cuda.device import Device, open_devices
+from app.engines.cuda.driver import CudaUnavailable
+from app.engines.onnxruntime_cuda import PROVIDER
+from app.engines.tensorrt_library import load_tensorrt
+from models.errors import JobError
+
+_log = logging.getLogger("convoy")
+_INSTALL = "uninstall onnxruntime and run pip install 'convoy-serve[gpu]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library's module, or None and why it cannot be used; untyped, because it may be a fake."""
+
+    module: Any
+    reason: str = ""
+
+
+_NO_LIBRARY = Library(None, "there is no GPU for it")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The GPUs of this process, or why there are none, and the libraries that could use them."""
+
+    gpus: tuple[Device, ...] = ()
+    no_gpu: str = "the GPU was not asked for"
+    tensorrt: Library = field(default=_NO_LIBRARY)
+    onnxruntime: Library = field(default=_NO_LIBRARY)
+
+
+CPU_ONLY = Machine()
+
+
+@cache
+def find_machine() -> Machine:
+    """Ask the driver and the libraries. Takes a second where there is a GPU, nothing where there is none."""
+    try:
+        gpus = open_devices()
+    except CudaUnavailable as reason:
+        return Machine(no_gpu=str(reason))
+    return Machine(gpus, "", _find_tensorrt(), _find_onnxruntime())
+
+
+def _find_tensorrt() -> Library:
+    try:
+        return Library(load_tensorrt(tensorrt.NEEDED))
+    except JobError as error:
+        return Library(None, str(error))
+
+
+def _find_onnxruntime() -> Library:
+    try:
+        module: Any = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        return Library(None, f"onnxruntime does not load ({error}); {_INSTALL}")
+    if PROVIDER not in module.get_available_providers():
+        return Library(None, f"this build of onnxruntime has no {PROVIDER}; {_INSTALL}")
+    if hasattr(module, "preload_dlls"):
+        # It finds the libraries that came with pip, and prints what it does not find instead of raising.
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            module.preload_dlls()
+        if said.getvalue():
+            _log.info("onnxruntime: %s", " ".join(said.getvalue().split()))
+    return Library(module)

@@ -1,0 +1,232 @@
+"""TensorRT plans: the fastest way to run a model on the GPU that the plan was built for.
+
+A plan is executable code, so it comes here only as `models.plan_cache.find_plan` gave it out: its bytes
+verified, and these very bytes are loaded. For every slot and batch size there is one execution context with its
+addresses set once and, where capture succeeds, one CUDA graph: a run is one launch. All contexts share one
+scratch block, because the device computes one batch at a time.
+
+Knows the runtime half of TensorRT 10.12 to 11.x, by the names that they share.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from app.engines.base import Blast, EngineFailure
+from app.engines.cuda.device import Device
+from app.engines.cuda.driver import Handle
+from app.engines.cuda.engine import SLOTS, CudaEngine
+from app.engines.cuda.slots import Slot
+from app.engines.tensorrt_library import Needed, collecting_logger, explained
+from models.errors import BundleError
+from models.plans import Plan
+from models.spec import TensorSpec
+
+_log = logging.getLogger("convoy")
+
+NEEDED: Needed = (
+    ("Runtime", "deserialize_cuda_engine"),
+    ("ICudaEngine", "create_execution_context"),
+    ("ICudaEngine", "get_device_memory_size_for_profile_v2"),
+    ("IExecutionContext", "execute_async_v3"),
+    ("IExecutionContext", "set_device_memory"),
+    ("IExecutionContext", "set_optimization_profile_async"),
+    ("ExecutionContextAllocationStrategy", "USER_MANAGED"),
+)
+# TensorRT's names of data types, by ours.
+_DATA_TYPES = {
+    "BOOL": "BOOL",
+    "UINT8": "UINT8",
+    "INT8": "INT8",
+    "INT32": "INT32",
+    "INT64": "INT64",
+    "FP16": "HALF",
+    "FP32": "FLOAT",
+    "BF16": "BF16",
+}
+
+
+class TensorRtEngine(CudaEngine):
+    """One plan on `device`.
+
+    The plan has one static profile for each of its batch sizes, in order; those that batches of up to
+    `max_batch_size` need are used. `trt` is the tensorrt module. Without `graphs` every run is a plain enqueue.
+    Raises BundleError when the plan does not load or has other tensors, EngineFailure when the device has no room.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        trt: Any,
+        *,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        batched: bool,
+        max_batch_size: int | None = None,
+        graphs: bool = True,
+        slots: int = SLOTS,
+    ) -> None:
+        options = plan.record.options
+        sizes = options.batch_sizes
+        smaller = sum(size < (max_batch_size or sizes[-1]) for size in sizes)
+        super().__init__(
+            device,
+            inputs=inputs,
+            outputs=outputs,
+            batch_sizes=sizes[: smaller + 1],
+            batched=batched,
+            engine="tensorrt",
+            library=f"tensorrt {trt.__version__}",
+            precision=options.precision,
+            slots=slots,
+        )
+        self._trt = trt
+        self._wants_graphs = graphs
+        self._logger = collecting_logger(trt)
+        self._scratch = 0
+        self._ways: dict[tuple[Slot, int], _Way] = {}
+        self._runtime: Any = None
+        self._engine: Any = None
+        try:
+            scratch_bytes = max(plan.record.scratch_bytes[: len(self.info.batch_sizes)])
+            device.check_room(len(plan.data) + scratch_bytes, plan.path.name)
+            self._runtime = trt.Runtime(self._logger)
+            self._engine = self._load(plan)
+            self._check_tensors(plan)
+            self._scratch_bytes = max(1, self._needed_scratch())
+            self._open_slots(library_bytes=self._scratch_bytes)
+            self._scratch = self._cuda.allocate(self._scratch_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def graphs(self) -> int:
+        """For how many pairs of slot and batch size a graph was captured."""
+        return sum(way.graph is not None for way in self._ways.values())
+
+    def _load(self, plan: Plan) -> Any:
+        engine = self._runtime.deserialize_cuda_engine(plan.data)
+        if engine is None:
+            reason = self._reason()
+            if "memory" in reason.lower():
+                raise EngineFailure(f"{plan.path}: {reason}", Blast.MEMORY)
+            raise BundleError(f"{plan.path}: TensorRT does not load it ({reason}); remove it, and it is built anew")
+        return engine
+
+    def _check_tensors(self, plan: Plan) -> None:
+        """Whether the plan was built from what the manifest describes.
+
+        A wrong dtype would be read as rubbish, and a larger shape written beyond its place.
+        """
+        names = {self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)}
+        specs = {spec.name: spec for spec in (*self.inputs, *self.outputs)}
+        wrong = sorted((names ^ specs.keys()) | {name for name in names & specs.keys() if not self._fits(specs[name])})
+        if wrong:
+            raise BundleError(
+                f"{plan.path}: tensor {wrong[0]!r} is not the manifest's; remove it, and it is built anew"
+            )
+        if self._engine.num_optimization_profiles != len(plan.record.options.batch_sizes):
+            raise BundleError(f"{plan.path}: lacks a profile for some batch size; remove it, and it is built anew")
+
+    def _fits(self, spec: TensorSpec) -> bool:
+        dtype = getattr(self._trt.DataType, _DATA_TYPES.get(spec.dtype, ""), None)
+        have, want = tuple(self._engine.get_tensor_shape(spec.name)), self._whole_shape(spec, -1)
+        # -1: TensorRT knows the size only when a batch comes.
+        same_shape = len(have) == len(want) and all(h in (w, -1) for h, w in zip(have, want, strict=True))
+        return self._engine.get_tensor_dtype(spec.name) == dtype and same_shape
+
+    def _needed_scratch(self) -> int:
+        profiles = range(len(self.info.batch_sizes))
+        return max(int(self._engine.get_device_memory_size_for_profile_v2(index)) for index in profiles)
+
+    # Preparing
+
+    def _prepare(self, slot: Slot, size: int) -> None:
+        way = _Way(self._bound_context(slot, size))
+        self._ways[slot, size] = way
+        # The first enqueue settles what TensorRT puts off until then; a graph of it would be a graph of that.
+        self._enqueue(way, slot, size)
+        self._cuda.wait_for_stream(slot.stream)
+        if self._wants_graphs:
+            way.graph = self._captured(way, slot, size)
+
+    def _bound_context(self, slot: Slot, size: int) -> Any:
+        """A context of its own: the profile, shapes and addresses are set here and never again."""
+        strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        context = self._engine.create_execution_context(strategy)
+        if context is None:
+            raise EngineFailure(f"no execution context: {self._reason()}", Blast.MEMORY)
+        context.set_device_memory(self._scratch, self._scratch_bytes)
+        profile = self.info.batch_sizes.index(size)
+        done = context.set_optimization_profile_async(profile, int(slot.stream))
+        self._cuda.wait_for_stream(slot.stream)
+        for index, spec in enumerate(self.inputs):
+            done = done and context.set_input_shape(spec.name, self._whole_shape(spec, size))
+            done = done and context.set_tensor_address(spec.name, slot.device_input(index))
+        for index, spec in enumerate(self.outputs):
+            done = done and context.set_tensor_address(spec.name, slot.device_output(index))
+        if not done:
+            raise EngineFailure(f"TensorRT does not take batch size {size}: {self._reason()}", Blast.ENGINE)
+        return context
+
+    def _captured(self, way: _Way, slot: Slot, size: int) -> Handle | None:
+        """The graph, or None where it cannot be captured; then the context is enqueued each time."""
+        try:
+            # A refused enqueue would leave a graph that changes nothing: it must fail here, or answers are stale.
+            return self._cuda.capture(slot.stream, lambda: self._enqueue(way, slot, size))
+        except EngineFailure as failure:
+            if failure.blast is Blast.DEVICE:
+                raise
+            _log.info("no CUDA graph for batch size %d (%s); it is enqueued instead", size, failure)
+            return None
+
+    # Running
+
+    def _compute(self, slot: Slot, size: int) -> None:
+        way = self._ways[slot, size]
+        if way.graph is not None:
+            self._cuda.launch_graph(way.graph, slot.stream)
+        else:
+            self._enqueue(way, slot, size)
+
+    def _enqueue(self, way: _Way, slot: Slot, size: int) -> None:
+        if not way.context.execute_async_v3(int(slot.stream)):
+            raise EngineFailure(f"TensorRT refused a batch of {size}: {self._reason()}")
+
+    def _reason(self) -> str:
+        """What TensorRT has complained of since it was last asked."""
+        reason = explained(self._logger.errors)
+        self._logger.errors.clear()
+        return reason
+
+    def _release(self) -> None:
+        with ExitStack() as owned:  # from below
+            if self._scratch:
+                owned.callback(self._cuda.free, self._scratch)
+            owned.callback(self._release_library)
+            for graph in [way.graph for way in self._ways.values() if way.graph is not None]:
+                owned.callback(self._cuda.destroy_graph, graph)
+
+    def _release_library(self) -> None:
+        # Contexts before the engine, the engine before the runtime: each holds a bare pointer to the next.
+        self._ways.clear()
+        self._engine = None
+        self._runtime = None
+
+
+@dataclass(slots=True)
+class _Way:
+    """How one slot runs one batch size."""
+
+    context: Any
+    graph: Handle | None = None
+
+
+def supports(specs: tuple[TensorSpec, ...]) -> bool:
+    """Whether TensorRT has all of these data types and every size is known."""
+    return all(spec.dtype in _DATA_TYPES and spec.sample_bytes is not None for spec in specs)

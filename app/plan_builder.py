@@ -1,0 +1,262 @@
+"""TensorRT plans built while the server serves: a child process each, watched, bounded, and killed with the core.
+
+Knows how to start the builder, how to read what it says and when to lose patience. Knows nothing of engines,
+and nothing of what is done with the plan. A build never raises: serving does not depend on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from asyncio import StreamReader
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from models.plans import BuildEvent, BuildOptions
+from models.records import from_jsonable
+
+_log = logging.getLogger("convoy")
+_LOOK_EVERY_S = 1.0
+_LONGEST_LINE_BYTES = 1 << 20
+_KEPT_COMPLAINT_BYTES = 4096
+
+BuildState = Literal["waiting", "building", "built", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBuild:
+    """How far a build of `file` is: `step` of `total` in the builder's `phase`.
+
+    `reason` says why it failed, or why the plan does not serve although it was built.
+    """
+
+    state: BuildState
+    file: str = ""
+    phase: str = ""
+    step: int = 0
+    total: int = 0
+    elapsed_s: float = 0.0
+    reason: str | None = None
+    plan: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOrder:
+    """A plan to build into a cache; `gpu` counts as CUDA does in this process."""
+
+    onnx: Path
+    plan_cache: Path
+    options: BuildOptions
+    gpu: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BuildLimits:
+    """What a build may cost. It is told `time_limit_s` itself, and killed `grace_s` after that."""
+
+    time_limit_s: float = 1800.0
+    grace_s: float = 30.0
+    memory_bytes: int = 16 << 30
+    niceness: int = 10
+
+
+class _Failed(Exception):
+    """The build ended without a plan; the message says why and what to do."""
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory that a process has in use; 0 when it is gone."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+class PlanBuilder:
+    """Builds one plan at a time on each GPU; the others wait. `command`, the clock and the pause are for tests."""
+
+    def __init__(
+        self,
+        limits: BuildLimits | None = None,
+        *,
+        command: tuple[str, ...] = (sys.executable, "-m", "export.to_tensorrt"),
+        now_s: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        memory_of: Callable[[int], int] = resident_bytes,
+    ) -> None:
+        self._limits = limits or BuildLimits()
+        self._command = command
+        self._now_s, self._pause, self._memory_of = now_s, pause, memory_of
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def build(self, order: BuildOrder, report: Callable[[PlanBuild], None]) -> PlanBuild:
+        """Build a plan and return how that ended; `report` hears of every step. Cancelling kills the child."""
+        report(PlanBuild("waiting"))
+        build = _Build(report)
+        try:
+            visible = visible_device(order.gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            async with self._turns[visible]:
+                await self._run(order, visible, build)
+        except _Failed as failure:
+            build.now(state="failed", reason=str(failure))
+        except OSError as error:
+            build.now(state="failed", reason=f"the builder could not be started: {error}")
+        except Exception as error:  # a bug, which must cost nobody more than the plan
+            _log.exception("building a plan failed; this is a bug")
+            build.now(state="failed", reason=f"{type(error).__name__}: {error}")
+        return build.progress
+
+    async def _run(self, order: BuildOrder, visible: str, build: _Build) -> None:
+        started_s = self._now_s()
+        build.elapsed_s = lambda: round(self._now_s() - started_s, 1)
+        build.now(state="building")
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            *_arguments(order, self._limits),
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": visible},
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            limit=_LONGEST_LINE_BYTES,
+            start_new_session=True,  # a group of its own, so that whatever it starts dies with it
+        )
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, self._limits.niceness)
+        ending = asyncio.ensure_future(_attend(process, build))
+        guard = asyncio.ensure_future(self._guard(process, started_s))
+        try:
+            await asyncio.wait({ending, guard}, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                guard.result()  # patience is lost
+            how = ending.result()
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            for task in (ending, guard):
+                task.cancel()
+            await asyncio.gather(ending, guard, process.wait(), return_exceptions=True)
+        if build.progress.state != "built":
+            raise _Failed(build.refusal or how)
+
+    async def _guard(self, process: Process, started_s: float) -> None:
+        """Raise _Failed when the child takes too much. It ends by itself in no other way.
+
+        Memory is watched and not limited with RLIMIT_AS or RLIMIT_DATA, because CUDA reserves hundreds of
+        gigabytes of addresses that it never uses, and would not start.
+        """
+        limits = self._limits
+        while True:
+            await self._pause(_LOOK_EVERY_S)
+            if self._now_s() - started_s > limits.time_limit_s + limits.grace_s:
+                raise _Failed(f"it did not end within {limits.time_limit_s:g} s and was killed")
+            used_bytes = self._memory_of(process.pid)
+            if used_bytes > limits.memory_bytes:
+                raise _Failed(
+                    f"it used {used_bytes >> 20} MiB of memory where {limits.memory_bytes >> 20} MiB are allowed and "
+                    "was killed; build the plan on a machine with more memory and the same kind of GPU"
+                )
+
+
+class _Build:
+    """One build's progress, told with every change."""
+
+    def __init__(self, report: Callable[[PlanBuild], None]) -> None:
+        self._report = report
+        self.progress = PlanBuild("waiting")
+        self.refusal: str | None = None  # the builder's own words, once it has failed
+        self.elapsed_s: Callable[[], float] = lambda: 0.0
+
+    def now(self, *, state: BuildState, reason: str | None = None, plan: Path | None = None) -> None:
+        """It has come to another state, in whatever phase it was."""
+        self._tell(replace(self.progress, state=state, reason=reason, plan=plan, elapsed_s=self.elapsed_s()))
+
+    def hear(self, event: BuildEvent) -> None:
+        """What the builder says of itself."""
+        match event.kind:
+            case "progress" if event.parent is None:
+                position = replace(self.progress, phase=event.text, step=event.step, total=event.total)
+                self._tell(replace(position, elapsed_s=self.elapsed_s()))
+            case "progress":
+                pass  # phases within phases come by the hundred
+            case "note":
+                _log.info("building a plan: %s", event.text)
+            case "done":
+                self.now(state="built", plan=Path(event.text))
+            case "failed":
+                self.refusal = event.text
+
+    def _tell(self, progress: PlanBuild) -> None:
+        self.progress = progress
+        self._report(progress)
+
+
+def visible_device(gpu: int, current: str | None) -> str:
+    """The value of CUDA_VISIBLE_DEVICES under which only the GPU is seen that is number `gpu` under the current one."""
+    if current is None:
+        return str(gpu)
+    names = [name.strip() for name in current.split(",")]
+    if not (0 <= gpu < len(names) and names[gpu]):
+        raise _Failed(f"there is no GPU {gpu} in CUDA_VISIBLE_DEVICES={current}")
+    return names[gpu]
+
+
+def _arguments(order: BuildOrder, limits: BuildLimits) -> list[str]:
+    options = order.options
+    arguments = [
+        str(order.onnx),
+        *("--plan-cache", str(order.plan_cache)),
+        *("--precision", options.precision),
+        *("--batch-sizes", ",".join(map(str, options.batch_sizes))),
+        *("--hardware-compatibility", options.hardware_compatibility),
+        *("--time-limit-s", f"{limits.time_limit_s:g}"),
+        "--json-progress",
+    ]
+    if options.workspace_mb is not None:
+        arguments += ["--workspace-mb", str(options.workspace_mb)]
+    return arguments
+
+
+async def _attend(process: Process, build: _Build) -> str:
+    """Listen until the child has ended, and say how. Raises _Failed for what no builder says."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    _, complaint = await asyncio.gather(_listen(process.stdout, build), _last_words(process.stderr))
+    code = await process.wait()
+    how = f"the builder was ended by signal {-code}" if code < 0 else f"the builder ended with code {code}"
+    return f"{how}: {complaint}" if complaint else how
+
+
+async def _listen(stdout: StreamReader, build: _Build) -> None:
+    while True:
+        try:
+            line = await stdout.readline()
+        except ValueError as error:
+            raise _Failed(f"the builder wrote more than {_LONGEST_LINE_BYTES} bytes without a line's end") from error
+        if not line:
+            return
+        try:
+            event = from_jsonable(BuildEvent, json.loads(line), "the builder's event")
+        except ValueError:  # libraries may write to stdout as they please
+            continue
+        build.hear(event)
+
+
+async def _last_words(stderr: StreamReader) -> str:
+    """The last line of what the child complains of; it is read all along, or the child would stand still."""
+    kept = b""
+    while chunk := await stderr.read(_KEPT_COMPLAINT_BYTES):
+        kept = (kept + chunk)[-_KEPT_COMPLAINT_BYTES:]
+    lines = [line.strip() for line in kept.decode(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "")

@@ -1,0 +1,221 @@
+"""onnxruntime with a CUDA provider that is played: the CPU's own answers, given on a fake GPU's streams.
+
+Sessions take the CUDA provider's options, bindings take addresses of the fake device's memory, and a run only
+puts work on the stream that the options name.
+
+Graphs are as the real provider has them: a thread's own, captured in its third run of an id and for the whole
+process, replayed with the addresses of that run whatever binding comes later.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from tests.support.fake_cuda import FakeCuda, Graph
+
+PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
+Arrays = Mapping[str, np.ndarray]
+# What the real one says of every node that it leaves to the CPU, and of every file where it did not load.
+NODES_ON_CPU = (
+    "[ONNXRuntimeError] : 1 : FAIL : This session contains graph nodes that are assigned to the default CPU EP, but "
+    "fallback to CPU EP has been explicitly disabled by the user."
+)
+# Plain runs of a graph id on a thread, before one is captured.
+PLAIN_RUNS = 2
+
+
+class Fail(Exception):
+    """onnxruntime's own exceptions derive from nothing else."""
+
+
+@dataclass
+class FakeRuntime:
+    """The module. The script first, then what was asked.
+
+    `takes_ns` is how long a batch of so many samples computes under the provider's options. `refuses` may
+    raise when a session is opened, `spoils` when a run is launched, with the inputs that it would see.
+    `while_capturing` is called in every capture. `loads` False: the provider's libraries are missing.
+    """
+
+    cuda: FakeCuda
+    providers: tuple[str, ...] = PROVIDERS
+    loads: bool = True
+    takes_ns: Callable[[int, Mapping[str, str]], float] = lambda samples, options: 0.0
+    refuses: Callable[[Mapping[str, str]], None] = lambda options: None
+    spoils: Callable[[Arrays], None] | None = None
+    while_capturing: Callable[[], None] = lambda: None
+    sessions: weakref.WeakSet[FakeSession] = field(default_factory=weakref.WeakSet)
+    opened: list[dict[str, str]] = field(default_factory=list)
+    captures: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+    __version__ = ort.__version__
+    SessionOptions = ort.SessionOptions
+    RunOptions = ort.RunOptions
+
+    def get_available_providers(self) -> list[str]:
+        return list(self.providers)
+
+    def InferenceSession(
+        self,
+        path: str,
+        options: ort.SessionOptions,
+        providers: list[tuple[str, dict[str, str]]],
+        enable_fallback: int = 1,
+    ) -> FakeSession:
+        ((name, provider_options),) = providers
+        assert name == "CUDAExecutionProvider"
+        if not self.loads and _bans_the_cpu(options):
+            raise Fail(NODES_ON_CPU)
+        try:
+            self.refuses(provider_options)
+            session = FakeSession(self, path, provider_options)
+        except RuntimeError as error:
+            if not enable_fallback:
+                raise
+            # The real one prints the error and tries the CPU, which is what the options forbid.
+            raise ValueError("Conflicting session configuration: fallback to CPU EP is disabled") from error
+        self.opened.append(dict(provider_options))
+        self.sessions.add(session)
+        return session
+
+
+class FakeSession:
+    def __init__(self, runtime: FakeRuntime, path: str, options: Mapping[str, str]) -> None:
+        self._runtime = runtime
+        self._session = cpu_session(path)
+        self.options = dict(options)
+        self.can_fall_back = True
+        self._graphs: dict[tuple[int, str], Graph] = {}
+        self._plain_runs: Counter[tuple[int, str]] = Counter()
+        if runtime.loads and runtime.cuda.allocate_for(self, Path(path).stat().st_size) is None:
+            raise RuntimeError("CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc((void**)&p, size);")
+        weakref.finalize(self, runtime.cuda.drop_graphs, self._graphs).atexit = False
+
+    def disable_fallback(self) -> None:
+        self.can_fall_back = False
+
+    def get_providers(self) -> list[str]:
+        return list(self._runtime.providers if self._runtime.loads else PROVIDERS[1:])
+
+    def get_inputs(self) -> Any:
+        return self._session.get_inputs()
+
+    def get_outputs(self) -> Any:
+        return self._session.get_outputs()
+
+    def io_binding(self) -> FakeBinding:
+        return FakeBinding()
+
+    def run_with_iobinding(self, binding: FakeBinding, options: ort.RunOptions) -> None:
+        assert not self.can_fall_back
+        assert options.get_run_config_entry("disable_synchronize_execution_providers") == "1"
+        cuda, stream = self._runtime.cuda, self._stream
+        if self._runtime.spoils is not None:
+            cuda.finish(stream)
+            self._runtime.spoils(self._inputs(binding))
+        if self.options["enable_cuda_graph"] == "1":
+            self._run_with_graph(binding, options.get_run_config_entry("gpu_graph_id"))
+        else:
+            self._enqueue(binding)
+
+    @property
+    def _stream(self) -> int:
+        return int(self.options["user_compute_stream"])
+
+    def _run_with_graph(self, binding: FakeBinding, graph_id: str) -> None:
+        key = threading.get_ident(), graph_id
+        if key not in self._graphs:
+            self._plain_runs[key] += 1
+            if self._plain_runs[key] <= PLAIN_RUNS:
+                self._enqueue(binding)
+                return
+            self._graphs[key] = self._captured(binding)
+            self._runtime.captures[key] += 1
+        self._runtime.cuda.launch(self._graphs[key], self._stream)
+
+    def _captured(self, binding: FakeBinding) -> Graph:
+        cuda = self._runtime.cuda
+        cuda.finish(self._stream)
+        cuda.capture_for_all(self._stream)
+        self._runtime.while_capturing()
+        self._enqueue(binding)
+        graph = cuda.captured(self._stream)
+        if graph is None:
+            raise RuntimeError("cudaStreamEndCapture failed: operation failed due to a previous error during capture")
+        return graph
+
+    def _enqueue(self, binding: FakeBinding) -> None:
+        samples = next((bound.shape[0] for bound in binding.inputs.values() if bound.shape), 1)
+        session = weakref.ref(self)
+
+        def compute() -> None:
+            alive = session()
+            assert alive is not None, "the session was released with work under way"
+            alive._compute(binding)
+
+        self._runtime.cuda.enqueue(self._stream, compute, self._runtime.takes_ns(samples, self.options))
+
+    def _inputs(self, binding: FakeBinding) -> dict[str, np.ndarray]:
+        return {name: bound.array(self._runtime.cuda) for name, bound in binding.inputs.items()}
+
+    def _compute(self, binding: FakeBinding) -> None:
+        # Copies: the CPU must not see memory that a later batch overwrites.
+        feeds = {name: array.copy() for name, array in self._inputs(binding).items()}
+        for (_, bound), array in zip(
+            binding.outputs.items(), self._session.run(list(binding.outputs), feeds), strict=True
+        ):
+            np.copyto(bound.array(self._runtime.cuda), array)
+
+
+def _bans_the_cpu(options: ort.SessionOptions) -> bool:
+    try:
+        return bool(options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1")
+    except RuntimeError:  # the entry was not made
+        return False
+
+
+def cpu_session(path: str) -> ort.InferenceSession:
+    """Who computes in the place of a GPU."""
+    return _cpu_session(path, Path(path).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _cpu_session(path: str, mtime_ns: int) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+@dataclass(frozen=True)
+class _Bound:
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    address: int
+
+    def array(self, cuda: FakeCuda) -> np.ndarray:
+        nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return cuda.read(self.address, nbytes).view(self.dtype).reshape(self.shape)
+
+
+class FakeBinding:
+    def __init__(self) -> None:
+        self.inputs: dict[str, _Bound] = {}
+        self.outputs: dict[str, _Bound] = {}
+
+    def bind_input(self, name: str, kind: str, device: int, dtype: Any, shape: list[int], address: int) -> None:
+        assert kind == "cuda"
+        self.inputs[name] = _Bound(np.dtype(dtype), tuple(shape), address)
+
+    def bind_output(self, name: str, kind: str, device: int, dtype: Any, shape: list[int], address: int) -> None:
+        assert kind == "cuda"
+        self.outputs[name] = _Bound(np.dtype(dtype), tuple(shape), address)

@@ -1,0 +1,106 @@
+"""GPU engines for the contract: on a fake GPU anywhere, and on the real one where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.engines.cuda.device import Device
+from app.engines.cuda.driver import Cuda
+from app.engines.cuda.engine import bucket_sizes
+from app.engines.machine import find_machine
+from app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
+from app.engines.tensorrt import TensorRtEngine
+from export.tensorrt.build import BuildJob, build_plan
+from export.tensorrt.library import find_gpu, load_builder
+from export.tensorrt.watch import BuildWatch
+from models.errors import JobError
+from models.plans import BuildOptions
+from models.spec import TensorSpec
+from tests.support.fake_cuda import FakeCuda
+from tests.support.fake_onnxruntime import FakeRuntime
+from tests.support.tensorrt_run import Runs, make_plan
+
+Specs = tuple[TensorSpec, ...]
+
+
+def onnxruntime_on_fake(
+    model: Path, inputs: Specs, outputs: Specs, max_batch_size: int, *, poisoned: bool = False
+) -> OnnxRuntimeCudaEngine:
+    """ONNX Runtime's engine on a fake GPU; where `poisoned`, a batch with a number above 9 fails."""
+    cuda = FakeCuda()
+    runtime = FakeRuntime(cuda)
+    if poisoned:
+        runtime.spoils = _fail_above_nine
+    return _onnxruntime(model, Device(Cuda(cuda), 0), runtime, inputs, outputs, max_batch_size)
+
+
+def onnxruntime_on_gpu(model: Path, inputs: Specs, outputs: Specs, max_batch_size: int) -> OnnxRuntimeCudaEngine:
+    machine = find_machine()
+    if machine.onnxruntime.module is None or not machine.gpus:
+        pytest.skip(machine.no_gpu or machine.onnxruntime.reason)
+    return _onnxruntime(model, machine.gpus[0], machine.onnxruntime.module, inputs, outputs, max_batch_size)
+
+
+def _onnxruntime(
+    model: Path, device: Device, runtime: object, inputs: Specs, outputs: Specs, max_batch_size: int
+) -> OnnxRuntimeCudaEngine:
+    return OnnxRuntimeCudaEngine(
+        model,
+        device,
+        runtime,
+        inputs=inputs,
+        outputs=outputs,
+        batch_sizes=bucket_sizes(max_batch_size),
+        batched=max_batch_size > 0,
+        precision="fp32",
+        tuning=ConvolutionTuning(),
+    )
+
+
+def tensorrt_on_fake(
+    model: Path, inputs: Specs, outputs: Specs, max_batch_size: int, *, poisoned: bool = False, version: str = "11.4"
+) -> TensorRtEngine:
+    """TensorRT's engine on a fake GPU; where `poisoned`, a batch with a number above 9 fails."""
+    cuda = FakeCuda()
+    runs = Runs(cuda, version)
+    if poisoned:
+        runs.spoils = lambda arrays: any(bool((array > 9).any()) for array in arrays.values())
+        # A graph's launch could not refuse it.
+        runs.can_capture = False
+    return TensorRtEngine(
+        make_plan(model, bucket_sizes(max_batch_size)),
+        Device(Cuda(cuda), 0),
+        runs.module(),
+        inputs=inputs,
+        outputs=outputs,
+        batched=max_batch_size > 0,
+    )
+
+
+def tensorrt_on_gpu(model: Path, inputs: Specs, outputs: Specs, max_batch_size: int) -> TensorRtEngine:
+    """From a plan that is built here and now, by the real builder."""
+    machine = find_machine()
+    if machine.tensorrt.module is None or not machine.gpus:
+        pytest.skip(machine.no_gpu or machine.tensorrt.reason)
+    try:
+        job = BuildJob(model, model.parent / "plans", BuildOptions("fp32", bucket_sizes(max_batch_size)))
+        plan = build_plan(job, load_builder(), find_gpu(), BuildWatch(lambda event: None))
+    except JobError as error:
+        pytest.skip(f"no plan of this model: {error}")
+    return TensorRtEngine(
+        plan,
+        machine.gpus[0],
+        machine.tensorrt.module,
+        inputs=inputs,
+        outputs=outputs,
+        batched=max_batch_size > 0,
+    )
+
+
+def _fail_above_nine(arrays: dict[str, np.ndarray]) -> None:
+    for name, array in arrays.items():
+        if (array > 9).any():
+            raise RuntimeError(f"indices element of {name} out of bounds\nand a second line")

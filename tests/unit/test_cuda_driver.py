@@ -1,0 +1,337 @@
+"""The calls that the house makes of CUDA: that they exist, what their errors mean, and what a device is."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.engines.base import Blast, EngineFailure
+from app.engines.cuda import driver
+from app.engines.cuda.device import Device
+from app.engines.cuda.driver import Cuda, CudaUnavailable, probe_cuda
+from tests.support.fake_cuda import (
+    ILLEGAL_ADDRESS,
+    INSUFFICIENT_DRIVER,
+    INVALID_VALUE,
+    NO_DEVICE,
+    OUT_OF_MEMORY,
+    FakeCuda,
+    FakeGpu,
+)
+
+
+def calls_of_the_driver() -> dict[str, set[int]]:
+    """Every name of the bindings that the driver's source calls, and with how many arguments."""
+    calls: dict[str, set[int]] = {}
+    for node in ast.walk(ast.parse(Path(driver.__file__).read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name, arguments = node.func.attr, node.args
+            if name in ("_call", "_ask", "_ask_all", "_invoke") and isinstance(arguments[0], ast.Constant):
+                name, arguments = arguments[0].value, arguments[1:]
+            if name.startswith("cuda") and name != "cudaMemcpyAttributes":
+                calls.setdefault(name, set()).add(sum(_length(argument) for argument in arguments))
+    return calls
+
+
+def _length(argument: ast.expr) -> int:
+    if isinstance(argument, ast.Starred):
+        assert isinstance(argument.value, ast.Tuple)
+        return len(argument.value.elts)
+    return 1
+
+
+CALLS = calls_of_the_driver()
+
+
+def test_the_driver_is_read_rightly() -> None:
+    assert len(CALLS) > 25
+    assert CALLS["cudaMemcpyAsync"] == {5}
+    assert CALLS["cudaMemcpyBatchAsync"] == {8}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_is_one_of_the_real_bindings(name: str) -> None:
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    first_line = getattr(runtime, name).__doc__.splitlines()[0]
+    inside = first_line.removeprefix(f"{name}(").removesuffix(")")
+    assert CALLS[name] == {_count(inside)}, first_line
+
+
+def _count(parameters: str) -> int:
+    depth, commas = 0, 0
+    for character in parameters:
+        depth += (character in "[(") - (character in ")]")
+        commas += character == "," and depth == 0
+    return commas + 1 if parameters else 0
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_fake_takes_what_the_driver_gives(name: str) -> None:
+    method = inspect.getattr_static(FakeCuda, name)
+    assert CALLS[name] == {len(inspect.signature(method).parameters) - 1}
+
+
+def test_the_real_bindings_can_be_opened_without_a_driver() -> None:
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    cuda = Cuda(runtime)
+    assert cuda._batch_attributes is not None
+    try:
+        count = cuda.device_count()
+    except EngineFailure as failure:
+        assert "cudaGetDeviceCount" in str(failure)  # noqa: PT017
+    else:
+        assert count >= 1
+
+
+def test_the_sticky_errors_are_those_of_the_real_bindings() -> None:
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    known = {int(error) for error in runtime.cudaError_t}
+    assert known >= driver._STICKY
+    texts = {code: runtime.cudaGetErrorName(runtime.cudaError_t(code))[1].decode() for code in driver._STICKY}
+    assert texts[ILLEGAL_ADDRESS] == "cudaErrorIllegalAddress"
+    # What a later call may well survive.
+    harmless = ("MemoryAllocation", "InvalidValue", "ErrorNotReady", "StreamCapture", "HostMemory", "NotSupported")
+    assert not [text for text in texts.values() if any(word in text for word in harmless)]
+
+
+@pytest.mark.parametrize(
+    ("status", "blast"),
+    [
+        (INVALID_VALUE, Blast.BATCH),
+        (OUT_OF_MEMORY, Blast.MEMORY),
+        (ILLEGAL_ADDRESS, Blast.DEVICE),
+        (999, Blast.DEVICE),
+        (900, Blast.BATCH),
+    ],
+)
+def test_an_error_names_the_call_and_reaches_as_far_as_it_must(status: int, blast: Blast) -> None:
+    fake = FakeCuda()
+    fake.fail("cudaMalloc", status)
+    with pytest.raises(EngineFailure, match=rf"cudaMalloc: .+ \(CUDA error {status}\)") as failed:
+        Cuda(fake).allocate(100)
+    assert failed.value.blast is blast
+
+
+@pytest.mark.parametrize("status", [INSUFFICIENT_DRIVER, NO_DEVICE])
+def test_without_a_driver_or_device_there_is_no_cuda(status: int) -> None:
+    fake = FakeCuda()
+    fake.driver_status = status
+    with pytest.raises(CudaUnavailable, match="no usable NVIDIA driver: cudaGetDeviceCount: "):
+        probe_cuda(fake)
+
+
+def test_a_driver_without_devices_says_what_a_container_lacks() -> None:
+    fake = FakeCuda()
+    fake.gpus = ()
+    with pytest.raises(CudaUnavailable, match="--gpus all"):
+        probe_cuda(fake)
+
+
+def test_bindings_that_are_missing_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CudaUnavailable, match=r"convoy-serve\[gpu\]"):
+        driver.load_runtime()
+
+
+def test_bindings_that_do_not_load_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ImportError("libcudart.so.13: cannot open shared object file")
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(CudaUnavailable, match=r"libcudart\.so\.13.*convoy-serve\[gpu\]"):
+        driver.load_runtime()
+
+
+def test_a_device_is_what_the_driver_says_of_it() -> None:
+    fake = FakeCuda(FakeGpu("Fake A"), FakeGpu("Fake B", (8, 6), 10 << 30))
+    properties = Device(Cuda(fake), 1).properties
+    assert (properties.name, properties.compute_capability) == ("Fake B", "8.6")
+    assert (properties.device, properties.pci_bus_id) == ("cuda:1", "0000:01:00.0")
+    assert properties.total_bytes == 10 << 30
+    assert Cuda(fake).driver_version() == "13.0"
+
+
+# Page-locked memory
+
+
+def test_memory_is_pinned_once_and_known_by_its_parts() -> None:
+    fake = FakeCuda()
+    cuda, block = Cuda(fake), np.zeros(4096, np.uint8)
+    address = block.ctypes.data
+    for _ in range(3):
+        cuda.pin(address, 4096)
+    assert fake.calls["cudaHostRegister"] == 1
+    assert cuda.is_pinned(address + 96, 4000)
+    assert not cuda.is_pinned(address + 97, 4000)
+    assert not cuda.is_pinned(address - 1, 4000)
+    for _ in range(2):
+        cuda.unpin(address)
+    assert fake.calls["cudaHostUnregister"] == 1
+    assert not cuda.is_pinned(address, 1)
+
+
+def test_a_block_may_be_pinned_while_a_batch_looks_for_its_own() -> None:
+    cuda, blocks = Cuda(FakeCuda()), [np.zeros(4096, np.uint8) for _ in range(3)]
+
+    class Address(int):
+        """Another thread comes in between, when it is compared for the first time."""
+
+        def __ge__(self, other: object) -> bool:
+            cuda.pin(blocks[2].ctypes.data, 4096)
+            return int(self) >= other  # type: ignore[operator]
+
+    cuda.pin(blocks[0].ctypes.data, 4096)
+    cuda.pin(blocks[1].ctypes.data, 4096)
+    assert cuda.is_pinned(Address(blocks[1].ctypes.data), 4096)
+
+
+# Captures
+
+
+def test_a_capture_that_fails_leaves_the_stream_usable() -> None:
+    fake = FakeCuda()
+    cuda = Cuda(fake)
+    cuda.use(0)
+    stream = cuda.make_stream()
+
+    def refuse() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        cuda.capture(stream, refuse)
+    with pytest.raises(EngineFailure, match="previous error during capture"):
+        cuda.capture(stream, lambda: fake.spoil_capture(int(stream)))
+    done: list[int] = []
+    graph = cuda.capture(stream, lambda: fake.enqueue(int(stream), lambda: done.append(1)))
+    cuda.wait_for_stream(stream)
+    assert done == []
+    cuda.launch_graph(graph, stream)
+    cuda.launch_graph(graph, stream)
+    cuda.wait_for_stream(stream)
+    assert done == [1, 1]
+    cuda.destroy_graph(graph)
+    assert fake.live["graph"] == 0
+
+
+@pytest.mark.parametrize("fails", ["cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"])
+def test_a_capture_leaves_nothing_behind_when_a_call_of_it_fails(fails: str) -> None:
+    fake = FakeCuda()
+    cuda = Cuda(fake)
+    stream = cuda.make_stream()
+    fake.fail(fails, INVALID_VALUE)
+    with pytest.raises(EngineFailure, match=fails):
+        cuda.capture(stream, lambda: None)
+    assert fake.live["graph"] == 0
+
+
+def test_a_thread_may_wait_while_a_library_captures_in_another() -> None:
+    fake = FakeCuda()
+    cuda = Cuda(fake)
+    cuda.use(0)
+    mine, captured = cuda.make_stream(), cuda.make_stream()
+    fake.capture_for_all(int(captured))
+
+    failures: list[EngineFailure] = []
+
+    def serve() -> None:
+        try:
+            cuda.use(0)
+            cuda.wait_for_stream(mine)
+            cuda.free(cuda.allocate(100))
+        except EngineFailure as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert failures == []
+    assert fake.captured(int(captured)) is not None
+
+
+def test_the_capture_mode_is_said_once_for_each_thread() -> None:
+    fake = FakeCuda()
+    cuda = Cuda(fake)
+    for _ in range(3):
+        cuda.use(0)
+    assert fake.calls["cudaThreadExchangeStreamCaptureMode"] == 1
+    thread = threading.Thread(target=lambda: cuda.use(0))
+    thread.start()
+    thread.join()
+    assert fake.calls["cudaThreadExchangeStreamCaptureMode"] == 2
+
+
+# A device's turns and its health
+
+
+def test_what_a_failed_turn_left_on_its_stream_is_over_before_the_next_begins() -> None:
+    fake = FakeCuda(interleaves=True)
+    cuda = Cuda(fake)
+    device = Device(cuda, 0)
+    streams = [cuda.make_stream() for _ in range(2)]
+    events = [[cuda.make_event() for _ in range(2)] for _ in range(2)]
+    done: list[str] = []
+
+    def compute_in_part() -> None:
+        with device.turn(streams[0], *events[0]):
+            for piece in "abc":
+                fake.enqueue(int(streams[0]), lambda piece=piece: done.append(piece))  # type: ignore[misc]
+            raise EngineFailure("half of it is on the stream")
+
+    with pytest.raises(EngineFailure, match="half of it"):
+        compute_in_part()
+    with device.turn(streams[1], *events[1]):
+        fake.enqueue(int(streams[1]), lambda: done.append("next"))
+    cuda.wait_for_stream(streams[1])
+    assert done == ["a", "b", "c", "next"]
+
+
+def test_a_device_without_room_says_what_is_needed_and_what_is_there() -> None:
+    device = Device(Cuda(FakeCuda(FakeGpu(total_bytes=1 << 30, used_bytes=512 << 20))), 0)
+    device.check_room(256 << 20, "the model")
+    with pytest.raises(EngineFailure, match=r"the model needs 300 MiB on cuda:0 and 256 .* but 512 MiB are") as failed:
+        device.check_room(300 << 20, "the model")
+    assert failed.value.blast is Blast.MEMORY
+
+
+def test_a_lost_device_is_recognised_behind_a_library_that_did_not_notice() -> None:
+    fake = FakeCuda()
+    device = Device(Cuda(fake), 0)
+    harmless = EngineFailure("the library says: no")
+    device.settle(harmless)
+    fake.sticky = ILLEGAL_ADDRESS
+    with pytest.raises(EngineFailure, match=r"says: no; the device is lost: .*illegal memory") as failed:
+        device.settle(harmless)
+    assert failed.value.blast is Blast.DEVICE
+
+
+def test_a_curable_device_lives_again_and_its_pins_are_forgotten() -> None:
+    fake, block = FakeCuda(), np.zeros(4096, np.uint8)
+    cuda = Cuda(fake)
+    device = Device(cuda, 0)
+    device.ensure_works()
+    assert device.life == 1
+    cuda.pin(block.ctypes.data, 4096)
+    cuda.make_stream()
+    fake.sticky = ILLEGAL_ADDRESS
+    device.ensure_works()
+    assert device.life == 2
+    assert not cuda.is_pinned(block.ctypes.data, 4096)
+    assert fake.live["stream"] == 0
+    device.ensure_works()
+    assert device.life == 2
+
+
+def test_an_incurable_device_needs_another_process() -> None:
+    fake = FakeCuda()
+    device = Device(Cuda(fake), 0)
+    fake.sticky, fake.is_curable = ILLEGAL_ADDRESS, False
+    for _ in range(2):
+        with pytest.raises(EngineFailure) as failed:
+            device.ensure_works()
+        assert failed.value.blast is Blast.DEVICE

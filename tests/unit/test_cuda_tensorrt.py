@@ -1,0 +1,202 @@
+"""TensorRT plans: which are refused, what is captured, and what is shared, in both versions of the library."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from app.engines import tensorrt
+from app.engines.base import Blast, EngineFailure
+from app.engines.tensorrt_library import load_tensorrt
+from models.errors import BundleError
+from models.spec import TensorSpec
+from tests.support.fake_tensorrt import VERSIONS
+from tests.support.gpu_bench import TwoEngines
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> TwoEngines:
+    return TwoEngines(tmp_path)
+
+
+# Both versions
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_both_versions_run_plans_with_a_graph_for_each_slot_and_size(tmp_path: Path, version: str) -> None:
+    bench = TwoEngines(tmp_path, version=version)
+    engine = bench.open_tensorrt()
+    assert engine.graphs == 0
+    engine.warm_up()
+    assert engine.graphs == 2 * len(bench.sizes)
+    assert engine.info.library.startswith("tensorrt 1")
+    for samples in range(1, 9):
+        assert bench.runs_right(engine, samples)
+    engine.close()
+    assert bench.cuda.live.total() == 0
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_both_versions_have_all_that_is_needed(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tensorrt", TwoEngines(tmp_path, version=version).module)
+    assert load_tensorrt(tensorrt.NEEDED).__version__.startswith(version)
+
+
+# Graphs
+
+
+def test_graphs_may_be_left_out(bench: TwoEngines) -> None:
+    engine = bench.ready("tensorrt", graphs=False)
+    assert bench.cuda.calls["cudaStreamBeginCapture"] == 0
+    assert bench.runs_right(engine, 3)
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_where_capture_fails_every_run_is_enqueued_and_the_reason_is_told(
+    bench: TwoEngines, says_so: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "convoy")
+    bench.tensorrt.complaint = "a plugin synchronises"
+    bench.tensorrt.can_capture, bench.tensorrt.refuses_while_capturing = says_so, says_so
+    engine = bench.ready("tensorrt")
+    assert engine.graphs == 0
+    assert bench.cuda.live["graph"] == 0
+    for samples in (1, 3, 8, 2):
+        assert bench.runs_right(engine, samples, seed=samples)
+    reason = "a plugin synchronises" if says_so else "cudaStreamEndCapture: operation failed"
+    assert all(f"no CUDA graph for batch size {size} (" in caplog.text for size in bench.sizes)
+    assert reason in caplog.text
+
+
+def test_a_capture_that_cannot_even_begin_does_not_matter(bench: TwoEngines) -> None:
+    bench.cuda.fail("cudaStreamBeginCapture", 900)
+    engine = bench.ready("tensorrt")
+    assert engine.graphs == 2 * len(bench.sizes) - 1
+    assert all(bench.runs_right(engine, samples) for samples in (1, 2, 4, 8))
+
+
+def test_a_device_that_is_lost_in_a_capture_is_no_matter_of_graphs(bench: TwoEngines) -> None:
+    bench.cuda.fail("cudaStreamEndCapture", 700)
+    with pytest.raises(EngineFailure, match="illegal memory access") as failed:
+        bench.ready("tensorrt")
+    assert failed.value.blast is Blast.DEVICE
+
+
+def test_each_failure_has_its_own_reason(bench: TwoEngines) -> None:
+    bench.tensorrt.complaint = "cannot be captured"
+    bench.tensorrt.refuses_while_capturing = True
+    engine = bench.ready("tensorrt")
+    bench.tensorrt.spoils = lambda arrays: True
+    for complaint in ("first", "second"):
+        bench.tensorrt.complaint = complaint
+        with pytest.raises(EngineFailure, match=f"TensorRT refused a batch of 2: {complaint}") as failed:
+            engine.run(bench.batch(2).parts)
+        assert failed.value.blast is Blast.BATCH
+
+
+# Plans that are refused
+
+
+def test_a_plan_that_does_not_load_says_why_and_that_it_is_built_anew(bench: TwoEngines) -> None:
+    bench.tensorrt.is_loadable = False
+    bench.tensorrt.complaint = "The engine plan file is generated on an incompatible device"
+    with pytest.raises(BundleError, match=r"model\.plan: TensorRT does not load it \(The engine .* is built anew"):
+        bench.open_tensorrt()
+    assert bench.cuda.live.total() == 0
+
+
+def test_a_plan_for_which_there_is_no_memory_is_not_to_blame(bench: TwoEngines) -> None:
+    bench.cuda.fail("cudaMalloc", 0)
+    bench.tensorrt.is_loadable = False
+    bench.tensorrt.complaint = "Requested amount of GPU memory could not be allocated"
+    with pytest.raises(EngineFailure, match="free memory on the GPU") as failed:
+        bench.open_tensorrt()
+    assert failed.value.blast is Blast.MEMORY
+
+
+def test_a_context_that_cannot_be_made_is_a_want_of_memory(bench: TwoEngines) -> None:
+    bench.tensorrt.contexts = 3
+    engine = bench.open_tensorrt()
+    with pytest.raises(EngineFailure, match="no execution context: the plan is damaged") as failed:
+        engine.warm_up()
+    assert failed.value.blast is Blast.MEMORY
+    engine.close()
+    assert bench.cuda.live.total() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "tensor"),
+    [
+        ({"dtypes": {"INPUT1": "FLOAT"}}, "INPUT1"),
+        ({"dtypes": {"OUTPUT0": "INT64"}}, "OUTPUT0"),
+        ({"shapes": {"OUTPUT1": (-1, 1000)}}, "OUTPUT1"),
+        ({"shapes": {"INPUT0": (-1, 16, 1)}}, "INPUT0"),
+        ({"shapes": {"INPUT0": (16,)}}, "INPUT0"),
+    ],
+)
+def test_a_plan_with_other_tensors_is_refused_by_name(
+    bench: TwoEngines, change: dict[str, object], tensor: str
+) -> None:
+    for name, value in change.items():
+        setattr(bench.tensorrt, name, value)
+    with pytest.raises(BundleError, match=f"tensor '{tensor}' is not the manifest's; remove it"):
+        bench.open_tensorrt()
+    assert bench.cuda.live.total() == 0
+
+
+def test_sizes_that_tensorrt_knows_only_when_a_batch_comes_are_no_objection(bench: TwoEngines) -> None:
+    bench.tensorrt.shapes = {"OUTPUT0": (-1, -1)}
+    assert bench.runs_right(bench.ready("tensorrt"), 3)
+
+
+@pytest.mark.parametrize(("inputs", "tensor"), [(["INPUT0"], "INPUT1"), (["INPUT0", "INPUT1", "MASK"], "MASK")])
+def test_a_plan_with_more_or_fewer_tensors_is_refused_by_name(
+    bench: TwoEngines, inputs: list[str], tensor: str
+) -> None:
+    with pytest.raises(BundleError, match=f"tensor '{tensor}' is not the manifest's"):
+        bench.open_tensorrt(inputs=tuple(TensorSpec(name, "INT32", (16,)) for name in inputs))
+
+
+def test_a_plan_without_a_profile_for_each_size_is_refused(bench: TwoEngines) -> None:
+    bench.tensorrt.profiles = 1
+    with pytest.raises(BundleError, match="lacks a profile for some batch size"):
+        bench.open_tensorrt()
+
+
+def test_what_tensorrt_has_no_type_or_place_for_is_known_beforehand() -> None:
+    assert tensorrt.supports((TensorSpec("x", "UINT8", (3, 8, 8)), TensorSpec("y", "FP16", ())))
+    assert not tensorrt.supports((TensorSpec("x", "FP64", (3,)),))
+    assert not tensorrt.supports((TensorSpec("x", "BYTES", (1,)),))
+    assert not tensorrt.supports((TensorSpec("x", "FP32", (-1,)),))
+
+
+# Memory
+
+
+def test_all_contexts_share_one_scratch_block_that_is_large_enough(bench: TwoEngines) -> None:
+    bench.ready("tensorrt", scratch_bytes=(100, 900, 5000, 700))
+    assert [size for _, size in bench.tensorrt.scratch_blocks] == [5000]
+
+
+def test_the_device_holds_the_plan_the_scratch_and_the_slots(bench: TwoEngines) -> None:
+    bench.open_tensorrt(scratch_bytes=(5000,) * 4)
+    weights = next(block.nbytes for block in bench.cuda._blocks.values() if block.gpu)
+    tensors = 4 * 8 * 64  # a multiple of what cudaMalloc aligns to
+    assert bench.cuda.gpus[0].used_bytes == weights + 5000 + 2 * tensors
+
+
+@pytest.mark.parametrize(("largest", "sizes"), [(8, (1, 2, 4, 8)), (4, (1, 2, 4)), (3, (1, 2, 4)), (1, (1,))])
+def test_of_a_plan_for_larger_batches_only_what_is_needed_is_used(
+    bench: TwoEngines, largest: int, sizes: tuple[int, ...]
+) -> None:
+    engine = bench.ready("tensorrt", max_batch_size=largest, scratch_bytes=(100, 200, 400, 9000))
+    assert engine.info.batch_sizes == sizes
+    assert {size for _, size in bench.tensorrt.scratch_blocks} == {(100, 200, 400, 9000)[len(sizes) - 1]}
+    assert bench.runs_right(engine, largest)
+
+
+def test_contexts_go_before_their_engine_and_the_engine_before_its_runtime(bench: TwoEngines) -> None:
+    bench.ready("tensorrt").close()
+    assert bench.tensorrt.destroyed == ["context"] * 8 + ["engine", "runtime"]

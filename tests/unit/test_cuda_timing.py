@@ -1,0 +1,93 @@
+"""What hides behind what on a GPU, in virtual time: copies behind computing, and never computing behind computing."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from app.engines.base import RunResult
+from app.engines.cuda.engine import CudaEngine
+from tests.support.fake_cuda import FakeCuda, FakeGpu
+from tests.support.gpu_bench import KINDS, Batch, TwoEngines
+
+COPY_NS = 8 * 2 * 64  # eight samples of two tensors of 64 bytes, a nanosecond each; as much back
+COMPUTE_NS = 5000
+BATCHES = 50
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> TwoEngines:
+    bench = TwoEngines(tmp_path, FakeCuda(FakeGpu(copy_ns_per_byte=1.0)))
+    bench.onnxruntime.takes_ns = lambda samples, options: COMPUTE_NS
+    bench.tensorrt.takes_ns = lambda samples: COMPUTE_NS
+    return bench
+
+
+def drive(engine: CudaEngine, batches: list[Batch]) -> list[RunResult]:
+    """The batches through all slots, each slot begun again as soon as its batch is finished."""
+    free, flying, results = deque(engine._slots), deque(), []
+    for batch in batches:
+        if not free:
+            slot, older = flying.popleft()
+            results.append(engine._finish(slot, older.parts))
+            free.append(slot)
+        flying.append((free.popleft(), batch))
+        engine._begin(flying[-1][0], batch.parts)
+    results += [engine._finish(slot, older.parts) for slot, older in flying]
+    assert all(batch.is_answered_by(result) for batch, result in zip(batches, results, strict=True))
+    return results
+
+
+def hidden_share(bench: TwoEngines, kind: str, slots: int) -> float:
+    engine = bench.ready(kind, slots=slots)
+    started_ns = bench.cuda.now_ns
+    drive(engine, [bench.batch(8, seed=seed) for seed in range(BATCHES)])
+    taken_ns = bench.cuda.now_ns - started_ns
+    return 1 - (taken_ns - BATCHES * COMPUTE_NS) / (BATCHES * 2 * COPY_NS)
+
+
+def test_two_slots_hide_nearly_all_copies_and_one_hides_none(bench: TwoEngines, kind: str) -> None:
+    assert hidden_share(bench, kind, slots=2) > 0.8
+    assert hidden_share(bench, kind, slots=1) == pytest.approx(0.0, abs=0.001)
+
+
+def test_the_times_of_a_batch_are_the_devices(bench: TwoEngines, kind: str) -> None:
+    engine = bench.ready(kind)
+    alone, behind = drive(engine, [bench.batch(8), bench.batch(8)])
+    assert alone.copy_in_ns == pytest.approx(COPY_NS, abs=2)
+    assert alone.waited_ns == pytest.approx(0, abs=2)
+    assert alone.compute_ns == pytest.approx(COMPUTE_NS, abs=2)
+    assert alone.copy_out_ns >= COPY_NS - 2
+    # The one copy engine first served the batch before it, and then that one computed.
+    assert behind.copy_in_ns == pytest.approx(2 * COPY_NS, abs=2)
+    assert behind.waited_ns == pytest.approx(COMPUTE_NS - COPY_NS, abs=2)
+    assert behind.compute_ns == pytest.approx(COMPUTE_NS, abs=2)
+
+
+def test_two_engines_on_a_device_compute_in_turns(tmp_path: Path) -> None:
+    bench = TwoEngines(tmp_path, FakeCuda(interleaves=True))
+    engines = [bench.ready("tensorrt") for _ in range(2)]
+    assert computes_in_turns(bench, engines)
+    bench.bindings.make_stream_wait = lambda stream, event: None  # type: ignore[method-assign]
+    assert not computes_in_turns(bench, engines)
+
+
+def computes_in_turns(bench: TwoEngines, engines: list[CudaEngine]) -> bool:
+    bench.tensorrt.steps.clear()
+    batch = bench.batch(3)
+    slots = [(engine, slot) for slot in (0, 1) for engine in engines]
+    for engine, slot in slots:
+        engine._begin(engine._slots[slot], batch.parts)
+    for engine, slot in reversed(slots):
+        engine._finish(engine._slots[slot], batch.parts)
+    steps = bench.tensorrt.steps
+    assert len(steps) == 8
+    return all(two[0] != "ends" or one == ("begins", two[1]) for one, two in pairwise(steps))

@@ -1,0 +1,156 @@
+"""How the convolutions' tuning is found and remembered, by the fake device's own clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from app.engines.base import EngineFailure
+from app.engines.cuda.engine import CudaEngine
+from app.engines.cuda.tuning import tuned
+from app.engines.onnxruntime_cuda import ConvolutionTuning
+from models.errors import BundleError
+from tests.support.gpu_bench import TwoEngines
+
+Options = Mapping[str, str]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> TwoEngines:
+    return TwoEngines(tmp_path)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    return tmp_path / "plans" / "digest" / "ort.json"
+
+
+def tune(bench: TwoEngines, memory: Path | None = None, largest: int = 8) -> ConvolutionTuning:
+    def open_trial(tuning: ConvolutionTuning, size: int) -> CudaEngine:
+        assert bench.cuda.live.total() == 0, "one engine at a time: the device may have no room for two"
+        return bench.open_onnxruntime(tuning=tuning, batch_sizes=(size,), slots=1)
+
+    return tuned(open_trial, largest, memory)
+
+
+def way(options: Options) -> tuple[str, bool]:
+    return options["cudnn_conv_algo_search"], options["prefer_nhwc"] == "1"
+
+
+WAYS = [(search, nhwc) for search in ("HEURISTIC", "EXHAUSTIVE") for nhwc in (True, False)]
+
+
+@pytest.mark.parametrize("fastest", WAYS)
+def test_the_fastest_way_is_chosen(bench: TwoEngines, fastest: tuple[str, bool]) -> None:
+    bench.onnxruntime.takes_ns = lambda samples, options: 1e6 if way(options) == fastest else 2e6
+    chosen = tune(bench)
+    assert (chosen.search, chosen.nhwc) == fastest
+    assert {way(options) for options in bench.onnxruntime.opened} == set(WAYS)
+
+
+@pytest.mark.parametrize(("with_graph_ns", "pays"), [(0.5e6, True), (1e6, False), (2e6, False)])
+def test_graphs_are_used_only_if_they_pay_for_the_smallest_batch(
+    bench: TwoEngines, with_graph_ns: float, pays: bool
+) -> None:
+    def takes_ns(samples: int, options: Options) -> float:
+        has_graph = options["enable_cuda_graph"] == "1"
+        # What a large batch gains is not asked.
+        return samples * (with_graph_ns if has_graph and samples == 1 else 1e6)
+
+    bench.onnxruntime.takes_ns = takes_ns
+    assert tune(bench).graphs is pays
+
+
+def test_a_model_that_cannot_be_captured_is_served_without_graphs(
+    bench: TwoEngines, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("a node synchronises")
+
+    caplog.set_level("INFO", "convoy")
+    bench.onnxruntime.while_capturing = refuse
+    assert tune(bench).graphs is False
+    assert "no CUDA graphs for this model: a node synchronises" in caplog.text
+
+
+def test_what_was_found_is_remembered(bench: TwoEngines, memory: Path) -> None:
+    bench.onnxruntime.takes_ns = lambda samples, options: 1e6 if way(options) == ("EXHAUSTIVE", False) else 2e6
+    chosen = tune(bench, memory)
+    trials = len(bench.onnxruntime.opened)
+    assert tune(bench, memory) == chosen
+    assert len(bench.onnxruntime.opened) == trials
+    body = json.loads(memory.read_bytes())
+    assert body["tried_ms"] == {
+        "HEURISTIC NHWC": 2.0,
+        "HEURISTIC NCHW": 2.0,
+        "EXHAUSTIVE NHWC": 2.0,
+        "EXHAUSTIVE NCHW": 1.0,
+    }
+    assert [path.name for path in memory.parent.iterdir()] == [memory.name]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b'{"schema_version": 1}',
+        b'{"schema_version": 99, "chosen": {"search": "HEURISTIC", "nhwc": true, "graphs": true}, "tried_ms": {}}',
+        b'{"schema_version": 1, "chosen": {"search": "DEFAULT", "nhwc": true, "graphs": true}, "tried_ms": {}}',
+    ],
+)
+def test_a_file_that_is_broken_or_of_another_version_is_written_anew(
+    bench: TwoEngines, memory: Path, content: bytes
+) -> None:
+    memory.parent.mkdir(parents=True)
+    memory.write_bytes(content)
+    bench.onnxruntime.takes_ns = lambda samples, options: 1e6 if way(options) == ("EXHAUSTIVE", True) else 2e6
+    assert tune(bench, memory).search == "EXHAUSTIVE"
+    trials = len(bench.onnxruntime.opened)
+    assert trials > 0
+    assert tune(bench, memory).search == "EXHAUSTIVE"
+    assert len(bench.onnxruntime.opened) == trials
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_memory(bench: TwoEngines, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for _ in range(2):
+        assert tune(bench, tmp_path / "file" / "ort.json")
+
+
+def test_one_way_that_fails_does_not_matter(bench: TwoEngines) -> None:
+    def refuse(options: Options) -> None:
+        if way(options) == ("HEURISTIC", True):
+            raise RuntimeError("no kernel for NHWC")
+
+    bench.onnxruntime.refuses = refuse
+    bench.onnxruntime.takes_ns = lambda samples, options: 2e6 if way(options)[0] == "EXHAUSTIVE" else 1e6
+    chosen = tune(bench)
+    assert (chosen.search, chosen.nhwc) == ("HEURISTIC", False)
+
+
+def test_when_all_fail_that_is_the_error(bench: TwoEngines) -> None:
+    def refuse(options: Options) -> None:
+        raise RuntimeError(f"no kernel for {way(options)[0]}")
+
+    bench.onnxruntime.refuses = refuse
+    with pytest.raises(BundleError, match="no kernel for EXHAUSTIVE"):
+        tune(bench)
+
+
+def test_ways_that_fail_in_the_warm_up_hold_no_memory_while_others_are_tried(bench: TwoEngines) -> None:
+    """`tune` itself looks before each trial."""
+
+    def refuse(arrays: object) -> None:
+        raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
+
+    bench.onnxruntime.spoils = refuse
+    with pytest.raises(EngineFailure, match="CUDNN_STATUS_EXECUTION_FAILED"):
+        tune(bench)
+    assert len(bench.onnxruntime.opened) == len(WAYS)
+    assert bench.cuda.live.total() == 0

@@ -1,0 +1,307 @@
+"""Engines that come, take over, fail and are replaced while clients keep asking."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+from app.engines.base import Blast, EngineFailure
+from app.health import HealthOptions
+from models.errors import Unavailable
+from tests.support.fake_devices import Clients, WatchedEngine, Workshop, in_workshop, proved, until
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Workshop:
+    return Workshop(tmp_path)
+
+
+def listed(workshop: Workshop) -> list[tuple[str, str]]:
+    """Device and reason of every engine that the metrics name."""
+    text = workshop.core.metrics.render().decode()
+    return sorted(re.findall(r'^convoy_engine_info{device="(.*?)",.*reason="(.*?)".* 1.0$', text, re.MULTILINE))
+
+
+# Swaps
+
+
+def test_a_new_engine_takes_over_and_nobody_notices(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        (old,) = workshop.engines
+        async with Clients(workshop) as clients:
+            await clients.answered_by(old)
+            for number in range(5):
+                before, new = workshop.engines[-1], workshop.make("gpu:0")
+                await workshop.core.swap_engine(workshop.served(), proved(new, f"plan {number}"))
+                assert before.closed
+                assert listed(workshop) == [("gpu:0", f"plan {number}")]
+                assert workshop.served().first.engine is new
+                assert workshop.core.ready
+                swapped = len(clients.answers)
+                await clients.answered_by(new)
+                assert set(clients.answers[swapped:]) == {new.offset}
+        assert not clients.failures
+        assert max(max(engine.batches) for engine in workshop.engines) > 1
+
+    in_workshop(workshop, scenario)
+
+
+def test_the_old_engine_finishes_its_batches_while_the_new_one_already_answers(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        (old,) = workshop.engines
+        old.gate, old.batches = threading.Event(), []
+        running = [asyncio.ensure_future(workshop.ask(samples=8)) for _ in range(2)]
+        await until(lambda: old.batches == [8, 8])
+        waiting = asyncio.ensure_future(workshop.ask())
+        await asyncio.sleep(0)
+        new = workshop.make("gpu:0")
+        swap = asyncio.ensure_future(workshop.core.swap_engine(workshop.served(), proved(new)))
+        await until(lambda: workshop.served().first.engine is new)
+        assert not old.closed
+        old.gate.set()
+        assert await asyncio.gather(*running) == [old.offset] * 2
+        assert await waiting == new.offset
+        await swap
+        assert old.closed
+
+    in_workshop(workshop, scenario)
+
+
+def test_only_the_engine_on_the_same_device_leaves(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path, devices=("gpu:0", "gpu:1"))
+
+    async def scenario() -> None:
+        first, second = workshop.engines
+        async with Clients(workshop) as clients:
+            new = workshop.make("gpu:1")
+            await workshop.core.swap_engine(workshop.served(), proved(new, "plan"))
+            assert (first.closed, second.closed) == (0, 1)
+            await asyncio.gather(clients.answered_by(first, 20), clients.answered_by(new, 20))
+        assert not clients.failures
+        assert listed(workshop) == [("gpu:0", "fake"), ("gpu:1", "plan")]
+        assert [one.engine for one in workshop.served().loaded.engines] == [first, new]
+
+    in_workshop(workshop, scenario)
+
+
+def test_an_engine_for_a_version_that_has_left_is_closed_unused(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        served = workshop.served()
+        leaving = workshop.core.take_out_of_service("rows", 1)
+        assert leaving is not None
+        new = workshop.make("gpu:0")
+        await workshop.core.swap_engine(served, proved(new))
+        await leaving
+        assert new.closed
+
+    in_workshop(workshop, scenario)
+
+
+def test_a_version_may_leave_while_its_engines_are_swapped(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        (old,) = workshop.engines
+        old.gate, old.batches = threading.Event(), []
+        running = asyncio.ensure_future(workshop.ask())
+        await until(lambda: old.batches == [1])
+        new = workshop.make("gpu:0")
+        swap = asyncio.ensure_future(workshop.core.swap_engine(workshop.served(), proved(new)))
+        await until(lambda: workshop.served().first.engine is new)
+        leaving = workshop.core.take_out_of_service("rows", 1)
+        assert leaving is not None
+        await asyncio.sleep(0)
+        old.gate.set()
+        assert await running == old.offset
+        await asyncio.gather(swap, leaving)
+        assert old.closed
+        assert new.closed
+        assert listed(workshop) == []
+
+    in_workshop(workshop, scenario)
+
+
+def test_an_old_engine_that_is_lost_while_it_leaves_is_not_replaced(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        (old,) = workshop.engines
+        old.gate, old.batches = threading.Event(), []
+        running = asyncio.ensure_future(workshop.ask())
+        await until(lambda: old.batches == [1])
+        new = workshop.make("gpu:0")
+        swap = asyncio.ensure_future(workshop.core.swap_engine(workshop.served(), proved(new)))
+        await until(lambda: workshop.served().first.engine is new)
+        old.failure = EngineFailure("it breaks at last", Blast.ENGINE)
+        old.gate.set()
+        with pytest.raises(Unavailable):
+            await running
+        await swap
+        assert await workshop.ask() == new.offset
+        await until(lambda: bool(old.closed))
+        assert len(workshop.engines) == 2
+
+    in_workshop(workshop, scenario)
+
+
+# Failures and how far they reach
+
+
+def test_a_batch_without_memory_is_halved_once(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        (engine,) = workshop.engines
+        plain = engine.run
+
+        def only_small(parts):  # type: ignore[no-untyped-def]
+            result = plain(parts)
+            if sum(part.samples for part in parts) > 4:
+                raise EngineFailure("out of memory", Blast.MEMORY)
+            return result
+
+        engine.run = only_small  # type: ignore[method-assign]
+        engine.batches = []
+        answers = await asyncio.gather(*(workshop.ask() for _ in range(8)))
+        assert answers == [engine.offset] * 8
+        assert engine.batches == [8, 4, 4]
+
+    in_workshop(workshop, scenario)
+
+
+def test_halves_without_memory_end_and_say_what_to_do(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        (engine,) = workshop.engines
+        engine.batches = []
+        engine.failure = EngineFailure("out of memory", Blast.MEMORY)
+        ended = await asyncio.gather(*(workshop.ask() for _ in range(8)), return_exceptions=True)
+        assert engine.batches == [8, 4, 4], "they are not halved again"
+        for error in ended:
+            assert isinstance(error, Unavailable)
+            assert "--max-batch" in str(error)
+            assert error.retry_after_s
+        (alone,) = await asyncio.gather(workshop.ask(), return_exceptions=True)
+        assert isinstance(alone, Unavailable)
+        assert engine.batches == [8, 4, 4, 1]
+        engine.failure = None
+        assert await workshop.ask() == engine.offset
+        assert workshop.core.ready
+
+    in_workshop(workshop, scenario)
+
+
+def test_a_lost_device_takes_every_model_on_it_and_no_other(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path, devices=("gpu:0", "gpu:1"), models=("rows", "tails"))
+    may_load = threading.Event()
+    may_load.set()
+    workshop.before_load = may_load.wait
+
+    async def scenario() -> None:
+        core = workshop.core
+        engines = {(engine.info.device, engine.offset): engine for engine in workshop.engines}
+        lost = [engine for (device, _), engine in engines.items() if device == "gpu:0"]
+        kept = [engine for (device, _), engine in engines.items() if device == "gpu:1"]
+        may_load.clear()
+        async with Clients(workshop) as rows, Clients(workshop, name="tails") as tails:
+            lost[0].failure = EngineFailure("the context is broken", Blast.DEVICE)
+            await until(lambda: not workshop.served("rows").ready and not workshop.served("tails").ready)
+            await until(lambda: all(engine.closed for engine in lost))
+            assert not core.ready
+            assert "rows" in core.not_ready_reason()
+            # Who comes all the same is answered by the other device.
+            await asyncio.gather(rows.answered_by(kept[0]), tails.answered_by(kept[1]))
+            may_load.set()
+            await until(lambda: core.ready)
+            new = [engine for engine in workshop.engines[4:] if not engine.closed and engine.info.device == "gpu:0"]
+            await until(lambda: len(new) == 2)
+            await asyncio.gather(rows.answered_by(new[0], 20), tails.answered_by(new[1], 20))
+        assert not any(engine.closed for engine in kept)
+        for error in (*rows.failures, *tails.failures):
+            assert isinstance(error, Unavailable)
+            assert error.retry_after_s
+        assert 0 < len(rows.failures) + len(tails.failures) <= 2 * 2 * 8, "only those that ran there"
+        assert not workshop.fatal
+
+    in_workshop(workshop, scenario)
+
+
+def test_a_lost_device_that_cannot_be_replaced_ends_the_process(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        def broken() -> None:
+            raise RuntimeError("no context can be made any more")
+
+        workshop.before_load = broken
+        workshop.engines[0].failure = EngineFailure("the context is broken", Blast.DEVICE)
+        with pytest.raises(Unavailable):
+            await workshop.ask()
+        await until(lambda: bool(workshop.fatal))
+        assert "no context can be made" in workshop.fatal[0]
+        assert not workshop.core.ready
+
+    in_workshop(workshop, scenario)
+
+
+def test_while_one_of_two_engines_is_replaced_the_other_serves_and_the_server_is_ready(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path, devices=("gpu:0", "gpu:1"))
+
+    async def scenario() -> None:
+        first, second = workshop.engines
+        loading = threading.Event()
+        workshop.before_load = loading.wait
+        first.failure = EngineFailure("this engine is broken", Blast.ENGINE)
+        async with Clients(workshop) as clients:
+            await until(lambda: bool(first.closed))
+            assert workshop.core.ready
+            await clients.answered_by(second)
+            loading.set()
+            await until(lambda: len(workshop.served().lanes) == 2)
+            new = next(one for one in workshop.engines[2:] if one.info.device == "gpu:0")
+            await clients.answered_by(new, 20)
+        assert not second.closed
+        assert len(listed(workshop)) == 2
+
+    in_workshop(workshop, scenario)
+
+
+def test_a_canary_that_fails_on_one_device_costs_only_its_engine(tmp_path: Path) -> None:
+    quick = HealthOptions(canary_after_s=0.05, watch_every_s=0.01)
+    workshop = Workshop(tmp_path, devices=("gpu:0", "gpu:1"), health=quick)
+
+    async def scenario() -> None:
+        first, _ = workshop.engines
+        first._run_rows = lambda arrays: [arrays[0] - 1]
+        await until(lambda: len(workshop.engines) == 4 and bool(workshop.engines[3].closed))
+        assert [engine.closed for engine in workshop.engines] == [1, 0, 0, 1], "the second one needs no successor"
+        assert len(workshop.served().lanes) == 2
+        assert workshop.core.ready
+
+    in_workshop(workshop, scenario)
+
+
+def test_an_engine_that_returns_after_it_was_given_up_is_closed_then(workshop: Workshop) -> None:
+    workshop.health = HealthOptions(hang_after_s=0.05, hang_after_predictions=0.0, watch_every_s=0.01)
+
+    async def scenario() -> None:
+        (hung,) = workshop.engines
+        hung.gate = gate = threading.Event()
+        with pytest.raises(Unavailable):
+            await workshop.ask()
+        await until(lambda: len(workshop.engines) == 2 and workshop.core.ready)
+        assert not hung.closed
+        assert await workshop.ask() == workshop.engines[1].offset
+        gate.set()
+        await until(lambda: bool(hung.closed))
+
+    in_workshop(workshop, scenario)
+
+
+@pytest.mark.parametrize("engine_count", [1, 2])
+def test_every_engine_of_a_version_is_closed_when_it_leaves(tmp_path: Path, engine_count: int) -> None:
+    workshop = Workshop(tmp_path, devices=tuple(f"gpu:{number}" for number in range(engine_count)))
+
+    async def scenario() -> None:
+        leaving = workshop.core.take_out_of_service("rows", 1)
+        assert leaving is not None
+        await leaving
+        engines: list[WatchedEngine] = workshop.engines
+        assert [engine.closed for engine in engines] == [1] * engine_count
+
+    in_workshop(workshop, scenario)

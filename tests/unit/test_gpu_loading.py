@@ -1,0 +1,312 @@
+"""Which engine serves on a GPU, and what is said of the others: TensorRT, ONNX Runtime on CUDA, the CPU."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.core import DEMO_STORE
+from app.engines.base import Engine, EngineFailure, run_arrays
+from app.engines.machine import Library, Machine
+from app.gpu_loading import GpuJob, prove_plan
+from app.loading import LoadedModel, LoadOptions, load
+from app.proving import NotProved, measure
+from models.bundle import MANIFEST, LatencyTable, open_bundle, read_manifest, seal
+from models.errors import BundleError, JobError
+from models.store import Store
+from tests.support import onnx_models
+from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeGpu
+from tests.support.gpu_machine import GpuBench
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """The digits, with FP16 and INT8 files for GPUs that may serve."""
+    folder = tmp_path / "store" / "digits" / "1"
+    shutil.copytree(DEMO_STORE / "digits" / "1", folder)
+    manifest = read_manifest(folder)
+    assert {"fp16.onnx", "int8-trt.onnx"} <= {variant.file for variant in manifest.variants}
+    variants = tuple(replace(variant, serve=True) for variant in manifest.variants)
+    (folder / MANIFEST).write_bytes(seal(replace(manifest, variants=variants)))
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def bench() -> GpuBench:
+    return GpuBench.of(FakeGpu("Fake H200"))
+
+
+def options(bench: GpuBench, tmp_path: Path, **given: object) -> LoadOptions:
+    base = LoadOptions("auto", threads=1, max_batch=4, machine=bench.machine, plan_cache=tmp_path / "plans")
+    return replace(base, **given)  # type: ignore[arg-type]
+
+
+def loaded(store: Path, options: LoadOptions) -> LoadedModel:
+    return load(Store(store).versions("digits")[0], options)
+
+
+def engines(model: LoadedModel) -> list[tuple[str, str, str]]:
+    infos = [proved.engine.info for proved in model.engines]
+    return [(info.engine, info.precision, info.device) for info in infos]
+
+
+def test_without_a_plan_the_fallback_serves_at_once_and_the_plans_are_wished_for(store, bench, tmp_path):
+    model = loaded(store, options(bench, tmp_path))
+    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
+    assert [wish.variant.file for wish in model.wishes] == ["fp16.onnx", "int8-trt.onnx"]
+    assert any("no plan for compute capability 9.0 (Fake H200) and TensorRT" in reason for reason in model.skipped), (
+        model.skipped
+    )
+
+
+def test_with_a_plan_tensorrt_serves_and_answers_as_the_cpu_does(store, bench, tmp_path):
+    before = loaded(store, options(bench, tmp_path))
+    bench.build(before.wishes[0], tmp_path / "plans")
+    model = loaded(store, options(bench, tmp_path))
+    assert engines(model) == [("tensorrt", "fp16", "cuda:0")]
+    assert [wish.variant.file for wish in model.wishes] == ["int8-trt.onnx"]
+    canary = open_bundle(store / "digits" / "1").canary()
+    got = run_arrays(model.engines[0].engine, {name: array[:4] for name, array in canary.inputs.items()})
+    for name, expected in canary.outputs.items():
+        assert got[name].argmax(axis=1).tolist() == expected[:4].argmax(axis=1).tolist()
+
+
+def test_a_plan_whose_bytes_changed_is_not_loaded_and_says_so(store, bench, tmp_path):
+    bench.build(loaded(store, options(bench, tmp_path)).wishes[0], tmp_path / "plans")
+    (plan,) = (tmp_path / "plans").rglob("*.plan")
+    plan.write_bytes(plan.read_bytes().replace(b"4096", b"4097"))
+    model = loaded(store, options(bench, tmp_path))
+    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
+    assert any("does not match the sha256" in reason for reason in model.skipped)
+    assert [wish.variant.file for wish in model.wishes] == ["fp16.onnx", "int8-trt.onnx"]
+
+
+@pytest.mark.parametrize(("int8_ns", "precision"), [(1e6, "int8"), (4e6, "fp16")])
+def test_int8_serves_only_where_it_is_faster(store, bench, tmp_path, int8_ns, precision, monkeypatch):
+    for wish in loaded(store, options(bench, tmp_path)).wishes:
+        bench.build(wish, tmp_path / "plans")
+    took_ms = {"fp16": 3.0, "int8": int8_ns / 1e6}
+    monkeypatch.setattr("app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.info.precision])
+    assert engines(loaded(store, options(bench, tmp_path))) == [("tensorrt", precision, "cuda:0")]
+
+
+def test_a_library_that_is_missing_is_passed_over_with_its_reason(store, bench, tmp_path):
+    machine = replace(bench.machine, tensorrt=Library(None, "TensorRT is not installed; run pip install x"))
+    model = loaded(store, options(bench, tmp_path, machine=machine))
+    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
+    assert "tensorrt: TensorRT is not installed; run pip install x" in model.skipped
+    assert model.wishes == ()
+
+
+def test_without_a_driver_the_cpu_serves_and_both_say_why(store, tmp_path):
+    machine = Machine(no_gpu="no usable NVIDIA driver: error 35")
+    model = load(Store(store).versions("digits")[0], LoadOptions("auto", 1, 4, machine=machine))
+    assert engines(model)[0][::2] == ("onnxruntime-cpu", "cpu")
+    for engine in ("tensorrt", "onnxruntime-cuda"):
+        assert f"{engine}: no usable NVIDIA driver: error 35" in model.skipped
+
+
+@pytest.mark.parametrize("engine", ["tensorrt", "cuda"])
+def test_an_engine_that_was_asked_for_serves_or_fails_clearly(store, tmp_path, engine):
+    machine = Machine(no_gpu="the driver sees no GPU")
+    with pytest.raises(BundleError, match=f"--engine {engine}: the driver sees no GPU"):
+        load(Store(store).versions("digits")[0], LoadOptions("auto", 1, 4, engine=engine, machine=machine))
+
+
+def test_tensorrt_by_name_without_a_plan_is_a_failure_and_builds_nothing(store, bench, tmp_path):
+    with pytest.raises(BundleError, match=r"--engine tensorrt cannot serve it .*no plan for compute capability 9\.0"):
+        loaded(store, options(bench, tmp_path, engine="tensorrt"))
+
+
+def test_cuda_by_name_does_not_look_for_plans(store, bench, tmp_path):
+    bench.build(loaded(store, options(bench, tmp_path)).wishes[0], tmp_path / "plans")
+    model = loaded(store, options(bench, tmp_path, engine="cuda"))
+    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
+    assert model.wishes == ()
+
+
+def test_a_device_without_room_hands_the_model_to_the_cpu_and_keeps_nothing(store, tmp_path):
+    bench = GpuBench.of(FakeGpu(total_bytes=200 << 20))
+    model = loaded(store, options(bench, tmp_path))
+    assert engines(model)[0][0] == "onnxruntime-cpu"
+    assert any("MiB must stay free" in reason for reason in model.skipped)
+    assert bench.cuda.live_device_blocks == 0
+
+
+def test_one_model_too_many_is_refused_and_the_others_go_on(store, bench, tmp_path):
+    first = loaded(store, options(bench, tmp_path))
+    bench.cuda.gpus[0].total_bytes = bench.cuda.gpus[0].used_bytes + (100 << 20)
+    with pytest.raises(BundleError, match="MiB must stay free"):
+        loaded(store, options(bench, tmp_path, engine="cuda"))
+    first.engines[0].canary.run(first.engines[0].engine)
+
+
+def test_nodes_that_would_run_on_the_cpu_are_reported_and_not_run_there(store, bench, tmp_path):
+    def refuse(provider_options: object) -> None:
+        raise RuntimeError("graph nodes are assigned to the default CPU EP, but fallback has been disabled")
+
+    bench.onnxruntime.refuses = refuse
+    model = loaded(store, options(bench, tmp_path))
+    assert engines(model)[0][0] == "onnxruntime-cpu"
+    assert any("assigned to the default CPU EP" in reason for reason in model.skipped)
+
+
+def test_every_gpu_gets_an_engine(store, tmp_path):
+    bench = GpuBench.of(FakeGpu("Fake H200"), FakeGpu("Fake H200"))
+    model = loaded(store, options(bench, tmp_path))
+    assert [device for _, _, device in engines(model)] == ["cuda:0", "cuda:1"]
+    bench.build(model.wishes[0], tmp_path / "plans")
+    assert [engine for engine, _, _ in engines(loaded(store, options(bench, tmp_path)))] == ["tensorrt"] * 2
+
+
+def test_fp32_by_name_is_the_exact_file_on_the_gpu(store, bench, tmp_path):
+    assert engines(loaded(store, options(bench, tmp_path, precision="fp32"))) == [
+        ("onnxruntime-cuda", "fp32", "cuda:0")
+    ]
+
+
+def test_int8_never_runs_in_onnxruntime_on_a_gpu(store, bench, tmp_path):
+    model = loaded(store, options(bench, tmp_path, precision="int8"))
+    assert engines(model)[0][0] == "onnxruntime-cpu"
+    with pytest.raises(BundleError, match="there is no int8 variant for it"):
+        loaded(store, options(bench, tmp_path, precision="int8", engine="cuda"))
+
+
+def test_a_broken_context_is_healed_or_only_a_new_process_helps(store, bench, tmp_path):
+    bench.cuda.sticky = ILLEGAL_ADDRESS
+    assert engines(loaded(store, options(bench, tmp_path)))[0][0] == "onnxruntime-cuda"
+    bench.cuda.sticky, bench.cuda.is_curable = ILLEGAL_ADDRESS, False
+    with pytest.raises(BundleError, match="cannot be used by this process any more"):
+        loaded(store, options(bench, tmp_path))
+
+
+def test_a_plan_that_was_just_built_proves_itself(store, bench, tmp_path):
+    model = loaded(store, options(bench, tmp_path))
+    job = GpuJob(open_bundle(store / "digits" / "1"), 4, "auto", bench.machine, tmp_path / "plans")
+    with pytest.raises(NotProved, match="no plan for"):
+        prove_plan(job, model.wishes[0])
+    bench.build(model.wishes[0], tmp_path / "plans")
+    proved = prove_plan(job, model.wishes[0])
+    assert proved.engine.info.engine == "tensorrt"
+
+
+def test_a_plan_that_answers_wrongly_does_not_serve(store, bench, tmp_path):
+    model = loaded(store, options(bench, tmp_path))
+    wish = model.wishes[0]
+    bench.build(wish, tmp_path / "plans")
+    # The library computes something else than the plan's name promises.
+    bench.tensorrt.distorts = lambda array: -array
+    job = GpuJob(open_bundle(store / "digits" / "1"), 4, "auto", bench.machine, tmp_path / "plans")
+    with pytest.raises(NotProved, match="is off by"):
+        prove_plan(job, wish)
+
+
+def test_a_bare_model_of_fixed_sizes_runs_on_the_gpu(bench, tmp_path):
+    onnx_models.add_sub(tmp_path / "store" / "simple" / "1" / "model.onnx")
+    model = load(Store(tmp_path / "store").versions("simple")[0], options(bench, tmp_path))
+    assert [engine for engine, _, _ in engines(model)] == ["onnxruntime-cuda"]
+
+
+def test_a_bare_model_of_free_sizes_runs_on_the_cpu_and_says_why(bench, tmp_path):
+    onnx_models.mean(tmp_path / "store" / "mean" / "1" / "model.onnx")
+    model = load(Store(tmp_path / "store").versions("mean")[0], options(bench, tmp_path))
+    assert [engine for engine, _, _ in engines(model)] == ["onnxruntime-cpu"]
+    assert any("no fixed size" in reason for reason in model.skipped)
+
+
+@pytest.fixture
+def shift(tmp_path: Path) -> Path:
+    """A bare model that adds one."""
+    onnx_models.shift(tmp_path / "bare" / "shift" / "1" / "model.onnx", 1.0)
+    return tmp_path / "bare"
+
+
+def loaded_shift(store: Path, options: LoadOptions) -> LoadedModel:
+    return load(Store(store).versions("shift")[0], options)
+
+
+def test_a_bare_model_that_a_gpu_answers_otherwise_than_the_cpu_is_not_served_from_there(shift, bench, tmp_path):
+    def disturb(arrays: Mapping[str, np.ndarray]) -> None:
+        for array in arrays.values():
+            array *= 1.5  # always the same, so that no engine ever contradicts itself
+
+    bench.onnxruntime.spoils = disturb
+    model = loaded_shift(shift, options(bench, tmp_path))
+    assert engines(model) == [("onnxruntime-cpu", "fp32", "cpu")]
+    assert any("cuda:0" in reason and "does not answer as the CPU does" in reason for reason in model.skipped)
+    assert not bench.cuda.live_device_blocks
+    with pytest.raises(BundleError, match=r"--engine cuda cannot serve it .*does not answer as the CPU does"):
+        loaded_shift(shift, options(bench, tmp_path, engine="cuda"))
+
+
+def test_a_bare_model_that_fails_on_one_gpu_is_served_by_the_other(shift, tmp_path, monkeypatch):
+    bench = GpuBench.of(FakeGpu("Fake H200"), FakeGpu("Fake H200"))
+
+    def measured(engines: list[Engine]) -> tuple[LatencyTable, ...]:
+        if engines[0].info.device == "cuda:0":
+            raise EngineFailure("it fell over")
+        return measure(engines)
+
+    monkeypatch.setattr("app.loading.measure", measured)
+    model = loaded_shift(shift, options(bench, tmp_path))
+    assert engines(model) == [("onnxruntime-cuda", "fp32", "cuda:1")]
+    assert any("cuda:0" in reason and "it fell over" in reason for reason in model.skipped)
+
+
+def test_a_bare_model_says_why_tensorrt_does_not_serve_it(shift, bench, tmp_path):
+    assert any("tensorrt: a bare model" in why for why in loaded_shift(shift, options(bench, tmp_path)).skipped)
+    with pytest.raises(BundleError, match=r"--engine tensorrt cannot serve it .*a bare model.*make a bundle"):
+        loaded_shift(shift, options(bench, tmp_path, engine="tensorrt"))
+
+
+def test_a_precision_that_nothing_here_serves_is_refused_with_the_gpus_reasons_too(store, bench, tmp_path):
+    bench.onnxruntime.loads = False
+    with pytest.raises(BundleError, match=r"no fp16 variant for the CPU.*onnxruntime-cuda on cuda:0.*did not load"):
+        loaded(store, options(bench, tmp_path, precision="fp16"))
+
+
+def test_tensorrt_by_name_without_a_plan_says_how_to_get_one(store, bench, tmp_path):
+    with pytest.raises(BundleError, match="--engine auto builds the plan and serves meanwhile"):
+        loaded(store, options(bench, tmp_path, engine="tensorrt"))
+
+
+def test_nobody_waits_for_tuning_where_a_plan_is_to_come(store, bench, tmp_path):
+    model = loaded(store, options(bench, tmp_path))
+    assert len(bench.onnxruntime.opened) == 1
+    assert [(one.device.name, one.variant.file) for one in model.untuned] == [("cuda:0", "fp16.onnx")]
+
+
+def test_what_serves_for_good_is_tuned_first_and_that_is_remembered(store, bench, tmp_path):
+    bench.onnxruntime.takes_ns = lambda samples, way: 1e6 if way["cudnn_conv_algo_search"] == "EXHAUSTIVE" else 2e6
+    assert loaded(store, options(bench, tmp_path, engine="cuda")).untuned == ()
+    trials = len(bench.onnxruntime.opened)
+    assert trials > 4
+    model = loaded(store, options(bench, tmp_path))  # with a plan to come, but there is nothing to wait for
+    assert model.untuned == ()
+    assert [way["cudnn_conv_algo_search"] for way in bench.onnxruntime.opened[trials:]] == ["EXHAUSTIVE"]
+
+
+def test_a_model_that_does_not_run_as_it_comes_is_tuned_at_once(store, bench, tmp_path):
+    def refuse(way: Mapping[str, str]) -> None:
+        if way["prefer_nhwc"] == "1":
+            raise RuntimeError("no such kernel with channels last")
+
+    bench.onnxruntime.refuses = refuse
+    model = loaded(store, options(bench, tmp_path))
+    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
+    assert model.untuned == ()
+
+
+def test_a_file_that_cannot_be_told_from_others_costs_only_the_gpu(store, shift, bench, tmp_path, monkeypatch):
+    def digest(path: Path) -> str:
+        raise JobError(f"{path}: its external data lies outside its folder")
+
+    monkeypatch.setattr("app.gpu_loading.onnx_digest", digest)
+    for model in (loaded(store, options(bench, tmp_path)), loaded_shift(shift, options(bench, tmp_path))):
+        assert engines(model)[0][0] == "onnxruntime-cpu"
+        assert any("onnxruntime-cuda on cuda:0" in why and "outside its folder" in why for why in model.skipped)

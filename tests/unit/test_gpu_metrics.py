@@ -1,0 +1,221 @@
+"""What `/metrics` and `/stats` show of GPUs, from a management library that plays its part."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.core import Core, CoreOptions
+from app.engines.cuda.device import Device
+from app.gpu_metrics import GpuWatch
+from app.loading import LoadOptions
+from app.model_control import ControlOptions
+from app.nvml import Nvml, NvmlUnavailable, open_nvml
+from tests.support.fake_nvml import (
+    FakeDevice,
+    FakeNvml,
+    NVMLError_FunctionNotFound,
+    NVMLError_GpuIsLost,
+    busy_device,
+)
+from tests.support.gpu_machine import FakeGpu, GpuBench
+from tests.support.servers import wait_until
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def gpus(count: int = 1) -> tuple[Device, ...]:
+    return GpuBench.of(*(FakeGpu(name=f"GPU {number}") for number in range(count))).machine.gpus
+
+
+def busy(gpu: Device) -> FakeDevice:
+    return busy_device(gpu.properties.pci_bus_id, f"GPU-{gpu.properties.index}")
+
+
+def watched(nvml: FakeNvml, devices: tuple[Device, ...], clock: Clock | None = None) -> GpuWatch:
+    """A watch that has looked once."""
+    watch = GpuWatch(devices, opened=lambda: Nvml(nvml), now_s=clock or Clock())
+    watch.find()
+    watch.read()
+    return watch
+
+
+def samples(watch: GpuWatch) -> dict[tuple[str, ...], float]:
+    """Every series of a scrape: its name and labels' values, and its value."""
+    registry = CollectorRegistry()
+    registry.register(watch)
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def test_every_figure_has_its_unit() -> None:
+    (gpu,) = gpus()
+    seen = samples(watched(FakeNvml(busy(gpu)), (gpu,)))
+    expected = {
+        "convoy_gpu_utilization_ratio": 0.75,
+        "convoy_gpu_memory_utilization_ratio": 0.4,
+        "convoy_gpu_memory_total_bytes": float(1 << 34),
+        "convoy_gpu_memory_used_bytes": float(1 << 33),
+        "convoy_gpu_power_watts": 412.5,
+        "convoy_gpu_power_limit_watts": 700.0,
+        "convoy_gpu_energy_joules_total": 9000.0,
+        "convoy_gpu_temperature_celsius": 61.0,
+        "convoy_gpu_sm_clock_hertz": 1.98e9,
+        "convoy_gpu_memory_clock_hertz": 3.201e9,
+        "convoy_gpu_ecc_uncorrected_errors_total": 0.0,
+        "convoy_gpu_query_failures_total": 0.0,
+    }
+    assert {name: seen[name, "cuda:0"] for name in expected} == expected
+    assert seen["convoy_gpu_info", "cuda:0", "GPU 0", "GPU-0"] == 1
+
+
+def test_dashboards_made_for_triton_find_their_names() -> None:
+    (gpu,) = gpus()
+    seen = samples(watched(FakeNvml(busy(gpu)), (gpu,)))
+    assert {key[0]: value for key, value in seen.items() if key[0].startswith("nv_") and key[1:] == ("GPU-0",)} == {
+        "nv_gpu_utilization": 0.75,
+        "nv_gpu_memory_total_bytes": float(1 << 34),
+        "nv_gpu_memory_used_bytes": float(1 << 33),
+        "nv_gpu_power_usage": 412.5,
+        "nv_gpu_power_limit": 700.0,
+        "nv_energy_consumption": 9000.0,
+    }
+
+
+def test_every_reason_for_low_clocks_has_a_series_whether_it_holds_or_not() -> None:
+    (gpu,) = gpus()
+    seen = samples(watched(FakeNvml(busy(gpu)), (gpu,)))
+    throttled = {key[2]: value for key, value in seen.items() if key[0] == "convoy_gpu_throttled"}
+    assert len(throttled) == 9
+    assert {reason for reason, holds in throttled.items() if holds} == {"sw_power_cap", "sw_thermal_slowdown"}
+
+
+def test_a_driver_that_knows_only_the_older_name_of_throttling_is_understood() -> None:
+    (gpu,) = gpus()
+    device = busy(gpu)
+    device.answers["nvmlDeviceGetCurrentClocksEventReasons"] = NVMLError_FunctionNotFound("Function Not Found")
+    device.answers["nvmlDeviceGetCurrentClocksThrottleReasons"] = 0x1
+    (reading,) = watched(FakeNvml(device), (gpu,)).readings
+    assert reading.throttled_by == ("gpu_idle",)
+
+
+def test_devices_are_found_by_their_place_on_the_bus_and_not_by_their_number() -> None:
+    first, second = gpus(2)
+    nvml = FakeNvml(busy(second), busy(first))
+    readings = watched(nvml, (first, second)).readings
+    assert [(reading.device, reading.uuid) for reading in readings] == [("cuda:0", "GPU-0"), ("cuda:1", "GPU-1")]
+
+
+def test_what_a_device_does_not_tell_has_no_series(caplog: pytest.LogCaptureFixture) -> None:
+    (gpu,) = gpus()
+    silent = FakeDevice(gpu.properties.pci_bus_id, "GPU-0")
+    watch = watched(FakeNvml(silent), (gpu,))
+    assert {name for name, *_ in samples(watch)} == {"convoy_gpu_info", "convoy_gpu_query_failures_total"}
+    assert not caplog.records
+
+
+def test_a_lost_gpu_is_counted_at_every_question_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    lost, well = gpus(2)
+    broken = FakeDevice(lost.properties.pci_bus_id, "GPU-0", {"nvmlDeviceGetPowerUsage": NVMLError_GpuIsLost("lost")})
+    watch = watched(FakeNvml(broken, busy(well)), (lost, well))
+    watch.read()
+    seen = samples(watch)
+    assert seen["convoy_gpu_query_failures_total", "cuda:0"] == 2
+    assert ("convoy_gpu_power_watts", "cuda:0") not in seen
+    assert seen["convoy_gpu_power_watts", "cuda:1"] == 412.5
+    assert [record.message for record in caplog.records] == [
+        "cuda:0: nvmlDeviceGetPowerUsage fails: lost; it will not be said again"
+    ]
+
+
+def test_a_gpu_that_nvml_does_not_find_leaves_the_others_theirs(caplog: pytest.LogCaptureFixture) -> None:
+    hidden, found = gpus(2)
+    watch = watched(FakeNvml(busy(found)), (hidden, found))
+    assert [reading.device for reading in watch.readings] == ["cuda:1"]
+    assert "NVML does not find cuda:0" in caplog.text
+
+
+def test_readings_end_when_they_are_too_old_to_be_true() -> None:
+    (gpu,) = gpus()
+    clock = Clock()
+    watch = watched(FakeNvml(busy(gpu)), (gpu,), clock)
+    clock.now_s = 10.0
+    assert watch.readings
+    clock.now_s = 10.1
+    assert watch.readings == ()
+    assert samples(watch) == {}
+
+
+def test_its_thread_looks_and_ends_when_told() -> None:
+    (gpu,) = gpus()
+    nvml = FakeNvml(busy(gpu))
+    watch = GpuWatch((gpu,), opened=lambda: Nvml(nvml))
+    watch.start()
+    wait_until(lambda: watch.readings, "the GPU was read")
+    watch.stop()
+
+
+def test_without_nvml_the_reason_is_said_and_a_scrape_is_empty(caplog: pytest.LogCaptureFixture) -> None:
+    (gpu,) = gpus()
+    watch = GpuWatch((gpu,), opened=lambda: Nvml(FakeNvml(does_start=False)))
+    watch.start()
+    wait_until(lambda: caplog.records, "the reason was logged")
+    assert "the GPUs have no metrics: NVML does not start: Driver Not Loaded" in caplog.text
+    assert samples(watch) == {}
+
+
+def test_a_library_that_fails_in_its_own_way_ends_the_metrics_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def opened() -> Nvml:
+        raise OSError("a library of another machine")
+
+    watch = GpuWatch(gpus(), opened=opened)
+    with caplog.at_level(logging.ERROR):
+        watch.start()
+        wait_until(lambda: caplog.records, "the failure was logged")
+    assert "their metrics end" in caplog.text
+
+
+def test_a_machine_without_gpus_is_not_asked() -> None:
+    def opened() -> Nvml:
+        raise AssertionError("asked")
+
+    watch = GpuWatch((), opened=opened)
+    watch.start()
+    assert watch.readings == ()
+
+
+def test_a_core_shows_the_gpus_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = GpuBench.of(FakeGpu()).machine
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(busy(machine.gpus[0])))
+    options = CoreOptions(tmp_path, LoadOptions("auto", 1, None, machine=machine), ControlOptions("explicit"))
+
+    async def scraped() -> str:
+        core = Core(options)
+        await core.start()
+        await asyncio.to_thread(wait_until, lambda: core.gpus.readings, "the GPU was read")
+        text = core.metrics.render().decode()
+        await core.stop()
+        return text
+
+    assert 'convoy_gpu_utilization_ratio{device="cuda:0"} 0.75' in asyncio.run(scraped())
+
+
+def test_without_the_library_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(NvmlUnavailable, match=r"pip install 'convoy-serve\[gpu\]'"):
+        open_nvml()

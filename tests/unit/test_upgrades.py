@@ -1,0 +1,432 @@
+"""No cold start: served at once on the fallback, while a plan is built, and moved to the plan without a lost request.
+
+A real core and its real HTTP application on a machine whose GPU and libraries are played; the build takes as
+long as the test says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from app.core import DEMO_STORE, Core, CoreOptions
+from app.edge.body import BodyLimits
+from app.edge.calls import EdgeOptions
+from app.edge.http import create_app
+from app.gpu_loading import GpuJob, PlanWish, prove_plan
+from app.loading import LoadOptions
+from app.model_control import ControlMode, ControlOptions
+from app.plan_builder import BuildOrder, PlanBuild, PlanBuilder
+from app.proving import ProvedEngine
+from models.bundle import MANIFEST, open_bundle, read_manifest, seal
+from tests.support.fake_cuda import FakeGpu
+from tests.support.gpu_machine import GpuBench
+
+INFER = "/v2/models/digits/infer"
+
+
+@dataclass
+class ToldBuilder(PlanBuilder):
+    """A builder whose builds end when the test says so."""
+
+    bench: GpuBench
+    plan_cache: Path
+    wishes: Callable[[BuildOrder], PlanWish]
+    fails: str | None = None
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+    orders: list[BuildOrder] = field(default_factory=list)
+    cancelled: int = 0
+
+    async def build(self, order: BuildOrder, report: Callable[[PlanBuild], None]) -> PlanBuild:
+        self.orders.append(order)
+        report(PlanBuild("building", phase="Timing", step=3, total=7, elapsed_s=120.0))
+        try:
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.fails:
+            ended = PlanBuild("failed", reason=self.fails)
+        else:
+            await asyncio.to_thread(self.bench.build, self.wishes(order), self.plan_cache)
+            ended = PlanBuild("built")
+        report(ended)
+        return ended
+
+
+@dataclass
+class Running:
+    core: Core
+    http: httpx.AsyncClient
+    builder: ToldBuilder
+    bench: GpuBench
+
+    async def model(self) -> dict[str, Any]:
+        (model,) = (await self.http.get("/stats")).json()["models"]
+        return model
+
+    async def until(self, condition: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        for _ in range(2000):
+            model = await self.model()
+            if condition(model):
+                return model
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"it never came: {model}")
+
+
+@asynccontextmanager
+async def running(
+    tmp_path: Path, bench: GpuBench, precision: str = "fp16", control: ControlMode = "none"
+) -> AsyncIterator[Running]:
+    folder = tmp_path / "store" / "digits" / "1"
+    shutil.copytree(DEMO_STORE / "digits" / "1", folder)
+    manifest = read_manifest(folder)
+    variants = tuple(replace(variant, serve=True) for variant in manifest.variants)
+    (folder / MANIFEST).write_bytes(seal(replace(manifest, variants=variants)))
+    plan_cache = tmp_path / "plans"
+    load = LoadOptions(precision, 1, 4, machine=bench.machine, plan_cache=plan_cache)  # type: ignore[arg-type]
+
+    def wish_of(order: BuildOrder) -> PlanWish:
+        (served,) = core.catalog.served()
+        return next(wish for wish in served.loaded.wishes if wish.options == order.options)
+
+    at_start = ("*",) if control == "explicit" else ()
+    builder = ToldBuilder(bench, plan_cache, wish_of)
+    core = Core(CoreOptions(tmp_path / "store", load, ControlOptions(control, at_start=at_start)), plan_builder=builder)
+    app = create_app(core, EdgeOptions(BodyLimits(1 << 20), decode_threads=1))
+    transport = httpx.ASGITransport(app)
+    await core.start()
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://convoy") as http:
+            one = Running(core, http, builder, bench)
+            for _ in range(4000):
+                if core.ready and builder.orders:
+                    break
+                await asyncio.sleep(0.005)
+            yield one
+    finally:
+        await core.stop()
+
+
+def request_of(images: np.ndarray) -> tuple[bytes, dict[str, str]]:
+    tensor = {
+        "name": "images",
+        "datatype": "UINT8",
+        "shape": list(images.shape),
+        "parameters": {"binary_data_size": images.nbytes},
+    }
+    header = json.dumps({"inputs": [tensor]}).encode()
+    return header + images.tobytes(), {"Inference-Header-Content-Length": str(len(header))}
+
+
+async def ask(running: Running, images: np.ndarray) -> np.ndarray:
+    body, headers = request_of(images)
+    answer = await running.http.post(INFER, content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    (output,) = answer.json()["outputs"]
+    return np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+def serving(metrics: str) -> list[str]:
+    """The engines that serve, in the metrics' words."""
+    return [line for line in metrics.splitlines() if re.match(r"convoy_engine_info{.* 1\.0$", line)]
+
+
+def run(job: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(job())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def bench() -> GpuBench:
+    return GpuBench.of(FakeGpu("Fake H200"))
+
+
+def faster_in_tensorrt(monkeypatch: pytest.MonkeyPatch, tensorrt_ms: float) -> None:
+    took_ms = {"onnxruntime-cuda": 3.0, "tensorrt": tensorrt_ms}
+    monkeypatch.setattr("app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.info.engine])
+
+
+def test_a_plan_takes_over_under_load_and_nobody_notices(tmp_path, bench, monkeypatch):
+    faster_in_tensorrt(monkeypatch, 1.0)
+
+    async def job() -> None:
+        async with running(tmp_path, bench) as server:
+            images = open_bundle(tmp_path / "store" / "digits" / "1").canary().inputs["images"]
+            expected = {samples: await ask(server, images[:samples]) for samples in (1, 2, 3, 4)}
+            before = await server.model()
+            assert (before["engine"], before["plan_build"]["state"]) == ("onnxruntime-cuda", "building")
+            assert (before["plan_build"]["phase"], before["plan_build"]["step"]) == ("Timing", 3)
+            assert before["plan_build"]["file"] == "fp16.onnx"
+            memory_before = bench.cuda.gpus[0].used_bytes
+            asked = 0
+            is_over = asyncio.Event()
+
+            async def client(samples: int) -> None:
+                nonlocal asked
+                while not is_over.is_set():
+                    np.testing.assert_allclose(await ask(server, images[:samples]), expected[samples], atol=2e-2)
+                    asked += 1
+
+            clients = [asyncio.create_task(client(samples)) for samples in (1, 2, 3, 4)]
+            await server.until(lambda _: asked >= 20)
+            server.builder.may_end.set()
+            after = await server.until(lambda model: model["engine"] == "tensorrt")
+            seen = asked
+            await server.until(lambda _: asked >= seen + 20)
+            is_over.set()
+            await asyncio.gather(*clients)
+            assert (after["plan_build"]["state"], after["plan_build"]["reason"]) == ("built", None)
+            assert [engine["engine"] for engine in after["engines"]] == ["tensorrt"]
+            assert "fp16.onnx: its plan was built" in after["why"]
+            metrics = (await server.http.get("/metrics")).text
+            (line,) = serving(metrics)
+            assert 'engine="tensorrt"' in line
+            await server.until(lambda _: len(server.core.catalog.served()[0].lanes) == 1)
+            # The old engine's memory is free: what is used now is the new engine's, with its scratch.
+            assert bench.cuda.gpus[0].used_bytes <= memory_before + 4096
+            assert server.builder.orders[0].options.batch_sizes == (1, 2, 4)
+
+    run(job)
+
+
+def test_a_build_that_fails_changes_nothing_and_says_why(tmp_path, bench):
+    async def job() -> None:
+        async with running(tmp_path, bench) as server:
+            server.builder.fails = "TensorRT cannot read fp16.onnx: no such operator"
+            server.builder.may_end.set()
+            model = await server.until(lambda model: model["plan_build"]["state"] == "failed")
+            assert model["engine"] == "onnxruntime-cuda"
+            assert model["ready"]
+            model = await server.until(lambda model: any("no such operator" in why for why in model["why_not_others"]))
+            images = open_bundle(tmp_path / "store" / "digits" / "1").canary().inputs["images"]
+            await ask(server, images[:2])
+
+    run(job)
+
+
+def test_a_plan_that_answers_wrongly_never_serves(tmp_path, bench, monkeypatch):
+    faster_in_tensorrt(monkeypatch, 1.0)
+
+    async def job() -> None:
+        async with running(tmp_path, bench) as server:
+            bench.tensorrt.distorts = lambda array: -array
+            server.builder.may_end.set()
+            model = await server.until(lambda model: model["plan_build"]["reason"])
+            assert "is off by" in model["plan_build"]["reason"]
+            assert model["engine"] == "onnxruntime-cuda"
+
+    run(job)
+
+
+def test_a_plan_that_is_not_faster_does_not_serve(tmp_path, bench, monkeypatch):
+    faster_in_tensorrt(monkeypatch, 2.95)
+
+    async def job() -> None:
+        async with running(tmp_path, bench) as server:
+            used = bench.cuda.gpus[0].used_bytes
+            server.builder.may_end.set()
+            model = await server.until(lambda model: model["plan_build"]["reason"])
+            assert "not faster than onnxruntime-cuda in fp16" in model["plan_build"]["reason"]
+            assert model["engine"] == "onnxruntime-cuda"
+            assert bench.cuda.gpus[0].used_bytes == used
+
+    run(job)
+
+
+def test_int8_is_built_after_fp16_and_takes_over_only_where_it_is_faster(tmp_path, bench, monkeypatch):
+    took_ms = {"fp16": 2.0, "int8": 1.0}
+    monkeypatch.setattr(
+        "app.engines.measure.Probe.run_ms",
+        lambda probe: 4.0 if probe.engine.info.engine != "tensorrt" else took_ms[probe.engine.info.precision],
+    )
+
+    async def job() -> None:
+        async with running(tmp_path, bench, "auto") as server:
+            server.builder.may_end.set()
+            model = await server.until(lambda model: (model["engine"], model["precision"]) == ("tensorrt", "int8"))
+            assert [order.options.precision for order in server.builder.orders] == ["fp16", "int8"]
+            assert model["plan_build"]["file"] == "int8-trt.onnx"
+
+    run(job)
+
+
+def test_stopping_while_a_plan_is_built_ends_at_once(tmp_path, bench):
+    async def job() -> None:
+        async with asyncio.timeout(60):
+            async with running(tmp_path, bench) as server:
+                await server.until(lambda model: model["plan_build"]["state"] == "building")
+        assert not bench.cuda.live_device_blocks
+
+    run(job)
+
+
+def test_a_plan_relieves_the_cpu_that_served_because_no_gpu_could(tmp_path, bench):
+    async def job() -> None:
+        async with running(tmp_path, bench, "int8") as server:  # which ONNX Runtime has no kernels for on a GPU
+            assert (await server.model())["engine"] == "onnxruntime-cpu"
+            server.builder.may_end.set()
+            model = await server.until(lambda model: model["engine"] == "tensorrt")
+            assert [engine["engine"] for engine in model["engines"]] == ["tensorrt"]
+            (served,) = server.core.catalog.served()
+            await server.until(lambda _: [one.lane.device for one in served.lanes] == ["cuda:0"])
+            metrics = (await server.http.get("/metrics")).text
+            (line,) = serving(metrics)
+            assert 'engine="tensorrt"' in line
+
+    run(job)
+
+
+def test_what_was_missing_is_not_told_any_more_when_it_serves(tmp_path, bench, monkeypatch):
+    faster_in_tensorrt(monkeypatch, 1.0)
+
+    async def job() -> None:
+        async with running(tmp_path, bench) as server:
+            assert any("no plan for" in why for why in (await server.model())["why_not_others"])
+            metrics = (await server.http.get("/metrics")).text
+            assert re.search(
+                r'^convoy_engine_info{.*reason="tensorrt on cuda:0: fp16.onnx: no plan.* 0\.0$', metrics, re.M
+            )
+            server.builder.may_end.set()
+            await server.until(lambda model: model["engine"] == "tensorrt")
+            await server.until(lambda model: not any("tensorrt on" in why for why in model["why_not_others"]))
+
+    run(job)
+
+
+def test_a_load_that_slows_everything_does_not_keep_a_faster_plan_out(tmp_path, bench, monkeypatch):
+    """What serves was measured when nothing else ran."""
+    slowed = 1.0
+    took_ms = {"onnxruntime-cuda": 3.0, "tensorrt": 1.0}
+    monkeypatch.setattr("app.engines.measure.Probe.run_ms", lambda probe: slowed * took_ms[probe.engine.info.engine])
+
+    async def job() -> None:
+        nonlocal slowed
+        async with running(tmp_path, bench) as server:
+            slowed = 10.0
+            server.builder.may_end.set()
+            await server.until(lambda model: model["engine"] == "tensorrt")
+
+    run(job)
+
+
+def test_one_plan_serves_two_gpus_of_the_same_name(tmp_path, monkeypatch):
+    faster_in_tensorrt(monkeypatch, 1.0)
+
+    async def job() -> None:
+        async with running(tmp_path, GpuBench.of(FakeGpu("Fake H200"), FakeGpu("Fake H200"))) as server:
+            server.builder.may_end.set()
+            model = await server.until(lambda model: [e["engine"] for e in model["engines"]] == ["tensorrt"] * 2)
+            assert model["plan_build"]["state"] == "built"
+            assert len(server.builder.orders) == 1
+
+    run(job)
+
+
+def test_a_bundle_that_vanished_while_its_plan_was_built_is_a_reason(tmp_path, bench):
+    async def job() -> None:
+        async with running(tmp_path, bench) as server:
+            (tmp_path / "store" / "digits" / "1" / MANIFEST).rename(tmp_path / "aside")
+            server.builder.may_end.set()
+            model = await server.until(lambda model: model["plan_build"]["reason"])
+            assert model["engine"] == "onnxruntime-cuda"
+
+    run(job)
+
+
+def test_whatever_a_library_raises_costs_one_plan_and_is_told(tmp_path, bench, monkeypatch):
+    def broken(job: object, wish: object) -> None:
+        raise RuntimeError("pybind11 lost its temper")
+
+    monkeypatch.setattr("app.upgrades.prove_plan", broken)
+
+    async def job() -> None:
+        async with running(tmp_path, bench, "auto") as server:
+            server.builder.may_end.set()
+            model = await server.until(
+                lambda model: sum("RuntimeError: pybind11" in why for why in model["why_not_others"]) == 2
+            )
+            assert model["engine"] == "onnxruntime-cuda"
+            assert len(server.builder.orders) == 2
+
+    run(job)
+
+
+def test_a_version_that_is_unloaded_lets_the_builder_go(tmp_path, bench):
+    async def job() -> None:
+        async with running(tmp_path, bench, control="explicit") as server:
+            await server.core.control.unload("digits")
+            assert server.builder.cancelled == 1
+            server.builder.may_end.set()
+            await server.core.control.load("digits")
+            await server.until(lambda model: len(server.builder.orders) == 2)
+
+    run(job)
+
+
+def test_a_plan_that_is_missing_when_an_engine_is_replaced_is_built(tmp_path, bench, monkeypatch):
+    faster_in_tensorrt(monkeypatch, 1.0)
+
+    async def job() -> None:
+        async with running(tmp_path, bench) as server:
+            server.builder.may_end.set()
+            await server.until(lambda model: model["engine"] == "tensorrt")
+            for file in (tmp_path / "plans").rglob("trt*"):
+                file.unlink()
+            (served,) = server.core.catalog.served()
+            (one,) = [one for one in served.lanes if not one.lane.stopping]
+            server.core.scheduler.give_up_lane(one.lane, "it is said to hang")
+            await server.until(lambda model: len(server.builder.orders) == 2)
+            await server.until(lambda model: model["ready"] and model["engine"] == "tensorrt")
+
+    run(job)
+
+
+def test_where_no_plan_comes_the_fallback_is_tuned_beside_the_serving(tmp_path, bench, monkeypatch):
+    bench.onnxruntime.takes_ns = lambda samples, way: 1e6 if way["cudnn_conv_algo_search"] == "EXHAUSTIVE" else 2e6
+    took_ms = {"HEURISTIC": 2.0, "EXHAUSTIVE": 1.0}
+    monkeypatch.setattr("app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.tuning.search])
+
+    async def job() -> None:
+        async with running(tmp_path, bench) as server:
+            images = open_bundle(tmp_path / "store" / "digits" / "1").canary().inputs["images"]
+            expected = await ask(server, images[:2])
+            server.builder.fails = "TensorRT cannot read fp16.onnx: no such operator"
+            server.builder.may_end.set()
+            model = await server.until(lambda model: "tuned" in model["why"])
+            assert model["engine"] == "onnxruntime-cuda"
+            assert any("no such operator" in why for why in model["why_not_others"])
+            np.testing.assert_allclose(await ask(server, images[:2]), expected, atol=2e-2)
+
+    run(job)
+
+
+def test_stopping_while_a_plan_proves_itself_gives_all_memory_back(tmp_path, bench, monkeypatch):
+    proves, may_go_on = threading.Event(), threading.Event()
+
+    def slowly(job: GpuJob, wish: PlanWish) -> ProvedEngine:
+        proves.set()
+        assert may_go_on.wait(60)
+        return prove_plan(job, wish)
+
+    monkeypatch.setattr("app.upgrades.prove_plan", slowly)
+
+    async def job() -> None:
+        async with running(tmp_path, bench) as server:
+            server.builder.may_end.set()
+            await asyncio.to_thread(proves.wait, 60)
+            asyncio.get_running_loop().call_later(0.05, may_go_on.set)
+
+    run(job)  # which waits for every thread
+    assert not bench.cuda.live_device_blocks
