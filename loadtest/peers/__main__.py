@@ -1,0 +1,65 @@
+"""The command line of the comparison: `python -m loadtest.peers --help`."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from loadtest.peers.campaign import Effort
+from loadtest.peers.command import EXIT_INTERRUPTED, Options, run
+from loadtest.peers.definition import KNOWN
+from models.errors import ConvoyError
+
+HOME = Path("build/peers")
+
+
+def main(
+    peers: Annotated[str, typer.Option(help="Whom to compare with, by folder.")] = ",".join(KNOWN),
+    peers_from: Annotated[Path | None, typer.Option(help="Folder with further peers.")] = None,
+    home: Annotated[Path, typer.Option(help="Where environments and the model are kept.")] = HOME,
+    model: Annotated[Path | None, typer.Option(help="ONNX file to serve instead of the CIFAR CNN.")] = None,
+    threads: Annotated[int, typer.Option(help="Engine threads of every server.", min=1)] = 1,
+    generator: Annotated[str, typer.Option(help="auto, wrk or own.")] = "auto",
+    convoy_options: Annotated[str, typer.Option(help="Words for `convoy serve`; none leaves it untouched.")] = "",
+    rounds: Annotated[int, typer.Option(help="Pairs per peer and load.", min=1)] = 5,
+    duration: Annotated[float, typer.Option(help="Seconds of each measurement.", min=0.1)] = 4.0,
+    sweep: Annotated[float, typer.Option(help="Seconds of each trial of a setting.", min=0.1)] = 2.0,
+    sweep_rounds: Annotated[int, typer.Option(help="Trials of each setting.", min=1)] = 2,
+    warm_up: Annotated[float, typer.Option(help="Seconds of load before each measurement.", min=0.1)] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of samples and order.")] = 0,
+    json: Annotated[Path, typer.Option(help="File for everything measured.")] = HOME / "peers.json",
+    page: Annotated[Path | None, typer.Option(help="Page to put the tables into.")] = None,
+) -> None:
+    """Measure Convoy beside its peers. The machine must have nothing else to do."""
+    if generator not in ("auto", "wrk", "own"):
+        raise typer.BadParameter("must be auto, wrk or own", param_hint="--generator")
+    options = Options(
+        peers=tuple(name.strip() for name in peers.split(",") if name.strip()),
+        peers_from=peers_from,
+        home=home,
+        model=model,
+        threads=threads,
+        generator=generator,  # type: ignore[arg-type]  # one of the three, as was just seen
+        convoy_options=convoy_options,
+        effort=Effort(sweep, sweep_rounds, duration, rounds, seed),
+        warm_up_s=warm_up,
+        json_file=json,
+        page=page,
+    )
+    # Whoever ends the comparison with a plain kill gets what Ctrl-C gets: no server stays behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        code = run(options, Console())
+    except ConvoyError as error:
+        print(f"peers: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,64 @@
+"""What every peer's server script needs: its settings and the network, in ONNX Runtime as Convoy configures it.
+
+Runs in a peer's own environment, found through PYTHONPATH; knows the standard library, numpy and ONNX Runtime and
+nothing of Convoy. Settings come from the environment, because every framework hands that on to the processes it
+starts, while most of them read the command line themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`window_ms` is how long a batch may wait for company; `max_batch` 1 is batching switched off.
+
+    `spare_port` and the two after it are free for whatever else the framework listens on.
+    """
+
+    model: str
+    port: int
+    spare_port: int
+    threads: int
+    max_batch: int
+    window_ms: float
+
+
+def settings() -> Settings:
+    """What the comparison asks of this server."""
+    asked = os.environ
+    return Settings(
+        model=asked["PEER_MODEL"],
+        port=int(asked["PEER_PORT"]),
+        spare_port=int(asked["PEER_SPARE_PORT"]),
+        threads=int(asked["PEER_THREADS"]),
+        max_batch=int(asked["PEER_MAX_BATCH"]),
+        window_ms=float(asked["PEER_WINDOW_MS"]),
+    )
+
+
+class Network:
+    """Call it with float32 [batch, *sample_shape]; it gives float32 [batch, ...]."""
+
+    def __init__(self) -> None:
+        asked = settings()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = asked.threads
+        options.inter_op_num_threads = 1
+        # Threads that spin while they wait would take the cores from the server around the engine.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = onnxruntime.InferenceSession(asked.model, options, providers=["CPUExecutionProvider"])
+        self._input = self._session.get_inputs()[0]
+        self.sample_shape = tuple(self._input.shape[1:])
+        self.input_name = self._input.name
+        self.output_name = self._session.get_outputs()[0].name
+        self(np.zeros((1, *self.sample_shape), np.float32))
+
+    def __call__(self, batch: np.ndarray) -> np.ndarray:
+        (logits,) = self._session.run(None, {self._input.name: batch})
+        return logits

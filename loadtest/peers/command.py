@@ -1,0 +1,137 @@
+"""`python -m loadtest.peers`: reads the options, runs the comparison, writes what came of it.
+
+Exit codes: 0 - every peer asked for was measured. 1 - one of them was not, or Convoy itself failed. 130 - stopped by
+Ctrl-C. In each case what was measured has been written.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtest.peers import conditions, network
+from loadtest.peers.campaign import Campaign, Effort, Entrant
+from loadtest.peers.contender import CONVOY, convoy_contender, peer_contender
+from loadtest.peers.definition import Peer, find_peers
+from loadtest.peers.environment import ensure_environment
+from loadtest.peers.exam import set_exam
+from loadtest.peers.generator import Choice, choose_generator
+from loadtest.peers.page import tables, write_page
+from loadtest.peers.results import Conditions, Failure, Results, write_json
+from loadtest.peers.stand import Stand
+from models.errors import JobError
+
+EXIT_GOOD, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One comparison. `model` None: the classic CIFAR CNN; `page` None: no page is written.
+
+    `convoy_options` are words for `convoy serve`; none is the untouched configuration.
+    """
+
+    peers: tuple[str, ...]
+    peers_from: Path | None
+    home: Path
+    model: Path | None
+    threads: int
+    generator: Choice
+    convoy_options: str
+    effort: Effort
+    warm_up_s: float
+    json_file: Path
+    page: Path | None
+
+
+def run(options: Options, console: Console) -> int:
+    """Gives the exit code. Raises UsageError and JobError for what stops everything before it begins."""
+    peers = find_peers(options.peers, options.peers_from)
+    generator = choose_generator(options.generator)
+
+    def tell(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    model = options.model or network.ensure_network(options.home)
+    installed, absent = _install(peers, options.home, tell)
+    asked = _conditions(options, peers, model, generator.title)
+    entrants = [
+        Entrant(peer_contender(peer, python, model, options.threads), peer.settings) for peer, python in installed
+    ]
+    stand = Stand(set_exam(model, options.effort.seed), generator, options.warm_up_s)
+    with tempfile.TemporaryDirectory(prefix="convoy-peers-") as temporary:
+        store = network.make_store(Path(temporary), model)
+        convoy = convoy_contender(store, options.threads, tuple(shlex.split(options.convoy_options)))
+        campaign = Campaign(stand, convoy, entrants, options.effort, tell)
+        interrupted = _run_to_the_end(campaign, tell)
+    results = campaign.results(asked, absent, interrupted=interrupted)
+    _write(results, options, tell)
+    if interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_GOOD if _is_complete(results, entrants) and not absent else EXIT_FAILED
+
+
+def _run_to_the_end(campaign: Campaign, tell: Tell) -> bool:
+    """Whether Ctrl-C came first; the server that was up has been stopped by then."""
+    try:
+        campaign.sweep()
+        campaign.fight()
+    except KeyboardInterrupt:
+        tell("stopped; writing what was measured so far")
+        return True
+    return False
+
+
+def _install(peers: Sequence[Peer], home: Path, tell: Tell) -> tuple[list[tuple[Peer, Path]], list[Failure]]:
+    """The peers that have an environment, with its interpreter, and why the others have none."""
+    installed: list[tuple[Peer, Path]] = []
+    absent: list[Failure] = []
+    for peer in peers:
+        tell(f"{peer.title}: environment")
+        try:
+            installed.append((peer, ensure_environment(peer, home)))
+        except JobError as error:
+            absent.append(Failure(peer.name, "environment", str(error)))
+            tell(str(error))
+    return installed, absent
+
+
+def _conditions(options: Options, peers: Sequence[Peer], model: Path, generator: str) -> Conditions:
+    effort = options.effort
+    untouched = f"started with {options.convoy_options}" if options.convoy_options else ""
+    return Conditions(
+        started_at=conditions.now(),
+        machine=conditions.machine(),
+        generator=generator,
+        threads=options.threads,
+        model_sha256=network.sha256(model),
+        duration_s=effort.duration_s,
+        warm_up_s=options.warm_up_s,
+        rounds=effort.rounds,
+        seed=effort.seed,
+        versions={CONVOY: conditions.convoy_versions()} | {peer.name: peer.versions() for peer in peers},
+        titles={CONVOY: "Convoy"} | {peer.name: peer.title for peer in peers},
+        notes={CONVOY: untouched} | {peer.name: peer.note for peer in peers},
+    )
+
+
+def _is_complete(results: Results, entrants: Sequence[Entrant]) -> bool:
+    """Whether every peer has a pair for every load that it takes."""
+    measured = {(pair.peer, pair.load) for pair in results.pairs}
+    return all((entrant.name, load) in measured for entrant in entrants for load in entrant.loads)
+
+
+def _write(results: Results, options: Options, tell: Tell) -> None:
+    write_json(options.json_file, results)
+    tell(f"written to {options.json_file}")
+    if options.page is not None:
+        write_page(options.page, results)
+        tell(f"written to {options.page}")
+    tell("\n" + tables(results))

@@ -1,0 +1,74 @@
+"""A virtual environment for each peer, made once from its pinned requirements and kept.
+
+Knows interpreters, venv and pip. Two frameworks in one environment would have to agree on their dependencies, so
+each has its own, and none has Convoy's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from loadtest.peers.definition import REQUIREMENTS, Peer
+from models.errors import JobError
+
+STAMP = ".complete"
+INSTALL_WITHIN_S = 1800.0
+_LAST_LINES = 5
+_DESCRIBE = "import sys, sysconfig; print(sys.version, bool(sysconfig.get_config_var('Py_ENABLE_SHARED')), sep='|')"
+
+
+def ensure_environment(peer: Peer, home: Path) -> Path:
+    """The peer's interpreter in `home`, installed now if its requirements are not there yet.
+
+    Raises JobError where there is no fitting interpreter or where pip fails.
+    """
+    interpreter, description = _interpreter(peer)
+    folder = (home / peer.name).absolute()
+    python = folder / "bin" / "python"
+    requirements = peer.folder / REQUIREMENTS
+    wanted = hashlib.sha256(description.encode() + requirements.read_bytes()).hexdigest()
+    stamp = folder / STAMP
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    has_requirements = any(line.strip() for line in requirements.read_text().splitlines())
+    _run(peer, interpreter, "-m", "venv", *(() if has_requirements else ("--without-pip",)), str(folder))
+    if has_requirements:
+        pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement")
+        _run(peer, *pip, str(requirements))
+    stamp.write_text(wanted)
+    return python
+
+
+def _interpreter(peer: Peer) -> tuple[str, str]:
+    """The interpreter to use and what it says of itself."""
+    candidates = [sys.executable] if peer.python is None else _named(peer.python)
+    for candidate in candidates:
+        # A version manager's name for an interpreter is there even where the interpreter is not.
+        answer = subprocess.run([candidate, "-c", _DESCRIBE], capture_output=True, text=True)
+        version, _, shared = answer.stdout.strip().rpartition("|")
+        fits = peer.python is None or version.startswith(f"{peer.python}.")
+        if answer.returncode == 0 and fits and (shared == "True" or not peer.shared_libpython):
+            return candidate, answer.stdout
+    shared = " with a shared libpython" if peer.shared_libpython else ""
+    raise JobError(f"{peer.title} needs Python {peer.python}{shared}, and there is none on the PATH; install it")
+
+
+def _named(version: str) -> list[str]:
+    found = [shutil.which(f"python{version}")]
+    managed = sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python"), reverse=True)
+    return [*(name for name in found if name), *map(str, managed)]
+
+
+def _run(peer: Peer, *command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        raise JobError(f"installing {peer.title} took longer than {INSTALL_WITHIN_S:g} s; try again") from None
+    if done.returncode != 0:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("WARNING")]
+        raise JobError(f"{peer.title} cannot be installed: {' / '.join(lines[-_LAST_LINES:])}")

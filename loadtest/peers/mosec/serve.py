@@ -1,0 +1,41 @@
+"""The network in Mosec, as its documentation would have it: one worker that unpacks bytes and batches in Rust.
+
+Runs in Mosec's own environment. Body and answer are the tensors' bytes, the leanest form that Mosec offers.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from mosec import Server, Worker
+from peer_side import Network, settings
+
+
+class Classifier(Worker):
+    """Bytes of one float32 sample to bytes of its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._network = Network()
+
+    def deserialize(self, data: bytes) -> np.ndarray:
+        return np.frombuffer(data, np.float32).reshape(self._network.sample_shape)
+
+    def forward(self, data: np.ndarray | list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
+        # Mosec gives a list only where batching is on.
+        if isinstance(data, list):
+            return list(self._network(np.stack(data)))
+        return self._network(data[None])[0]
+
+    def serialize(self, data: np.ndarray) -> bytes:
+        return data.tobytes()
+
+
+if __name__ == "__main__":
+    asked = settings()
+    os.environ |= {"MOSEC_PORT": str(asked.port), "MOSEC_ADDRESS": "127.0.0.1", "MOSEC_LOG_LEVEL": "warning"}
+    server = Server()
+    # Mosec knows whole milliseconds from 1 on; 0 means its default of 10.
+    server.append_worker(Classifier, num=1, max_batch_size=asked.max_batch, max_wait_time=int(asked.window_ms))
+    server.run()

@@ -1,0 +1,97 @@
+"""The comparison as a page that people read: a table per load, and who is missing and why.
+
+Knows Markdown. Draws no conclusions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadtest.peers.compare import Figures, Match, Spread, matches
+from loadtest.peers.marks import replace_block
+from loadtest.peers.results import Load, Results
+
+MARK = "peers"
+
+_HEAD = (
+    "| server | batching | requests/s | p50 ms | p99 ms | server CPU, us a request "
+    "| Convoy's rate over its | its p50 over Convoy's | its CPU over Convoy's |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def write_page(path: Path, results: Results) -> None:
+    """Puts the tables into the page. Raises JobError where it has no place for them or cannot be written."""
+    replace_block(path, MARK, tables(results))
+
+
+def tables(results: Results) -> str:
+    """Everything that is measured, in Markdown."""
+    found = matches(results.pairs)
+    loads = list(dict.fromkeys(match.load for match in sorted(found, key=lambda one: _load_order(one.load))))
+    parts = [_conditions(results)]
+    parts += [_load_table(load, [match for match in found if match.load == load], results) for load in loads]
+    if results.failures:
+        parts.append(_failures(results))
+    notes = [f"- {results.conditions.titles[name]}: {note}." for name, note in results.conditions.notes.items() if note]
+    if notes:
+        parts.append("\n".join(notes))
+    return "\n\n".join(parts)
+
+
+def _conditions(results: Results) -> str:
+    asked = results.conditions
+    machine = asked.machine
+    lines = [
+        f"Measured on {asked.started_at} on {machine.cpu}, {machine.cores} cores shared with the load generator "
+        f"({asked.generator}); load average at the start {machine.load_average:.2f}. "
+        f"{asked.threads} engine thread{'s' if asked.threads > 1 else ''} each, {asked.rounds} rounds of "
+        f"{asked.duration_s:g} s after {asked.warm_up_s:g} s of warm-up, order drawn with seed {asked.seed}. "
+        f"Model: sha256 {asked.model_sha256[:12]}."
+    ]
+    if results.interrupted:
+        lines.append("**The comparison was stopped before its end; the rounds that it finished are shown.**")
+    rows = [
+        f"| {asked.titles[name]} | {', '.join(f'{package} {version}' for package, version in packages.items())} |"
+        for name, packages in asked.versions.items()
+    ]
+    return "\n\n".join(lines) + "\n\n| server | versions |\n|---|---|\n" + "\n".join(rows)
+
+
+def _load_table(load: Load, found: Sequence[Match], results: Results) -> str:
+    title = f"### {load.body} bodies, {load.connections} connection{'s' if load.connections > 1 else ''}"
+    ours = Figures.of([pair.ours for pair in results.pairs if pair.load == load])
+    rows = [_row("Convoy", "untouched", ours) + " - | - | - |"]
+    for match in sorted(found, key=lambda one: one.rps_ratio.median):
+        row = _row(results.conditions.titles[match.peer], match.setting.title, match.theirs)
+        rows.append(f"{row} {_ratio(match.rps_ratio)} | {_ratio(match.p50_ratio)} | {_ratio(match.cpu_ratio)} |")
+    shots = [shot for pair in results.pairs if pair.load == load for shot in (pair.ours, pair.theirs)]
+    generator_us = Figures.of(shots).generator_cpu_us
+    cost = (
+        f"The load generator spent {generator_us.low:.0f} to {generator_us.high:.0f} us of CPU a request, "
+        f"{generator_us.median:.0f} in the middle."
+    )
+    return f"{title}\n\n{_HEAD}\n" + "\n".join(rows) + f"\n\n{cost}"
+
+
+def _row(title: str, setting: str, figures: Figures) -> str:
+    rate = f"{figures.rps.median:,.0f}" + (f" ({figures.failed} failed)" if figures.failed else "")
+    latencies = f"{figures.p50_ms.median:.2f} | {figures.p99_ms.median:.2f}"
+    return f"| {title} | {setting} | {rate} | {latencies} | {figures.server_cpu_us.median:.0f} |"
+
+
+def _ratio(spread: Spread) -> str:
+    return f"**{spread.median:.2f}** ({spread.low:.2f} to {spread.high:.2f})"
+
+
+def _failures(results: Results) -> str:
+    titles = results.conditions.titles
+    rows = [
+        f"- {titles.get(one.peer, one.peer)} ({one.stage}): {' '.join(one.reason.split())}" for one in results.failures
+    ]
+    return "### What could not be measured\n\n" + "\n".join(rows)
+
+
+def _load_order(load: Load) -> tuple[str, int]:
+    return load.body, load.connections

@@ -1,0 +1,91 @@
+"""The test stand: one server at a time, started, examined, warmed up, measured and stopped.
+
+Knows the order of these things. Does not know why a measurement is wanted or what becomes of it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Generator as Shots
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.peers.contender import Contender
+from loadtest.peers.definition import Route
+from loadtest.peers.exam import Exam
+from loadtest.peers.generator import Generator, Salvo, Tally, write_requests
+from loadtest.peers.results import Load, Setting, Shot, Stage
+from loadtest.peers.server import Running, free_ports, serving
+from models.errors import JobError
+
+
+class Unfit(JobError):
+    """A server cannot be measured; `stage` is how far it came."""
+
+    def __init__(self, stage: Stage, reason: str) -> None:
+        super().__init__(reason)
+        self.stage: Stage = stage
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """What is the same for every server."""
+
+    exam: Exam
+    generator: Generator
+    warm_up_s: float
+
+    def measure(
+        self, contender: Contender, setting: Setting, loads: Sequence[Load], duration_s: float
+    ) -> Shots[tuple[Load, Shot]]:
+        """One start of the server, and its shots as they come. Raises Unfit."""
+        with tempfile.TemporaryDirectory(prefix="convoy-peers-", ignore_cleanup_errors=True) as temporary:
+            folder = Path(temporary)
+            ports = free_ports()
+            route = contender.routes[loads[0].body]
+            try:
+                launch = contender.launch(setting, ports)
+                with serving(
+                    contender.title, launch, ports.http, folder, lambda url: self.exam.first_answer(url, route)
+                ) as server:
+                    for load in loads:
+                        yield load, self._shoot(server, contender.routes[load.body], load, duration_s, folder)
+            except Unfit:
+                raise
+            except JobError as error:
+                raise Unfit("start", str(error)) from error
+
+    def _shoot(self, server: Running, route: Route, load: Load, duration_s: float, folder: Path) -> Shot:
+        self._examine(server, route, load)
+        try:
+            requests = write_requests(folder, server.url, route.path, self.exam.payloads(route))
+            self.generator.run(Salvo(server.url, requests, load.connections, self.warm_up_s))
+            before_s = server.family.cpu_s()
+            tally = self.generator.run(Salvo(server.url, requests, load.connections, duration_s))
+            server_cpu_s = server.family.cpu_s() - before_s
+        except JobError as error:
+            raise Unfit("load", str(error)) from error
+        self._examine(server, route, load)
+        return shot_of(tally, server_cpu_s)
+
+    def _examine(self, server: Running, route: Route, load: Load) -> None:
+        try:
+            self.exam.verify(server.url, route, load.connections)
+        except JobError as error:
+            raise Unfit("answers", str(error)) from error
+
+
+def shot_of(tally: Tally, server_cpu_s: float) -> Shot:
+    """CPU seconds become microseconds an answer; 0 where there was none."""
+    share_us = 1e6 / tally.answered if tally.answered else 0.0
+    return Shot(
+        seconds=tally.seconds,
+        answered=tally.answered,
+        failed=tally.failed,
+        p50_ms=tally.p50_ms,
+        p99_ms=tally.p99_ms,
+        server_cpu_us=server_cpu_s * share_us,
+        generator_cpu_us=tally.cpu_s * share_us,
+        problem=tally.problem,
+    )

@@ -1,0 +1,144 @@
+"""From pairs to ratios to the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.peers.bound import Round, bound_table
+from loadtest.peers.compare import Spread, matches, ratio
+from loadtest.peers.marks import replace_block
+from loadtest.peers.page import tables
+from loadtest.peers.results import Conditions, Failure, Load, Machine, Pair, Results, Setting, Shot, write_json
+from models.errors import JobError
+
+LOAD, BATCH = Load("binary", 16), Setting(8, 1.0)
+
+
+def shot(rps: float, p50_ms: float = 1.0, cpu_us: float = 80.0, failed: int = 0) -> Shot:
+    return Shot(2.0, round(2 * rps), failed, p50_ms, 3 * p50_ms, cpu_us, 12.0)
+
+
+def pair(theirs: Shot, ours: Shot, turn: int = 0, load: Load = LOAD) -> Pair:
+    return Pair(turn, "mosec", load, BATCH, theirs, ours)
+
+
+def results(*pairs: Pair, failures: tuple[Failure, ...] = (), interrupted: bool = False) -> Results:
+    machine = Machine("a CPU", 2, "6.1", "3.11.7", 0.1)
+    conditions = Conditions(
+        started_at="2026-01-01T00:00+00:00",
+        machine=machine,
+        generator="wrk",
+        threads=1,
+        model_sha256="ab" * 32,
+        duration_s=2.0,
+        warm_up_s=1.0,
+        rounds=3,
+        seed=0,
+        versions={"convoy": {"convoy": "0.1.0"}, "mosec": {"mosec": "0.9.8"}},
+        titles={"convoy": "Convoy", "mosec": "Mosec", "ray": "Ray Serve"},
+        notes={"convoy": "", "mosec": "a note"},
+    )
+    return Results(conditions, (), pairs, failures, interrupted)
+
+
+def test_ratios_are_taken_within_a_pair_and_above_1_is_in_convoys_favour() -> None:
+    # The machine was twice as fast in the second round; the ratio of medians would not know.
+    (match,) = matches(
+        [
+            pair(shot(100, 4.0, 90.0), shot(150, 2.0, 60.0), 0),
+            pair(shot(200, 2.0, 45.0), shot(300, 1.0, 30.0), 1),
+            pair(shot(100, 4.0, 90.0), shot(120, 1.0, 90.0), 2),
+        ]
+    )
+    assert match.rps_ratio == Spread(1.5, 1.2, 1.5, 3)
+    assert match.p50_ratio == Spread(2.0, 2.0, 4.0, 3)
+    assert match.cpu_ratio == Spread(1.5, 1.0, 1.5, 3)
+
+
+@given(st.lists(st.floats(0.01, 1e6), min_size=1))
+def test_the_spread_holds_its_median(values: list[float]) -> None:
+    spread = Spread.of(values)
+    assert spread.low <= spread.median <= spread.high
+    assert spread.count == len(values)
+
+
+def test_a_ratio_over_nothing_is_infinite_and_of_two_nothings_is_even() -> None:
+    assert ratio(5, 0) == float("inf")
+    assert ratio(0, 0) == 1.0
+    assert ratio(0, 5) == 0.0
+
+
+def test_the_tables_show_both_servers_the_ratio_and_the_generators_cost() -> None:
+    text = tables(results(pair(shot(100, cpu_us=90), shot(150, cpu_us=60))))
+    assert "### binary bodies, 16 connections" in text
+    assert "| Convoy | untouched | 150 | 1.00 | 3.00 | 60 | - | - | - |" in text
+    assert "| Mosec | batch 8, 1 ms | 100 | 1.00 | 3.00 | 90 | **1.50** (1.50 to 1.50) |" in text
+    assert "The load generator spent 12 to 12 us of CPU a request" in text
+    assert "- Mosec: a note." in text
+    assert "mosec 0.9.8" in text
+
+
+def test_the_loads_come_in_the_same_order_whatever_the_lots_said() -> None:
+    loads = [Load("json", 16), Load("binary", 64), Load("binary", 1)]
+    text = tables(results(*(pair(shot(1), shot(1), load=load) for load in loads)))
+    order = [text.index(f"### {load.body} bodies, {load.connections} ") for load in loads]
+    assert order == sorted(order, reverse=True)
+
+
+def test_failures_and_a_premature_end_are_said() -> None:
+    failures = (Failure("ray", "start", "with no batching: it ended\n    Traceback"),)
+    text = tables(results(pair(shot(100, failed=3), shot(150)), failures=failures, interrupted=True))
+    assert "- Ray Serve (start): with no batching: it ended Traceback" in text
+    assert "100 (3 failed)" in text
+    assert "stopped before its end" in text
+
+
+def test_nothing_measured_is_a_page_too() -> None:
+    assert "Convoy" in tables(results())
+
+
+def test_the_json_says_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "peers.json"
+    write_json(path, results(pair(shot(100), shot(150))))
+    document = json.loads(path.read_text())
+    assert document["pairs"][0]["theirs"]["answered"] == 200
+    assert document["conditions"]["machine"]["cores"] == 2
+
+
+def test_a_block_is_replaced_and_the_rest_of_the_page_stays(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    replace_block(page, "peers", "first")
+    page.write_text("before\n" + page.read_text() + "after\n<!-- measured: other -->\nkept\n<!-- end of other -->\n")
+    replace_block(page, "peers", "second")
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert "second" in text
+    assert "first" not in text
+    assert text.endswith("kept\n<!-- end of other -->\n")
+
+
+def test_a_page_without_a_place_is_refused_and_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("by hand\n")
+    with pytest.raises(JobError, match="measured: peers"):
+        replace_block(page, "peers", "text")
+    assert page.read_text() == "by hand\n"
+
+
+def test_the_bound_adds_up_what_an_image_costs() -> None:
+    with_images = Round("resnet18", "jpeg", 8, 100.0, 300.0, shot(60))
+    assert with_images.bound_rps == pytest.approx(75)
+    assert with_images.share == pytest.approx(0.8)
+    assert Round("resnet50", "tensor", 8, 20.0, None, shot(19)).share == pytest.approx(0.95)
+
+
+def test_the_bounds_table_has_a_row_per_network() -> None:
+    rounds = [Round("resnet18", "jpeg", 8, 100.0, 300.0, shot(rps)) for rps in (60, 66, 72)]
+    text = bound_table([*rounds, Round("resnet50", "tensor", 4, 20.0, None, shot(19, failed=1))])
+    assert "| resnet18 | jpeg | 100.0 (batch 8) | 300.0 | 75.0 | 66.0 | **0.88** (0.80 to 0.96) |" in text
+    assert "| resnet50 | tensor | 20.0 (batch 4) | - | 20.0 | 19.0 (1 failed) | **0.95**" in text

@@ -1,0 +1,209 @@
+"""A peer's definition, its bodies, and the process that it becomes."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from loadtest.peers.definition import KNOWN, REQUIREMENTS, SERVER, Peer, find_peers, read_peer
+from loadtest.peers.environment import ensure_environment
+from loadtest.peers.exam import set_exam
+from loadtest.peers.forms import FORMS
+from loadtest.peers.generator import Tally, choose_generator
+from loadtest.peers.results import Setting
+from loadtest.peers.server import Launch, free_ports, serving
+from loadtest.peers.stand import shot_of
+from models.errors import JobError, UsageError
+from tests.support.onnx_models import identity, shift
+from tests.support.stores import ROOT
+
+ECHO = ROOT / "tests" / "support" / "peers"
+SAMPLE = np.arange(12, dtype=np.float32).reshape(3, 2, 2) / 7
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_peer_is_wholly_pinned_and_has_our_engine(name: str) -> None:
+    (peer,) = find_peers([name], None)
+    lines = (peer.folder / REQUIREMENTS).read_text().split()
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines)
+    ours = re.search(r"^onnxruntime==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert ours is not None
+    assert ours[0] in lines
+    assert set(peer.versions()) == {peer.package, "onnxruntime", "numpy"}
+    assert (peer.folder / SERVER).is_file()
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_no_batching_is_always_among_the_settings(name: str) -> None:
+    (peer,) = find_peers([name], None)
+    assert peer.settings[0].title == "no batching"
+    assert len(set(peer.settings)) == len(peer.settings)
+
+
+def test_settings_are_every_size_with_every_window() -> None:
+    (peer,) = find_peers(["echo"], ECHO)
+    assert peer.settings == (Setting(1, 0.0), Setting(8, 0.5), Setting(8, None))
+    assert [setting.title for setting in peer.settings] == ["no batching", "batch 8, 0.5 ms", "batch 8, its own window"]
+
+
+def test_an_unknown_peer_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match="mosec"):
+        find_peers(["mosaic"], None)
+
+
+@pytest.mark.parametrize("text", ["", "title = ", 'title = "x"\npackage = "x"\nbodies = 3'])
+def test_a_broken_definition_is_refused_by_its_path(tmp_path: Path, text: str) -> None:
+    (tmp_path / "peer.toml").write_text(text)
+    with pytest.raises(UsageError, match=re.escape(str(tmp_path))):
+        read_peer(tmp_path)
+
+
+def peer_that_needs(tmp_path: Path, python: str | None, requirement: str = "") -> Peer:
+    (tmp_path / REQUIREMENTS).write_text(requirement)
+    settings = (Setting(1, 0.0),)
+    return Peer("small", tmp_path, "Small", "small", "", python, False, 5.0, {}, settings, {})
+
+
+def test_an_environment_is_made_once_and_again_when_its_requirements_change(tmp_path: Path) -> None:
+    peer, home = peer_that_needs(tmp_path, None), tmp_path / "home"
+    python = ensure_environment(peer, home)
+    assert python.exists()
+    mark = python.parent / "mark"
+    mark.touch()
+    assert ensure_environment(peer, home) == python
+    assert mark.exists()
+    (tmp_path / REQUIREMENTS).write_text("\n")
+    ensure_environment(peer, home)
+    assert not mark.exists()
+
+
+def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"Small needs Python 2\.99"):
+        ensure_environment(peer_that_needs(tmp_path, "2.99"), tmp_path)
+
+
+V2_HEAD = '{"outputs":[{"name":"y","shape":[1,2],"datatype":"FP32"'
+ANSWERS = {
+    "raw": np.float32([1.5, -2]).tobytes(),
+    "v2-binary": V2_HEAD.encode() + b',"parameters":{"binary_data_size":8}}]}' + np.float32([1.5, -2]).tobytes(),
+    "v2-json": V2_HEAD.encode() + b',"data":[1.5,-2.0]}]}',
+    "flat-json": b'{"output":[1.5,-2.0]}',
+    "nested-json": b"[[1.5,-2.0]]",
+}
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
+def test_every_form_finds_the_logits(name: str) -> None:
+    np.testing.assert_array_equal(FORMS[name].read(ANSWERS[name]), np.float32([1.5, -2]))
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
+def test_what_is_no_answer_raises_what_the_exam_catches(name: str) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError, IndexError)):
+        FORMS[name].read(b'{"error": "no"}')
+
+
+def test_binary_bodies_carry_the_sample_as_it_lies_in_memory() -> None:
+    assert FORMS["raw"].ask("x", SAMPLE).body == SAMPLE.tobytes()
+    asked = FORMS["v2-binary"].ask("x", SAMPLE)
+    head = int(dict(asked.headers)["Inference-Header-Content-Length"])
+    assert asked.body[head:] == SAMPLE.tobytes()
+
+
+def test_the_exam_has_the_engines_own_answers(tmp_path: Path) -> None:
+    exam = set_exam(identity(tmp_path / "identity.onnx", dims=("batch", 3, 2)), 0)
+    np.testing.assert_array_equal(exam.logits, exam.samples.reshape(len(exam.samples), -1))
+
+
+def test_a_network_with_open_sizes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="sizes are fixed"):
+        set_exam(identity(tmp_path / "open.onnx"), 0)
+
+
+def test_a_network_whose_answers_are_all_alike_proves_nothing(tmp_path: Path) -> None:
+    network = shift(tmp_path / "far.onnx", 1e12)  # so far that float32 loses what differed
+    with pytest.raises(JobError, match="nearly the same"):
+        set_exam(network, 0)
+
+
+def test_a_server_that_hangs_up_fails_the_exam(tmp_path: Path) -> None:
+    exam = set_exam(identity(tmp_path / "identity.onnx", dims=("batch", 4)), 0)
+    (peer,) = find_peers(["echo"], ECHO)
+    with pytest.raises(JobError, match="gave no answer"):
+        exam.verify(f"http://127.0.0.1:{free_ports().http}", peer.routes["json"], 2)
+
+
+SERVES = """
+import os, subprocess, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+class Always(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+print("starting", flush=True)
+HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Always).serve_forever()
+"""
+
+IDLES = "import time; print('starting', flush=True); time.sleep(600)"
+
+
+def script(text: str, port: int, within_s: float = 20.0) -> Launch:
+    return Launch((sys.executable, "-c", text), {"PORT": str(port)}, within_s)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_a_server_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
+    port = free_ports().http
+    others = set(psutil.Process().children(recursive=True))  # earlier tests may have left a helper of their own
+    with serving("Small", script(SERVES, port), port, tmp_path, answers) as running:
+        assert running.family.cpu_s() > 0
+        _, child = (one for one in psutil.Process().children(recursive=True) if one not in others)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert not answers(running.url)
+
+
+def test_a_server_that_ends_is_quoted(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        with (
+            pytest.raises(JobError, match=r"(?s)Small ended with exit code 1.*Address already in use"),
+            serving("Small", script(SERVES, port), port, tmp_path, lambda _: False),
+        ):
+            raise AssertionError("it serves on a port that is taken")
+
+
+def test_a_server_that_is_never_ready_is_given_up_and_quoted(tmp_path: Path) -> None:
+    port = free_ports().http
+    with (
+        pytest.raises(JobError, match=r"(?s)no answer within 0\.5 s.*starting"),
+        serving("Small", script(IDLES, port, 0.5), port, tmp_path, lambda _: False),
+    ):
+        raise AssertionError("it counts as ready")
+
+
+def test_cpu_is_per_answer_and_nothing_where_there_was_none() -> None:
+    assert shot_of(Tally(2.0, 1000, 0, 1.0, 2.0, 0.01, None), 0.1).server_cpu_us == pytest.approx(100)
+    nothing = shot_of(Tally(2.0, 0, 5, 0.0, 0.0, 0.01, "reset"), 0.1)
+    assert (nothing.server_cpu_us, nothing.rps, nothing.failed) == (0.0, 0.0, 5)
+
+
+def test_wrk_is_asked_for_by_name_only_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert "own" in choose_generator("auto").title
+    with pytest.raises(UsageError, match="install it"):
+        choose_generator("wrk")

@@ -1,0 +1,78 @@
+"""The order of a comparison, and which setting counts as a peer's best."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.peers.plan import LOADS, best_setting, duels, tryouts
+from loadtest.peers.results import Load, Setting, Shot, Trial
+
+ONE, MANY = Load("binary", 1), Load("binary", 16)
+OFF, EIGHT, SIXTEEN = Setting(1, 0.0), Setting(8, 1.0), Setting(16, 1.0)
+
+contenders = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(LOADS)), unique=True, max_size=8)
+
+
+def shot(rps: float, p50_ms: float = 1.0, failed: int = 0) -> Shot:
+    return Shot(1.0, int(rps), failed, p50_ms, p50_ms, 10.0, 1.0)
+
+
+def trial(load: Load, setting: Setting, made: Shot, peer: str = "a") -> Trial:
+    return Trial(peer, load, setting, made)
+
+
+@given(contenders, st.integers(1, 5), st.integers(0, 100))
+def test_each_round_has_every_contender_once(pairs: list[tuple[str, Load]], rounds: int, seed: int) -> None:
+    planned = duels(pairs, rounds, seed)
+    assert [duel.round for duel in planned] == [turn for turn in range(rounds) for _ in pairs]
+    for turn in range(rounds):
+        assert Counter((duel.peer, duel.load) for duel in planned if duel.round == turn) == Counter(pairs)
+
+
+@given(contenders, st.integers(0, 100))
+def test_the_seed_decides_the_order(pairs: list[tuple[str, Load]], seed: int) -> None:
+    assert duels(pairs, 3, seed) == duels(pairs, 3, seed)
+
+
+def test_rounds_differ_in_order_and_both_sides_begin_now_and_then() -> None:
+    planned = duels([(peer, load) for peer in "abc" for load in LOADS], 5, 0)
+    orders = {tuple((duel.peer, duel.load) for duel in planned if duel.round == turn) for turn in range(5)}
+    assert len(orders) == 5
+    assert {duel.ours_first for duel in planned} == {True, False}
+
+
+@given(st.integers(1, 4), st.integers(0, 100))
+def test_every_setting_is_tried_in_every_round_under_all_its_loads(rounds: int, seed: int) -> None:
+    settings = [("a", OFF), ("a", EIGHT), ("b", OFF)]
+    planned = tryouts(settings, {"a": (ONE, MANY), "b": (ONE,)}, rounds, seed)
+    assert Counter((one.peer, one.setting) for one in planned) == Counter(settings * rounds)
+    assert all(set(one.loads) == ({ONE, MANY} if one.peer == "a" else {ONE}) for one in planned)
+
+
+def test_the_best_setting_is_the_quickest_for_one_connection_and_the_fullest_for_many() -> None:
+    trials = [
+        trial(ONE, OFF, shot(4000, p50_ms=0.25)),
+        trial(ONE, EIGHT, shot(4100, p50_ms=2.5)),
+        trial(MANY, OFF, shot(4000, p50_ms=3.0)),
+        trial(MANY, EIGHT, shot(13000, p50_ms=9.0)),
+        trial(MANY, SIXTEEN, shot(99000), peer="b"),
+    ]
+    assert best_setting(trials, "a", ONE) == OFF
+    assert best_setting(trials, "a", MANY) == EIGHT
+    assert best_setting(trials, "b", MANY) == SIXTEEN
+
+
+def test_one_lucky_trial_does_not_make_a_setting_the_best() -> None:
+    lucky = [trial(MANY, EIGHT, shot(rps)) for rps in (100, 100, 900)]
+    steady = [trial(MANY, SIXTEEN, shot(rps)) for rps in (200, 200, 200)]
+    assert best_setting([*lucky, *steady], "a", MANY) == SIXTEEN
+
+
+def test_a_setting_under_which_requests_failed_is_out() -> None:
+    trials = [trial(MANY, EIGHT, shot(900)), trial(MANY, EIGHT, shot(900, failed=1)), trial(MANY, OFF, shot(100))]
+    assert best_setting(trials, "a", MANY) == OFF
+    assert best_setting(trials[:2], "a", MANY) is None
+    assert best_setting(trials, "a", ONE) is None
