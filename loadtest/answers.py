@@ -12,29 +12,36 @@ import json
 import math
 from typing import Literal
 
-from loadtest.records import MAX_TEXT_CHARS, Fault, Problem
+from loadtest.problems import MAX_TEXT_CHARS, Fault, Problem, one_line
 
-Route = Literal["predictions", "infer"]
+Form = Literal["predictions", "infer", "plain"]
 
 FULL_FIRST = 100
 FULL_EVERY = 64
 HEAD_BYTES = 64 * 1024
-WORDS: dict[Route, bytes] = {"predictions": b'"predictions"', "infer": b'"outputs"'}
+WORDS: dict[Form, bytes] = {"predictions": b'"predictions"', "infer": b'"outputs"', "plain": b""}
 
 
 class AnswerCheck:
-    """Call it with (ticket, status, body): None is a good answer."""
+    """Call it with (ticket, status, body): None is a good answer.
 
-    def __init__(self, route: Route) -> None:
-        self._route = route
-        self._word = WORDS[route]
+    `form` "plain" is for servers that speak neither of the two routes: any body is read as it is, and only
+    `word` must be in its first 64 KiB. `word` None: what every good answer of that form has.
+    """
+
+    def __init__(self, form: Form, word: bytes | None = None) -> None:
+        self.form: Form = form
+        self.word = WORDS[form] if word is None else word
 
     def __call__(self, ticket: int, status: int, body: bytes) -> Problem | None:
         if status != 200:
             return Problem(Fault.HTTP, error_text(body), status)
-        if body.find(self._word, 0, HEAD_BYTES) < 0:
-            return Problem(Fault.GARBAGE, f"200 without {self._word.decode()}: {_excerpt(body)}")
-        if ticket < FULL_FIRST or ticket % FULL_EVERY == 0:
+        if body.find(self.word, 0, HEAD_BYTES) < 0:
+            return Problem(
+                Fault.GARBAGE,
+                f"200 without {one_line(self.word.decode('utf-8', 'backslashreplace'))}: {_excerpt(body)}",
+            )
+        if self.form != "plain" and (ticket < FULL_FIRST or ticket % FULL_EVERY == 0):
             return self.read_in_full(body)
         return None
 
@@ -44,7 +51,7 @@ class AnswerCheck:
         text = body.decode("latin-1").lstrip()
         try:
             answer, end = json.JSONDecoder().raw_decode(text)
-            good = _good_predictions(answer) if self._route == "predictions" else _good_outputs(answer, text[end:])
+            good = _good_predictions(answer) if self.form == "predictions" else _good_outputs(answer, text[end:])
         except (ValueError, KeyError, TypeError, RecursionError):
             good = False
         return None if good else Problem(Fault.GARBAGE, f"200 with a body that is no answer: {_excerpt(body)}")
@@ -57,7 +64,7 @@ def error_text(body: bytes) -> str:
     except (ValueError, RecursionError):
         return _excerpt(body)
     if isinstance(answer, dict) and "error" in answer:
-        return _one_line(str(answer["error"]))
+        return one_line(str(answer["error"]))
     return _excerpt(body)
 
 
@@ -89,10 +96,4 @@ def _count(data: object) -> int:
 def _excerpt(body: bytes) -> str:
     if not body:
         return "(empty body)"
-    return _one_line(body[:MAX_TEXT_CHARS].decode("utf-8", "backslashreplace"))
-
-
-def _one_line(text: str) -> str:
-    """No line breaks and no control characters: what a server sends must not steer the terminal."""
-    printable = "".join(character if character.isprintable() else " " for character in text[:MAX_TEXT_CHARS])
-    return " ".join(printable.split())
+    return one_line(body[:MAX_TEXT_CHARS].decode("utf-8", "backslashreplace"))

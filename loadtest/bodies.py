@@ -62,7 +62,7 @@ class Input:
         if self.datatype not in DTYPES:
             raise JobError(
                 f"input {self.name!r} has datatype {self.datatype}, for which no random values are drawn; "
-                "use --body image if the model takes images"
+                "use --body image over HTTP if the model takes images"
             )
         if self.size_bytes > MAX_TENSOR_BYTES:
             raise JobError(f"input {self.name!r} of shape {list(self.shape)} is larger than {MAX_TENSOR_BYTES} bytes")
@@ -97,7 +97,7 @@ def image_payloads(folder: Path = DATA) -> list[Payload]:
 
 def binary_payloads(inputs: Sequence[Input], seed: int) -> list[Payload]:
     """Requests with the binary tensor data extension, asking for binary answers."""
-    return [_binary(inputs, tensors) for tensors in _draws(inputs, seed)]
+    return [_binary(inputs, tensors) for tensors in draw_tensors(inputs, seed)]
 
 
 def json_payloads(inputs: Sequence[Input], seed: int) -> list[Payload]:
@@ -105,7 +105,7 @@ def json_payloads(inputs: Sequence[Input], seed: int) -> list[Payload]:
     for one in inputs:
         if one.datatype == "FP16":
             raise JobError(f"input {one.name!r} is FP16, which JSON cannot carry; use --body binary")
-    return [_json(inputs, tensors) for tensors in _draws(inputs, seed)]
+    return [_json(inputs, tensors) for tensors in draw_tensors(inputs, seed)]
 
 
 def request_bytes(endpoint: Endpoint, path: str, payload: Payload, api_key: str | None) -> bytes:
@@ -132,7 +132,8 @@ def infer_path(model: str) -> str:
     return f"{model_path(model)}/infer"
 
 
-def _draws(inputs: Sequence[Input], seed: int) -> list[list[Tensor]]:
+def draw_tensors(inputs: Sequence[Input], seed: int) -> list[list[Tensor]]:
+    """Random values for the inputs, several times over. The same seed gives the same values."""
     generator = np.random.default_rng(seed)
     size_bytes = max(1, sum(one.size_bytes for one in inputs))
     count = max(1, min(VARIANTS, VARIANTS_BYTES // size_bytes))

@@ -3,23 +3,29 @@
 Knows the order of things and the exit codes. An error before the run is raised (UsageError: exit 2,
 JobError: exit 1) and is one line for the caller to print.
 
-Exit codes of `run`: 0 - the run is valid and every measured request was answered well. 1 - the run is void, or any
-request failed, refusals by an overloaded server (429, 503) included: a script must never take a run in
-which requests were lost for a clean one; the table and the JSON say what was lost. 130 - stopped by Ctrl-C;
-what was measured so far has been shown.
+Exit codes of `run`: 0 - the run is valid and every measured request was answered well; or the capacity lies
+between two rates that were both tried. 1 - the run is void, or any request failed, refusals by an overloaded
+server (429, 503) included: a script must never take a run in which requests were lost for a clean one; the
+table and the JSON say what was lost; or no capacity was found. 130 - stopped by Ctrl-C; what was measured so
+far has been shown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Console
 
-from loadtest import report
-from loadtest.measure import Measurement, measure
+from loadtest.csv_table import table
+from loadtest.document import document
+from loadtest.find_capacity import find_capacity
+from loadtest.observe import Observer
 from loadtest.options import LoadOptions
-from loadtest.statistics import Summary, summarise
-from loadtest.target import find_target
-from loadtest.verdict import Verdict, judge
-from loadtest.view import LiveView, print_summary
+from loadtest.report.page import render
+from loadtest.results import Outcome, by_step, whole
+from loadtest.target import Target, find_target, open_scout
+from loadtest.view import LiveView, print_outcome
+from loadtest.write import File, write
 
 EXIT_GOOD = 0
 EXIT_FAILED = 1
@@ -28,25 +34,50 @@ EXIT_INTERRUPTED = 130
 
 def run(options: LoadOptions, console: Console) -> int:
     """Gives the exit code. Raises UsageError and JobError."""
-    target = find_target(options)
-    with LiveView(console, options.duration_s) as view:
-        measurement = measure(target, options, view.show)
-    summary = summarise(measurement.records, measurement.window, options.slo_ms)
-    verdict = judge(
-        summary,
-        rate=options.rate,
-        slo_ms=options.slo_ms,
-        generator_cpu_share=measurement.generator_cpu_s / max(measurement.wall_s, 1e-9),
-        waited=measurement.waited,
-    )
-    print_summary(console, target, options, summary, verdict, interrupted=measurement.interrupted)
-    if options.json_file is not None:
-        report.write(options.json_file, report.document(target, options, measurement, summary, verdict))
-        console.print(f"Written to {options.json_file}", markup=False, soft_wrap=True)
-    return exit_code(measurement, summary, verdict)
+    scout = open_scout(options)
+    try:
+        target = find_target(scout, options)
+        with LiveView(console) as view:
+            observer = Observer(target, scout, view)
+            outcome = (find_capacity if options.find_capacity else _run_once)(target, options, observer)
+    finally:
+        scout.close()
+    print_outcome(console, outcome)
+    for file in _files(outcome):
+        write(file)
+        console.print(f"Written to {file.path}", markup=False, soft_wrap=True)
+    return exit_code(outcome)
 
 
-def exit_code(measurement: Measurement, summary: Summary, verdict: Verdict) -> int:
-    if measurement.interrupted:
+def exit_code(outcome: Outcome) -> int:
+    if outcome.interrupted:
         return EXIT_INTERRUPTED
-    return EXIT_FAILED if verdict.void is not None or summary.failed else EXIT_GOOD
+    if outcome.capacity is not None:
+        return EXIT_GOOD if outcome.capacity.ending == "bracketed" else EXIT_FAILED
+    is_clean = all(row.verdict.void is None and not row.summary.failed for row in outcome.rows)
+    return EXIT_GOOD if is_clean else EXIT_FAILED
+
+
+def _run_once(target: Target, options: LoadOptions, observer: Observer) -> Outcome:
+    """One run, with or without steps."""
+    observed = observer.observe(options)
+    measurement = observed.measurement
+    return Outcome(
+        target=target,
+        options=options,
+        rows=by_step(options, measurement),
+        shown=whole(options, measurement),
+        capacity=None,
+        server=observed.server,
+        interrupted=measurement.interrupted,
+    )
+
+
+def _files(outcome: Outcome) -> Iterator[File]:
+    options = outcome.options
+    if options.json_file is not None:
+        yield File(options.json_file, "--json", document(outcome))
+    if options.csv_file is not None:
+        yield File(options.csv_file, "--csv", table(outcome))
+    if options.report_file is not None:
+        yield File(options.report_file, "--report", render(outcome))

@@ -9,10 +9,12 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from loadtest.options import DEFAULT_GRPC_URL, DEFAULT_URL, Wire
 from models.errors import JobError, UsageError
 
 CONNECT_TIMEOUT_S = 5.0
-PORTS = {"http": 80, "https": 443}
+PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 443}
+TO_GRPC = {"http": "grpc", "https": "grpcs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,20 @@ class Endpoint:
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == PORTS["https" if self.tls else "http"] else f"{name}:{self.port}"
 
+    @property
+    def is_grpc(self) -> bool:
+        return self.url.startswith("grpc")
+
+
+def wire_url(url: str, wire: Wire) -> str:
+    """The URL with the scheme of what is spoken there. Raises UsageError where the two contradict each other."""
+    scheme, colon, rest = url.partition("://")
+    if wire == "http" and scheme in TO_GRPC.values():
+        raise UsageError(f"--url {url} is a gRPC address, and --protocol is http; leave one of them away")
+    if wire != "grpc" or scheme not in TO_GRPC:
+        return url
+    return DEFAULT_GRPC_URL if url == DEFAULT_URL else f"{TO_GRPC[scheme]}{colon}{rest}"
+
 
 def find_endpoint(url: str) -> Endpoint:
     """Resolves the name and keeps the first address where somebody listens.
@@ -48,7 +64,7 @@ def find_endpoint(url: str) -> Endpoint:
     address = _first_listening(url, parts.hostname, port)
     prefix = parts.path.rstrip("/")
     clean_url = f"{parts.scheme}://{parts.netloc}{prefix}"
-    return Endpoint(clean_url, parts.hostname, address, port, parts.scheme == "https", prefix)
+    return Endpoint(clean_url, parts.hostname, address, port, parts.scheme in ("https", "grpcs"), prefix)
 
 
 def _first_listening(url: str, host: str, port: int) -> str:

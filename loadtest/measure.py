@@ -1,189 +1,171 @@
-"""One run, from the first connection to the last answer: the shell around the pure parts.
+"""One run, from the first connection to the last answer, over all generator processes.
 
-Knows the event loop, signals and the garbage collector. Gives back rows and leaves their meaning to
-statistics and verdict.
+Knows the order of things: wait until all are connected, give one start to all, watch, gather. Gives back rows
+and leaves their meaning to statistics and verdict.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import gc
-import signal
+import selectors
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadtest.loops import ClosedLoop, Loop, OpenLoop, until_over
+from loadtest.ammunition import Ammunition
+from loadtest.arrivals import NS_PER_S, Step, schedule_of
+from loadtest.endpoint import Endpoint
+from loadtest.jobs import jobs_for
 from loadtest.options import LoadOptions
-from loadtest.records import Fault, Problem, Recorder, Records
-from loadtest.schedule import arrival_offsets_ns
-from loadtest.sender import Sender
-from loadtest.statistics import NS_PER_S, Window
-from loadtest.target import Target
+from loadtest.processes import GeneratorProcess
+from loadtest.progress import Progress, Watcher
+from loadtest.records import Records, merged
+from loadtest.statistics import Window
 
-OPEN_LOOP_FIRST_CONNECTIONS = 64
-LAST_WORD_S = 1.0  # beyond the time-out, for the sweep that declares it
-TICK_S = 0.5  # the display costs a quarter of a millisecond, during which no answer is read
-
-NEVER_SENT = Problem(Fault.TIMEOUT, "the load generator never came to send it")
-NO_ANSWER = Problem(Fault.TIMEOUT, "no answer by the end of the run")
+START_S = 0.03  # for the word to reach all processes before the time it names
+READY_S = 30.0  # beyond the time-out of connections, for interpreters to start on a busy machine
+OVERDUE_S = 10.0  # beyond the last moment at which a process should have ended
+LISTEN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    elapsed_s: float
-    good: int
-    failed: int
-    in_flight: int
+class GeneratorUse:
+    """What one generator process spent. `death` says how it died, if it did."""
+
+    cpu_s: float
+    event_loop: str
+    timer: str
+    death: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """`generator_cpu_s` is this process's CPU time over `wall_s`; `waited` requests found no free connection."""
+    """`waited` requests found no free connection; `window` begins after the warm-up; `steps` are the schedule's."""
 
     records: Records
     window: Window
+    steps: tuple[Step, ...]
     interrupted: bool
     waited: int
-    generator_cpu_s: float
+    generators: tuple[GeneratorUse, ...]
     wall_s: float
-    event_loop: str
-    timer: str
+
+    @property
+    def generator_cpu_s(self) -> float:
+        """CPU time of all generator processes."""
+        return sum(generator.cpu_s for generator in self.generators)
+
+    @property
+    def busiest_cpu_share(self) -> float:
+        """The share of one core that the busiest generator process used."""
+        most_s = max((generator.cpu_s for generator in self.generators), default=0.0)
+        return most_s / max(self.wall_s, 1e-9)
+
+    @property
+    def deaths(self) -> tuple[str, ...]:
+        return tuple(generator.death for generator in self.generators if generator.death is not None)
 
 
-def measure(target: Target, options: LoadOptions, show: Callable[[Progress], None]) -> Measurement:
-    """Runs the load. Ctrl-C ends it early and is not an error: the measurement says `interrupted`."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_measure(target, options, show))
-
-
-async def _measure(target: Target, options: LoadOptions, show: Callable[[Progress], None]) -> Measurement:
-    recorder = Recorder()
-    sender = Sender(
-        target.endpoint,
-        target.ammunition,
-        recorder,
-        connections=options.clients or options.connections,
-        timeout_s=options.timeout_s,
-    )
-    loop = _make_loop(sender, options)
-    try:
-        await sender.warm(options.clients or min(options.connections, OPEN_LOOP_FIRST_CONNECTIONS))
-        with _stop_on_interrupt() as stopped, _no_garbage_collection():
-            return await _run(loop, sender, recorder, options, stopped, show)
-    finally:
-        loop.stop()
-        await sender.close()
-
-
-async def _run(
-    loop: Loop,
-    sender: Sender,
-    recorder: Recorder,
-    options: LoadOptions,
-    stopped: asyncio.Event,
-    show: Callable[[Progress], None],
+def measure(
+    options: LoadOptions, ammunition: Ammunition, endpoint: Endpoint, show: Callable[[Progress], None]
 ) -> Measurement:
-    cpu_s, start_ns = time.process_time(), time.monotonic_ns()
-    loop.start(start_ns)
-    ticker = _Ticker(start_ns, recorder, sender, show)
-    await until_over(loop, sender, stopped, options.duration_s + options.timeout_s + LAST_WORD_S, ticker)
-    now_ns = time.monotonic_ns()
-    unsent_ns = loop.stop()
-    interrupted = stopped.is_set()
-    if not interrupted:
-        _close_the_books(recorder, unsent_ns, now_ns)
-    end_ns = start_ns + int(options.duration_s * NS_PER_S)
-    return Measurement(
-        records=recorder.freeze(),
-        window=Window(
-            run_start_ns=start_ns,
-            start_ns=start_ns + int(options.warm_up_cut_s * NS_PER_S),
-            end_ns=min(end_ns, now_ns) if interrupted else end_ns,
-        ),
-        interrupted=interrupted,
-        waited=sender.waited,
-        generator_cpu_s=time.process_time() - cpu_s,
-        wall_s=(now_ns - start_ns) / NS_PER_S,
-        event_loop=type(asyncio.get_running_loop()).__module__.split(".")[0],
-        timer=loop.timer,
-    )
+    """Runs the load. Ctrl-C ends it early and is not an error: the measurement says `interrupted`."""
+    schedule = schedule_of(options) if options.rates else None
+    with contextlib.ExitStack() as stack:
+        jobs = stack.enter_context(jobs_for(options, ammunition, endpoint, schedule))
+        crew = [stack.enter_context(GeneratorProcess(number, job)) for number, job in enumerate(jobs, start=1)]
+        return _Run(options, crew, show, schedule.steps if schedule else ()).measure()
 
 
-def _close_the_books(recorder: Recorder, unsent_ns: list[int], now_ns: int) -> None:
-    """Every request that was due has an end: a request left out would be a failure left out."""
-    recorder.fail_pending(now_ns, NO_ANSWER)
-    for intended_ns in unsent_ns:
-        recorder.fail(recorder.begin(intended_ns, now_ns), now_ns, NEVER_SENT)
+class _Run:
+    """Listens to the crew from the first word to the last."""
 
+    def __init__(
+        self,
+        options: LoadOptions,
+        crew: Sequence[GeneratorProcess],
+        show: Callable[[Progress], None],
+        steps: tuple[Step, ...],
+    ) -> None:
+        self._options = options
+        self._crew = crew
+        self._steps = steps
+        self._interrupted = False
+        self._start_ns = time.monotonic_ns()
+        self._watcher = Watcher([process.rows for process in crew], show)
+        self._selector = selectors.DefaultSelector()
+        for process in crew:
+            self._selector.register(process, selectors.EVENT_READ)
 
-def _make_loop(sender: Sender, options: LoadOptions) -> Loop:
-    if options.rate is None:
-        assert options.clients is not None
-        return ClosedLoop(sender, options.clients, options.duration_s)
-    return OpenLoop(sender, arrival_offsets_ns(options.arrivals, options.rate, options.duration_s, options.seed))
+    def measure(self) -> Measurement:
+        try:
+            self._await(lambda process: process.ready or process.is_over, self._options.timeout_s + READY_S)
+            self._start()
+            self._await(lambda process: process.is_over, self._longest_s())
+        except KeyboardInterrupt:
+            self._interrupted = True
+            self._stop()
+            self._await(lambda process: process.is_over, OVERDUE_S)
+        finally:
+            self._selector.close()
+        return self._measurement()
 
+    def _start(self) -> None:
+        self._start_ns = time.monotonic_ns() + int(START_S * NS_PER_S)
+        self._watcher.start_ns = self._start_ns
+        for process in self._crew:
+            process.start(self._start_ns)
 
-class _Ticker:
-    """Shows the progress now and then."""
+    def _stop(self) -> None:
+        for process in self._crew:
+            process.stop()
 
-    def __init__(self, start_ns: int, recorder: Recorder, sender: Sender, show: Callable[[Progress], None]) -> None:
-        self._start_ns = start_ns
-        self._recorder = recorder
-        self._sender = sender
-        self._show = show
-        self._due_ns = 0
+    def _longest_s(self) -> float:
+        return self._options.total_s + self._options.timeout_s + OVERDUE_S
 
-    def __call__(self) -> None:
+    def _await(self, condition: Callable[[GeneratorProcess], bool], timeout_s: float) -> None:
+        """Until the condition holds for each. One that dies stops all: a run without it means nothing."""
+        deadline_s = time.monotonic() + timeout_s
+        while not all(condition(process) for process in self._crew):
+            for key, _ in self._selector.select(LISTEN_S):
+                self._hear(key.fileobj)
+            self._watcher.look()
+            if time.monotonic() > deadline_s:
+                for process in self._crew:
+                    if not process.is_over:
+                        process.kill(f"said nothing for {timeout_s:.0f} s and was killed")
+
+    def _hear(self, process: object) -> None:
+        assert isinstance(process, GeneratorProcess)
+        process.hear()
+        if process.is_over:
+            self._selector.unregister(process)
+        if process.death is not None:
+            self._stop()
+
+    def _measurement(self) -> Measurement:
         now_ns = time.monotonic_ns()
-        if now_ns < self._due_ns:
-            return
-        self._due_ns = now_ns + int(TICK_S * NS_PER_S)
-        elapsed_s = (now_ns - self._start_ns) / NS_PER_S
-        self._show(Progress(elapsed_s, self._recorder.good, self._recorder.failed, self._sender.in_flight))
+        start_ns = self._start_ns
+        end_ns = start_ns + int(self._options.total_s * NS_PER_S)
+        cut_short = self._interrupted or any(process.death is not None for process in self._crew)
+        finished = [process.finished for process in self._crew]
+        return Measurement(
+            records=merged([process.part() for process in self._crew]),
+            window=Window(
+                run_start_ns=start_ns,
+                start_ns=start_ns + int(self._options.warm_up_cut_s * NS_PER_S),
+                end_ns=min(end_ns, now_ns) if cut_short else end_ns,
+            ),
+            steps=self._steps,
+            interrupted=self._interrupted,
+            waited=sum(one.waited for one in finished if one),
+            generators=tuple(_use(process) for process in self._crew),
+            wall_s=(now_ns - start_ns) / NS_PER_S,
+        )
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed: a third of the CPU per request. None: asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
-@contextlib.contextmanager
-def _stop_on_interrupt() -> Iterator[asyncio.Event]:
-    """Ctrl-C sets the event, once; a second one ends the program as usual."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        stopped.set()
-        loop.remove_signal_handler(signal.SIGINT)
-
-    try:
-        loop.add_signal_handler(signal.SIGINT, stop)
-    except (ValueError, RuntimeError, NotImplementedError):  # not in the main thread, or not on this system
-        yield stopped
-        return
-    try:
-        yield stopped
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A collection of a heap of a million rows takes tens of milliseconds, and all would look like the server's."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()
+def _use(process: GeneratorProcess) -> GeneratorUse:
+    finished = process.finished
+    if finished is None:
+        return GeneratorUse(0.0, "", "", f"generator process {process.number} {process.death}")
+    return GeneratorUse(finished.cpu_s, finished.event_loop, finished.timer, None)

@@ -9,16 +9,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from models.errors import UsageError
 
 Body = Literal["auto", "image", "binary", "json"]
-Arrivals = Literal["poisson", "constant"]
+Arrivals = Literal["poisson", "constant", "bursts"]
+Wire = Literal["auto", "http", "grpc"]
 
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_GRPC_URL = "grpc://127.0.0.1:8001"
 DEFAULT_CONCURRENCY = 16
 MAX_REQUESTS = 5_000_000  # 26 bytes of record each, so that a run's memory has a bound
 MAX_CONNECTIONS = 10_000
+MAX_PROCESSES = 64
 MAX_DURATION_S = 86_400.0
 
 
@@ -27,16 +31,19 @@ class LoadOptions:
     """One load test.
 
     `rate` (requests per second) makes an open loop: requests are sent when the schedule says so, whether
-    or not earlier ones were answered. `concurrency` makes a closed loop: that many clients, each sending
-    its next request when the last one was answered. Neither given: closed, with 16 clients.
+    or not earlier ones were answered. `steps` is a ladder of such rates, each for `duration_s`.
+    `concurrency` makes a closed loop: that many clients, each sending its next request when the last one was
+    answered. `find_capacity` looks for the highest rate that meets `slo_ms`. None of them: closed, with 16
+    clients.
 
     `slo_ms` is the latency within which an answer counts as good for goodput. `warm_up_s` is cut off the
-    front of the measurement; None means a tenth of the duration, at most one second. `connections` is the
-    open loop's limit of open connections. `timeout_s` is how long a request may take before it counts as
-    lost. Raises UsageError.
+    front of the measurement, and of each step; None means a tenth of the duration, at most one second.
+    `connections` is the open loop's limit of open connections. `timeout_s` is how long a request may take
+    before it counts as lost. `processes` None: chosen from the rate and the cores. Bursts alternate
+    `burst_on_s` of load and `burst_off_s` of silence; `rate` is the mean over both. Raises UsageError.
     """
 
-    url: str = "http://127.0.0.1:8000"
+    url: str = DEFAULT_URL
     model: str | None = None
     rate: float | None = None
     concurrency: int | None = None
@@ -50,16 +57,43 @@ class LoadOptions:
     timeout_s: float = 10.0
     arrivals: Arrivals = "poisson"
     seed: int = 0
+    steps: tuple[float, ...] = ()
+    find_capacity: bool = False
+    processes: int | None = None
+    protocol: Wire = "auto"
+    burst_on_s: float = 1.0
+    burst_off_s: float = 1.0
+    csv_file: Path | None = None
+    report_file: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.rate is not None and self.concurrency is not None:
-            raise UsageError("give --rate (open loop) or --concurrency (closed loop), not both")
-        self._check_positive("--rate", self.rate)
+        self._check_mode()
+        for rate in self.rates:
+            self._check_positive("--steps" if self.steps else "--rate", rate)
         self._check_positive("--slo-ms", self.slo_ms)
         self._check_positive("--duration", self.duration_s)
         self._check_positive("--timeout", self.timeout_s)
+        self._check_positive("--burst-on", self.burst_on_s)
+        self._check_positive("--burst-off", self.burst_off_s)
         self._check_choices()
         self._check_bounds()
+
+    def _check_mode(self) -> None:
+        given = {
+            "--rate": self.rate is not None,
+            "--steps": bool(self.steps),
+            "--concurrency": self.concurrency is not None,
+            "--find-capacity": self.find_capacity,
+        }
+        modes = [name for name, is_given in given.items() if is_given]
+        if len(modes) > 1:
+            raise UsageError(f"{' and '.join(modes)} are different kinds of load: give one of them, not both")
+        if self.find_capacity and self.slo_ms is None:
+            raise UsageError("--find-capacity needs --slo-ms: the latency within which an answer is good")
+        if self.find_capacity and self.arrivals != "poisson":
+            raise UsageError("--find-capacity sends Poisson arrivals; leave --arrivals away, or use --steps")
+        if self.arrivals == "bursts" and not self.rates:
+            raise UsageError("--arrivals bursts needs --rate, the mean over bursts and pauses")
 
     @staticmethod
     def _check_positive(name: str, value: float | None) -> None:
@@ -67,35 +101,63 @@ class LoadOptions:
             raise UsageError(f"{name} must be a number above 0, not {value}")
 
     def _check_choices(self) -> None:
-        if self.body not in ("auto", "image", "binary", "json"):
-            raise UsageError(f"--body must be auto, image, binary or json, not {self.body!r}")
-        if self.arrivals not in ("poisson", "constant"):
-            raise UsageError(f"--arrivals must be poisson or constant, not {self.arrivals!r}")
-        if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
-            raise UsageError(f"--json {self.json_file}: the folder does not exist; create it or choose another")
+        for name, value, choices in (
+            ("--body", self.body, get_args(Body)),
+            ("--arrivals", self.arrivals, get_args(Arrivals)),
+            ("--protocol", self.protocol, get_args(Wire)),
+        ):
+            if value not in choices:
+                raise UsageError(f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, not {value!r}")
+        for name, file in (("--json", self.json_file), ("--csv", self.csv_file), ("--report", self.report_file)):
+            if file is not None and not file.absolute().parent.is_dir():
+                raise UsageError(f"{name} {file}: the folder does not exist; create it or choose another")
+            if file is not None and file.is_dir():
+                raise UsageError(f"{name} {file} is a folder; give the name of a file")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise UsageError("the API key has characters that an HTTP header cannot carry; check the file it came from")
 
     def _check_bounds(self) -> None:
-        if self.duration_s > MAX_DURATION_S:
-            raise UsageError(f"--duration must be at most {MAX_DURATION_S:.0f} seconds, not {self.duration_s:g}")
+        if self.total_s > MAX_DURATION_S:
+            raise UsageError(f"--duration must be at most {MAX_DURATION_S:.0f} seconds, not {self.total_s:g}")
         if self.warm_up_s is not None and not 0 <= self.warm_up_s < self.duration_s:
             raise UsageError(f"--warm-up must be at least 0 and below the duration of {self.duration_s:g} s")
-        for name, value in (("--concurrency", self.concurrency), ("--connections", self.connections)):
-            if value is not None and not 1 <= value <= MAX_CONNECTIONS:
-                raise UsageError(f"{name} must be from 1 to {MAX_CONNECTIONS}, not {value}")
-        if self.rate is not None and self.rate * self.duration_s > MAX_REQUESTS:
+        for name, value, most in (
+            ("--concurrency", self.concurrency, MAX_CONNECTIONS),
+            ("--connections", self.connections, MAX_CONNECTIONS),
+            ("--processes", self.processes, MAX_PROCESSES),
+        ):
+            if value is not None and not 1 <= value <= most:
+                raise UsageError(f"{name} must be from 1 to {most}, not {value}")
+        if sum(self.rates) * self.duration_s > MAX_REQUESTS:
             raise UsageError(
-                f"--rate {self.rate:g} for {self.duration_s:g} s is more than {MAX_REQUESTS} requests; "
+                f"{max(self.rates):g} requests/s for {self.total_s:g} s are more than {MAX_REQUESTS} requests; "
                 "lower the rate or the duration"
             )
 
     @property
+    def rates(self) -> tuple[float, ...]:
+        """The open loop's rates, one after the other; none in a closed loop."""
+        return self.steps or (() if self.rate is None else (self.rate,))
+
+    @property
     def clients(self) -> int | None:
         """The closed loop's number of clients; None in an open loop."""
-        if self.rate is not None:
+        if self.rates:
             return None
         return self.concurrency or DEFAULT_CONCURRENCY
+
+    @property
+    def total_s(self) -> float:
+        """How long requests are sent, over all steps."""
+        return self.duration_s * max(1, len(self.steps))
+
+    @property
+    def peak_rate(self) -> float | None:
+        """The highest rate that the generator must reach; None in a closed loop."""
+        if not self.rates:
+            return None
+        is_bursty = self.arrivals == "bursts"
+        return max(self.rates) * ((self.burst_on_s + self.burst_off_s) / self.burst_on_s if is_bursty else 1)
 
     @property
     def warm_up_cut_s(self) -> float:
@@ -103,3 +165,23 @@ class LoadOptions:
         if self.warm_up_s is not None:
             return self.warm_up_s
         return min(1.0, 0.1 * self.duration_s)
+
+
+def rates_of(text: str | None) -> tuple[float, ...]:
+    """`--steps` as typed: numbers between commas. Raises UsageError."""
+    if text is None:
+        return ()
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise UsageError(f"--steps must be rates such as 100,200,400, not {text!r}") from None
+
+
+def count_of(text: str) -> int | None:
+    """`--processes` as typed; None means auto. Raises UsageError."""
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"--processes must be auto or a number, not {text!r}") from None

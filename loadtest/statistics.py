@@ -7,13 +7,16 @@ and is always a latency that some request really had (nearest rank), never a ble
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.records import GOOD, PENDING, Problem, Records
+from loadtest.bootstrap import Blocks, Interval
+from loadtest.problems import Problem
+from loadtest.records import Records
+from loadtest.rows import GOOD, PENDING
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -25,11 +28,12 @@ Latencies = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """`name` as in "99.9"; `latency_ms` is None where there were too few answers."""
+    """`name` as in "99.9". None: too few answers for the latency, or too short a time for its interval."""
 
     name: str
     latency_ms: float | None
     needs: int
+    interval_ms: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The measured part of the run: [start_ns, end_ns), and when the run itself began."""
+    """The measured part of a run or of one of its steps: [start_ns, end_ns), and when that run or step began."""
 
     run_start_ns: int
     start_ns: int
@@ -57,7 +61,8 @@ class Summary:
 
     `offered`, `good`, `errors` and latencies are of the requests due within the window. `throughput_rps`
     counts good answers that came within the window, whenever they were asked for. `goodput` is the share
-    of offered requests answered within the objective. Latencies are of good answers only.
+    of offered requests answered within the objective. Latencies are of good answers only. Intervals are 95 %
+    confidence intervals by block bootstrap; None where the window is too short for one.
     `failed_in_warm_up` are failures that are in no other figure.
     """
 
@@ -74,6 +79,8 @@ class Summary:
     mean_ms: float | None
     max_ms: float | None
     goodput: float | None
+    throughput_interval_rps: Interval | None
+    goodput_interval: Interval | None
     errors: tuple[ErrorCount, ...]
     lateness_ns: Latencies
     good_per_second: tuple[int, ...]
@@ -84,31 +91,53 @@ def summarise(records: Records, window: Window, slo_ms: float | None) -> Summary
     """Raises nothing; a run without rows gives zeros and no percentiles."""
     chosen = (records.intended_ns >= window.start_ns) & (records.intended_ns < window.end_ns)
     outcome = records.outcome[chosen]
-    latency_ns = (records.finished_ns - records.intended_ns)[chosen][outcome == GOOD]
+    is_good = outcome == GOOD
+    latency_ns = (records.finished_ns - records.intended_ns)[chosen][is_good]
+    intended_ns = records.intended_ns[chosen]
+    blocks = Blocks(window.start_ns, window.end_ns)
+    percentiles = _percentiles(latency_ns, intended_ns[is_good], blocks)
+    is_answered = outcome != PENDING
+    within = intended_ns[is_good][latency_ns <= slo_ms * NS_PER_MS] if slo_ms is not None else None
     latency_ns.sort()
-    finished = int(np.count_nonzero(outcome != PENDING))
+    finished = int(np.count_nonzero(is_answered))
     in_window = (records.finished_ns >= window.start_ns) & (records.finished_ns < window.end_ns)
-    answered = int(np.count_nonzero(in_window & (records.outcome == GOOD)))
+    answered_ns = records.finished_ns[in_window & (records.outcome == GOOD)]
     good = len(latency_ns)
     return Summary(
         window_s=window.seconds,
         offered=finished,
         good=good,
         failed=finished - good,
-        failed_in_warm_up=int(np.count_nonzero(records.outcome[records.intended_ns < window.start_ns] > GOOD)),
+        failed_in_warm_up=int(np.count_nonzero(records.outcome[_warm_up(records, window)] > GOOD)),
         unfinished=len(outcome) - finished,
         offered_rps=_per_second(len(outcome), window.seconds),
-        throughput_rps=_per_second(answered, window.seconds),
-        percentiles=tuple(percentile(latency_ns, name) for name in PERCENTILES),
+        throughput_rps=_per_second(len(answered_ns), window.seconds),
+        percentiles=percentiles,
         median_ms=nearest_rank(latency_ns, Fraction(1, 2)) / NS_PER_MS if good else None,
         mean_ms=float(latency_ns.mean()) / NS_PER_MS if good else None,
         max_ms=float(latency_ns[-1]) / NS_PER_MS if good else None,
         goodput=goodput(latency_ns, finished, slo_ms),
+        throughput_interval_rps=blocks.rate_interval(answered_ns),
+        goodput_interval=None if within is None else blocks.share_interval(within, intended_ns[is_answered]),
         errors=count_errors(outcome, records.problems),
         lateness_ns=(records.taken_ns - records.intended_ns)[chosen],
         good_per_second=per_second(records, window, good=True),
         failed_per_second=per_second(records, window, good=False),
     )
+
+
+def _percentiles(latency_ns: Latencies, intended_ns: Latencies, blocks: Blocks) -> tuple[Percentile, ...]:
+    """With the interval of each that can be given."""
+    sorted_ns = np.sort(latency_ns)
+    found = [percentile(sorted_ns, name) for name in PERCENTILES]
+    given = [one for one in found if one.latency_ms is not None]
+    intervals = blocks.percentile_intervals(intended_ns, latency_ns, [float(one.name) / 100 for one in given])
+    by_name = dict(zip([one.name for one in given], intervals, strict=True))
+    return tuple(replace(one, interval_ms=_in_ms(by_name.get(one.name))) for one in found)
+
+
+def _in_ms(interval_ns: Interval | None) -> Interval | None:
+    return None if interval_ns is None else Interval(interval_ns.low / NS_PER_MS, interval_ns.high / NS_PER_MS)
 
 
 def percentile(sorted_ns: Latencies, name: str) -> Percentile:
@@ -140,10 +169,15 @@ def count_errors(outcome: npt.NDArray[np.int16], problems: Sequence[Problem]) ->
 
 
 def per_second(records: Records, window: Window, *, good: bool) -> tuple[int, ...]:
-    """Answers (or failures) that came in each second since the run began, warm-up included, raw."""
+    """Answers (or failures) that came in each second since the run or step began, warm-up included, raw."""
     wanted = records.outcome == GOOD if good else records.outcome > GOOD
+    wanted = wanted & (records.intended_ns >= window.run_start_ns) & (records.intended_ns < window.end_ns)
     seconds = (records.finished_ns[wanted] - window.run_start_ns) // NS_PER_S
     return tuple(int(count) for count in np.bincount(seconds[seconds >= 0]))
+
+
+def _warm_up(records: Records, window: Window) -> npt.NDArray[np.bool_]:
+    return (records.intended_ns >= window.run_start_ns) & (records.intended_ns < window.start_ns)
 
 
 def _per_second(count: int, seconds: float) -> float:

@@ -1,10 +1,12 @@
-"""What a person sees: a bar while it runs, one table at the end.
+"""What a person sees in the terminal: a live line while it runs, tables at the end.
 
 Knows rich and the words. Computes nothing but roundings.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -13,23 +15,28 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from loadtest.measure import Progress
+from loadtest import words
+from loadtest.capacity import Probe
 from loadtest.options import LoadOptions
-from loadtest.statistics import Percentile, Summary
-from loadtest.target import Target
-from loadtest.verdict import Verdict
+from loadtest.progress import Progress
+from loadtest.results import Outcome, Result
+from loadtest.statistics import Percentile
 
 ERRORS_SHOWN = 8
+HISTORY = 24
+LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class LiveView:
-    """A progress bar without a thread of its own, which would fight the generator for the interpreter."""
+    """A progress bar without a thread of its own, and the last seconds' latencies beside it."""
 
-    def __init__(self, console: Console, duration_s: float) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[status]}"))
+        self._console = console
         self._bar = Bar(*columns, console=console, auto_refresh=False, transient=True)
         self._on = console.is_terminal
-        self._task = self._bar.add_task("load test", total=duration_s, status="")
+        self._task = self._bar.add_task("load test", total=1.0, status="connecting")
+        self._p99s_ms: deque[float] = deque(maxlen=HISTORY)
 
     def __enter__(self) -> LiveView:
         if self._on:
@@ -42,70 +49,121 @@ class LiveView:
         if self._on:
             self._bar.stop()
 
-    def show(self, progress: Progress) -> None:
+    def begin(self, options: LoadOptions) -> Callable[[Progress], None]:
+        self._p99s_ms.clear()
+        what = words.load(options)
+        self._bar.reset(self._task, total=options.total_s, description=escape(what), status="connecting")
+        return self._show
+
+    def probed(self, probe: Probe) -> None:
+        self._bar.console.print(escape(words.probe(probe)), highlight=False)
+
+    def _show(self, progress: Progress) -> None:
         if not self._on:
             return
-        failed = f", {progress.failed} failed" if progress.failed else ""
-        status = f"{progress.elapsed_s:.0f} s, {progress.good} answered{failed}, {progress.in_flight} under way"
-        self._bar.update(self._task, completed=progress.elapsed_s, status=status)
+        if progress.p99_ms is not None:
+            self._p99s_ms.append(progress.p99_ms)
+        self._bar.update(self._task, completed=progress.elapsed_s, status=_status(progress, self._p99s_ms))
         self._bar.refresh()
 
 
-def print_summary(
-    console: Console, target: Target, options: LoadOptions, summary: Summary, verdict: Verdict, *, interrupted: bool
-) -> None:
-    console.print(_title(target, options), style="bold", markup=False, highlight=False, soft_wrap=True)
+def _status(progress: Progress, p99s_ms: deque[float]) -> str:
+    parts = [f"{progress.elapsed_s:.0f} s", f"{progress.recent_per_s:,.0f}/s"]
+    if progress.p50_ms is not None and progress.p99_ms is not None:
+        parts.append(f"p50 {progress.p50_ms:.1f} ms, p99 {progress.p99_ms:.1f} ms {_sparkline(p99s_ms)}")
+    if progress.failed:
+        parts.append(f"[red]{progress.failed:,} failed[/red]")
+    return "  ".join([*parts, f"{progress.in_flight:,} under way"])
+
+
+def _sparkline(values: deque[float]) -> str:
+    top = max(values)
+    return "".join(LEVELS[int(value / top * (len(LEVELS) - 1))] for value in values)
+
+
+def print_outcome(console: Console, outcome: Outcome) -> None:
+    """The tables and the words."""
+    console.print(words.title(outcome), style="bold", markup=False, highlight=False, soft_wrap=True)
+    if outcome.capacity is not None or len(outcome.rows) > 1:
+        console.print(_rows_table(outcome))
+    if outcome.capacity is None:
+        console.print(_figures_table(outcome, outcome.shown))
+    _print_words(console, outcome)
+
+
+def _rows_table(outcome: Outcome) -> Table:
+    """One line for each step or probe."""
+    table = Table()
+    for column in ("", "rate/s", "good/s", "failed", "p50 ms", "p99 ms", "goodput", words.standing_title(outcome)):
+        table.add_column(column, justify="right" if column else "left")
+    for row in outcome.rows:
+        summary = row.summary
+        table.add_row(
+            row.name,
+            "" if row.rate is None else f"{row.rate:,.1f}",
+            f"{summary.throughput_rps:,.1f}",
+            f"{summary.failed:,}",
+            *(_short(summary.percentiles[index]) for index in (0, 3)),
+            words.share(summary.goodput),
+            words.standing(outcome, row),
+        )
+    return table
+
+
+def _short(percentile: Percentile) -> str:
+    return "–" if percentile.latency_ms is None else f"{percentile.latency_ms:.2f}"
+
+
+def _figures_table(outcome: Outcome, result: Result) -> Table:
     table = Table(show_header=False)
     table.add_column("what")
     table.add_column("value", justify="right")
-    _add_rows(table, options, summary)
-    if verdict.lateness_p99_ms is not None and verdict.lateness_limit_ms is not None:
-        lateness = f"{verdict.lateness_p99_ms:.3f} ms (limit {verdict.lateness_limit_ms:.2f} ms)"
-        table.add_row("generator's own lateness, p99", lateness)
-    for error in summary.errors[:ERRORS_SHOWN]:
-        title = f"{error.problem.title}: {error.problem.text}"
-        table.add_row(f"[red]{escape(title)}[/red]", f"[red]{error.count}[/red]")
-    if len(summary.errors) > ERRORS_SHOWN:
-        rest = sum(error.count for error in summary.errors[ERRORS_SHOWN:])
-        table.add_row("[red]other errors[/red]", f"[red]{rest}[/red]")
-    console.print(table)
-    _print_words(console, verdict, interrupted)
+    _add_figures(table, outcome.options, result)
+    lateness = result.verdict.lateness
+    if lateness is not None:
+        late = f"{lateness.p50_ms:.3f}, {lateness.p99_ms:.3f}, {lateness.max_ms:.3f} ms"
+        table.add_row(f"generator's own lateness p50, p99, max (limit for p99: {lateness.limit_ms:.2f} ms)", late)
+    for stage in outcome.server.stages if outcome.server else ():
+        table.add_row(f"server: {stage.name}, mean", f"{stage.mean_ms:.3f} ms")
+    if outcome.server is not None and outcome.server.mean_batch is not None:
+        table.add_row("server: samples in a batch, mean", f"{outcome.server.mean_batch:.1f}")
+    _add_errors(table, result)
+    return table
 
 
-def _title(target: Target, options: LoadOptions) -> str:
-    if options.rate is not None:
-        load = f"{options.arrivals} {options.rate:g} requests/s"
-    else:
-        load = f"{options.clients} clients"
-    return f"{target.model} at {target.endpoint.url}, {target.body} bodies, {load}"
-
-
-def _add_rows(table: Table, options: LoadOptions, summary: Summary) -> None:
+def _add_figures(table: Table, options: LoadOptions, result: Result) -> None:
+    summary = result.summary
     table.add_row("measured", f"{summary.window_s:.1f} s after {options.warm_up_cut_s:.1f} s of warm-up")
     table.add_row("requests", f"{summary.offered} ({summary.offered_rps:.1f}/s)")
     table.add_row("good answers", f"{summary.good} ({summary.throughput_rps:.1f}/s)")
     table.add_row("failed", str(summary.failed))
     if summary.goodput is not None and options.slo_ms is not None:
-        table.add_row(f"goodput: answered within {options.slo_ms:g} ms", f"{100 * summary.goodput:.2f} %")
-    since = "when it was due" if options.rate is not None else "when it was sent"
+        table.add_row(f"goodput: answered within {options.slo_ms:g} ms", words.share(summary.goodput))
+    since = "when it was due" if result.rate is not None else "when it was sent"
     for percentile in summary.percentiles:
-        table.add_row(f"latency p{percentile.name}, from {since}", _percentile(percentile, summary.good))
+        table.add_row(f"latency p{percentile.name}, from {since}", words.percentile(percentile, summary.good))
         if percentile.latency_ms is None:
             break  # the rest needs still more answers
     if summary.max_ms is not None:
         table.add_row("latency, longest", f"{summary.max_ms:.2f} ms")
 
 
-def _percentile(percentile: Percentile, good: int) -> str:
-    if percentile.latency_ms is None:
-        return f"needs {percentile.needs} answers, has {good}"
-    return f"{percentile.latency_ms:.2f} ms"
+def _add_errors(table: Table, result: Result) -> None:
+    errors = result.summary.errors
+    for error in errors[:ERRORS_SHOWN]:
+        title = f"{error.problem.title}: {error.problem.text}"
+        table.add_row(f"[red]{escape(title)}[/red]", f"[red]{error.count}[/red]")
+    if len(errors) > ERRORS_SHOWN:
+        rest = sum(error.count for error in errors[ERRORS_SHOWN:])
+        table.add_row("[red]other errors[/red]", f"[red]{rest}[/red]")
 
 
-def _print_words(console: Console, verdict: Verdict, interrupted: bool) -> None:
-    for note in verdict.notes:
+def _print_words(console: Console, outcome: Outcome) -> None:
+    if outcome.capacity is not None:
+        console.print(escape(words.capacity(outcome)), style="bold", soft_wrap=True, highlight=False)
+    for note in words.notes(outcome):
         console.print(f"Note: {escape(note)}.", soft_wrap=True, highlight=False)
-    if interrupted:
+    if outcome.interrupted:
         console.print("Stopped early: the figures are of what was measured so far.", soft_wrap=True, highlight=False)
-    if verdict.void is not None:
-        console.print(f"[bold red]VOID[/bold red]: {escape(verdict.void)}.", soft_wrap=True, highlight=False)
+    for void in words.voids(outcome):
+        console.print(f"[bold red]VOID[/bold red]: {escape(void)}.", soft_wrap=True, highlight=False)

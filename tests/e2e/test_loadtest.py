@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -9,16 +10,26 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
+from loadtest import runner
+from loadtest.ammunition import Ammunition
+from loadtest.answers import AnswerCheck
+from loadtest.bodies import Payload, request_bytes
 from loadtest.command import run
+from loadtest.endpoint import find_endpoint
 from loadtest.options import LoadOptions
+from loadtest.results import whole
 from models.errors import JobError, UsageError
+from tests.support.servers import wait_until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -170,13 +181,15 @@ def test_ctrl_c_shows_what_was_measured_so_far(url, tmp_path, load_option):
 import sys
 from pathlib import Path
 from rich.console import Console
-from loadtest import command, measure
+from loadtest import command
 from loadtest.options import LoadOptions
 
 class View:
-    def __init__(self, console, duration_s): pass
+    def __init__(self, console): pass
     def __enter__(self): return self
     def __exit__(self, *_): pass
+    def probed(self, probe): pass
+    def begin(self, options): return self.show
     def show(self, progress):
         if progress.good > 20: print("running", flush=True)
 
@@ -197,3 +210,162 @@ sys.exit(command.run(options, Console()))
     found = json.loads(file.read_text())
     assert found["interrupted"]
     assert found["good"] > 20
+
+
+def test_a_server_that_stops_for_a_moment_is_seen_by_all_who_came_meanwhile(url, tmp_path):
+    """A closed loop would count one slow request for each client; the open loop counts everybody who waited."""
+    code, _, found = load(url, "naps", tmp_path, rate=100, arrivals="constant", duration_s=2, warm_up_s=0, slo_ms=500)
+    assert found["errors"] == []
+    assert code == (0 if found["void"] is None else 1)
+    late = (1 - found["goodput"]) * found["offered"]
+    assert 40 <= late <= 120  # of the hundred due within the second's nap, the first half waited longer than 500 ms
+    assert found["latency_ms"]["max"] >= 900
+
+
+def test_a_program_brings_its_own_requests(url):
+    """To a server of which nothing is asked beforehand."""
+    endpoint = find_endpoint(url)
+    request = request_bytes(endpoint, "/v2/models/steady/infer", Payload(b"{}", ()), None)
+    options = LoadOptions(rate=100, duration_s=0.5, slo_ms=EASY_SLO_MS)
+    for word, good in ((b"model_name", True), (b"no such word", False)):
+        measurement = runner.run(options, Ammunition([request], AnswerCheck("plain", word)), endpoint)
+        result = whole(options, measurement)
+        assert result.verdict.void is None
+        assert result.summary.offered > 20
+        assert result.summary.goodput == (1 if good else 0)
+
+
+def test_several_processes_share_one_schedule(url, tmp_path):
+    code, _, found = load(url, "steady", tmp_path, rate=200, processes=3, warm_up_s=0)
+    assert code == 0
+    assert found["generator"]["processes"] == 3
+    _, _, alone = load(url, "steady", tmp_path, rate=200, processes=1, warm_up_s=0)
+    assert found["offered"] == alone["offered"]
+
+
+def test_several_processes_share_the_clients(url, tmp_path):
+    code, _, found = load(url, "steady", tmp_path, concurrency=5, processes=2)
+    assert code == 0
+    assert found["generator"]["processes"] == 2
+    assert found["good"] > 10
+
+
+def test_steps_give_a_row_each(url, tmp_path):
+    file = tmp_path / "steps.csv"
+    code, printed, found = load(url, "steady", tmp_path, steps=(50.0, 150.0), csv_file=file)
+    assert code == 0
+    assert "steps of 50, 150 requests/s" in printed
+    assert [row["rate"] for row in found["rows"]] == [50, 150]
+    assert found["rows"][0]["offered"] < found["rows"][1]["offered"]
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [row["name"] for row in rows] == ["step 1", "step 2"]
+    assert float(rows[1]["good"]) == found["rows"][1]["good"]
+
+
+def test_bursts_are_told(url, tmp_path):
+    code, printed, found = load(url, "steady", tmp_path, rate=100, arrivals="bursts", burst_on_s=0.1, burst_off_s=0.1)
+    assert code == 0
+    assert "bursts of 0.1 s and pauses of 0.1 s" in printed
+    assert found["good"] > 20
+
+
+@pytest.mark.slow
+def test_the_capacity_of_a_server_that_has_one(url, tmp_path):
+    """It answers 429 beyond 400 requests/s; a generous objective leaves only that."""
+    code, printed, found = load(url, "limited", tmp_path, find_capacity=True, duration_s=1)
+    assert found["capacity"]["ending"] in ("bracketed", "too noisy", "generator")
+    assert code == (0 if found["capacity"]["ending"] == "bracketed" else 1)
+    assert "probe 1" in printed
+    if code == 0:
+        assert 250 < found["capacity"]["sustained_rps"] < 500
+        assert "The bracket is" in printed
+
+
+def test_a_capacity_search_at_a_dead_server_ends_at_once(url, tmp_path):
+    code, printed, found = load(url, "liar", tmp_path, find_capacity=True, duration_s=1)
+    assert code == 1
+    assert found["capacity"]["ending"] == "dead"
+    assert "not one request was answered well" in printed
+
+
+def test_a_page_with_plots_that_needs_nothing_else(url, tmp_path):
+    file = tmp_path / "report.html"
+    load(url, "sheds", tmp_path, rate=200, report_file=file)
+    page = file.read_text()
+    assert "<script" not in page
+    assert "http://" not in page.replace(url, "")
+    for words in ("Latency over time", "Distribution of latency", "HTTP 429", "Not offered by this server"):
+        assert words in page
+
+
+def test_what_a_server_says_does_not_become_markup(url, tmp_path):
+    file = tmp_path / "report.html"
+    _, printed, _ = load(url, "liar", tmp_path, rate=100, report_file=file)
+    assert "<html>all is well" in printed
+    assert "<html>all is well" not in file.read_text()
+
+
+def test_a_server_without_the_protocol_is_told_from_one_without_the_model(tmp_path):
+    class Nothing(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(404)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for model in (None, "cats"):
+            with pytest.raises(JobError, match="does not speak the Open Inference Protocol"):
+                load(f"http://127.0.0.1:{server.server_port}", model, tmp_path)
+        server.shutdown()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+class TestProcesses:
+    """What becomes of generator processes when something ends that should not."""
+
+    def test_one_that_dies_voids_the_run_and_keeps_its_rows(self, url, tmp_path):
+        file = tmp_path / "report.json"
+        with running(url, f"--rate 1000 --processes 2 --duration 60 --warm-up 0 --json {file}") as child:
+            generators = wait_until(lambda: generators_of(child.pid, 2), "both generators run")
+            wait_until(lambda: cpu_ticks(generators[0]) > 30, "it has sent something")
+            os.kill(generators[0], signal.SIGKILL)
+            printed = child.communicate(timeout=60)[0]
+        assert child.returncode == 1
+        assert "generator process" in printed
+        assert "was killed by SIGKILL" in printed
+        assert json.loads(file.read_text())["good"] > 0
+
+    def test_none_outlives_a_parent_that_is_killed(self, url):
+        with running(url, "--rate 100 --processes 2 --duration 60") as child:
+            generators = wait_until(lambda: generators_of(child.pid, 2), "both generators run")
+            child.kill()
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in generators), "both generators have ended")
+
+    def test_none_outlives_ctrl_c(self, url):
+        with running(url, "--concurrency 2 --processes 2 --duration 60") as child:
+            generators = wait_until(lambda: generators_of(child.pid, 2), "both generators run")
+            child.send_signal(signal.SIGINT)
+            printed = child.communicate(timeout=60)[0]
+        assert child.returncode == 130
+        assert "Stopped early" in printed
+        assert not any(Path(f"/proc/{pid}").exists() for pid in generators)
+
+
+def running(url: str, options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "loadtest", "--url", url, "--model", "steady", *options.split()]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def generators_of(parent: int, count: int) -> list[int]:
+    """The process ids of the parent's generators once there are so many and they have sent something."""
+    pids = [child.pid for child in psutil.Process(parent).children() if "loadtest.generator" in child.cmdline()]
+    return pids if len(pids) == count else []
+
+
+def cpu_ticks(pid: int) -> float:
+    """Hundredths of a second that the process has computed: an interpreter that has started and works."""
+    return 100 * sum(psutil.Process(pid).cpu_times()[:2])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.answers import FULL_EVERY, FULL_FIRST, AnswerCheck, error_text
-from loadtest.records import MAX_TEXT_CHARS, Fault
+from loadtest.problems import MAX_TEXT_CHARS, Fault
 
 PREDICTION = json.dumps({"model": "m", "predictions": [{"class_id": 7, "label": None, "score": 0.5}]}).encode()
 UNREAD = FULL_FIRST + 1  # a ticket that is not among those read in full

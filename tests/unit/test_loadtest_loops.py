@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest import loops
-from loadtest.alarm import LoopAlarm, TimerFdAlarm, make_alarm
-from loadtest.loops import ClosedLoop, OpenLoop
+from loadtest.generator import loops
+from loadtest.generator.alarm import LoopAlarm, TimerFdAlarm, make_alarm
+from loadtest.generator.loops import ClosedLoop, OpenLoop
 
 
 class Clock:
@@ -78,7 +78,7 @@ def test_the_open_loop_sends_each_request_once_never_early_whatever_the_answers(
     with pytest.MonkeyPatch.context() as monkeypatch:
         clock, sender, alarms = make(monkeypatch)
         offsets_ns = np.cumsum(gaps_ns, dtype=np.int64)
-        loop = OpenLoop(sender, offsets_ns)
+        loop = OpenLoop(sender, offsets_ns.tolist())
         loop.start(2000)
         for late_ns in wakes_ns:
             if loop.done:
@@ -95,7 +95,7 @@ def test_the_open_loop_sends_each_request_once_never_early_whatever_the_answers(
 
 def test_many_due_at_once_are_sent_in_bursts_so_that_answers_are_read_between(monkeypatch):
     clock, sender, alarms = make(monkeypatch)
-    loop = OpenLoop(sender, np.zeros(loops.BURST + 1, dtype=np.int64))
+    loop = OpenLoop(sender, [0] * (loops.BURST + 1))
     loop.start(clock.now_ns)
     alarms[0].ring()
     assert len(sender.fired) == loops.BURST
@@ -106,7 +106,7 @@ def test_many_due_at_once_are_sent_in_bursts_so_that_answers_are_read_between(mo
 
 def test_the_closed_loop_keeps_its_clients_busy_until_the_end(monkeypatch):
     clock, sender, _ = make(monkeypatch)
-    loop = ClosedLoop(sender, clients=3, duration_s=1e-6)
+    loop = ClosedLoop(sender, clients=3, duration_s=1e-6, most=100)
     loop.start(clock.now_ns)
     assert len(sender.fired) == 3
     sender.on_done(True)
@@ -117,9 +117,19 @@ def test_the_closed_loop_keeps_its_clients_busy_until_the_end(monkeypatch):
     assert loop.done
 
 
+def test_the_closed_loop_stops_where_there_is_no_room_for_more(monkeypatch):
+    clock, sender, _ = make(monkeypatch)
+    loop = ClosedLoop(sender, clients=2, duration_s=1, most=3)
+    loop.start(clock.now_ns)
+    for _ in range(5):
+        sender.on_done(True)
+    assert len(sender.fired) == 3
+    assert loop.done
+
+
 def test_a_client_without_connection_pauses(monkeypatch):
     clock, sender, _ = make(monkeypatch)
-    loop = ClosedLoop(sender, clients=1, duration_s=1)
+    loop = ClosedLoop(sender, clients=1, duration_s=1, most=100)
     loop.start(clock.now_ns)
     sender.on_done(False)
     assert len(sender.fired) == 1

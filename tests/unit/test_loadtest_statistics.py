@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.records import GOOD, MAX_PROBLEMS, PENDING, Fault, Problem, Recorder
+from loadtest.generator.recorder import MAX_PROBLEMS, Recorder
+from loadtest.problems import Fault, Problem
+from loadtest.records import Part, Records, merged
+from loadtest.rows import GOOD, PENDING, Rows, size_bytes
 from loadtest.statistics import NS_PER_MS, NS_PER_S, PERCENTILES, Window, nearest_rank, percentile, summarise
 
 START_NS = 5_000_000_000
@@ -23,8 +26,26 @@ def window(start_s: float = 0, end_s: float = 10) -> Window:
     return Window(START_NS, START_NS + int(start_s * NS_PER_S), START_NS + int(end_s * NS_PER_S))
 
 
-def recorded(rows: list[tuple[int, int, str]]) -> Recorder:
-    recorder = Recorder()
+def private_rows(capacity: int) -> Rows:
+    """Rows that no other process sees."""
+    return Rows.over(memoryview(bytearray(size_bytes(capacity))), capacity)
+
+
+class Book:
+    """A recorder and what it has written down."""
+
+    def __init__(self, capacity: int = 1000) -> None:
+        self.rows = private_rows(capacity)
+        self.recorder = Recorder(self.rows)
+
+    def read(self) -> Records:
+        self.recorder.publish()
+        return merged([Part(self.rows, self.recorder.problems)])
+
+
+def recorded(rows: list[tuple[int, int, str]]) -> Book:
+    book = Book()
+    recorder = book.recorder
     for due_ms, took_ms, end in rows:
         intended_ns = START_NS + due_ms * NS_PER_MS
         ticket = recorder.begin(intended_ns, intended_ns)
@@ -32,7 +53,7 @@ def recorded(rows: list[tuple[int, int, str]]) -> Recorder:
             recorder.succeed(ticket, intended_ns + took_ms * NS_PER_MS)
         elif end == "failed":
             recorder.fail(ticket, intended_ns + took_ms * NS_PER_MS, SHED)
-    return recorder
+    return book
 
 
 @given(latencies_ns, st.fractions(0, 1))
@@ -68,17 +89,18 @@ def test_percentiles_never_fall(values):
 @given(rows, st.floats(0, 2), st.floats(2, 5))
 def test_every_request_of_the_window_is_counted_once(rows, start_s, end_s):
     measured = window(start_s, end_s)
-    summary = summarise(recorded(rows).freeze(), measured, slo_ms=100)
+    summary = summarise(recorded(rows).read(), measured, slo_ms=100)
     due = [row for row in rows if measured.start_ns <= START_NS + row[0] * NS_PER_MS < measured.end_ns]
     assert summary.offered + summary.unfinished == len(due)
     assert summary.good + summary.failed == summary.offered
     assert sum(error.count for error in summary.errors) == summary.failed
-    assert sum(summary.good_per_second) == sum(row[2] == "good" for row in rows)
+    before_end = [row for row in rows if START_NS + row[0] * NS_PER_MS < measured.end_ns]
+    assert sum(summary.good_per_second) == sum(row[2] == "good" for row in before_end)
 
 
 @given(rows, st.integers(0, 3000))
 def test_goodput_is_a_share_of_all_that_was_offered(rows, slo_ms):
-    summary = summarise(recorded(rows).freeze(), window(), slo_ms=slo_ms)
+    summary = summarise(recorded(rows).read(), window(), slo_ms=slo_ms)
     ended = [row for row in rows if row[2] != "pending"]
     if not ended:
         assert summary.goodput is None
@@ -87,54 +109,86 @@ def test_goodput_is_a_share_of_all_that_was_offered(rows, slo_ms):
 
 
 def test_latency_counts_from_the_intended_time():
-    recorder = Recorder()
+    book = Book()
+    recorder = book.recorder
     ticket = recorder.begin(intended_ns=START_NS, taken_ns=START_NS + 3 * NS_PER_MS)
     recorder.succeed(ticket, START_NS + 10 * NS_PER_MS)
-    summary = summarise(recorder.freeze(), window(), None)
+    summary = summarise(book.read(), window(), None)
     assert summary.median_ms == summary.max_ms == 10
     assert summary.lateness_ns.tolist() == [3 * NS_PER_MS]
 
 
 def test_failures_are_in_no_latency_and_the_warm_up_in_no_figure_but_its_own():
     rows = [(0, 5000, "failed"), (1000, 10, "good"), (1500, 9999, "failed")]
-    summary = summarise(recorded(rows).freeze(), window(start_s=1), None)
+    summary = summarise(recorded(rows).read(), window(start_s=1), None)
     assert (summary.offered, summary.good, summary.failed, summary.failed_in_warm_up) == (2, 1, 1, 1)
     assert summary.max_ms == 10
 
 
 def test_throughput_counts_answers_that_came_within_the_window():
     rows = [(100, 2000, "good"), (1500, 100, "good"), (1900, 500, "good")]
-    summary = summarise(recorded(rows).freeze(), window(1, 2), None)
+    summary = summarise(recorded(rows).read(), window(1, 2), None)
     assert summary.throughput_rps == 1  # the second; the first was due before, and came after
 
 
 def test_an_empty_run_has_no_figures_and_no_failure():
-    summary = summarise(Recorder().freeze(), window(), 10)
+    summary = summarise(Book().read(), window(), 10)
     assert (summary.offered, summary.good, summary.failed, summary.goodput) == (0, 0, 0, None)
     assert all(found.latency_ms is None for found in summary.percentiles)
 
 
 def test_errors_come_most_frequent_first():
-    recorder = Recorder()
+    book = Book()
+    recorder = book.recorder
     for problem in (REFUSED, SHED, SHED):
         recorder.fail(recorder.begin(START_NS, START_NS), START_NS, problem)
-    errors = summarise(recorder.freeze(), window(), None).errors
+    errors = summarise(book.read(), window(), None).errors
     assert [(error.problem.title, error.count) for error in errors] == [("HTTP 429", 2), ("connection refused", 1)]
 
 
 def test_texts_without_end_are_folded_together():
-    recorder = Recorder()
+    book = Book()
+    recorder = book.recorder
     for number in range(10 * MAX_PROBLEMS):
         recorder.fail(recorder.begin(0, 0), 0, Problem(Fault.HTTP, f"request {number} failed", 500))
-    records = recorder.freeze()
+    records = book.read()
     assert len(records.problems) == MAX_PROBLEMS + 1
     assert np.bincount(records.outcome)[-1] == 9 * MAX_PROBLEMS
 
 
 def test_what_is_pending_at_the_end_is_failed_and_the_rest_left_alone():
-    recorder = recorded([(0, 1, "good"), (0, 1, "failed"), (0, 1, "pending")])
+    book = recorded([(0, 1, "good"), (0, 1, "failed"), (0, 1, "pending")])
+    recorder = book.recorder
     recorder.fail_pending(START_NS, REFUSED)
-    outcome = recorder.freeze().outcome.tolist()
+    outcome = book.read().outcome.tolist()
     assert PENDING not in outcome
     assert outcome[0] == GOOD
     assert (recorder.good, recorder.failed) == (1, 2)
+
+
+def test_rows_of_several_processes_are_merged_in_the_order_in_which_they_were_due():
+    first, second = Book(), Book()
+    for book, dues_ms, problem in ((first, (0, 20), SHED), (second, (10, 30), REFUSED)):
+        for due_ms in dues_ms:
+            ticket = book.recorder.begin(START_NS + due_ms * NS_PER_MS, START_NS + due_ms * NS_PER_MS)
+            book.recorder.fail(ticket, START_NS + 99 * NS_PER_MS, problem)
+        book.recorder.publish()
+    records = merged([Part(book.rows, book.recorder.problems) for book in (first, second)])
+    assert ((records.intended_ns - START_NS) // NS_PER_MS).tolist() == [0, 10, 20, 30]
+    assert [records.problems[code - 1] for code in records.outcome] == [SHED, REFUSED, SHED, REFUSED]
+
+
+def test_what_a_dead_process_wrote_is_kept_and_its_reasons_are_said_to_be_unknown():
+    dead = Book()
+    dead.recorder.fail(dead.recorder.begin(START_NS, START_NS), START_NS, SHED)
+    dead.recorder.publish()
+    records = merged([Part(dead.rows, [])])
+    assert summarise(records, window(), None).errors[0].problem.fault is Fault.GENERATOR
+
+
+def test_a_window_that_belongs_to_a_step_counts_only_that_step():
+    rows = [(0, 10, "failed"), (1100, 10, "failed"), (1500, 10, "good"), (2500, 10, "good")]
+    step = Window(START_NS + NS_PER_S, START_NS + int(1.2 * NS_PER_S), START_NS + 2 * NS_PER_S)
+    summary = summarise(recorded(rows).read(), step, None)
+    assert (summary.offered, summary.good, summary.failed_in_warm_up) == (1, 1, 1)
+    assert sum(summary.good_per_second) == 1

@@ -7,17 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.records import Recorder
+from loadtest.generator.recorder import Recorder
+from loadtest.records import Part, merged
+from loadtest.rows import Rows, size_bytes
 from loadtest.statistics import NS_PER_MS, NS_PER_S, Summary, Window, summarise
 from loadtest.verdict import judge, lateness_limit_ms
 
 
 def summary(lateness_ms: list[float], latency_ms: float = 10) -> Summary:
-    recorder = Recorder()
+    rows = Rows.over(memoryview(bytearray(size_bytes(len(lateness_ms) + 1))), len(lateness_ms) + 1)
+    recorder = Recorder(rows)
     for late_ms in lateness_ms:
         ticket = recorder.begin(0, int(late_ms * NS_PER_MS))
         recorder.succeed(ticket, int(latency_ms * NS_PER_MS))
-    return summarise(recorder.freeze(), Window(0, 0, NS_PER_S), None)
+    recorder.publish()
+    return summarise(merged([Part(rows, [])]), Window(0, 0, NS_PER_S), None)
 
 
 def void(found: Summary, rate: float | None = 100, slo_ms: float | None = None) -> str | None:
@@ -85,3 +89,21 @@ def test_notes_say_what_qualifies_the_figures():
     assert "not one request" in text
     assert "waited" not in text  # a closed loop's clients wait by design
     assert "5 requests found all" in judge(base, rate=9, slo_ms=None, generator_cpu_share=0, waited=5).notes[0]
+
+
+def test_a_generator_that_died_voids_the_run_whatever_the_figures():
+    verdict = judge(
+        summary([0.0] * 100),
+        rate=None,
+        slo_ms=None,
+        generator_cpu_share=0,
+        waited=0,
+        deaths=["generator process 2 was killed by SIGKILL"],
+    )
+    assert "generator process 2 was killed by SIGKILL" in (verdict.void or "")
+
+
+def test_lateness_is_told_at_three_points():
+    lateness = judge(summary([0.1] * 98 + [0.5, 7]), rate=1, slo_ms=None, generator_cpu_share=0, waited=0).lateness
+    assert lateness is not None
+    assert (lateness.p50_ms, lateness.p99_ms, lateness.max_ms, lateness.limit_ms) == (0.1, 0.5, 7, 1)

@@ -1,4 +1,4 @@
-"""Sends requests over as few connections as the moment needs and notes how each one ended.
+"""Sends HTTP requests over as few connections as the moment needs and notes how each one ended.
 
 Knows connections, their limit, time-outs and the recorder. Does not know when requests are due (that is
 the loops') nor what they contain (that is the target's).
@@ -13,13 +13,13 @@ import asyncio
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from loadtest.answers import AnswerCheck
+from loadtest.ammunition import Ammunition
 from loadtest.endpoint import Endpoint
-from loadtest.records import Fault, Problem, Recorder
-from loadtest.wire import IDLE, Connection
+from loadtest.generator.recorder import Recorder
+from loadtest.generator.wire import IDLE, Connection
+from loadtest.problems import Fault, Problem
 
 NS_PER_S = 1_000_000_000
 SWEEP_S = 0.05
@@ -32,15 +32,7 @@ MAX_OPENING = 32
 STOPPED = Problem(Fault.NETWORK, "the run was stopped")
 
 
-@dataclass(frozen=True, slots=True)
-class Ammunition:
-    """`requests` are whole HTTP requests, sent in turn; `check` judges the answers."""
-
-    requests: Sequence[bytes]
-    check: AnswerCheck
-
-
-class Sender:
+class HttpSender:
     """Give it requests with `fire`; `on_done(ticket, arrived)` is told of each end.
 
     `arrived` is False where no HTTP answer came. `close` must be called; it ends what is still under way

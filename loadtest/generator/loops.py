@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from loadtest.alarm import make_alarm
-from loadtest.options import MAX_REQUESTS
-from loadtest.schedule import Offsets
-from loadtest.sender import Sender
+from loadtest.generator.alarm import make_alarm
 
 NS_PER_S = 1_000_000_000
 POLL_S = 0.02
@@ -26,12 +24,31 @@ PAUSE_S = 0.1
 BURST = 1024  # requests taken up before the loop looks at answers again, when many are due at once
 
 
+class Sender(Protocol):
+    """What a loop needs of whatever sends: HTTP or gRPC."""
+
+    on_done: Callable[[bool], None]
+    """Told of each end; False where no answer came at all."""
+    in_flight: int
+    waited: int
+    """Requests that found every allowed connection busy."""
+
+    async def warm(self, count: int) -> None:
+        """Opens `count` connections beforehand; what fails is left for the run to report."""
+
+    def fire(self, intended_ns: int, now_ns: int) -> None:
+        """Sends the next request now, or as soon as there is a connection for it."""
+
+    async def close(self) -> None:
+        """Must be called; ends what is still under way without a word to the recorder."""
+
+
 class OpenLoop:
     """Sends one request at each of `start_ns + offsets_ns`."""
 
-    def __init__(self, sender: Sender, offsets_ns: Offsets) -> None:
+    def __init__(self, sender: Sender, offsets_ns: Sequence[int]) -> None:
         self._sender = sender
-        self._offsets_ns: list[int] = offsets_ns.tolist()
+        self._offsets_ns = offsets_ns
         self._next = 0
         self._start_ns = 0
         self._alarm = make_alarm(asyncio.get_running_loop(), self._fire_due)
@@ -71,12 +88,13 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """`clients` requests under way at any time, for `duration_s`."""
+    """`clients` requests under way at any time, for `duration_s` or until `most` have been sent."""
 
     timer = "none"
 
-    def __init__(self, sender: Sender, clients: int, duration_s: float) -> None:
+    def __init__(self, sender: Sender, clients: int, duration_s: float, most: int) -> None:
         self._sender = sender
+        self._most = most
         self._clients = clients
         self._duration_ns = int(duration_s * NS_PER_S)
         self._end_ns = 0
@@ -91,7 +109,7 @@ class ClosedLoop:
 
     @property
     def done(self) -> bool:
-        return time.monotonic_ns() >= self._end_ns or self._fired >= MAX_REQUESTS
+        return time.monotonic_ns() >= self._end_ns or self._fired >= self._most
 
     def stop(self) -> list[int]:
         """Sends no more. Nothing is ever overdue."""
@@ -106,7 +124,7 @@ class ClosedLoop:
 
     def _fire(self) -> None:
         now_ns = time.monotonic_ns()
-        if now_ns < self._end_ns and self._fired < MAX_REQUESTS:
+        if now_ns < self._end_ns and self._fired < self._most:
             self._fired += 1
             self._sender.fire(now_ns, now_ns)
 

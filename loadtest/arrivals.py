@@ -1,0 +1,98 @@
+"""When the requests of an open loop are due: computed whole, before the first is sent.
+
+Pure: no clock, no network. A schedule that is fixed beforehand cannot bend to the server's pace, which is
+what makes the latencies counted from it free of coordinated omission.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from loadtest.options import LoadOptions
+
+NS_PER_S = 1_000_000_000
+
+Offsets = npt.NDArray[np.int64]
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Part of a schedule with one rate (requests/s, on average), in seconds from the start."""
+
+    rate: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Due times as offsets from the start, int64 nanoseconds, never falling; `steps` are at least one."""
+
+    offsets_ns: Offsets
+    steps: tuple[Step, ...]
+
+    def share(self, index: int, count: int) -> Offsets:
+        """What process `index` of `count` sends. Taken in turn, so that each has the whole run's shape."""
+        return self.offsets_ns[index::count]
+
+
+def schedule_of(options: LoadOptions) -> Schedule:
+    """The open loop's schedule. A ladder of rates is one schedule: each step meets what the last one left."""
+    steps = _steps(options)
+    parts_s = [step.start_s + _one_step_s(options, step.rate, options.seed + index) for index, step in enumerate(steps)]
+    offsets_ns = (np.concatenate(parts_s) * NS_PER_S).astype(np.int64)
+    return Schedule(offsets_ns[offsets_ns < int(options.total_s * NS_PER_S)], steps)
+
+
+def _steps(options: LoadOptions) -> tuple[Step, ...]:
+    return tuple(
+        Step(rate, index * options.duration_s, (index + 1) * options.duration_s)
+        for index, rate in enumerate(options.rates)
+    )
+
+
+def _one_step_s(options: LoadOptions, rate: float, seed: int) -> Seconds:
+    if options.arrivals == "constant":
+        return constant_s(rate, options.duration_s)
+    if options.arrivals == "bursts":
+        return bursts_s(rate, options.duration_s, options.burst_on_s, options.burst_off_s, seed)
+    return poisson_s(rate, options.duration_s, seed)
+
+
+def constant_s(rate: float, duration_s: float) -> Seconds:
+    """One request every 1/rate seconds, the first at once."""
+    due_s = np.arange(math.ceil(rate * duration_s), dtype=np.float64) / rate
+    return due_s[due_s < duration_s]
+
+
+def poisson_s(rate: float, duration_s: float, seed: int) -> Seconds:
+    """A Poisson process: what many independent users make. Gaps are exponential with mean 1/rate.
+
+    The same seed at another rate is the same pattern at another pace, so that two rates can be compared on
+    the same luck (common random numbers).
+    """
+    generator = np.random.default_rng(seed)
+    expected = rate * duration_s
+    chunk = math.ceil(expected + 6 * math.sqrt(expected) + 16)
+    due_s = np.cumsum(generator.exponential(1 / rate, chunk))
+    while due_s[-1] < duration_s:  # six standard deviations short: all but never, and then simply longer
+        due_s = np.concatenate([due_s, due_s[-1] + np.cumsum(generator.exponential(1 / rate, chunk))])
+    return due_s[due_s < duration_s]
+
+
+def bursts_s(rate: float, duration_s: float, on_s: float, off_s: float, seed: int) -> Seconds:
+    """On for `on_s`, off for `off_s`, and again: Poisson while on, so fast that `rate` is the mean over both.
+
+    A process that runs only while on is laid out without the pauses and then cut where they belong.
+    """
+    cycle_s = on_s + off_s
+    whole, rest_s = divmod(duration_s, cycle_s)
+    working_s = whole * on_s + min(rest_s, on_s)
+    due_s = poisson_s(rate * cycle_s / on_s, working_s, seed)
+    due_s = due_s + np.floor(due_s / on_s) * off_s
+    return due_s[due_s < duration_s]

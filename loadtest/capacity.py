@@ -1,0 +1,107 @@
+"""The search for the highest rate that a server sustains: which rate to try next, and what was found.
+
+Pure. A rate is sustained if at least 99 % of the requests offered at it were answered well within the
+objective (a refusal is a miss, and so is an answer that came too late). First the rates double or halve until
+one is sustained and one is not, then the bracket is halved until it is narrow enough. A rate at which the
+generator was late is tried once more, because other programs may have been the reason. Each probe is a Poisson
+open loop with the same seed: the same luck at another pace, so that two rates differ by their pace alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+SHARE = 0.99
+NARROW = 0.05  # of the bracket's lower end: closer than runs of some seconds can tell rates apart
+MOST_PROBES = 20
+TRIES = 2  # of a rate at which the generator was late
+LEAST_REQUESTS = 200  # in one probe: among fewer, a single slow answer decides
+
+Ending = Literal["bracketed", "too slow", "not reached", "generator", "too noisy", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One rate that was tried. `goodput` is None where nothing was measured; `void`: the generator was late."""
+
+    rate: float
+    goodput: float | None
+    void: bool
+    answered: int
+
+    @property
+    def sustained(self) -> bool:
+        return not self.void and self.goodput is not None and self.goodput >= SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Rates below `least` have too few requests to tell, above `most` too many to note."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """`sustained` and `failed` are the bracket's ends; None where no such rate was found.
+
+    `ending` says why the search ended: "bracketed" is success; "too slow" - not even the lowest rate was
+    sustained; "not reached" - the highest was; "generator" - the bracket's upper end is the generator's own
+    limit; "too noisy" - too many probes; "dead" - a probe got not one good answer.
+    """
+
+    probes: tuple[Probe, ...]
+    sustained: float | None
+    failed: float | None
+    ending: Ending
+
+    @property
+    def width(self) -> float | None:
+        """How far apart the highest sustained and the lowest failed rate are, requests/s."""
+        return None if self.sustained is None or self.failed is None else self.failed - self.sustained
+
+
+def next_rate(probes: Sequence[Probe], first: float, limits: Limits) -> float | None:
+    """The next rate to try; None when the search is over."""
+    if not probes:
+        return min(max(first, limits.least), limits.most)
+    if len(probes) >= MOST_PROBES or not probes[-1].answered:
+        return None
+    last = probes[-1]
+    if last.void and [probe.rate for probe in probes].count(last.rate) < TRIES:
+        return last.rate
+    low, high = _bracket(probes)
+    if high is None:
+        assert low is not None
+        return None if low >= limits.most else min(2 * low, limits.most)
+    if low is None:
+        return None if high <= limits.least else max(high / 2, limits.least)
+    return None if high - low <= NARROW * low else (low + high) / 2
+
+
+def conclude(probes: Sequence[Probe]) -> Capacity:
+    """What the probes of a search that is over, or was stopped, have shown."""
+    low, high = _bracket(probes)
+    return Capacity(tuple(probes), low, high, _ending(probes, low, high))
+
+
+def _bracket(probes: Sequence[Probe]) -> tuple[float | None, float | None]:
+    decided = {probe.rate: probe for probe in probes}.values()  # of each rate, the last try
+    high = min((probe.rate for probe in decided if not probe.sustained), default=None)
+    low = max((p.rate for p in decided if p.sustained and (high is None or p.rate < high)), default=None)
+    return low, high
+
+
+def _ending(probes: Sequence[Probe], low: float | None, high: float | None) -> Ending:
+    if probes and not probes[-1].answered:
+        return "dead"
+    if [probe.void for probe in probes if probe.rate == high][-1:] == [True]:
+        return "generator"
+    if high is None:
+        return "not reached"
+    if low is None:
+        return "too slow"
+    return "bracketed" if high - low <= NARROW * low else "too noisy"

@@ -1,0 +1,173 @@
+"""Everything about a run as one JSON document, for other programs and for later.
+
+Knows the document's layout, which is a promise: fields are added, never renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from loadtest.bootstrap import Interval
+from loadtest.capacity import Capacity
+from loadtest.measure import Measurement
+from loadtest.options import LoadOptions
+from loadtest.results import Outcome, Result
+from loadtest.server_side import ServerSide
+from loadtest.stability import Stability
+from loadtest.statistics import Summary
+from loadtest.verdict import Lateness
+
+SCHEMA_VERSION = 1
+Document = dict[str, object]
+
+
+def document(outcome: Outcome) -> str:
+    """The figures at the top are those of the run as a whole, or of the fastest probe that met the objective.
+
+    The API key is left out.
+    """
+    target, shown = outcome.target, outcome.shown
+    content: Document = {
+        "schema_version": SCHEMA_VERSION,
+        "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": environment(shown.measurement),
+        "target": {
+            "url": target.endpoint.url,
+            "model": target.model,
+            "body": target.body,
+            "protocol": target.ammunition.protocol,
+            "server": target.server,
+            "metadata": target.metadata,
+        },
+        "options": _options(outcome.options),
+        "interrupted": outcome.interrupted,
+        **_result(shown),
+        "rows": [{"name": row.name, "rate": row.rate, **_result(row)} for row in outcome.rows],
+        "capacity": None if outcome.capacity is None else _capacity(outcome.capacity),
+        "server_side": None if outcome.server is None else _server_side(outcome.server),
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _result(result: Result) -> Document:
+    verdict = result.verdict
+    return {
+        "void": verdict.void,
+        "notes": list(verdict.notes),
+        "generator": _generator(result.measurement, verdict.lateness),
+        "stability": _stability(result.stability),
+        **_figures(result.summary),
+    }
+
+
+def _generator(measurement: Measurement, lateness: Lateness | None) -> Document:
+    return {
+        "processes": len(measurement.generators),
+        "cpu_s": measurement.generator_cpu_s,
+        "busiest_cpu_share": measurement.busiest_cpu_share,
+        "wall_s": measurement.wall_s,
+        "waited_for_connection": measurement.waited,
+        "lateness_p50_ms": lateness and lateness.p50_ms,
+        "lateness_p99_ms": lateness and lateness.p99_ms,
+        "lateness_max_ms": lateness and lateness.max_ms,
+        "lateness_limit_ms": lateness and lateness.limit_ms,
+        "deaths": list(measurement.deaths),
+    }
+
+
+def _stability(stability: Stability) -> Document:
+    return {
+        "stable": stability.why_not is None,
+        "why_not": stability.why_not,
+        "windows": [asdict(window) for window in stability.windows],
+    }
+
+
+def _figures(summary: Summary) -> Document:
+    return {
+        "window_s": summary.window_s,
+        "offered": summary.offered,
+        "good": summary.good,
+        "failed": summary.failed,
+        "failed_in_warm_up": summary.failed_in_warm_up,
+        "unfinished": summary.unfinished,
+        "offered_rps": summary.offered_rps,
+        "throughput_rps": summary.throughput_rps,
+        "throughput_rps_95": _interval(summary.throughput_interval_rps),
+        "goodput": summary.goodput,
+        "goodput_95": _interval(summary.goodput_interval),
+        "latency_ms": {
+            "mean": summary.mean_ms,
+            "max": summary.max_ms,
+            **{f"p{percentile.name}": percentile.latency_ms for percentile in summary.percentiles},
+        },
+        "latency_ms_95": {f"p{one.name}": _interval(one.interval_ms) for one in summary.percentiles},
+        "errors": [
+            {
+                "kind": error.problem.fault.value,
+                "status": error.problem.status,
+                "text": error.problem.text,
+                "count": error.count,
+            }
+            for error in summary.errors
+        ],
+        "per_second": {"good": list(summary.good_per_second), "failed": list(summary.failed_per_second)},
+    }
+
+
+def _interval(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else [interval.low, interval.high]
+
+
+def _capacity(capacity: Capacity) -> Document:
+    return {
+        "sustained_rps": capacity.sustained,
+        "failed_rps": capacity.failed,
+        "width_rps": capacity.width,
+        "ending": capacity.ending,
+        "probes": [asdict(probe) for probe in capacity.probes],
+    }
+
+
+def _server_side(server: ServerSide) -> Document:
+    return {
+        "stages": [asdict(stage) for stage in server.stages],
+        "batches": [asdict(batch) for batch in server.batches],
+    }
+
+
+def _options(options: LoadOptions) -> Document:
+    values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
+    values["warm_up_s"] = options.warm_up_cut_s
+    values["concurrency"] = options.clients
+    values["api_key"] = None if options.api_key is None else "(given)"
+    return values
+
+
+def environment(measurement: Measurement) -> Document:
+    """The machine and the libraries that generated the load."""
+    event_loops = {generator.event_loop for generator in measurement.generators if generator.death is None}
+    timers = {generator.timer for generator in measurement.generators if generator.death is None}
+    return {
+        "convoy": _own_version(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "cores_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "event_loop": ", ".join(sorted(event_loops)),
+        "timer": ", ".join(sorted(timers)),
+    }
+
+
+def _own_version() -> str | None:
+    try:
+        return metadata.version("convoy-serve")
+    except metadata.PackageNotFoundError:
+        return None

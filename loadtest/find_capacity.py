@@ -1,0 +1,78 @@
+"""Carries out the search for the highest sustained rate, probe by probe.
+
+Knows how to make a probe of a rate. Which rate comes next, and what the probes mean, is `capacity`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from loadtest.capacity import LEAST_REQUESTS, Limits, Probe, conclude, next_rate
+from loadtest.observe import Observed, Observer
+from loadtest.options import DEFAULT_CONCURRENCY, MAX_REQUESTS, LoadOptions
+from loadtest.results import Outcome, Result, whole
+from loadtest.target import Target
+
+# A closed loop says roughly what the server can do; half of that is where the search begins.
+SCOUTING_S = 2.0
+FIRST_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    result: Result
+    observed: Observed
+
+
+def find_capacity(target: Target, options: LoadOptions, observer: Observer) -> Outcome:
+    """Ctrl-C ends the search; a probe that it cut short is not counted."""
+    found = [_scout(options, observer)]
+    probes: list[Probe] = []
+    limits = _limits(options)
+    rate = next_rate(probes, FIRST_SHARE * found[0].result.summary.throughput_rps, limits)
+    while rate is not None and not found[-1].observed.measurement.interrupted:
+        found.append(_try(replace(options, find_capacity=False, rate=rate), len(probes) + 1, observer))
+        if not found[-1].observed.measurement.interrupted:
+            probes.append(_probe(rate, found[-1].result))
+            observer.audience.probed(probes[-1])
+            rate = next_rate(probes, rate, limits)
+    return _outcome(target, options, found, probes)
+
+
+def _scout(options: LoadOptions, observer: Observer) -> _Found:
+    duration_s = min(SCOUTING_S, options.duration_s)
+    closed = replace(
+        options, find_capacity=False, concurrency=DEFAULT_CONCURRENCY, duration_s=duration_s, warm_up_s=None
+    )
+    observed = observer.observe(closed)
+    return _Found(whole(closed, observed.measurement, "closed loop"), observed)
+
+
+def _try(options: LoadOptions, number: int, observer: Observer) -> _Found:
+    observed = observer.observe(options)
+    return _Found(whole(options, observed.measurement, f"probe {number}"), observed)
+
+
+def _probe(rate: float, result: Result) -> Probe:
+    return Probe(rate, result.summary.goodput, result.verdict.void is not None, result.summary.good)
+
+
+def _limits(options: LoadOptions) -> Limits:
+    measured_s = options.duration_s - options.warm_up_cut_s
+    return Limits(least=LEAST_REQUESTS / measured_s, most=MAX_REQUESTS / options.duration_s)
+
+
+def _outcome(target: Target, options: LoadOptions, found: Sequence[_Found], probes: Sequence[Probe]) -> Outcome:
+    capacity = conclude(probes)
+    tried = [one for one in found[1:] if not one.observed.measurement.interrupted]
+    shown = next((one for one in reversed(tried) if one.result.rate == capacity.sustained), found[-1])
+    return Outcome(
+        target=target,
+        options=options,
+        rows=tuple(one.result for one in tried) or (shown.result,),
+        shown=shown.result,
+        capacity=capacity,
+        server=shown.observed.server,
+        interrupted=found[-1].observed.measurement.interrupted,
+    )

@@ -1,0 +1,138 @@
+"""Calls ModelInfer over a few gRPC channels and notes how each call ended.
+
+Knows the gRPC library and its status codes. Messages go out as the bytes they were made into beforehand and
+come back as bytes, because serialising them for each call would be this process's time and not the server's.
+
+Each call is a task: the library offers nothing cheaper. No deadline is sent, because a server may schedule
+by it; the time-out is ours alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from loadtest.ammunition import Ammunition
+from loadtest.endpoint import Endpoint
+from loadtest.generator.recorder import Recorder
+from loadtest.grpc_channel import channel_options, open_channel
+from loadtest.problems import Fault, Problem, one_line
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+NS_PER_S = 1_000_000_000
+SWEEP_S = 0.05
+# One connection carries many calls; several, because a server may give each of them a thread of its own.
+MOST_CHANNELS = 8
+
+FULL_FIRST = 100
+FULL_EVERY = 64
+
+# What the library says when it was not the server that answered.
+NOBODY_THERE = ("failed to connect", "connection refused", "connect failed")
+CUT_OFF = ("socket closed", "connection reset", "goaway", "broken pipe", "connection closed")
+
+
+class GrpcSender:
+    """The gRPC half of `loops.Sender`."""
+
+    def __init__(
+        self, endpoint: Endpoint, ammunition: Ammunition, recorder: Recorder, *, connections: int, timeout_s: float
+    ) -> None:
+        self._requests = ammunition.requests
+        self._metadata = ammunition.metadata
+        self._recorder = recorder
+        self._timeout_s = timeout_s
+        self._timeout_ns = int(timeout_s * NS_PER_S)
+        # Without a pool of its own per channel, the library would put all channels on one connection.
+        options = [*channel_options(endpoint), ("grpc.use_local_subchannel_pool", 1)]
+        self._channels = [open_channel(grpc.aio, endpoint, options) for _ in range(min(connections, MOST_CHANNELS))]
+        self._methods = [channel.unary_unary(METHOD) for channel in self._channels]
+        self._calls: dict[int, asyncio.Task[None]] = {}  # by ticket, so the oldest stand first
+        self._loop = asyncio.get_running_loop()
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+        self.on_done: Callable[[bool], None] = lambda arrived: None
+        self.in_flight = 0
+        self.waited = 0
+
+    async def warm(self, count: int) -> None:
+        """Connects every channel. One that cannot connect is left for the run to report."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.gather(*(channel.channel_ready() for channel in self._channels))
+        except TimeoutError:
+            pass
+
+    def fire(self, intended_ns: int, now_ns: int) -> None:
+        ticket = self._recorder.begin(intended_ns, now_ns)
+        self.in_flight += 1
+        self._calls[ticket] = self._loop.create_task(self._call(ticket))
+
+    async def close(self) -> None:
+        self._sweeper.cancel()
+        calls = list(self._calls.values())
+        self._calls.clear()
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        for channel in self._channels:
+            await channel.close(None)
+
+    async def _call(self, ticket: int) -> None:
+        method = self._methods[ticket % len(self._methods)]
+        try:
+            body = await method(self._requests[ticket % len(self._requests)], metadata=self._metadata)
+            problem = check(ticket, body)
+        except grpc.aio.AioRpcError as error:
+            problem = problem_of(error.code().name, error.details() or "")
+        self._end(ticket, problem)
+
+    def _end(self, ticket: int, problem: Problem | None) -> None:
+        if self._calls.pop(ticket, None) is None:
+            return  # given up meanwhile
+        now_ns = time.monotonic_ns()
+        self.in_flight -= 1
+        if problem is None:
+            self._recorder.succeed(ticket, now_ns)
+        else:
+            self._recorder.fail(ticket, now_ns, problem)
+        self.on_done(problem is None or problem.fault in (Fault.GRPC, Fault.GARBAGE))
+
+    def _sweep(self) -> None:
+        """One look at the oldest calls per 50 ms is cheaper than a timer for each."""
+        before_ns = time.monotonic_ns() - self._timeout_ns
+        late = []
+        for ticket in self._calls:
+            if self._recorder.intended_ns(ticket) >= before_ns:
+                break
+            late.append(ticket)
+        for ticket in late:
+            self._calls[ticket].cancel()
+            self._end(ticket, Problem(Fault.TIMEOUT, f"no answer within {self._timeout_s:g} s"))
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+
+def check(ticket: int, body: bytes) -> Problem | None:
+    """None for a good answer. The first hundred and then every 64th are read in full."""
+    if not body:
+        return Problem(Fault.GARBAGE, "OK without outputs: (empty message)")
+    if ticket >= FULL_FIRST and ticket % FULL_EVERY:
+        return None
+    try:
+        answer = service_pb2.ModelInferResponse.FromString(body)
+    except Exception as error:  # the library's DecodeError is no public name everywhere
+        return Problem(Fault.GARBAGE, f"OK with a message that cannot be read: {one_line(str(error))}")
+    return None if answer.outputs else Problem(Fault.GARBAGE, "OK without outputs")
+
+
+def problem_of(code: str, details: str) -> Problem:
+    """What a status other than OK means; UNAVAILABLE can be the server's word or the library's."""
+    words = details.lower()
+    if code == "UNAVAILABLE" and any(sign in words for sign in NOBODY_THERE):
+        return Problem(Fault.REFUSED, "nobody listens there any more")
+    if code == "UNAVAILABLE" and any(sign in words for sign in CUT_OFF):
+        return Problem(Fault.RESET, "the server closed the connection without an answer")
+    return Problem(Fault.GRPC, f"{code}: {one_line(details)}")

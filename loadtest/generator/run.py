@@ -1,0 +1,154 @@
+"""One generator process, from its job to its last words.
+
+Knows the event loop, the two pipes to the parent and the garbage collector. The parent's pipe ends when the
+parent ends, however it ends, and that is the sign to stop: no generator outlives the one who started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import mmap
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from loadtest.generator.job import READY, Finished, Job
+from loadtest.generator.loops import ClosedLoop, Loop, OpenLoop, Sender, until_over
+from loadtest.generator.recorder import Recorder
+from loadtest.problems import Fault, Problem
+from loadtest.rows import Rows
+
+STDIN, STDOUT = 0, 1
+NS_PER_S = 1_000_000_000
+LAST_WORD_S = 1.0  # beyond the time-out, for the sweep that declares it
+
+NEVER_SENT = Problem(Fault.GENERATOR, "the load generator never came to send it")
+NO_ANSWER = Problem(Fault.TIMEOUT, "no answer by the end of the run")
+
+
+def main() -> None:
+    """Reads the job from the standard input, says when it is ready, runs, and writes its last words."""
+    job = Job.from_line(sys.stdin.buffer.readline())
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_generate(job))
+
+
+async def _generate(job: Job) -> None:
+    recorder = Recorder(Rows.over(memoryview(mmap.mmap(job.rows_descriptor, 0)), job.capacity))
+    parent = _Parent()
+    sender = _make_sender(job, recorder)
+    loop = _make_loop(job, sender)
+    try:
+        await sender.warm(job.first_connections)
+        os.write(STDOUT, READY)
+        start_ns = await parent.start()
+        if start_ns is not None:
+            with _no_garbage_collection():
+                finished = await _run(job, loop, sender, recorder, start_ns, parent.stopped)
+            os.write(STDOUT, finished.to_line())
+    finally:
+        loop.stop()
+        await sender.close()
+
+
+async def _run(
+    job: Job, loop: Loop, sender: Sender, recorder: Recorder, start_ns: int, stopped: asyncio.Event
+) -> Finished:
+    cpu_s = time.process_time()
+    await asyncio.sleep((start_ns - time.monotonic_ns()) / NS_PER_S if job.clients else 0)
+    loop.start(start_ns)
+    deadline_s = (start_ns - time.monotonic_ns()) / NS_PER_S + job.duration_s + job.timeout_s + LAST_WORD_S
+    await until_over(loop, sender, stopped, deadline_s, recorder.publish)
+    unsent_ns = loop.stop()
+    if not stopped.is_set():
+        _close_the_books(recorder, unsent_ns, time.monotonic_ns())
+    recorder.publish()
+    return Finished(
+        problems=tuple((problem.fault.value, problem.text, problem.status) for problem in recorder.problems),
+        waited=sender.waited,
+        cpu_s=time.process_time() - cpu_s,
+        event_loop=type(asyncio.get_running_loop()).__module__.split(".")[0],
+        timer=loop.timer,
+        stopped=stopped.is_set(),
+    )
+
+
+def _close_the_books(recorder: Recorder, unsent_ns: list[int], now_ns: int) -> None:
+    """Every request that was due has an end: a request left out would be a failure left out."""
+    recorder.fail_pending(now_ns, NO_ANSWER)
+    for intended_ns in unsent_ns:
+        recorder.fail(recorder.begin(intended_ns, now_ns), now_ns, NEVER_SENT)
+
+
+def _make_sender(job: Job, recorder: Recorder) -> Sender:
+    """The library of the other protocol is not loaded."""
+    endpoint, ammunition = job.endpoint, job.ammunition()
+    connections, timeout_s = job.connections, job.timeout_s
+    if job.protocol == "grpc":
+        from loadtest.generator.grpc_sender import GrpcSender
+
+        return GrpcSender(endpoint, ammunition, recorder, connections=connections, timeout_s=timeout_s)
+    from loadtest.generator.http_sender import HttpSender
+
+    return HttpSender(endpoint, ammunition, recorder, connections=connections, timeout_s=timeout_s)
+
+
+def _make_loop(job: Job, sender: Sender) -> Loop:
+    if job.clients is None:
+        return OpenLoop(sender, job.offsets_ns())
+    return ClosedLoop(sender, job.clients, job.duration_s, job.capacity)
+
+
+class _Parent:
+    """What the parent says: a line with the start, and then, by its silence, to stop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._said = b""
+        self._spoke = asyncio.Event()
+        self.stopped = asyncio.Event()
+        os.set_blocking(STDIN, False)
+        self._loop.add_reader(STDIN, self._read)
+
+    async def start(self) -> int | None:
+        """When to start; None if the parent has ended or thought better of it."""
+        await self._spoke.wait()
+        return int(json.loads(self._said)["start_ns"]) if b"\n" in self._said else None
+
+    def _read(self) -> None:
+        try:
+            said = os.read(STDIN, 4096)
+        except BlockingIOError:
+            return
+        self._said += said
+        if not said:
+            self._loop.remove_reader(STDIN)
+            self.stopped.set()
+        if not said or b"\n" in said:
+            self._spoke.set()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed: a third of the CPU per request. None: asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection takes milliseconds, and all of them would look like the server's."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.enable()

@@ -1,0 +1,34 @@
+"""How a gRPC channel to the target is opened, the same for the questions before the run and the run itself.
+
+Knows the library's options. Loads the library only when it is called, because HTTP needs none of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadtest.endpoint import Endpoint
+
+ChannelOptions = list[tuple[str, int | str]]
+
+
+def channel_options(endpoint: Endpoint) -> ChannelOptions:
+    """Straight to the server, whatever proxy is set, and answers of any size."""
+    return [
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.default_authority", endpoint.host_header),
+    ]
+
+
+def open_channel(library: Any, endpoint: Endpoint, options: ChannelOptions) -> Any:
+    """A channel of `grpc` or `grpc.aio`, which is `library`."""
+    address = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
+    target = f"{address}:{endpoint.port}"
+    if not endpoint.tls:
+        return library.insecure_channel(target, options=options)
+    import grpc
+
+    named = [*options, ("grpc.ssl_target_name_override", endpoint.host)]
+    return library.secure_channel(target, grpc.ssl_channel_credentials(), options=named)

@@ -1,0 +1,116 @@
+"""Asks a server over gRPC: the same questions, in the protocol's protobuf messages.
+
+Knows the messages and the library's errors. Convoy's /metrics is HTTP's and is not read here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from loadtest import bodies
+from loadtest.ammunition import Ammunition
+from loadtest.answers import AnswerCheck
+from loadtest.endpoint import Endpoint
+from loadtest.grpc_channel import channel_options, open_channel
+from loadtest.options import LoadOptions
+from loadtest.problems import one_line
+from loadtest.server_side import Snapshot, snapshot
+from loadtest.target import Shot, inputs_of, without_protocol
+from models.errors import JobError, UsageError
+
+# Overload is a thing to measure, not a reason to stop before measuring.
+SHED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+
+
+class GrpcScout:
+    """The gRPC half of `target.Scout`."""
+
+    def __init__(self, endpoint: Endpoint, options: LoadOptions) -> None:
+        self.endpoint = endpoint
+        self._timeout_s = options.timeout_s
+        self._metadata = tuple((name.lower(), value) for name, value in bodies.auth_headers(options.api_key))
+        self._channel = open_channel(grpc, endpoint, channel_options(endpoint))
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def server(self) -> dict[str, object]:
+        try:
+            return _document(self._call("ServerMetadata", service_pb2.ServerMetadataRequest()))
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                raise without_protocol(self.endpoint.url) from None
+            raise self._unexpected(error) from None
+
+    def models(self) -> list[str] | None:
+        try:
+            index = self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest(ready=True))
+        except grpc.RpcError:
+            return None
+        return sorted({model.name for model in index.models if model.state in ("", "READY")})
+
+    def metadata(self, model: str) -> dict[str, object] | None:
+        try:
+            return _document(self._call("ModelMetadata", service_pb2.ModelMetadataRequest(name=model)))
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.NOT_FOUND:
+                return None
+            raise self._unexpected(error) from None
+
+    def shot(self, model: str, metadata: dict[str, object], options: LoadOptions) -> Shot:
+        if options.body in ("image", "json"):
+            raise UsageError(f"--body {options.body} is for HTTP; over gRPC leave it away: tensors travel as binary")
+        inputs = inputs_of(metadata)
+        requests = [_message(model, inputs, tensors) for tensors in bodies.draw_tensors(inputs, options.seed)]
+        try:
+            answer = self._call("ModelInfer", service_pb2.ModelInferRequest.FromString(requests[0]))
+            if not answer.outputs:
+                raise JobError(f"{self.endpoint.url} answered without outputs; it cannot be tested like this")
+        except grpc.RpcError as error:
+            if error.code() not in SHED:
+                raise self._unexpected(error) from None
+        return Shot("binary", Ammunition(requests, AnswerCheck("infer"), "grpc", self._metadata))
+
+    def snapshot(self, model: str) -> Snapshot | None:
+        try:
+            statistics = self._call("ModelStatistics", service_pb2.ModelStatisticsRequest(name=model))
+        except grpc.RpcError:
+            return None
+        return snapshot(_document(statistics), "", model)
+
+    def _call(self, method: str, message: Any) -> Any:
+        return getattr(self._stub, method)(message, timeout=self._timeout_s, metadata=self._metadata)
+
+    def _unexpected(self, error: Any) -> JobError:
+        code, words = error.code().name, one_line(error.details() or "")
+        if code == "DEADLINE_EXCEEDED":
+            return JobError(
+                f"{self.endpoint.url} did not answer within {self._timeout_s:g} s; "
+                "look at the server's log, or raise --timeout"
+            )
+        hint = {
+            "UNAUTHENTICATED": "give --api-key-file",
+            "UNAVAILABLE": "check that --url is a gRPC address of an inference server",
+        }.get(code, "the server's log may say more")
+        return JobError(f"{self.endpoint.url} answered {code}: {words}; {hint}")
+
+
+def _document(message: Any) -> dict[str, object]:
+    found = MessageToDict(message, preserving_proto_field_name=True)
+    assert isinstance(found, dict)
+    return found
+
+
+def _message(model: str, inputs: list[bodies.Input], tensors: list[bodies.Tensor]) -> bytes:
+    request = service_pb2.ModelInferRequest(model_name=model)
+    for one, tensor in zip(inputs, tensors, strict=True):
+        request.inputs.add(name=one.name, datatype=one.datatype, shape=one.sent_shape)
+        request.raw_input_contents.append(tensor.tobytes())
+    message = request.SerializeToString()
+    assert isinstance(message, bytes)
+    return message

@@ -1,0 +1,140 @@
+"""Asks a server over HTTP: the protocol's metadata routes, Convoy's image route, statistics and metrics.
+
+Uses an ordinary HTTP client, because nothing here is measured.
+"""
+
+from __future__ import annotations
+
+import httpx
+
+from loadtest import bodies
+from loadtest.ammunition import Ammunition
+from loadtest.answers import AnswerCheck, Form, error_text
+from loadtest.endpoint import Endpoint
+from loadtest.options import LoadOptions
+from loadtest.server_side import Snapshot, snapshot
+from loadtest.target import Kind, Shot, inputs_of
+from models.errors import JobError
+
+# Overload is a thing to measure, not a reason to stop before measuring.
+SHED = (429, 503)
+# How servers without a route for images, or models without a use for them, answer one.
+NO_IMAGES = (400, 404, 405, 415, 501)
+NOT_THERE = (404, 405, 501)
+
+
+class HttpScout:
+    """The HTTP half of `target.Scout`."""
+
+    def __init__(self, endpoint: Endpoint, options: LoadOptions) -> None:
+        self.endpoint = endpoint
+        self._api_key = options.api_key
+        # trust_env: the run itself goes straight to the server, past any proxy; so must the questions.
+        self._http = httpx.Client(
+            base_url=endpoint.url,
+            timeout=options.timeout_s,
+            headers=dict(bodies.auth_headers(options.api_key)),
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def server(self) -> dict[str, object]:
+        return _object(self._ask("GET", "/v2"))
+
+    def models(self) -> list[str] | None:
+        response = self._ask("POST", "/v2/repository/index", b'{"ready":true}')
+        try:
+            rows = response.json() if response.status_code == 200 else None
+        except ValueError:
+            return None
+        if not isinstance(rows, list):
+            return None
+        names = (row.get("name") for row in rows if isinstance(row, dict) and row.get("state", "READY") == "READY")
+        return sorted({name for name in names if isinstance(name, str)})
+
+    def metadata(self, model: str) -> dict[str, object] | None:
+        response = self._ask("GET", bodies.model_path(model))
+        if response.status_code == 200:
+            found = _object(response)
+            if found:
+                return found
+            raise JobError(f"{response.url} answered with something other than metadata; is it an inference server?")
+        if response.status_code in NOT_THERE:
+            return None
+        raise _unexpected(response)
+
+    def shot(self, model: str, metadata: dict[str, object], options: LoadOptions) -> Shot:
+        images = bodies.image_payloads()
+        if options.body == "image" and not images:
+            raise JobError(f"no images in {bodies.DATA}; install Convoy again, or use --body binary")
+        if options.body == "image" or (options.body == "auto" and images):
+            tried = self._try(bodies.predictions_path(model), images, "predictions")
+            if tried is not None:
+                return Shot("image", tried)
+            if options.body == "image":
+                raise JobError(f"model {model!r} does not take images; use --body binary")
+        kind: Kind = "json" if options.body == "json" else "binary"
+        make = bodies.json_payloads if kind == "json" else bodies.binary_payloads
+        tried = self._try(bodies.infer_path(model), make(inputs_of(metadata), options.seed), "infer")
+        if tried is None:
+            raise JobError(
+                f"model {model!r} has no {bodies.infer_path(model)}; is {self.endpoint.url} the right server?"
+            )
+        return Shot(kind, tried)
+
+    def snapshot(self, model: str) -> Snapshot | None:
+        try:
+            statistics = _object(self._http.get(f"{bodies.model_path(model)}/stats"))
+            metrics = self._http.get("/metrics")
+            text = metrics.text if metrics.status_code == 200 else ""
+            return snapshot(statistics, text, model) if statistics or text else None
+        except (httpx.HTTPError, ValueError):
+            return None
+
+    def _try(self, path: str, payloads: list[bodies.Payload], form: Form) -> Ammunition | None:
+        """None: this route is not there or not for this model."""
+        first = payloads[0]
+        response = self._ask("POST", path, first.body, dict(first.headers))
+        if form == "predictions" and response.status_code in NO_IMAGES:
+            return None
+        if form == "infer" and response.status_code == 404:
+            return None
+        check = AnswerCheck(form)
+        if response.status_code not in SHED:
+            if response.status_code != 200:
+                raise _unexpected(response)
+            problem = check(0, 200, response.content)
+            if problem is not None:
+                raise JobError(f"{response.url} answered {problem.text}; it cannot be tested like this")
+        requests = [bodies.request_bytes(self.endpoint, path, payload, self._api_key) for payload in payloads]
+        return Ammunition(requests, check)
+
+    def _ask(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
+        try:
+            return self._http.request(method, path, content=body, headers=headers)
+        except httpx.TimeoutException:
+            raise JobError(
+                f"{self.endpoint.url}{path} did not answer within {self._http.timeout.read:g} s; "
+                "look at the server's log, or raise --timeout"
+            ) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise JobError(
+                f"{self.endpoint.url}{path} broke off ({error}); check that --url is an inference server"
+            ) from None
+
+
+def _object(response: httpx.Response) -> dict[str, object]:
+    try:
+        found = response.json() if response.status_code == 200 else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _unexpected(response: httpx.Response) -> JobError:
+    hint = "give --api-key-file" if response.status_code == 401 else "the server's log may say more"
+    return JobError(f"{response.url} answered HTTP {response.status_code}: {error_text(response.content)}; {hint}")

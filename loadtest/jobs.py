@@ -1,0 +1,94 @@
+"""Shares the work of a run out over its generator processes.
+
+Knows what each process must be told, and keeps the memory that they share as long as the run lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.ammunition import Ammunition
+from loadtest.arrivals import Offsets, Schedule
+from loadtest.cores import core_budget, process_count
+from loadtest.endpoint import Endpoint
+from loadtest.generator.job import Job
+from loadtest.options import MAX_REQUESTS, LoadOptions
+from loadtest.rows import size_bytes
+from loadtest.shared import anonymous, write_blobs, write_integers
+
+OPEN_LOOP_FIRST_CONNECTIONS = 64
+
+
+@contextlib.contextmanager
+def jobs_for(
+    options: LoadOptions, ammunition: Ammunition, endpoint: Endpoint, schedule: Schedule | None
+) -> Iterator[list[Job]]:
+    """Each process's share of the work, in memory that lasts until the end of the run."""
+    count = process_count(options, ammunition.protocol, core_budget())
+    with contextlib.ExitStack() as stack:
+
+        def kept(descriptor: int) -> int:
+            stack.callback(os.close, descriptor)
+            return descriptor
+
+        requests = kept(write_blobs(ammunition.requests))
+        yield [
+            _job(options, ammunition, endpoint, _Work.of(options, schedule, index, count), requests, kept)
+            for index in range(count)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One process's share. `offsets_ns` are the due times of an open loop; `clients` is None there."""
+
+    offsets_ns: Offsets
+    clients: int | None
+    connections: int
+    capacity: int
+
+    @classmethod
+    def of(cls, options: LoadOptions, schedule: Schedule | None, index: int, count: int) -> _Work:
+        if schedule is not None:
+            offsets_ns = schedule.share(index, count)
+            return cls(offsets_ns, None, max(1, _share(options.connections, index, count)), max(1, len(offsets_ns)))
+        clients = _share(options.clients or count, index, count)
+        return cls(np.empty(0, np.int64), clients, clients, MAX_REQUESTS // count)
+
+
+def _job(
+    options: LoadOptions,
+    ammunition: Ammunition,
+    endpoint: Endpoint,
+    work: _Work,
+    requests: int,
+    kept: Callable[[int], int],
+) -> Job:
+    return Job(
+        endpoint=endpoint,
+        protocol=ammunition.protocol,
+        form=ammunition.check.form,
+        word=ammunition.check.word.decode("latin-1"),
+        metadata=ammunition.metadata,
+        requests=len(ammunition.requests),
+        requests_descriptor=requests,
+        clients=work.clients,
+        scheduled=len(work.offsets_ns),
+        schedule_descriptor=kept(write_integers(work.offsets_ns.tobytes())),
+        capacity=work.capacity,
+        rows_descriptor=kept(anonymous(size_bytes(work.capacity))),
+        connections=work.connections,
+        first_connections=work.clients or min(work.connections, OPEN_LOOP_FIRST_CONNECTIONS),
+        duration_s=options.total_s,
+        timeout_s=options.timeout_s,
+    )
+
+
+def _share(total: int, index: int, count: int) -> int:
+    """An even share; the shares of all add up to the total."""
+    return total // count + (index < total % count)

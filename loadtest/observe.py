@@ -1,0 +1,53 @@
+"""A run as seen from both sides: the measurement, and what the server's own counters say of the same time.
+
+Knows that the counters are read before and after. What they mean is `server_side`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from loadtest.capacity import Probe
+from loadtest.measure import Measurement
+from loadtest.options import LoadOptions
+from loadtest.progress import Progress
+from loadtest.runner import run
+from loadtest.server_side import ServerSide, difference
+from loadtest.target import Scout, Target
+
+
+class Audience(Protocol):
+    """Who watches while it goes on."""
+
+    def begin(self, options: LoadOptions) -> Callable[[Progress], None]:
+        """A run begins; the function is told of it now and then."""
+
+    def probed(self, probe: Probe) -> None:
+        """A rate was tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """`server` is None where the server tells nothing."""
+
+    measurement: Measurement
+    server: ServerSide | None
+
+
+class Observer:
+    """Runs loads against one target."""
+
+    def __init__(self, target: Target, scout: Scout, audience: Audience) -> None:
+        self._target = target
+        self._scout = scout
+        self.audience = audience
+
+    def observe(self, options: LoadOptions) -> Observed:
+        before = self._scout.snapshot(self._target.model)
+        show = self.audience.begin(options)
+        measurement = run(options, self._target.ammunition, self._target.endpoint, show)
+        # A server that has just died answers nothing more; what was measured stays.
+        after = self._scout.snapshot(self._target.model) if before is not None else None
+        return Observed(measurement, difference(before, after) if before and after else None)

@@ -1,0 +1,1 @@
+"""The run as one HTML page that needs nothing but itself."""

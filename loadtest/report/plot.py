@@ -1,0 +1,125 @@
+"""A plot as inline SVG: two axes, and lines, bands, bars, dots and zones over them.
+
+Knows pixels. Colours and strokes are the style sheet's, by class, so that one drawing serves light, dark and
+print; names stand in a legend below, where they cannot overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from xml.etree.ElementTree import Element
+
+from loadtest.report.markup import add, element
+from loadtest.report.scale import Axis
+
+WIDTH, HEIGHT = 560.0, 300.0
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 12.0, 46.0
+FLOOR, END = HEIGHT - BOTTOM, WIDTH - RIGHT
+ROOM_PX = 44.0  # between two numbers below the axis
+
+Point = tuple[float, float]
+
+
+class Plot:
+    """Draws in the order of the calls. `about` is for those who cannot see it."""
+
+    def __init__(self, name: str, about: str, x: Axis, y: Axis) -> None:
+        self._name, self._x, self._y = name, x, y
+        self._legend: list[Element] = []
+        self._svg = element(
+            "svg", element("title", name), element("desc", about), viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img"
+        )
+        self._draw_axes()
+
+    def line(self, points: Sequence[Point], class_: str) -> None:
+        """Through the points in order."""
+        if points:
+            path = "M" + " L".join(f"{self._px(x):.1f} {self._py(y):.1f}" for x, y in points)
+            self._draw("path", d=path, class_=class_)
+
+    def broken_line(self, points: Sequence[tuple[float, float | None]], class_: str) -> None:
+        """Through the points in order, with gaps where there is no value."""
+        for there, group in groupby(points, lambda point: point[1] is not None):
+            if there:
+                self.line([(x, y) for x, y in group if y is not None], f"{class_} round")
+
+    def whisker(self, x: float, low: float, high: float, class_: str) -> None:
+        """An interval at one x."""
+        at, foot, top = self._px(x), self._py(low), self._py(high)
+        ends = f"M{at - 4:.1f} {foot:.1f} h8 M{at - 4:.1f} {top:.1f} h8"
+        self._draw("path", d=f"M{at:.1f} {top:.1f} V{foot:.1f} {ends}", class_=f"whisker {class_}")
+
+    def dot(self, x: float, y: float, says: str, class_: str) -> None:
+        """A dot that says something when the mouse rests on it."""
+        self._draw("circle", element("title", says), cx=self._px(x), cy=self._py(y), r=5, class_=class_)
+
+    def bar(self, x_from: float, x_to: float, y: float, says: str, class_: str) -> None:
+        """From the floor up."""
+        left, top = self._px(x_from), self._py(y)
+        width = max(1.0, self._px(x_to) - left)
+        shape = {"x": left, "y": top, "width": width, "height": FLOOR - top}
+        self._draw("rect", element("title", says), class_=f"bar {class_}", **shape)
+
+    def zone(self, x_from: float, x_to: float) -> None:
+        """A part of the time that does not count."""
+        left = self._px(x_from)
+        self._draw("rect", x=left, y=TOP, width=self._px(x_to) - left, height=FLOOR - TOP, class_="zone")
+
+    def level(self, y: float, class_: str) -> None:
+        """A horizontal line from end to end."""
+        if self._y.low < y <= self._y.high:
+            self._draw("path", d=f"M{LEFT} {self._py(y):.1f} H{END}", class_=class_)
+
+    def upright(self, x: float, class_: str) -> None:
+        """A vertical line from top to floor."""
+        self._draw("path", d=f"M{self._px(x):.1f} {TOP} V{FLOOR}", class_=class_)
+
+    def explain(self, text: str, class_: str, shape: str = "path") -> None:
+        """One more entry of the legend; `shape` is path, circle or rect, as what it explains."""
+        place: dict[str, str | float] = {
+            "path": {"d": "M0 6 H22"},
+            "circle": {"cx": 11, "cy": 6, "r": 5},
+            "rect": {"x": 3, "y": 1, "width": 16, "height": 10},
+        }[shape]  # type: ignore[assignment]
+        sample = element("svg", element(shape, class_=class_, **place), viewBox="0 0 22 12", class_="key")
+        self._legend.append(element("span", sample, text))
+
+    def figure(self, note: str = "") -> Element:
+        """The plot under its name, above its legend."""
+        return element(
+            "figure",
+            element("figcaption", self._name),
+            self._svg,
+            element("div", *self._legend, class_="legend") if self._legend else None,
+            element("p", note, class_="note") if note else None,
+        )
+
+    def _draw(self, tag: str, *content: Element, **attributes: str | float) -> None:
+        add(self._svg, element(tag, *content, **attributes))
+
+    def _px(self, value: float) -> float:
+        return LEFT + self._x.place(value) * (END - LEFT)
+
+    def _py(self, value: float) -> float:
+        return FLOOR - self._y.place(value) * (FLOOR - TOP)
+
+    def _draw_axes(self) -> None:
+        taken_px = 0.0
+        for value in self._x.ticks():
+            at = self._px(value)
+            self._draw("path", d=f"M{at:.1f} {TOP} V{FLOOR}", class_="grid")
+            if at - taken_px >= ROOM_PX:
+                add(self._svg, element("text", self._x.says(value), x=at, y=FLOOR + 15, class_="tick middle"))
+                taken_px = at
+        for value in self._y.ticks():
+            at = self._py(value)
+            self._draw("path", d=f"M{LEFT} {at:.1f} H{END}", class_="grid")
+            add(self._svg, element("text", self._y.says(value), x=LEFT - 6, y=at + 3.5, class_="tick end"))
+        self._draw("path", d=f"M{LEFT} {TOP} V{FLOOR} H{END}", class_="axis")
+        middle = (TOP + FLOOR) / 2
+        x_label = element("text", self._x.label, x=(LEFT + END) / 2, y=HEIGHT - 8, class_="label middle")
+        turned = f"rotate(-90 14 {middle:g})"
+        y_label = element("text", self._y.label, x=14, y=middle, transform=turned, class_="label middle")
+        add(self._svg, x_label)
+        add(self._svg, y_label)

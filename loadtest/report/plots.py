@@ -1,0 +1,245 @@
+"""The page's plots: which figures are drawn against which.
+
+Knows the results and what a reader should see in them. Computes no figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.etree.ElementTree import Element
+
+from loadtest.capacity import SHARE
+from loadtest.report.markup import Content, element, table
+from loadtest.report.plot import Plot
+from loadtest.report.scale import Axis, number, spanning
+from loadtest.report.series import TimeBin, distribution, over_time
+from loadtest.results import Outcome, Result
+from loadtest.server_side import BatchCount, ServerSide
+from loadtest.statistics import NS_PER_S, Percentile
+
+LATENCY = "latency, ms"
+
+
+def latency_over_time(outcome: Outcome) -> Element | None:
+    """Median, 90th percentile and longest of each moment."""
+    result, slo_ms = outcome.shown, outcome.options.slo_ms
+    bins = over_time(result.measurement.records, result.window)
+    seen = [one for one in bins if one.max_ms is not None]
+    if not seen:
+        return None
+    values = [value for one in seen for value in (one.p50_ms, one.p90_ms, one.max_ms) if value is not None]
+    plot = Plot(
+        "Latency over time",
+        "Median, 90th percentile and longest latency of the requests due in each moment of the run.",
+        Axis("seconds since the start, by when requests were due", 0, bins[-1].end_s),
+        spanning(LATENCY, [*values, *([slo_ms] if slo_ms else [])], from_zero=False),
+    )
+    _mark_times(plot, result)
+    plot.broken_line([(one.middle_s, one.max_ms) for one in bins], "line thin k1")
+    plot.broken_line([(one.middle_s, one.p90_ms) for one in bins], "line k3")
+    plot.broken_line([(one.middle_s, one.p50_ms) for one in bins], "line k0")
+    plot.explain("median", "line k0")
+    plot.explain("90th percentile", "line k3")
+    plot.explain("longest", "line thin k1")
+    _draw_objective(plot, slo_ms)
+    _explain_times(plot, result)
+    return plot.figure()
+
+
+def answers_over_time(outcome: Outcome) -> Element | None:
+    """What was due, what was answered and what failed."""
+    result = outcome.shown
+    bins = over_time(result.measurement.records, result.window)
+    if not bins:
+        return None
+    tops = [one.per_s(max(one.due, one.good + one.failed)) for one in bins]
+    plot = Plot(
+        "Requests over time",
+        "Requests per second that were due, and how many of them were answered well and failed.",
+        Axis("seconds since the start, by when requests were due", 0, bins[-1].end_s),
+        spanning("requests / s", tops),
+    )
+    _mark_times(plot, result)
+    plot.line(_steps(bins, [one.per_s(one.due) for one in bins]), "dashed soft")
+    plot.line(_steps(bins, [one.per_s(one.good) for one in bins]), "line k2")
+    plot.explain("due" if result.rate is not None else "sent", "dashed soft")
+    plot.explain("answered well", "line k2")
+    if any(one.failed for one in bins):
+        plot.line(_steps(bins, [one.per_s(one.failed) for one in bins]), "line bad")
+        plot.explain("failed", "line bad")
+    _explain_times(plot, result)
+    return plot.figure()
+
+
+def latency_distribution(outcome: Outcome) -> Element | None:
+    """Each further nine takes the same room."""
+    result, slo_ms = outcome.shown, outcome.options.slo_ms
+    curve = distribution(result.measurement.records, result.window)
+    points = [*curve.sure, *curve.rest]
+    if len(points) < 2 or points[-1][0] <= 0:
+        return None
+    plot = Plot(
+        "Distribution of latency",
+        "Latency below which each share of the good answers lies.",
+        Axis("share of good answers that were at least so fast", 0, points[-1][0], "tail"),
+        spanning(LATENCY, [*(ms for _, ms in points), *([slo_ms] if slo_ms else [])], from_zero=False),
+    )
+    plot.line(curve.rest, "dashed thin k0")
+    plot.line(curve.sure, "line k0")
+    plot.explain("latency", "line k0")
+    plot.explain("fewer than 10 answers beyond", "dashed thin k0")
+    known = [one for one in result.summary.percentiles if one.interval_ms is not None]
+    for one in known:
+        assert one.interval_ms is not None
+        plot.whisker(float(one.name) / 100, one.interval_ms.low, one.interval_ms.high, "k1")
+    if known:
+        plot.explain("95 % interval", "whisker k1")
+    _draw_objective(plot, slo_ms)
+    return plot.figure()
+
+
+def throughput_against_latency(outcome: Outcome) -> Element | None:
+    """One dot for each step or probe."""
+    percentile = _common_percentile(outcome.rows)
+    dots = [(row, _at(row, percentile)) for row in outcome.rows]
+    drawn = [(row, ms) for row, ms in dots if ms is not None]
+    if len(drawn) < 2:
+        return None
+    slo_ms = outcome.options.slo_ms
+    plot = Plot(
+        f"Throughput against p{percentile}",
+        f"Good answers per second and the p{percentile} latency of each step or probe.",
+        spanning("good answers / s", [row.summary.throughput_rps for row, _ in drawn]),
+        spanning(f"p{percentile}, ms", [*(ms for _, ms in drawn), *([slo_ms] if slo_ms else [])], from_zero=False),
+    )
+    ordered = sorted(drawn, key=lambda one: one[0].rate or 0)
+    believed = [(row.summary.throughput_rps, ms) for row, ms in ordered if row.verdict.void is None]
+    plot.line(believed, "line thin k0")
+    for row, ms in ordered:
+        says = f"{row.name}: {number(row.rate or 0)} requests/s offered, p{percentile} {number(ms)} ms"
+        plot.dot(row.summary.throughput_rps, ms, says, "ring k1" if row.verdict.void is not None else "dot k0")
+    plot.explain("step" if outcome.capacity is None else "probe", "dot k0", "circle")
+    if any(row.verdict.void is not None for row, _ in drawn):
+        plot.explain("void: the generator was late", "ring k1", "circle")
+    _draw_objective(plot, slo_ms)
+    return plot.figure()
+
+
+def goodput_against_rate(outcome: Outcome) -> Element | None:
+    """Where the objective stops being met."""
+    points = [(row, row.rate, row.summary.goodput) for row in outcome.rows]
+    drawn = [(row, rate, share) for row, rate, share in points if rate is not None and share is not None]
+    if len(drawn) < 2:
+        return None
+    lowest = min(share for _, _, share in drawn)
+    plot = Plot(
+        "Goodput against offered rate",
+        "Share of offered requests answered well within the objective at each rate.",
+        spanning("offered requests / s", [rate for _, rate, _ in drawn]),
+        Axis("good within the objective, %", 0 if lowest < 0.5 else 100 * lowest - 2, 101),
+    )
+    plot.level(100 * SHARE, "dashed soft")
+    plot.explain(f"{100 * SHARE:.0f} %", "dashed soft")
+    believed = sorted((rate, 100 * share) for row, rate, share in drawn if row.verdict.void is None)
+    plot.line(believed, "line thin k2")
+    for row, rate, share in drawn:
+        says = f"{row.name}: {100 * share:.2f} % at {number(rate)} requests/s"
+        plot.dot(rate, 100 * share, says, "ring k1" if row.verdict.void is not None else "dot k2")
+    if outcome.capacity is not None and outcome.capacity.sustained is not None:
+        plot.upright(outcome.capacity.sustained, "front")
+        plot.explain("capacity", "front")
+    return plot.figure()
+
+
+def stages(outcome: Outcome) -> Element | None:
+    """Where a request's time went on average, as one bar and its figures."""
+    server, mean_ms = outcome.server, outcome.shown.summary.mean_ms
+    if server is None or not server.stages:
+        return None
+    parts = [(stage.name, stage.mean_ms) for stage in server.stages]
+    rest_ms = (mean_ms or 0) - sum(ms for _, ms in parts)
+    if rest_ms > 0:
+        parts.append(("all else", rest_ms))
+    total_ms = sum(ms for _, ms in parts)
+    bar = element("div", *(_piece(name, ms, total_ms, index) for index, (name, ms) in enumerate(parts)), class_="stack")
+    rows: list[list[Content]] = [
+        [element("span", element("i", class_=f"swatch k{index}"), name), f"{ms:.3f}", f"{100 * ms / total_ms:.1f} %"]
+        for index, (name, ms) in enumerate(parts)
+    ]
+    return element("div", bar, table(("stage", "mean, ms", "share"), rows))
+
+
+def batches(server: ServerSide) -> Element | None:
+    """How many batches of each size ran."""
+    if not server.batches:
+        return None
+    groups = _grouped(server.batches)
+    total = sum(one.count for one in server.batches)
+    plot = Plot(
+        "Batch sizes",
+        "Share of batches of each size.",
+        Axis("samples in a batch", groups[0][0] - 0.5, groups[-1][1] + 0.5),
+        spanning("batches, %", [100 * count / total for *_, count in groups]),
+    )
+    for low, high, count in groups:
+        size = f"{low}" if low == high else f"{low} to {high}"
+        plot.bar(low - 0.4, high + 0.4, 100 * count / total, f"{size}: {count:,} batches", "k0")
+    return plot.figure(f"{total:,} batches, {number(server.mean_batch or 0)} samples in each on average.")
+
+
+def _grouped(counts: Sequence[BatchCount], most: int = 64) -> list[tuple[int, int, int]]:
+    """(smallest, largest, batches): neighbouring sizes together where there are too many for a bar each."""
+    first, last = counts[0].size, counts[-1].size
+    width = 1 + (last - first) // most
+    groups: dict[int, int] = {}
+    for one in counts:
+        groups[(one.size - first) // width] = groups.get((one.size - first) // width, 0) + one.count
+    return [(first + at * width, first + (at + 1) * width - 1, count) for at, count in sorted(groups.items())]
+
+
+def _piece(name: str, ms: float, total_ms: float, index: int) -> Element:
+    return element("i", class_=f"k{index}", style=f"flex: {100 * ms / total_ms:.3f}", title=f"{name}: {ms:.3f} ms")
+
+
+def _steps(bins: Sequence[TimeBin], values: Sequence[float]) -> list[tuple[float, float]]:
+    """A line that is level within each bin."""
+    pairs = zip(bins, values, strict=True)
+    return [point for one, value in pairs for point in ((one.start_s, value), (one.end_s, value))]
+
+
+def _warm_up_s(result: Result) -> float:
+    return (result.window.start_ns - result.window.run_start_ns) / NS_PER_S
+
+
+def _mark_times(plot: Plot, result: Result) -> None:
+    """And mark where a new step begins."""
+    if _warm_up_s(result) > 0:
+        plot.zone(0, _warm_up_s(result))
+    for step in result.measurement.steps[1:]:
+        plot.upright(step.start_s, "front")
+
+
+def _explain_times(plot: Plot, result: Result) -> None:
+    if _warm_up_s(result) > 0:
+        plot.explain("warm-up, in no figure", "zone", "rect")
+    if len(result.measurement.steps) > 1:
+        plot.explain("next step", "front")
+
+
+def _draw_objective(plot: Plot, slo_ms: float | None) -> None:
+    if slo_ms is not None:
+        plot.level(slo_ms, "dashed bad")
+        plot.explain(f"objective, {slo_ms:g} ms", "dashed bad")
+
+
+def _common_percentile(rows: Sequence[Result]) -> str:
+    """The highest one up to p99 that most rows have."""
+    for name in ("99", "95", "90"):
+        if sum(_at(row, name) is not None for row in rows) * 2 > len(rows):
+            return name
+    return "50"
+
+
+def _at(row: Result, name: str) -> float | None:
+    found: dict[str, Percentile] = {one.name: one for one in row.summary.percentiles}
+    return found[name].latency_ms

@@ -1,0 +1,88 @@
+"""What came out: the figures, the verdict and the stability of a run, of each of its steps, or of a probe.
+
+Knows which window of the rows belongs to which step. Computes no figure itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadtest.arrivals import Step
+from loadtest.capacity import Capacity
+from loadtest.measure import Measurement
+from loadtest.options import LoadOptions
+from loadtest.server_side import ServerSide
+from loadtest.stability import Stability, stability_of
+from loadtest.statistics import NS_PER_S, Summary, Window, summarise
+from loadtest.target import Target
+from loadtest.verdict import Verdict, judge
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`name` is "" for a run as a whole; `rate` is None in a closed loop."""
+
+    name: str
+    rate: float | None
+    measurement: Measurement
+    window: Window
+    summary: Summary
+    verdict: Verdict
+    stability: Stability
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything that one call of the load tester found out.
+
+    `rows` is one result for each step or probe, or the one of the whole run. `shown` is the one whose
+    latencies are drawn: the run as a whole, or the fastest probe that met the objective. `server` is what the
+    server said of the requests of `shown`; None where it says nothing.
+    """
+
+    target: Target
+    options: LoadOptions
+    rows: tuple[Result, ...]
+    shown: Result
+    capacity: Capacity | None
+    server: ServerSide | None
+    interrupted: bool
+
+
+def whole(options: LoadOptions, measurement: Measurement, name: str = "") -> Result:
+    """The run as one."""
+    rate = None
+    if measurement.steps:
+        rate = sum(step.rate for step in measurement.steps) / len(measurement.steps)
+    return _result(name, rate, options, measurement, measurement.window)
+
+
+def by_step(options: LoadOptions, measurement: Measurement) -> tuple[Result, ...]:
+    """One result for each step of a ladder; each has its own warm-up. Steps that were never reached are left out."""
+    if len(measurement.steps) < 2:
+        return (whole(options, measurement),)
+    found = []
+    for number, step in enumerate(measurement.steps, start=1):
+        window = _window(options, measurement.window, step)
+        if window.start_ns < window.end_ns:
+            found.append(_result(f"step {number}", step.rate, options, measurement, window))
+    return tuple(found) or (whole(options, measurement),)
+
+
+def _window(options: LoadOptions, run: Window, step: Step) -> Window:
+    begin_ns = run.run_start_ns + int(step.start_s * NS_PER_S)
+    start_ns = begin_ns + int(options.warm_up_cut_s * NS_PER_S)
+    return Window(begin_ns, start_ns, min(run.end_ns, run.run_start_ns + int(step.end_s * NS_PER_S)))
+
+
+def _result(name: str, rate: float | None, options: LoadOptions, measurement: Measurement, window: Window) -> Result:
+    summary = summarise(measurement.records, window, options.slo_ms)
+    verdict = judge(
+        summary,
+        rate=rate,
+        slo_ms=options.slo_ms,
+        generator_cpu_share=measurement.busiest_cpu_share,
+        waited=measurement.waited,
+        deaths=measurement.deaths,
+    )
+    return Result(name, rate, measurement, window, summary, verdict, stability_of(measurement.records, window))

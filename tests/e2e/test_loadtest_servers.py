@@ -1,0 +1,212 @@
+"""The load test against Convoy itself, over both wires, and against gRPC servers that misbehave."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from rich.console import Console
+from tritonclient.grpc import service_pb2
+
+from loadtest.command import run
+from loadtest.options import LoadOptions
+from models.errors import JobError, UsageError
+from tests.support.servers import Server, run_convoy, start_server, wait_until
+
+# Generous, so that a busy test machine does not void an honest run.
+EASY_SLO_MS = 4000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with start_server() as server:
+        yield server
+
+
+def load(url: str, tmp_path: Path, **options: Any) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, what was printed, and the JSON."""
+    console = Console(file=io.StringIO(), width=200)
+    file = tmp_path / "report.json"
+    defaults: dict[str, Any] = {"duration_s": 0.6, "slo_ms": EASY_SLO_MS, "json_file": file, "timeout_s": 5.0}
+    code = run(LoadOptions(url=url, **{**defaults, **options}), console)
+    return code, console.file.getvalue(), json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("body", ["image", "binary", "json"])
+def test_convoy_over_http_tells_where_the_time_went(server, tmp_path, body):
+    page = tmp_path / "page.html"
+    code, printed, found = load(server.url, tmp_path, rate=40, body=body, report_file=page)
+    assert code == 0
+    assert found["target"]["body"] == body
+    stages = {stage["name"]: stage["mean_ms"] for stage in found["server_side"]["stages"]}
+    assert {"decode", "queue", "copy in", "compute", "copy out", "encode"} == set(stages)
+    assert 0 < stages["compute"] < found["latency_ms"]["max"]
+    assert sum(batch["size"] * batch["count"] for batch in found["server_side"]["batches"]) >= found["good"]
+    assert "server: compute, mean" in printed
+    for words in ("Where the time went", "decode", "Batch sizes"):
+        assert words in page.read_text()
+
+
+@pytest.mark.parametrize("mode", [{"concurrency": 3}, {"rate": 40}, {"concurrency": 4, "processes": 2}])
+def test_convoy_over_grpc(server, tmp_path, mode):
+    code, _, found = load(f"grpc://{server.grpc_address}", tmp_path, **mode)
+    assert code == 0
+    assert found["target"]["protocol"] == "grpc"
+    assert found["target"]["server"]["name"] == "convoy"
+    assert found["good"] == found["offered"] > 5
+    assert {stage["name"] for stage in found["server_side"]["stages"]} == {"queue", "copy in", "compute", "copy out"}
+
+
+def test_the_command_takes_every_option(server, tmp_path):
+    files = [tmp_path / name for name in ("a.json", "a.csv", "a.html")]
+    words = (
+        f"loadtest --url http://{server.grpc_address} --protocol grpc --model digits --steps 20,40 --arrivals constant"
+    )
+    words += " --duration 0.5 --warm-up 0.1 --slo-ms 4000 --processes 2 --seed 3 --json {} --csv {} --report {}"
+    outcome = run_convoy(*words.format(*files).split())
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert "constant, steps of 20, 40 requests/s" in outcome.stdout
+    assert all(file.stat().st_size > 100 for file in files)
+
+
+@pytest.mark.parametrize("words", ["--processes many", "--steps 1,two", "--find-capacity", "--rate 1 --steps 2,3"])
+def test_a_wrong_call_is_one_line_and_exit_code_2(words):
+    outcome = run_convoy("loadtest", *words.split())
+    assert outcome.returncode == 2
+    assert len(outcome.stderr.strip().splitlines()) == 1
+
+
+def test_an_unknown_model_over_grpc_names_those_that_there_are(server, tmp_path):
+    with pytest.raises(JobError, match="no model 'cats'; it serves digits"):
+        load(f"grpc://{server.grpc_address}", tmp_path, model="cats")
+
+
+def test_bodies_that_grpc_does_not_have(server, tmp_path):
+    with pytest.raises(UsageError, match="--body json is for HTTP"):
+        load(f"grpc://{server.grpc_address}", tmp_path, body="json")
+
+
+def test_one_wire_at_the_others_port(server, tmp_path):
+    with pytest.raises(JobError, match="check that --url is a gRPC address"):
+        load(f"grpc://127.0.0.1:{server.port}", tmp_path, timeout_s=2)
+    with pytest.raises(JobError, match="check that --url is an inference server"):
+        load(f"http://{server.grpc_address}", tmp_path, timeout_s=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_a_server_that_is_killed_under_load(tmp_path, wire):
+    with start_server(exit_code=-9) as server:
+        url = server.url if wire == "http" else f"grpc://{server.grpc_address}"
+
+        def kill_under_load() -> None:
+            wait_until(lambda: server.statistics("digits")["inference_count"] > 20, "it is under load")
+            server.process.kill()
+
+        killer = threading.Thread(target=kill_under_load)
+        killer.start()
+        code, _, found = load(url, tmp_path, rate=30, duration_s=4, warm_up_s=0)
+        killer.join()
+    assert code == 1
+    assert {error["kind"] for error in found["errors"]} <= {"refused", "reset"}
+    assert found["good"] > 0
+    assert found["failed"] > 0
+    assert found["server_side"] is None
+
+
+@contextmanager
+def misbehaving(infer: Any) -> Iterator[str]:
+    """A gRPC server that describes a model and answers inferences as `infer(request, context)` does."""
+    metadata = service_pb2.ModelMetadataResponse(name="m", versions=["1"])
+    metadata.inputs.add(name="x", datatype="FP32", shape=[-1, 3])
+    unary = {
+        "ServerMetadata": (
+            service_pb2.ServerMetadataRequest,
+            lambda *_: service_pb2.ServerMetadataResponse(name="bad"),
+        ),
+        "ModelMetadata": (service_pb2.ModelMetadataRequest, lambda *_: metadata),
+        "ModelInfer": (service_pb2.ModelInferRequest, infer),
+    }
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            handler,
+            request_deserializer=message.FromString,
+            response_serializer=lambda answer: answer.SerializeToString(),
+        )
+        for name, (message, handler) in unary.items()
+    }
+    with ThreadPoolExecutor(4) as pool:
+        server = grpc.server(pool)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),)
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"grpc://127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait()
+
+
+def good_answer() -> Any:
+    answer = service_pb2.ModelInferResponse(model_name="m")
+    answer.outputs.add(name="y", datatype="FP32", shape=[1])
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "words"),
+    [("refuses", "grpc", "RESOURCE_EXHAUSTED: the queue is full"), ("empty", "garbage", "OK without outputs")],
+)
+def test_what_goes_wrong_over_grpc_is_counted_in_plain_words(tmp_path, behaviour, kind, words):
+    asked: list[int] = []
+
+    def infer(_: Any, context: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 1:
+            return good_answer()  # the one that the load test tries before it starts
+        if behaviour == "refuses":
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+        return service_pb2.ModelInferResponse()
+
+    with misbehaving(infer) as url:
+        code, printed, found = load(url, tmp_path, model="m", rate=40, warm_up_s=0)
+    assert code == 1
+    assert words in printed
+    assert [error["kind"] for error in found["errors"]] == [kind]
+    assert found["server_side"] is None
+
+
+def test_a_grpc_server_that_stalls(tmp_path):
+    free = threading.Event()
+    asked: list[int] = []
+
+    def infer(*_: Any) -> Any:
+        asked.append(1)
+        if len(asked) > 1:
+            free.wait(20)
+        return good_answer()
+
+    with misbehaving(infer) as url:
+        code, printed, found = load(url, tmp_path, model="m", rate=20, warm_up_s=0, timeout_s=0.5)
+        free.set()
+    assert code == 1
+    assert "no answer within 0.5 s" in printed
+    assert found["failed"] == found["offered"] > 0
+    assert found["unfinished"] == 0
+
+
+def test_a_grpc_server_without_a_list_of_models_asks_for_a_name(tmp_path):
+    with misbehaving(lambda *_: good_answer()) as url:
+        with pytest.raises(UsageError, match="--model NAME"):
+            load(url, tmp_path)
+        code, _, _ = load(url, tmp_path, model="m", concurrency=2)
+    assert code == 0

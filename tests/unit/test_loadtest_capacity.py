@@ -1,0 +1,88 @@
+"""The search against servers that are a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.capacity import MOST_PROBES, NARROW, Capacity, Limits, Probe, conclude, next_rate
+
+LIMITS = Limits(least=10, most=100_000)
+
+
+def search(answer: Callable[[float], Probe], first: float) -> Capacity:
+    probes: list[Probe] = []
+    while (rate := next_rate(probes, first, LIMITS)) is not None:
+        probes.append(answer(rate))
+    return conclude(probes)
+
+
+def sustains(limit: float) -> Callable[[float], Probe]:
+    return lambda rate: Probe(rate, 1.0 if rate <= limit else 0.5, False, 100)
+
+
+@given(st.floats(10, 99_000), st.floats(0, 200_000))
+def test_the_bracket_holds_the_limit_and_is_narrow(limit, first):
+    found = search(sustains(limit), first)
+    assert found.ending == "bracketed"
+    assert found.sustained <= limit < found.failed
+    assert found.width <= NARROW * found.sustained
+    assert len(found.probes) <= MOST_PROBES
+
+
+def test_the_bracket_comes_before_the_bisection():
+    rates = [probe.rate for probe in search(sustains(1000), 300).probes]
+    assert rates[:5] == [300, 600, 1200, 900, 1050]
+
+
+def test_a_server_that_sustains_nothing_is_said_to():
+    found = search(sustains(1), 5000)
+    assert (found.ending, found.sustained, found.failed) == ("too slow", None, LIMITS.least)
+
+
+def test_a_server_that_sustains_everything_is_said_to():
+    found = search(sustains(1e9), 5000)
+    assert (found.ending, found.sustained, found.failed) == ("not reached", LIMITS.most, None)
+
+
+def test_where_the_generator_gives_up_the_servers_limit_is_unknown():
+    found = search(lambda rate: Probe(rate, 1.0, rate > 3000, 100), 1000)
+    assert found.ending == "generator"
+    assert 2000 <= found.sustained <= 3000
+
+
+def test_a_rate_at_which_the_generator_was_late_once_is_tried_again():
+    tried: list[float] = []
+
+    def answer(rate: float) -> Probe:
+        tried.append(rate)
+        return Probe(rate, 1.0 if rate <= 1000 else 0.5, tried.count(rate) == 1 and rate > 900, 100)
+
+    found = search(answer, 900)
+    assert found.ending == "bracketed"
+    assert found.sustained <= 1000 < found.failed
+    assert tried[:4] == [900, 1800, 1800, 1350]
+
+
+def test_a_server_that_dies_ends_the_search_at_once():
+    found = search(lambda rate: Probe(rate, 0.0, False, 0), 1000)
+    assert (found.ending, len(found.probes)) == ("dead", 1)
+
+
+@given(st.integers(0, 10_000), st.floats(20, 50_000))
+def test_a_moody_server_ends_the_search_too(seed, first):
+    generator = np.random.default_rng(seed)
+    found = search(lambda rate: Probe(rate, float(generator.uniform(0.97, 1)), False, 100), first)
+    assert len(found.probes) <= MOST_PROBES
+    if found.sustained is not None and found.failed is not None:
+        assert found.sustained < found.failed
+
+
+@pytest.mark.parametrize(("goodput", "sustained"), [(0.99, True), (0.9899, False), (None, False)])
+def test_sustained_is_99_percent(goodput, sustained):
+    assert Probe(1, goodput, False, 1).sustained is sustained
+    assert not Probe(1, goodput, True, 1).sustained

@@ -1,0 +1,179 @@
+"""The page, the tables and the sentences for outcomes of every kind, the empty ones included."""
+
+from __future__ import annotations
+
+import io
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from loadtest import words
+from loadtest.ammunition import Ammunition
+from loadtest.answers import AnswerCheck
+from loadtest.arrivals import Step
+from loadtest.capacity import Capacity, Probe
+from loadtest.csv_table import table
+from loadtest.document import document
+from loadtest.endpoint import Endpoint
+from loadtest.measure import GeneratorUse, Measurement
+from loadtest.options import LoadOptions
+from loadtest.problems import Fault, Problem
+from loadtest.records import Records
+from loadtest.report.page import render
+from loadtest.report.scale import Axis, number, spanning
+from loadtest.results import Outcome, by_step, whole
+from loadtest.server_side import BatchCount, ServerSide, StageMean
+from loadtest.statistics import NS_PER_MS, NS_PER_S, Window
+from loadtest.target import Target
+from loadtest.view import print_outcome
+
+ENDPOINT = Endpoint("http://h:1", "h", "127.0.0.1", 1, False, "")
+NASTY = '<b onclick="x">&'
+TARGET = Target(ENDPOINT, NASTY, "binary", Ammunition([b""], AnswerCheck("infer")), {"name": NASTY}, {})
+SERVER = ServerSide(
+    (StageMean("queue", 1.0, 10), StageMean("compute", 2.0, 10)), tuple(BatchCount(size, 3) for size in range(1, 200))
+)
+
+
+def measured(seconds: float, count: int, *, failed: bool = False, steps: int = 0, **changes) -> Measurement:
+    intended_ns = np.linspace(0, seconds * NS_PER_S, count, endpoint=False).astype(np.int64)
+    latency_ns = (np.random.default_rng(0).exponential(5, count) * NS_PER_MS).astype(np.int64)
+    outcome = np.full(count, 1 if failed else 0, dtype=np.int16)
+    problem = Problem(Fault.HTTP, NASTY, 500)
+    given = {
+        "records": Records(intended_ns, intended_ns + 1000, intended_ns + latency_ns, outcome, (problem,)),
+        "window": Window(0, int(0.1 * NS_PER_S), int(seconds * NS_PER_S)),
+        "steps": tuple(Step(100.0 * (i + 1), i * seconds / steps, (i + 1) * seconds / steps) for i in range(steps)),
+        "interrupted": False,
+        "waited": 0,
+        "generators": (GeneratorUse(0.5, "uvloop", "timerfd", None),),
+        "wall_s": seconds,
+    }
+    return Measurement(**{**given, **changes})
+
+
+def once(measurement: Measurement, **options) -> Outcome:
+    asked = LoadOptions(slo_ms=20, duration_s=5, warm_up_s=0.1, **options)
+    rows, shown = by_step(asked, measurement), whole(asked, measurement)
+    return Outcome(TARGET, asked, rows, shown, None, SERVER, measurement.interrupted)
+
+
+def searched(ending: str, low: float | None, high: float | None, probes: int) -> Outcome:
+    asked = LoadOptions(slo_ms=20, find_capacity=True, duration_s=5)
+    rows = tuple(
+        whole(LoadOptions(rate=100.0 * n, slo_ms=20), measured(5, 2000, steps=1), f"probe {n}") for n in range(1, 5)
+    )
+    tried = tuple(Probe(100.0 * n, 0.5, False, 10) for n in range(probes))
+    return Outcome(TARGET, asked, rows, rows[0], Capacity(tried, low, high, ending), None, False)  # type: ignore[arg-type]
+
+
+OUTCOMES = {
+    "closed": once(measured(5, 2000), concurrency=4),
+    "open": once(measured(5, 2000, steps=1), rate=400),
+    "steps": once(measured(10, 4000, steps=2), steps=(100, 200)),
+    "all failed": once(measured(5, 500, failed=True), concurrency=4),
+    "one answer": once(measured(5, 1), concurrency=4),
+    "nothing": once(measured(5, 0), concurrency=4),
+    "stopped before the start": once(measured(5, 0, interrupted=True, window=Window(10, 20, 5)), concurrency=4),
+    "died": once(measured(5, 500, generators=(GeneratorUse(0, "", "", "generator process 1 was killed"),)), rate=5),
+    "found": searched("bracketed", 100, 104, 5),
+    "generator": searched("generator", 100, 104, 5),
+    "not reached": searched("not reached", 1e5, None, 5),
+    "too slow": searched("too slow", None, 20, 5),
+    "too noisy": searched("too noisy", 100, 200, 5),
+    "dead": searched("dead", None, 50, 1),
+}
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, list[str]]] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, [name for name, _ in attrs]))
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_every_outcome_has_a_page_that_loads_nothing_and_trusts_no_text(name):
+    page = render(OUTCOMES[name])
+    tags = Tags()
+    tags.feed(page)
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags.found}
+    assert not [tag for tag, attributes in tags.found if {"onclick", "src", "href"} & set(attributes)]
+    assert "nan" not in page.lower().replace("finance", "")
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_every_outcome_can_be_printed_and_written(name):
+    outcome = OUTCOMES[name]
+    console = Console(file=io.StringIO(), width=120)
+    print_outcome(console, outcome)
+    assert words.title(outcome) in console.file.getvalue()
+    assert json.loads(document(outcome))["rows"]
+    assert len(table(outcome).splitlines()) == 1 + len(outcome.rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("closed", "Valid"),
+        ("all failed", "got no good answer"),
+        ("nothing", "nothing was measured"),
+        ("died", "generator process 1 was killed"),
+        ("found", "The bracket is 4.0 requests/s (4.0 %) wide"),
+        ("generator", "the server sustains at least 100.0"),
+        ("not reached", "every rate tried was sustained"),
+        ("too slow", "even 20.0 requests/s are not sustained"),
+        ("too noisy", "wider than 5 %"),
+        ("dead", "not one request was answered well"),
+    ],
+)
+def test_the_page_says_the_one_thing_first(name, said):
+    page = render(OUTCOMES[name])
+    verdict = page[page.index('<p class="verdict') :]
+    assert said in verdict[: verdict.index("</p>")]
+
+
+def test_each_step_is_a_row_with_its_own_figures():
+    rows = OUTCOMES["steps"].rows
+    assert [(row.name, row.rate) for row in rows] == [("step 1", 100), ("step 2", 200)]
+    assert sum(row.summary.offered for row in rows) < OUTCOMES["steps"].shown.summary.offered  # each has a warm-up
+
+
+kinds = st.sampled_from(["linear", "log"])
+
+
+@given(kinds, st.floats(0.001, 1e6), st.floats(1.01, 1e5), st.floats(0, 1))
+def test_an_axis_keeps_order_and_its_numbers_lie_on_it(kind, low, factor, share):
+    axis = Axis("x", low, low * factor, kind)
+    value = low + share * (low * factor - low)
+    assert 0 <= axis.place(value) <= 1
+    assert axis.place(low) <= axis.place(value) <= axis.place(low * factor)
+    assert all(low * 0.99 <= tick <= low * factor * 1.01 for tick in axis.ticks())
+    assert len(axis.ticks()) <= 12
+
+
+def test_each_further_nine_takes_the_same_room():
+    axis = Axis("share", 0, 0.9999, "tail")
+    places = [axis.place(share) for share in (0, 0.9, 0.99, 0.999, 0.9999)]
+    assert np.diff(places) == pytest.approx([0.25] * 4)
+    assert [axis.says(tick) for tick in axis.ticks()] == ["50 %", "90 %", "99 %", "99.9 %", "99.99 %"]
+
+
+def test_a_wide_span_is_logarithmic_where_zero_may_be_left_out():
+    assert spanning("x", [1, 100], from_zero=False).kind == "log"
+    assert spanning("x", [1, 100]).kind == "linear"
+    assert spanning("x", []).high > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.01234, "0.0123"), (4.56, "4.56"), (12300, "12,300"), (float("inf"), "–")]
+)
+def test_numbers_have_three_digits_that_count(value, text):
+    assert number(value) == text
