@@ -1,31 +1,77 @@
 # docker build -t convoy .
-# docker run -p 8000:8000 -v $PWD/store:/store:ro -e CONVOY_STORE=/store convoy
+# docker run --gpus all -p 8000:8000 -p 8001:8001 -v $PWD/store:/store:ro -v convoy-cache:/cache convoy
 #
-# Without a store the bundled demo is served. The base needs Python 3.11 to 3.13 with venv and pip.
+# Without a mounted store the bundled demo is served; without a GPU the CPU serves, and says why. Other builds:
+#   --target cpu                for machines without a GPU: a tenth of the libraries
+#   --build-arg NVIDIA_INDEX=   without TensorRT, where NVIDIA's package index cannot be reached
+#   --build-arg BASE=IMAGE      any image with Python 3.11 to 3.13 and venv, and the C library of Debian 12 or newer
 ARG BASE=python:3.12-slim-bookworm
 
-FROM ${BASE} AS build
-RUN python3 -m venv /opt/convoy
+
+# What is installed, by how often it changes. None of these stages is shipped.
+
+FROM ${BASE} AS python
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python3 -m venv /opt/libraries
+
+FROM python AS requirements
+# As much of the project as names its libraries, so that a change of code installs no library again.
 COPY constraints.txt pyproject.toml README.md convoy.py /src/
+COPY app/version.py /src/app/
+
+FROM requirements AS cpu-libraries
+RUN /opt/libraries/bin/pip install --constraint /src/constraints.txt "/src[cpu]" \
+    && /opt/libraries/bin/pip uninstall --yes convoy-serve pip setuptools
+
+FROM requirements AS gpu-libraries
+RUN /opt/libraries/bin/pip install --constraint /src/constraints.txt "/src[gpu]"
+ARG NVIDIA_INDEX=https://pypi.nvidia.com
+RUN if [ -n "${NVIDIA_INDEX}" ]; then \
+        /opt/libraries/bin/pip install --constraint /src/constraints.txt --extra-index-url "${NVIDIA_INDEX}" \
+            "/src[tensorrt]"; \
+    fi \
+    && /opt/libraries/bin/pip uninstall --yes convoy-serve pip setuptools
+
+FROM python AS code
+COPY LICENSE README.md convoy.py pyproject.toml /src/
 COPY app /src/app
 COPY export /src/export
-COPY models /src/models
 COPY loadtest /src/loadtest
-RUN /opt/convoy/bin/pip install --no-cache-dir --disable-pip-version-check \
-    --constraint /src/constraints.txt "/src[cpu]" \
-    && /opt/convoy/bin/pip uninstall --yes pip
+COPY models /src/models
+RUN /opt/libraries/bin/pip install --no-deps --target /opt/convoy /src
 
-FROM ${BASE} AS cpu
-COPY --from=build /opt/convoy /opt/convoy
-# A user of its own; the number is fixed so that volumes can be owned by it.
+
+# What is shipped: the libraries above, the code above them, and a user who can write nothing but the plan cache.
+
+FROM ${BASE} AS server
+# The number is fixed, so that what is mounted can be made to belong to it.
 RUN echo "convoy:x:10001:10001::/home/convoy:/usr/sbin/nologin" >> /etc/passwd \
-    && mkdir -p /home/convoy && chown 10001:10001 /home/convoy
-USER 10001
+    && echo "convoy:x:10001:" >> /etc/group \
+    && mkdir -p /home/convoy /cache \
+    && chown 10001:10001 /home/convoy /cache
+# Served until a store is mounted over it.
+COPY models/demo /store
+ENV PATH=/opt/convoy/bin:/opt/libraries/bin:${PATH} \
+    PYTHONPATH=/opt/convoy \
+    PYTHONDONTWRITEBYTECODE=1 \
+    ORT_DISABLE_TELEMETRY=1 \
+    CONVOY_STORE=/store \
+    CONVOY_PLAN_CACHE=/cache
+USER 10001:10001
 WORKDIR /home/convoy
-ENV PATH=/opt/convoy/bin:$PATH PYTHONDONTWRITEBYTECODE=1
 EXPOSE 8000 8001
 # The ready route, not the port: a server whose engine hangs still listens.
-HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
     CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ.get('CONVOY_PORT', '8000') + '/v2/health/ready', timeout=2)"]
 ENTRYPOINT ["convoy"]
 CMD ["serve"]
+
+FROM server AS cpu
+COPY --from=cpu-libraries /opt/libraries /opt/libraries
+COPY --from=code /opt/convoy /opt/convoy
+
+# The last one is what a build without --target makes. The driver comes from the host, by NVIDIA's container runtime.
+FROM server AS gpu
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=gpu-libraries /opt/libraries /opt/libraries
+COPY --from=code /opt/convoy /opt/convoy

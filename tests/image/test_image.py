@@ -1,0 +1,172 @@
+"""The image as its users run it: built from the Dockerfile, started, asked, stopped, and looked into.
+
+`make image-test` runs it, `IMAGE_TARGET=gpu make image-test` the larger one, without TensorRT, whose libraries
+only NVIDIA's own index has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.containers import Container, Images, main_process, why_not
+from tests.support.servers import Server
+from tests.support.stores import DATA, ROOT, StoreFolder
+
+TARGET = os.environ.get("IMAGE_TARGET", "cpu")
+USER = 10001
+# What the image may weigh beyond its base. Far above what it does, far below what torch would add.
+MOST_BYTES = {"cpu": 400 << 20, "gpu": 4 << 30}[TARGET]
+
+pytestmark = [
+    pytest.mark.image,
+    pytest.mark.timeout(7200),
+    pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
+]
+
+
+@pytest.fixture(scope="module")
+def images() -> Iterator[Images]:
+    folder = Path(tempfile.mkdtemp(prefix="convoy-images-"))
+    yield Images(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def base(images: Images) -> str:
+    return images.make_base()
+
+
+@pytest.fixture(scope="module")
+def image(images: Images, base: str) -> str:
+    return images.build(TARGET, base, NVIDIA_INDEX="")
+
+
+@pytest.fixture(scope="module")
+def container(images: Images, image: str) -> Iterator[Container]:
+    with images.container(image) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(container: Container) -> Iterator[Server]:
+    with container.serving() as started:
+        yield started
+
+
+def classify(server: Server, model: str) -> str:
+    answer = server.post(f"/predictions/{model}", content=(DATA / "seven.png").read_bytes())
+    assert answer.status_code == 200, answer.text
+    label = answer.json()["predictions"][0]["label"]
+    assert isinstance(label, str)
+    return label
+
+
+def test_without_a_store_it_serves_the_demo(server: Server) -> None:
+    assert classify(server, "digits") == "7"
+
+
+def test_what_serves_without_a_gpu_is_the_cpu_and_it_says_why(server: Server) -> None:
+    (model,) = server.stats()["models"]
+    assert model["engine"] == "onnxruntime-cpu"
+    assert any(reason.startswith("onnxruntime-cuda: ") for reason in model["why_not_others"])
+
+
+def test_it_runs_as_a_user_of_its_own(container: Container, server: Server) -> None:
+    process = main_process(server)
+    assert set(process.uids()) == {USER}
+    assert set(process.gids()) == {USER}
+    assert container.run("sh", "-c", "touch /opt/convoy/x || touch /opt/libraries/x || touch /store/x").returncode != 0
+
+
+def test_serving_writes_nothing_of_its_own_accord(container: Container, server: Server) -> None:
+    """No caches and no identifiers either: a library that reports to its makers would leave one."""
+    assert classify(server, "digits") == "7"
+    written = container.run("find", "/", "-xdev", "-user", str(USER), "-type", "f", "-not", "-path", "/proc/*")
+    assert written.stdout.split() == []
+
+
+def test_the_plan_cache_is_its_own(container: Container) -> None:
+    assert container.run("sh", "-c", "touch /cache/plan && rm /cache/plan").returncode == 0
+    assert container.run("stat", "--format=%u %a", "/cache").stdout.split() == [str(USER), "755"]
+
+
+def test_it_is_well_while_it_serves(container: Container, server: Server) -> None:
+    assert server.is_ready()
+    assert container.check_health() == 0
+
+
+def test_the_entry_point_gets_the_signals_itself(container: Container) -> None:
+    assert container.config["Entrypoint"] == ["convoy"]
+    assert container.config["Cmd"] == ["serve"]
+
+
+@pytest.mark.parametrize("tool", ["cc", "gcc", "g++", "make", "ld", "pip", "git"])
+def test_there_is_no_tool_that_builds_or_installs(container: Container, tool: str) -> None:
+    found = container.run("sh", "-c", f"command -v {tool}")
+    assert found.returncode != 0, found.stdout
+
+
+@pytest.mark.parametrize("module", ["torch", "torchvision", "onnx", "onnxscript", "pytest", "pip", "setuptools"])
+def test_there_is_no_library_that_serving_does_not_need(container: Container, module: str) -> None:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is not None)"
+    assert container.run("python3", "-c", code).returncode == 0
+
+
+def test_every_library_is_pinned(container: Container) -> None:
+    code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    installed = json.loads(container.run("python3", "-c", code).stdout)
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    exact = {normal(name): version for name, version in pinned.items()}
+    unpinned = {name: v for name, v in installed.items() if exact.get(normal(name)) != v and name != "convoy-serve"}
+    assert not unpinned
+
+
+def normal(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def test_the_builder_of_plans_starts(container: Container) -> None:
+    """It is a child of the server, and all that it may lack here is TensorRT."""
+    how = ["--plan-cache", "/cache", "--precision", "fp16", "--batch-sizes", "1"]
+    built = container.run("python3", "-m", "export.to_tensorrt", "/store/digits/1/fp16.onnx", *how)
+    assert built.returncode == 1
+    assert re.match(r"to_tensorrt: TensorRT is not installed; run pip install 'convoy-serve\[tensorrt\]'", built.stderr)
+
+
+def test_doctor_finds_nothing_wrong_with_the_cpu(container: Container) -> None:
+    diagnosis = json.loads(container.run("convoy", "doctor", "--json").stdout)
+    assert {e["engine"]: e["usable"] for e in diagnosis["engines"]} == {
+        "tensorrt": False,
+        "onnxruntime-cuda": False,
+        "onnxruntime-cpu": True,
+    }
+
+
+def test_a_mounted_store_is_served_and_a_signal_ends_it_in_order(
+    images: Images, image: str, store: StoreFolder
+) -> None:
+    store.add_digits(name="numbers")
+    with images.container(image, f"{store.root}:/store:ro") as container:
+        assert container.check_health() != 0
+        with container.serving() as server:
+            assert classify(server, "numbers") == "7"
+            assert [model["name"] for model in server.stats()["models"]] == ["numbers"]
+            main_process(server).send_signal(signal.SIGTERM)
+            assert server.wait() == 0
+        assert container.check_health() != 0
+
+
+def test_it_weighs_little_beyond_its_base(images: Images, base: str, image: str) -> None:
+    own_bytes = images.bytes_of(image) - images.bytes_of(base)
+    print(f"{TARGET}: {own_bytes / 1e6:.0f} MB on top of its base")
+    assert own_bytes < MOST_BYTES
