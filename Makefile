@@ -3,25 +3,30 @@
 PYTHON ?= python3
 PORT ?= 8000
 STORE ?=
+OUT ?= docs
 VENV := .venv
 BIN := $(VENV)/bin
 # A GPU machine gets the runtime that can use it; the two runtimes are one package and exclude each other.
 RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve test check demo bench zoo-table clean
+.PHONY: serve test check image-test demo bench simulate peers ceiling zoo-table clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not image"
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not gpu and not slow"
+	$(BIN)/python -m pytest -m "not gpu and not slow and not image"
+
+# As root, with buildah and debootstrap; some minutes. IMAGE_TARGET=gpu builds the larger one: 15 GB of disk meanwhile.
+image-test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m image tests/image
 
 demo: $(VENV)/.dev
 	$(BIN)/python -m loadtest.demo
@@ -29,9 +34,26 @@ demo: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m loadtest.startup
 
+# Most of an hour, on a machine that has nothing else to do. PEERS=mosec,litserve compares with fewer.
+peers: $(VENV)/.dev
+	$(BIN)/python -m loadtest.peers $(if $(PEERS),--peers $(PEERS)) --json docs/results/peers.json --page docs/peers.md
+
+# A quarter of an hour, and the machine must have nothing else to do, either.
+ceiling: $(VENV)/.dev
+	$(BIN)/python -m loadtest.peers.ceiling --json docs/results/ceiling.json --page docs/peers.md
+
+# The scheduler's policy against others in virtual time; minutes on every core, at the lowest priority.
+simulate: $(VENV)/.dev
+	nice -n 19 $(BIN)/python -m loadtest.simulation
+
 # Hours, at the lowest priority; a second call goes on where the first one stopped.
 zoo-table: $(VENV)/.dev
 	nice -n 19 $(BIN)/python -m export.zoo_table
+
+# On a machine with an NVIDIA GPU, within eight minutes, from a plain checkout: it installs nothing and takes what
+# that Python has. OUT=DIR writes elsewhere than into docs/.
+gpu-proof:
+	$(PYTHON) -m tests.gpu.proof --out $(OUT)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -142,50 +142,73 @@ def predict(
 
 @cli.command()
 def loadtest(
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="The server; grpc:// for gRPC.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="The model; may be left out where there is one.")] = None,
     rate: Annotated[float | None, typer.Option(help="Open loop: requests a second.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Closed loop: clients. 16 if neither is given.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Open loop: a ladder of rates, such as 100,200,400.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Closed loop: clients. 16 if nothing is given.")] = None,
+    find_capacity: Annotated[
+        bool, typer.Option("--find-capacity", help="Search the highest rate with 99 % good within --slo-ms.")
+    ] = False,
     slo_ms: Annotated[float | None, typer.Option(help="Latency within which an answer is good.")] = None,
-    duration: Annotated[float, typer.Option(help="Seconds.")] = 10.0,
+    duration: Annotated[float, typer.Option(help="Seconds, of each step or probe.")] = 10.0,
     warm_up: Annotated[float | None, typer.Option(help="Seconds cut off the front; by default a tenth.")] = None,
+    protocol: Annotated[str, typer.Option(help="auto (from the URL), http or grpc.")] = "auto",
     body: Annotated[str, typer.Option(help="auto, image, binary or json.")] = "auto",
-    arrivals: Annotated[str, typer.Option(help="Open loop: poisson or constant.")] = "poisson",
+    arrivals: Annotated[str, typer.Option(help="Open loop: poisson, constant or bursts.")] = "poisson",
+    burst_on: Annotated[float, typer.Option(help="Bursts: seconds of load.")] = 1.0,
+    burst_off: Annotated[float, typer.Option(help="Bursts: seconds of silence.")] = 1.0,
     connections: Annotated[int, typer.Option(help="Open loop: most connections.")] = 512,
+    processes: Annotated[str, typer.Option(help="Generator processes: auto or a number.")] = "auto",
     timeout: Annotated[float, typer.Option(help="Seconds after which a request is lost.")] = 10.0,
     seed: Annotated[int, typer.Option(help="Seed of arrivals and random tensors.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="File for a page with plots, .html.")] = None,
     json: Annotated[Path | None, typer.Option(help="File for everything that was measured.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="File for a line of figures per run, step or probe.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File with the API key.")] = None,
 ) -> None:
     """Load a server and say honestly how it did."""
     from loadtest.command import run
-    from loadtest.options import LoadOptions
+    from loadtest.options import LoadOptions, count_of, rates_of
 
     options = LoadOptions(
         url=url,
         model=model,
         rate=rate,
+        steps=rates_of(steps),
         concurrency=concurrency,
+        find_capacity=find_capacity,
         slo_ms=slo_ms,
         duration_s=duration,
         warm_up_s=warm_up,
-        body=body,  # type: ignore[arg-type]  # checked by LoadOptions itself
-        json_file=json,
-        api_key=_read_key(api_key_file),
-        connections=connections,
-        timeout_s=timeout,
+        protocol=protocol,  # type: ignore[arg-type]  # checked by LoadOptions itself
+        body=body,  # type: ignore[arg-type]
         arrivals=arrivals,  # type: ignore[arg-type]
+        burst_on_s=burst_on,
+        burst_off_s=burst_off,
+        connections=connections,
+        processes=count_of(processes),
+        timeout_s=timeout,
         seed=seed,
+        report_file=report,
+        json_file=json,
+        csv_file=csv,
+        api_key=_read_key(api_key_file),
     )
     raise typer.Exit(run(options, _console()))
 
 
 @cli.command()
-def doctor(json: Annotated[bool, typer.Option("--json", help="For machines.")] = False) -> None:
-    """Show devices, libraries, and which engines can run here and why the others cannot."""
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    plan_cache: Annotated[Path | None, typer.Option(help="Folder of plans; by default the server's.")] = None,
+) -> None:
+    """Show devices, libraries, plans, and which engines can run here and why the others cannot."""
     from app.doctor_command import run
+    from app.settings import read_settings
 
-    run(json, _console())
+    settings = read_settings({} if plan_cache is None else {"plan_cache": plan_cache})
+    run(json, settings.plan_folder(), _console())
 
 
 def _serve(**given: object) -> None:

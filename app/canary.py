@@ -5,7 +5,7 @@ Knows inputs, expected outputs and how far an engine may be off. Knows nothing o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from models.tensors import as_numbers, random_values
 
 # The exact graph on another CPU, with other kernels and another order of summation.
 FP32_TOLERANCE = 1e-3
+# Graphs in half precision round as well, on every device in their own way.
+OTHER_DEVICE_TOLERANCE = 1e-2
 # A quantised variant rounds differently on another CPU, so it may be off by more than when it was exported.
 QUANTISED_SLACK = 2.0
 
@@ -25,11 +27,15 @@ class CanaryFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CanaryCheck:
-    """Inputs, their expected outputs, and the largest relative error ||a - b|| / ||b|| allowed per sample."""
+    """Inputs, their expected outputs, and the largest relative error ||a - b|| / ||b|| allowed per sample.
+
+    A class that leads by more than `sure_margin` times ||b|| must lead still; None: classes are not looked at.
+    """
 
     canary: Canary
     tolerance: float
     batched: bool
+    sure_margin: float | None = None
 
     @staticmethod
     def of_variant(canary: Canary, variant: Variant, *, batched: bool = True) -> CanaryCheck:
@@ -38,7 +44,7 @@ class CanaryCheck:
         Where the model is not `batched`, the canary is one request, and its arrays have the whole shapes.
         """
         tolerance = max(FP32_TOLERANCE, QUANTISED_SLACK * variant.max_relative_error)
-        return CanaryCheck(canary, tolerance, batched)
+        return CanaryCheck(canary, tolerance, batched, max(FP32_TOLERANCE, variant.max_relative_error))
 
     @staticmethod
     def of_first_answer(engine: Engine, *, seed: int = 20) -> CanaryCheck:
@@ -51,6 +57,17 @@ class CanaryCheck:
             inputs[spec.name] = random_values(generator, spec, shape)
         outputs = run_arrays(engine, inputs)
         return CanaryCheck(Canary(inputs, outputs), FP32_TOLERANCE, engine.batched)
+
+    @staticmethod
+    def of_another_device(engine: Engine) -> CanaryCheck:
+        """The same, for an engine of the same model on a device of another kind.
+
+        Only numbers that are not whole: an index or a threshold's verdict may flip where two numbers nearly tie.
+        """
+        own = CanaryCheck.of_first_answer(engine)
+        floats = {spec.name for spec in engine.outputs if np.issubdtype(spec.numpy_dtype, np.floating)}
+        outputs = {name: array for name, array in own.canary.outputs.items() if name in floats}
+        return replace(own, canary=Canary(own.canary.inputs, outputs), tolerance=OTHER_DEVICE_TOLERANCE)
 
     def run(self, engine: Engine, *, samples: int | None = None) -> None:
         """Ask the engine, the first `samples` only where given. Raises CanaryFailed."""
@@ -67,9 +84,12 @@ class CanaryCheck:
         except EngineFailure as failure:
             raise CanaryFailed(f"the canary did not run: {failure}") from failure
         for name, expected in self.canary.outputs.items():
-            error = _worst_relative_error(outputs[name], self._rows(expected, rows), per_row=self.batched)
+            rows_expected = self._rows(expected, rows)
+            error = _worst_relative_error(outputs[name], rows_expected, per_row=self.batched)
             if error > self.tolerance:
                 raise CanaryFailed(f"output {name!r} is off by {error:.3g}, allowed is {self.tolerance:.3g}")
+            if self.sure_margin is not None and _leader_changed(outputs[name], rows_expected, self.sure_margin):
+                raise CanaryFailed(f"output {name!r} has another first class where fp32 is sure of its own")
 
     def _rows(self, array: np.ndarray, rows: slice) -> np.ndarray:
         return array[rows] if self.batched else array
@@ -91,3 +111,12 @@ def _worst_relative_error(got: np.ndarray, expected: np.ndarray, *, per_row: boo
     left, right = np.where(usual, left, 0.0), np.where(usual, right, 0.0)
     size = np.linalg.norm(right, axis=1)
     return float(np.max(np.linalg.norm(left - right, axis=1) / np.maximum(size, 1e-12), initial=0.0))
+
+
+def _leader_changed(got: np.ndarray, expected: np.ndarray, sure_margin: float) -> bool:
+    """Whether in some row [classes] another class leads, although the expected one leads by more than the margin."""
+    if expected.ndim != 2 or expected.shape[1] < 2 or not np.issubdtype(expected.dtype, np.floating):
+        return False
+    second, first = np.partition(expected.astype(np.float64), -2, axis=1)[:, -2:].T
+    is_sure = first - second > sure_margin * np.linalg.norm(expected.astype(np.float64), axis=1)
+    return bool(np.any(is_sure & (got.argmax(axis=1) != expected.argmax(axis=1))))

@@ -7,40 +7,48 @@ itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
-from enum import Enum
 
+from app.listing import Listing, ModelState, choose
 from app.loading import LoadedModel
+from app.plan_builder import PlanBuild
+from app.proving import ProvedEngine
 from app.scheduling.queues import Lane
 from app.scheduling.request import ModelKey
 from app.statistics import ModelStatistics
-from models.errors import NotFound, Unavailable
 from models.spec import ModelSpec
 
 
-class ModelState(Enum):
-    """The protocol's words for how far a version is."""
+@dataclass(slots=True, eq=False)
+class ServedLane:
+    """One engine at work for a version, and when it last did well and ill.
 
-    LOADING = "LOADING"
-    READY = "READY"
-    UNAVAILABLE = "UNAVAILABLE"
-    UNLOADING = "UNLOADING"
+    `is_listed`: new requests find it, so the metrics name it.
+    """
+
+    lane: Lane
+    proved: ProvedEngine
+    last_success_ns: int
+    last_failure_ns: int = 0
+    is_listed: bool = True
 
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """One version that has been loaded. `lane` is None while its engine is being replaced.
+    """One version that has been loaded.
 
+    `lanes` are its engines that are alive: one for each device, a second where one takes over from another,
+    none while the only one is being replaced. `loaded.engines` are those that it has or will have again.
+    `recovers`: a device was lost, and with it an engine that is being replaced.
     `withdrawn`: new requests do not find it any more; those that have found it are still answered.
     """
 
     key: ModelKey
     loaded: LoadedModel
-    lane: Lane | None = None
-    canary_passed: bool = True
-    last_success_ns: int = 0
-    last_failure_ns: int = 0
+    lanes: list[ServedLane] = field(default_factory=list)
+    recovers: bool = False
+    plan_build: PlanBuild | None = None
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     withdrawn: bool = False
     users: int = 0
@@ -66,18 +74,28 @@ class Served:
         return self.loaded.spec
 
     @property
+    def text_only(self) -> bool:
+        """Whether strings must be UTF-8."""
+        return self.first.engine.text_only
+
+    @property
+    def first(self) -> ProvedEngine:
+        """The engine that is spoken of where only one can be."""
+        return self.loaded.engines[0]
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether an engine takes work; one that hangs or whose canary failed is not among the lanes any more."""
+        return any(not one.lane.stopping for one in self.lanes)
+
+    @property
     def ready(self) -> bool:
-        return self.lane is not None and not self.lane.stopping and self.canary_passed
+        """The same, unless a device of its was lost: the others answer, but nobody should be sent here."""
+        return self.takes_requests and not self.recovers
 
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """One line of the repository's index."""
-
-    name: str
-    version: int
-    state: ModelState
-    reason: str = ""
+    def lane_of(self, lane: Lane) -> ServedLane | None:
+        """The engine behind a lane; None once it is lost or has left."""
+        return next((one for one in self.lanes if one.lane is lane), None)
 
 
 class Catalog:
@@ -87,17 +105,32 @@ class Catalog:
         self._served: dict[str, dict[int, Served]] = {}
         self._live: dict[ModelKey, Served] = {}
         self._others: dict[tuple[str, int], Listing] = {}
+        self._watchers: list[Callable[[], None]] = []
+        self._until_known: list[Callable[[], Awaitable[None]]] = []
+
+    def watch(self, watcher: Callable[[], None], until_known: Callable[[], Awaitable[None]]) -> None:
+        """Call `watcher` whenever something else is found than before; `until_known` waits until it has got about."""
+        self._watchers.append(watcher)
+        self._until_known.append(until_known)
+
+    async def until_known(self) -> None:
+        """Return when requests find what is here and nothing else, wherever they come in."""
+        for wait in self._until_known:
+            await wait()
 
     def set_loading(self, name: str, version: int) -> None:
         self._others[name, version] = Listing(name, version, ModelState.LOADING)
+        self.changed()
 
     def set_refused(self, name: str, version: int, reason: str) -> None:
         self._others[name, version] = Listing(name, version, ModelState.UNAVAILABLE, reason)
+        self.changed()
 
     def drop_absent(self, name: str, on_disk: Container[int]) -> None:
         """Say nothing more of versions that have left the store."""
         for place in [(one, version) for one, version in self._others if one == name and version not in on_disk]:
             del self._others[place]
+        self.changed()
 
     def add(self, served: Served) -> Served | None:
         """Let new requests find it. What was served under its name and version is withdrawn and returned."""
@@ -106,6 +139,7 @@ class Catalog:
         self._others.pop((name, version), None)
         self._live[served.key] = served
         self._served.setdefault(name, {})[version] = served
+        self.changed()
         return before
 
     def withdraw(self, name: str, version: int) -> Served | None:
@@ -115,6 +149,7 @@ class Catalog:
             served.withdrawn = True
             if not self._served[name]:
                 del self._served[name]
+            self.changed()
         return served
 
     def forget(self, served: Served) -> None:
@@ -154,24 +189,18 @@ class Catalog:
         """The versions that could not be loaded, and why."""
         return [one for one in self._others.values() if one.state is ModelState.UNAVAILABLE]
 
+    def others(self) -> list[Listing]:
+        """The versions that are not served, and why."""
+        return list(self._others.values())
+
     def find(self, name: str, version: int | None) -> Served:
         """The version asked for, or the highest that is loaded. Raises NotFound or Unavailable."""
-        versions = self._served.get(name)
-        if versions:
-            found = versions.get(version) if version is not None else versions[max(versions)]
-            if found is not None:
-                return found
-        # The beginnings of these sentences are Triton's: clients compare them.
-        known = [listing for listing in self._others.values() if listing.name == name]
-        asked = f"'{name}'" if version is None else f"'{name}' version {version}"
-        for listing in known:
-            if listing.state is ModelState.LOADING and version in (None, listing.version):
-                raise Unavailable(f"Request for unknown model: {asked} is not at ready state; it is loading")
-        if known and not versions and version is None:
-            raise NotFound(f"Request for unknown model: '{name}' has no available versions ({known[-1].reason})")
-        raise NotFound(
-            f"Request for unknown model: {asked} is not found; POST /v2/repository/index lists what is served"
-        )
+        return choose(self._served.get(name, {}), self._others.values(), name, version)
+
+    def changed(self) -> None:
+        """Tell those who watch."""
+        for watcher in self._watchers:
+            watcher()
 
 
 def _leaving(served: Served) -> Listing:

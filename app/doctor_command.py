@@ -7,23 +7,44 @@ import platform
 import shutil
 import subprocess
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from app.engines import cpu
+from app.engines.cuda.device import Device
+from app.engines.machine import Machine, find_machine
 from app.engines.select import Availability, availabilities
+from app.plan_inventory import PlanInventory, take_inventory
 from app.version import VERSION
 
 _LIBRARIES = (
     *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "tensorrt"),
-    *("cuda-python", "onnx", "onnxscript", "torch", "torchvision", "tritonclient"),
+    *("tensorrt-cu13", "cuda-python", "cuda-bindings", "nvidia-ml-py", "onnx", "onnxscript", "torch", "torchvision"),
+    "tritonclient",
 )
 
 
 @dataclass(frozen=True, slots=True)
+class GpuFound:
+    """One GPU as CUDA sees it. `driver_cuda`: the newest CUDA that its driver speaks."""
+
+    device: str
+    name: str
+    compute_capability: str
+    total_bytes: int
+    pci_bus_id: str
+    driver_cuda: str
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything `doctor` knows. `libraries` maps a distribution to its version, None where it is missing."""
+    """Everything `doctor` knows. `libraries` maps a distribution to its version, None where it is missing.
+
+    `gpus` are `gpu_devices` in words, or what the driver alone sees; `gpu_note` says why none can be used.
+    """
 
     convoy: str
     python: str
@@ -35,21 +56,27 @@ class Diagnosis:
     gpu_note: str
     libraries: dict[str, str | None]
     engines: tuple[Availability, ...]
+    gpu_devices: tuple[GpuFound, ...]
+    plan_cache: PlanInventory
 
 
-def run(as_json: bool, console: Console) -> None:
+def run(as_json: bool, plan_cache: Path, console: Console) -> None:
     """Print the diagnosis as tables, or as JSON."""
-    diagnosis = diagnose()
+    diagnosis = diagnose(find_machine(), plan_cache)
     if as_json:
         console.print_json(data=asdict(diagnosis))
         return
     console.print(_machine(diagnosis))
     console.print(_engines(diagnosis))
+    if diagnosis.plan_cache.plans:
+        console.print(_plans(diagnosis.plan_cache))
+    for reason in diagnosis.plan_cache.unreadable:
+        console.print(Text(f"no plan: {reason}"), soft_wrap=True)
     console.print(_libraries(diagnosis))
 
 
-def diagnose() -> Diagnosis:
-    gpus, note = _gpus()
+def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
+    gpus = tuple(_found(gpu) for gpu in machine.gpus)
     return Diagnosis(
         convoy=VERSION,
         python=platform.python_version(),
@@ -57,23 +84,44 @@ def diagnose() -> Diagnosis:
         cpu=cpu.cpu_model(),
         cpu_cores=cpu.cpu_budget(),
         int8_dot_product=cpu.has_int8_dot_product(),
-        gpus=gpus,
-        gpu_note=note,
+        gpus=tuple(_in_words(gpu) for gpu in gpus) or _seen_by_driver(),
+        gpu_note=machine.no_gpu,
         libraries={name: _version(name) for name in _LIBRARIES},
-        engines=availabilities(),
+        engines=availabilities(machine),
+        gpu_devices=gpus,
+        plan_cache=take_inventory(plan_cache, machine),
     )
 
 
-def _gpus() -> tuple[tuple[str, ...], str]:
+def _found(gpu: Device) -> GpuFound:
+    known = gpu.properties
+    return GpuFound(
+        known.device,
+        known.name,
+        known.compute_capability,
+        known.total_bytes,
+        known.pci_bus_id,
+        gpu.cuda.driver_version(),
+    )
+
+
+def _in_words(gpu: GpuFound) -> str:
+    memory = f"{gpu.total_bytes / (1 << 30):.1f} GiB"
+    capability = f"compute capability {gpu.compute_capability}"
+    return f"{gpu.device}: {gpu.name}, {capability}, {memory}, its driver speaks CUDA {gpu.driver_cuda}"
+
+
+def _seen_by_driver() -> tuple[str, ...]:
+    """The GPUs that there are although CUDA cannot be used: then a library is what is missing, and not the driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return (), "none found: nvidia-smi is not installed, so there is no NVIDIA driver"
+        return ()
     query = [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        return (), f"nvidia-smi fails: {error}"
-    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip()), ""
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(f"nvidia-smi shows {line.strip()}" for line in answer.stdout.splitlines() if line.strip())
 
 
 def _version(distribution: str) -> str | None:
@@ -88,14 +136,24 @@ def _machine(diagnosis: Diagnosis) -> Table:
     table.add_row("Convoy", f"{diagnosis.convoy} on Python {diagnosis.python}, {diagnosis.system}")
     int8 = "8-bit dot products" if diagnosis.int8_dot_product else "no 8-bit dot products, so INT8 gains little"
     table.add_row("CPU", f"{diagnosis.cpu}, {diagnosis.cpu_cores} cores to use, {int8}")
-    table.add_row("GPU", "; ".join(diagnosis.gpus) or diagnosis.gpu_note)
+    # As text: the brackets of an extra are no markup.
+    table.add_row("GPU", Text("\n".join((*diagnosis.gpus, diagnosis.gpu_note)).strip()))
     return table
 
 
 def _engines(diagnosis: Diagnosis) -> Table:
     table = Table("engine", "runs here", "why")
     for engine in diagnosis.engines:
-        table.add_row(engine.engine, "yes" if engine.usable else "no", engine.reason)
+        table.add_row(engine.engine, "yes" if engine.usable else "no", Text(engine.reason))
+    return table
+
+
+def _plans(inventory: PlanInventory) -> Table:
+    table = Table("plan", "batches", "for", "MB", "serves here", title=f"plans in {inventory.folder}")
+    for plan in inventory.plans:
+        batches = ", ".join(map(str, plan.batch_sizes))
+        size, verdict = f"{plan.plan_bytes / 1e6:.1f}", f"no: {plan.why_not}" if plan.why_not else "yes"
+        table.add_row(Text(f"{plan.model} as {plan.precision}"), batches, Text(plan.target), size, Text(verdict))
     return table
 
 

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.catalog import Served
+from app.catalog import ServedLane
 from app.scheduling.request import SECOND_NS
 
 if TYPE_CHECKING:
@@ -50,8 +50,9 @@ class Health:
             await asyncio.sleep(self._options.watch_every_s)
             self._give_up_hung_lanes()
             for served in self._core.catalog.served():
-                if self._needs_canary(served):
-                    self._start_canary(served)
+                for one in served.lanes:
+                    if self._needs_canary(one):
+                        self._start_canary(one)
 
     def _give_up_hung_lanes(self) -> None:
         now_ns = time.monotonic_ns()
@@ -63,33 +64,31 @@ class Health:
                 faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
                 self._core.scheduler.give_up_lane(lane, f"a batch has run for {ran_s:.1f} s")
 
-    def _needs_canary(self, served: Served) -> bool:
-        lane = served.lane
-        if lane is None or lane.stopping:
+    def _needs_canary(self, one: ServedLane) -> bool:
+        if one.lane.stopping:
             return False
         # A lane that runs is given its time, unless its batches fail: then the canary takes its turn among them.
-        if lane.in_flight and served.last_failure_ns <= served.last_success_ns:
+        if one.lane.in_flight and one.last_failure_ns <= one.last_success_ns:
             return False
-        return time.monotonic_ns() - served.last_success_ns > self._options.canary_after_s * SECOND_NS
+        return time.monotonic_ns() - one.last_success_ns > self._options.canary_after_s * SECOND_NS
 
-    def _start_canary(self, served: Served) -> None:
+    def _start_canary(self, one: ServedLane) -> None:
         # Counted as a success at once, so that it is not started again while it runs.
-        served.last_success_ns = time.monotonic_ns()
-        task = asyncio.get_running_loop().create_task(self._ask_canary(served))
+        one.last_success_ns = time.monotonic_ns()
+        task = asyncio.get_running_loop().create_task(self._ask_canary(one))
         self._probing.add(task)
         task.add_done_callback(self._probing.discard)
 
-    async def _ask_canary(self, served: Served) -> None:
-        lane, loaded = served.lane, served.loaded
-        if lane is None:
-            return
-        probe = self._core.scheduler.probe(lane, lambda: loaded.canary.run(loaded.engine, samples=1))
+    async def _ask_canary(self, one: ServedLane) -> None:
+        lane, proved = one.lane, one.proved
+        if lane.stopping:
+            return  # it was lost or began to leave in the same moment
+        probe = self._core.scheduler.probe(lane, lambda: proved.canary.run(proved.engine, samples=1))
         try:
             await asyncio.wait_for(probe, self._options.hang_after_s)
         except TimeoutError:
             self._core.scheduler.give_up_lane(lane, f"the canary has run for {self._options.hang_after_s:g} s")
         except Exception as failure:  # a wrong answer, or whatever an engine raises: it is not well
-            served.canary_passed = False
             self._core.scheduler.give_up_lane(lane, f"the canary failed: {failure}")
         else:
-            served.last_success_ns = time.monotonic_ns()
+            one.last_success_ns = time.monotonic_ns()

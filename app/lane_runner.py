@@ -5,10 +5,17 @@ The only place that knows both: scheduling knows no engines, and engines know no
 
 from __future__ import annotations
 
-from app.engines.base import Engine, EngineFailure, Part
+from app.engines.base import Blast, Engine, EngineFailure, Part
 from app.scheduling.request import Answer, BatchAnswers, Request, StageTimes
-from app.scheduling.scheduler import RunFailed, Runner
+from app.scheduling.scheduler import Reach, RunFailed, Runner
 from app.scheduling.slab import Slab
+
+_REACH = {
+    Blast.BATCH: Reach.BATCH,
+    Blast.MEMORY: Reach.MEMORY,
+    Blast.ENGINE: Reach.LANE,
+    Blast.DEVICE: Reach.DEVICE,
+}
 
 
 def lane_runner(slab: Slab, engine: Engine) -> Runner:
@@ -28,7 +35,7 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
         try:
             result = engine.run(parts)
         except EngineFailure as failure:
-            raise RunFailed(str(failure), fatal=failure.fatal) from failure
+            raise RunFailed(str(failure), _REACH[failure.blast]) from failure
         return BatchAnswers(
             answers=tuple(
                 tuple(
@@ -37,7 +44,7 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
                 )
                 for request, outputs in zip(requests, result.outputs, strict=True)
             ),
-            times=StageTimes(result.copy_in_ns, result.compute_ns, result.copy_out_ns),
+            times=StageTimes(result.copy_in_ns, result.compute_ns, result.copy_out_ns, result.waited_ns),
         )
 
     return run

@@ -1,73 +1,68 @@
-"""From a version in the store to an engine that has proved itself.
+"""From a version in the store to engines that have proved themselves.
 
-Blocking work, done in threads: check the hashes, open the engine, warm it up, ask the canary, and settle
-which variant serves. A version that fails any of it is refused with a reason and touches nothing else.
+Blocking work, done in threads: check the hashes, open the engines, warm them up, ask the canary, and settle
+which variant serves on which device. A version that fails on every engine is refused with the reasons and
+touches nothing else.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from app.bare_model import read_bare_model
+from app.bare_model import BareModel, read_bare_model
 from app.canary import CanaryCheck, CanaryFailed
 from app.engines import cpu
 from app.engines.base import Engine, EngineFailure
-from app.engines.measure import Pace, batch_knots, measure_in_turns
+from app.engines.machine import CPU_ONLY, Machine
 from app.engines.onnxruntime import LIBRARY, OnnxRuntimeCpuEngine
-from app.engines.select import Choice, PrecisionChoice, choose, measured_here
-from app.engines.speedup import best_per_sample_ms, is_worthwhile
-from models.bundle import Bundle, LatencyPoint, LatencyTable, Variant, open_bundle
+from app.engines.select import EngineChoice, PrecisionChoice, choose_on_cpu, measured_here, targets
+from app.gpu_loading import GpuJob, PlanWish, Untuned, load_on_gpus, open_bare_on_gpus
+from app.proving import Candidate, NotProved, ProvedEngine, measure, pick, prove
+from models.bundle import Bundle, LatencyTable, Variant, open_bundle
 from models.errors import BundleError
 from models.spec import ModelSpec
 from models.store import StoredVersion
 
 _log = logging.getLogger("convoy")
-# Start-up is waited for: so long may measuring one variant take where no table fits this device. A network so
-# slow that it needs longer is measured at small batches only, and the server learns the others as it goes.
-MEASURING_BUDGET_S = 0.15
-_MEASURING_LIMIT_S = 1.0
+_ONNX_PLATFORM = "onnxruntime_onnx"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What the operator decided about engines. `max_batch` None: as the model says.
+    """What the operator decided about engines, and the machine they run on. `max_batch` None: as the model says.
 
     `configured_batch` stands in the place of what the model's configuration says; None: as it says.
+    `plan_cache` None: no plan is kept or looked for.
     """
 
     precision: PrecisionChoice
     threads: int
     max_batch: int | None
     configured_batch: int | None = None
+    engine: EngineChoice = "auto"
+    machine: Machine = CPU_ONLY
+    plan_cache: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """An engine that answered its canary rightly, and all that is known about it.
+    """One version and the engines that serve it, one for each device, at least one.
 
-    `spec` carries the batch size that is served, which the operator may have lowered. `reason` says why
-    this engine and variant serve, `skipped` why others do not.
+    `spec` carries the batch size that is served, which the operator may have lowered. `skipped` says why
+    other engines and variants do not serve. `wishes` are the plans that would serve better, were they built, and
+    `untuned` what is to be tuned if none of them does.
     """
 
     stored: StoredVersion
     spec: ModelSpec
-    engine: Engine
-    canary: CanaryCheck
-    latency: tuple[LatencyPoint, ...]
-    reason: str
+    engines: tuple[ProvedEngine, ...]
     skipped: tuple[str, ...]
-    platform: str
     load_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    variant: Variant
-    engine: Engine
-    canary: CanaryCheck
+    wishes: tuple[PlanWish, ...] = ()
+    untuned: tuple[Untuned, ...] = ()
 
 
 def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
@@ -80,109 +75,162 @@ def _load_bundle(stored: StoredVersion, options: LoadOptions, started: float) ->
     bundle = open_bundle(stored.folder)
     spec = bundle.manifest.spec
     _check_configured(spec, options)
-    choice = choose(bundle, options.precision, cpu.fingerprint(options.threads, LIBRARY))
-    candidates, refused = _prove_all(bundle, choice, options)
-    tables = _latencies(candidates)
-    best = _pick(candidates, tables)
+    limit = _limit(spec.max_batch_size, options)
+    wanted, skipped = targets(options.machine, options.engine)
+    on_gpus = load_on_gpus(_gpu_job(bundle, limit, options), wanted)
+    skipped += tuple(dict.fromkeys(on_gpus.skipped))
+    engines = tuple(on_gpus.engines)
+    if not engines:
+        if "cpu" not in wanted:
+            advice = "; --engine auto builds the plan and serves meanwhile" if on_gpus.wishes else ""
+            raise _cannot_serve(bundle.folder, options, skipped, advice)
+        try:
+            proved, passed_over = _load_on_cpu(bundle, limit, options)
+        except BundleError as error:
+            raise BundleError("; ".join((str(error), *skipped))) from error
+        engines, skipped = (proved,), skipped + passed_over
     return LoadedModel(
         stored=stored,
-        spec=replace(spec, max_batch_size=_limit(spec.max_batch_size, options)),
-        engine=best.engine,
-        canary=best.canary,
-        latency=tables[candidates.index(best)].points,
-        reason=f"{best.variant.file}: {choice.reason}",
-        skipped=(*choice.skipped, *refused),
-        platform="onnxruntime_onnx",
+        spec=replace(spec, max_batch_size=limit),
+        engines=engines,
+        skipped=skipped,
         load_s=time.monotonic() - started,
+        wishes=tuple(on_gpus.wishes) if options.engine == "auto" else (),
+        untuned=tuple(on_gpus.untuned),
     )
 
 
-def _prove_all(bundle: Bundle, choice: Choice, options: LoadOptions) -> tuple[list[_Candidate], list[str]]:
-    candidates: list[_Candidate] = []
+def _cannot_serve(model: Path, options: LoadOptions, skipped: tuple[str, ...], advice: str = "") -> BundleError:
+    return BundleError(f"{model}: --engine {options.engine} cannot serve it ({'; '.join(skipped)}){advice}")
+
+
+def _gpu_job(bundle: Bundle, limit: int, options: LoadOptions) -> GpuJob:
+    return GpuJob(bundle, limit, options.precision, options.machine, options.plan_cache)
+
+
+def _load_on_cpu(bundle: Bundle, limit: int, options: LoadOptions) -> tuple[ProvedEngine, tuple[str, ...]]:
+    choice = choose_on_cpu(bundle, options.precision, cpu.fingerprint(options.threads, LIBRARY))
+    candidates: list[Candidate] = []
     refused: list[str] = []
     canary = bundle.canary()
     for variant in choice.variants:
-        engine = _open_variant(bundle, variant, options)
-        check = CanaryCheck.of_variant(canary, variant, batched=engine.batched)
+        engine = _open_on_cpu(bundle, variant, limit, options)
         try:
-            engine.warm_up()
-            check.run(engine)
-        except (EngineFailure, CanaryFailed) as failure:
-            engine.close()
-            refused.append(f"{variant.file}: {failure}")
-            continue
-        candidates.append(_Candidate(variant, engine, check))
+            candidates.append(prove(variant, canary, engine))
+        except NotProved as failure:
+            refused.append(str(failure))
     if not candidates:
         raise BundleError(f"{bundle.folder}: no variant answers its canary rightly here ({'; '.join(refused)})")
-    return candidates, refused
+    tables = _latencies(candidates)
+    best = pick(candidates, tables)
+    points = tables[candidates.index(best)].points
+    reason = f"{best.variant.file}: {choice.reason}"
+    proved = ProvedEngine(best.engine, best.canary, points, reason, _ONNX_PLATFORM)
+    return proved, (*choice.skipped, *refused)
 
 
-def _open_variant(bundle: Bundle, variant: Variant, options: LoadOptions) -> Engine:
+def _open_on_cpu(bundle: Bundle, variant: Variant, limit: int, options: LoadOptions) -> Engine:
     spec = bundle.manifest.spec
     return OnnxRuntimeCpuEngine(
         bundle.path(variant.file),
         inputs=spec.inputs,
         outputs=spec.outputs,
-        max_batch_size=_limit(spec.max_batch_size, options),
+        max_batch_size=limit,
         precision=variant.precision,
         threads=options.threads,
     )
 
 
-def _latencies(candidates: Sequence[_Candidate]) -> tuple[LatencyTable, ...]:
+def _latencies(candidates: list[Candidate]) -> tuple[LatencyTable, ...]:
     """One table per candidate: export's, where the only one was measured on this device, else measured now."""
     if len(candidates) == 1:
         (only,) = candidates
         if only.variant.latency and measured_here(only.variant, only.engine.info.device_fingerprint):
             return (only.variant.latency,)
-    return _measure([candidate.engine for candidate in candidates])
-
-
-def _measure(engines: Sequence[Engine]) -> tuple[LatencyTable, ...]:
-    knots = batch_knots(engines[0].info.batch_sizes[-1])
-    budget_s = MEASURING_BUDGET_S * len(engines) / len(knots)
-    return measure_in_turns(engines, Pace(budget_s, _MEASURING_LIMIT_S, warm_up=1, fewest=3, most=50))
-
-
-def _pick(candidates: Sequence[_Candidate], tables: Sequence[LatencyTable]) -> _Candidate:
-    """The fastest of those that are faster beyond doubt than the first, the more exact one; else that one."""
-    faster = [(one, table) for one, table in zip(candidates, tables, strict=True) if is_worthwhile(table)]
-    best = min(faster, key=lambda pair: best_per_sample_ms(pair[1]))[0] if faster else candidates[0]
-    for candidate in candidates:
-        if candidate is not best:
-            candidate.engine.close()
-    return best
+    return measure([candidate.engine for candidate in candidates])
 
 
 def _load_bare(stored: StoredVersion, options: LoadOptions, started: float) -> LoadedModel:
     bare = read_bare_model(stored, options.threads, options.configured_batch)
-    engine = OnnxRuntimeCpuEngine(
-        bare.path,
-        inputs=bare.spec.inputs,
-        outputs=bare.spec.outputs,
-        max_batch_size=_limit(bare.spec.max_batch_size, options),
-        precision="fp32",
-        threads=options.threads,
-    )
-    try:
-        engine.warm_up()
-        canary = CanaryCheck.of_first_answer(engine)
-        (table,) = _measure([engine])
-    except EngineFailure as failure:
-        engine.close()
-        raise BundleError(f"{bare.path}: does not run on zeros or random input ({failure})") from failure
+    limit = _limit(bare.spec.max_batch_size, options)
+    wanted, skipped = targets(options.machine, options.engine)
+    engines: list[ProvedEngine] = []
+    if "tensorrt" in wanted:
+        skipped += ("tensorrt: a bare model has no answers that a plan could be held to; make a bundle of it",)
+    if "cuda" in wanted:
+        engines, refused = _load_bare_on_gpus(bare, limit, options)
+        skipped += refused
+    if not engines:
+        if "cpu" not in wanted:
+            raise _cannot_serve(bare.path, options, skipped)
+        try:
+            engines = [_proved_by_itself(bare, _open_bare_on_cpu(bare, limit, options))]
+        except NotProved as failure:
+            raise BundleError(str(failure)) from failure
     _log.info("%s version %d is a bare model, %s", stored.name, stored.version, bare.batch_reason)
     return LoadedModel(
         stored=stored,
-        spec=replace(bare.spec, max_batch_size=_limit(bare.spec.max_batch_size, options)),
-        engine=engine,
-        canary=canary,
-        latency=table.points,
-        reason=f"bare model: {bare.batch_reason}",
-        skipped=(),
-        platform="onnxruntime_onnx",
+        spec=replace(bare.spec, max_batch_size=limit),
+        engines=tuple(engines),
+        skipped=skipped,
         load_s=time.monotonic() - started,
     )
+
+
+def _load_bare_on_gpus(bare: BareModel, limit: int, options: LoadOptions) -> tuple[list[ProvedEngine], tuple[str, ...]]:
+    opened, refused = open_bare_on_gpus(bare.path, bare.spec, limit, options.machine, options.plan_cache)
+    reference = _answer_of_cpu(bare, limit, options) if opened else None
+    engines: list[ProvedEngine] = []
+    for engine in opened:
+        try:
+            engines.append(_proved_by_itself(bare, engine, reference))
+        except NotProved as failure:
+            refused += (f"{engine.info.engine} on {engine.info.device}: {failure}",)
+    return engines, refused
+
+
+def _answer_of_cpu(bare: BareModel, limit: int, options: LoadOptions) -> CanaryCheck | None:
+    """What a GPU is compared with; None where the CPU cannot run the model."""
+    engine = _open_bare_on_cpu(bare, min(1, limit), options)
+    try:
+        engine.warm_up()
+        return CanaryCheck.of_another_device(engine)
+    except EngineFailure as failure:
+        _log.warning("%s: no CPU can tell whether a GPU answers rightly (%s)", bare.path, failure)
+        return None
+    finally:
+        engine.close()
+
+
+def _open_bare_on_cpu(bare: BareModel, limit: int, options: LoadOptions) -> Engine:
+    return OnnxRuntimeCpuEngine(
+        bare.path,
+        inputs=bare.spec.inputs,
+        outputs=bare.spec.outputs,
+        max_batch_size=limit,
+        precision="fp32",
+        threads=options.threads,
+    )
+
+
+def _proved_by_itself(bare: BareModel, engine: Engine, reference: CanaryCheck | None = None) -> ProvedEngine:
+    """Without a canary of its own, the engine's first answer is what it must go on giving; it agrees with `reference`.
+
+    Raises NotProved, and the engine is closed then.
+    """
+    try:
+        engine.warm_up()
+        if reference is not None:
+            reference.run(engine)
+        canary = CanaryCheck.of_first_answer(engine)
+        (table,) = measure([engine])
+    except EngineFailure as failure:
+        engine.close()
+        raise NotProved(f"{bare.path}: does not run on zeros or random input ({failure})") from failure
+    except CanaryFailed as failure:
+        engine.close()
+        raise NotProved(f"{bare.path}: does not answer as the CPU does: {failure}") from failure
+    return ProvedEngine(engine, canary, table.points, f"bare model: {bare.batch_reason}", _ONNX_PLATFORM)
 
 
 def _limit(max_batch_size: int, options: LoadOptions) -> int:

@@ -5,21 +5,20 @@
          2    called wrongly
          70   an engine hung and could not be replaced; only a new process helps
 
+With edge processes this one becomes their supervisor, and the exit codes stay.
+
 `uvicorn app.main:app` serves the same application, with uvicorn's own signal handling.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
-import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -29,23 +28,29 @@ from app.core import Core
 from app.edge.grpc_host import GrpcHost, take_port
 from app.edge.http import create_app
 from app.edge.protocol import guarded_protocol
+from app.exits import ENGINE_LOST, NOTHING_TO_SERVE
+from app.listening import announce, listen
+from app.processes.launch import become_supervisor
+from app.runtime import give_large_allocations_back, loop_factory, raise_file_limit
 from app.settings import Settings, read_settings
 from models.errors import UsageError
 
 _log = logging.getLogger("convoy")
-_M_MMAP_THRESHOLD = -3  # from malloc.h
-_LARGE_BYTES = 8 << 20
-EXIT_NOTHING_TO_SERVE = 1
-EXIT_ENGINE_LOST = 70
 
 
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the exit code. Raises UsageError."""
     logs.configure(settings.log_level)
     raise_file_limit()
-    _give_large_allocations_back()
+    give_large_allocations_back()
     listener = listen(settings.host, settings.port)
+    edges = settings.edge_count()
+    if edges.count:
+        _log.info("%d edge processes: %s", edges.count, edges.why)
+        become_supervisor(settings, edges.count, listener)
     host = Host(settings, listener)
+    # After everything that can be wrong with the call: such an error is one line.
+    _log.info("no edge processes: %s", edges.why)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(host.run())
 
@@ -80,8 +85,7 @@ class Host:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        host, port = self._listener.getsockname()[:2]
-        _log.info("listening on http://%s:%d", "localhost" if host in ("0.0.0.0", "::") else host, port)
+        announce(self._listener)
         opening = loop.create_task(self._open_grpc())
         await self._server.serve(sockets=[self._listener])
         opening.cancel()
@@ -129,12 +133,12 @@ class Host:
     def _fatal(self, reason: str) -> None:
         _log.critical("%s", reason)
         if self.core.load_failure is not None:
-            self._exit_code = EXIT_NOTHING_TO_SERVE
+            self._exit_code = NOTHING_TO_SERVE
             self._server.should_exit = True
         else:
             # A thread hangs inside the engine, so an orderly end might hang as well.
             logging.shutdown()
-            os._exit(EXIT_ENGINE_LOST)
+            os._exit(ENGINE_LOST)
 
 
 class _Server(uvicorn.Server):
@@ -145,45 +149,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections from now on. Raises UsageError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port") from error
-    return listener
-
-
-def raise_file_limit() -> None:
-    """Every connection is a file; the usual soft limit of 1,024 is below what one server should hold."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _give_large_allocations_back() -> None:
-    """Let the C library return a freed upload to the system at once.
-
-    It learns from the first one that such sizes come and go, and keeps the next ones in heaps per thread;
-    after some large uploads the process would stay several times larger than `--max-inflight-mb` promises.
-    """
-    with suppress(OSError, AttributeError):  # another C library has other habits
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-
-
-def loop_factory() -> Any:
-    """How to make the fastest event loop there is, for `asyncio.Runner`."""
-    try:
-        import uvloop
-    except ImportError:  # not on every platform
-        return None
-    return uvloop.new_event_loop
-
-
 def _application() -> FastAPI:
     """For `uvicorn app.main:app`: everything from the environment."""
     settings = read_settings({})
@@ -192,7 +157,7 @@ def _application() -> FastAPI:
     def give_up(reason: str) -> None:
         _log.critical("%s", reason)
         logging.shutdown()
-        os._exit(EXIT_ENGINE_LOST if core.load_failure is None else EXIT_NOTHING_TO_SERVE)
+        os._exit(ENGINE_LOST if core.load_failure is None else NOTHING_TO_SERVE)
 
     core = Core(settings.core_options(), on_fatal=give_up)
     return create_app(core, settings.edge_options())

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from app.catalog import Served
+from app.histograms import Histogram
+from app.proving import ProvedEngine
 from app.scheduling.request import StageTimes
 
 _LATENCY_BUCKETS_S = (
@@ -37,75 +39,58 @@ class Metrics:
             "convoy_request_duration_seconds",
             "From the arrival of the headers to the answer",
             _MODEL,
-            buckets=_LATENCY_BUCKETS_S,
-            registry=registry,
+            _LATENCY_BUCKETS_S,
         )
         self._stage = Histogram(
             "convoy_stage_duration_seconds",
             "Time in one stage: decode, queue and encode per request, copy_in, compute and copy_out per batch",
             (*_MODEL, "stage"),
-            buckets=_LATENCY_BUCKETS_S,
-            registry=registry,
+            _LATENCY_BUCKETS_S,
         )
-        self._batch = Histogram(
-            "convoy_batch_size", "Samples per batch", _MODEL, buckets=_BATCH_BUCKETS, registry=registry
-        )
+        self._batch = Histogram("convoy_batch_size", "Samples per batch", _MODEL, _BATCH_BUCKETS)
+        for histogram in (self._duration, self._stage, self._batch):
+            registry.register(histogram)
         self._padding = Counter(
             "convoy_padding_samples", "Samples computed only to fill a batch", _MODEL, registry=registry
         )
         self._depth = Gauge("convoy_queue_depth", "Samples that wait", _MODEL, registry=registry)
         self._inflight = Gauge("convoy_inflight_bytes", "Bytes of memory held by requests", registry=registry)
         self._rejected = Counter("convoy_rejected", "Requests turned away, by reason", ("reason",), registry=registry)
-        self._engine = Gauge(
-            "convoy_engine_info",
-            "Which engine serves a model, and why",
-            (*_MODEL, "engine", "precision", "device", "reason"),
-            registry=registry,
-        )
         Gauge("convoy_build_info", "The version of Convoy", ("version",), registry=registry).labels(version).set(1)
         # Looked up once per model, not once per request; as many entries as there are label values.
         self._request_child = lru_cache(maxsize=None)(self._requests.labels)
-        self._duration_child = lru_cache(maxsize=None)(self._duration.labels)
-        self._stage_child = lru_cache(maxsize=None)(self._stage.labels)
 
     def watch_inflight_bytes(self, read: Callable[[], int]) -> None:
         self._inflight.set_function(read)
 
     def watch_model(self, served: Served, waiting: Callable[[], int]) -> None:
         """Start the series of a model that is now served."""
-        labels = _labels(served)
-        self._depth.labels(*labels).set_function(waiting)
-        info = served.loaded.engine.info
-        self._engine.labels(*labels, info.engine, info.precision, info.device, served.loaded.reason).set(1)
-
-    def forget_engine(self, served: Served) -> None:
-        """New requests do not find this engine any more. Comes before its successor is watched."""
-        info = served.loaded.engine.info
-        self._engine.remove(*_labels(served), info.engine, info.precision, info.device, served.loaded.reason)
+        self._depth.labels(*_labels(served)).set_function(waiting)
 
     def forget_model(self, served: Served) -> None:
         """End every series of a version that has left, so that the labels stay bounded by what is loaded."""
         own = dict(zip(_MODEL, _labels(served), strict=True))
-        for series in (self._requests, self._duration, self._stage, self._batch, self._padding, self._depth):
+        for series in (self._requests, self._padding, self._depth):
             series.remove_by_labels(own)
-        for cache in (self._request_child, self._duration_child, self._stage_child):
-            cache.cache_clear()
+        for histogram in (self._duration, self._stage, self._batch):
+            histogram.forget(*_labels(served))
+        self._request_child.cache_clear()
 
     def request_ended(self, served: Served | None, protocol: str, outcome: str, seconds: float) -> None:
         labels = ("", "") if served is None else _labels(served)
         self._request_child(*labels, protocol, outcome).inc()
         if served is not None:
-            self._duration_child(*labels).observe(seconds)
+            self._duration.at(*labels).observe(seconds)
 
     def rejected(self, reason: str) -> None:
         self._rejected.labels(reason).inc()
 
     def stage(self, served: Served, stage: str, ns: int) -> None:
-        self._stage_child(*_labels(served), stage).observe(ns / 1e9)
+        self._stage.at(*_labels(served), stage).observe(ns / 1e9)
 
     def batch_ran(self, served: Served, samples: int, padded: int, times: StageTimes) -> None:
         labels = _labels(served)
-        self._batch.labels(*labels).observe(samples)
+        self._batch.at(*labels).observe(samples)
         if padded > samples:
             self._padding.labels(*labels).inc(padded - samples)
         self.stage(served, "copy_in", times.copy_in_ns)
@@ -115,6 +100,25 @@ class Metrics:
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)
+
+
+class EngineMetrics(Collector):
+    """Which engine serves a model and why: 1. Why others do not: 0, and the reason names them."""
+
+    def __init__(self, served: Callable[[], list[Served]]) -> None:
+        self._served = served
+
+    def collect(self) -> Iterable[Metric]:
+        engines = Metric(
+            "convoy_engine_info", "Which engine serves a model (1), why, and why others do not (0)", "gauge"
+        )
+        for served in self._served():
+            for one in served.lanes:
+                if one.is_listed:
+                    engines.add_sample(engines.name, _engine_labels(served, one.proved), 1)
+            for reason in dict.fromkeys(served.loaded.skipped):
+                engines.add_sample(engines.name, _passed_over_labels(served, reason), 0)
+        return [engines]
 
 
 class TritonMetrics(Collector):
@@ -166,3 +170,14 @@ _TRITON_COUNTERS: tuple[tuple[str, str, Callable[[Served], float]], ...] = (
 
 def _labels(served: Served) -> tuple[str, str]:
     return served.key.model, str(served.key.version)
+
+
+def _engine_labels(served: Served, proved: ProvedEngine) -> dict[str, str]:
+    info = proved.engine.info
+    about = {"engine": info.engine, "precision": info.precision, "device": info.device, "reason": proved.reason}
+    return dict(zip(_MODEL, _labels(served), strict=True)) | about
+
+
+def _passed_over_labels(served: Served, reason: str) -> dict[str, str]:
+    about = {"engine": "", "precision": "", "device": "", "reason": reason}
+    return dict(zip(_MODEL, _labels(served), strict=True)) | about

@@ -202,11 +202,14 @@ class ModelControl:
             return
         self._core.put_into_service(loaded)
         self._known[name][version] = Known(version, loaded=stamp)
-        info, place = loaded.engine.info, (name, version)
-        _log.info(
-            "loaded %s version %d on %s %s in %.2f s (%s)",
-            *place, info.engine, info.precision, loaded.load_s, loaded.reason,
-        )  # fmt: skip
+        for proved in loaded.engines:
+            info = proved.engine.info
+            _log.info(
+                "loaded %s version %d on %s %s on %s in %.2f s (%s)",
+                *(name, version, info.engine, info.precision, info.device, loaded.load_s, proved.reason),
+            )
+        for reason in loaded.skipped:
+            _log.info("passed over for %s version %d: %s", name, version, reason)
 
     def _unload(self, name: str, version: int, *, is_on_disk: bool) -> None:
         self._core.take_out_of_service(name, version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.scheduling.policy import RefusalReason, Refuse
 from app.scheduling.request import SECOND_NS, Done, Outcome, Request
+from app.scheduling.slab import Slab
 from models.errors import DeadlineExceeded, ModelFailed, Overloaded, RequestError, Unavailable
 
 
@@ -15,8 +16,18 @@ def refused(request: Request, refusal: Refuse, max_queue: int) -> RequestError:
     if refusal.reason is RefusalReason.QUEUE_FULL:
         message = f"Exceeds maximum queue size: {max_queue} samples for '{request.key.model}'"
     else:
-        message = f"'{request.key.model}' would answer {retry_after_s * 1e3:.1f} ms after the deadline"
+        message = f"'{request.key.model}' is expected to answer after the deadline"
     return Overloaded(f"{message}; send it again later", reason=refusal.reason.value, retry_after_s=retry_after_s)
+
+
+def no_room(nbytes: int, slab: Slab) -> Overloaded:
+    """The error for a body or a tensor that does not fit among those in flight."""
+    return Overloaded(
+        f"no room for {nbytes} bytes, {slab.used_bytes} of {slab.capacity_bytes} are in flight; "
+        "send it again later, or raise --max-inflight-mb",
+        reason="memory",
+        retry_after_s=1.0,
+    )
 
 
 def check(done: Done) -> Done:
@@ -31,6 +42,11 @@ def check(done: Done) -> Done:
             raise DeadlineExceeded("Request timeout expired: the answer could not have been in time any more")
         case Outcome.MODEL_FAILED:
             raise ModelFailed(f"the model '{name}' fails on this request: {done.reason}")
+        case Outcome.NO_MEMORY:
+            raise Unavailable(
+                f"'{name}' has not enough memory on its device for a batch ({done.reason}); "
+                "lower --max-batch, or free memory there, and send it again"
+            )
         case Outcome.ENGINE_LOST:
             raise Unavailable(f"the engine of '{name}' was lost ({done.reason}) and is being replaced; send it again")
         case Outcome.STOPPED:

@@ -6,6 +6,8 @@ The command line and `uvicorn app.main:app` read the same model. Priority: comma
 
 from __future__ import annotations
 
+import os
+import tempfile
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
@@ -18,9 +20,11 @@ from app.edge.body import BodyLimits
 from app.edge.calls import EdgeOptions
 from app.edge.protocol import ConnectionLimits
 from app.engines.cpu import cpu_budget
+from app.engines.machine import CPU_ONLY, find_machine
 from app.engines.select import EngineChoice, PrecisionChoice
 from app.loading import LoadOptions
 from app.model_control import ControlMode, ControlOptions
+from app.processes.edge_count import MOST_EDGES, EdgeCount, choose_edges, has_gpu_driver
 from app.version_plan import Policy
 from models.errors import UsageError
 
@@ -36,10 +40,14 @@ class Settings(BaseSettings):
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
     grpc_port: int = Field(8001, ge=-1, le=65535, description="gRPC port; 0 takes a free one, -1 leaves gRPC out.")
-    engine: EngineChoice = Field("auto", description="Which engine may serve.")
+    engine: EngineChoice = Field("auto", description="Which engine may serve: that one, or a clear failure.")
     precision: PrecisionChoice = Field("auto", description="Which variant of a bundle serves.")
+    plan_cache: Path | None = Field(
+        None, description="Folder of TensorRT plans and tunings; by default convoy/ in the user's cache folder."
+    )
     threads: int = Field(0, ge=0, description="Threads that compute, over all models; 0 takes the CPU budget.")
     max_batch: int = Field(0, ge=0, description="Largest batch, if below the model's own; 0 leaves it.")
+    edges: str = Field("auto", description="Processes that speak to clients; 0: one process does all, auto: by cores.")
     version_policy: str = Field("latest", description="latest, all, or numbers such as 1,3.")
     model_control: ControlMode = Field("none", description="none, explicit (over the network), or poll (the store).")
     load_model: str = Field("", description="With explicit: names to load at the start, such as a,b, or *.")
@@ -58,7 +66,8 @@ class Settings(BaseSettings):
     server_name: str = Field("convoy", description="The name in /v2; some clients insist on 'triton'.")
     api_key_file: Path | None = Field(None, description="File with the API key that clients must send.")
     admin_token_file: Path | None = Field(None, description="File with the token that loading models wants.")
-    access_log: Literal["all", "errors", "off"] = Field("all", description="errors: errors and slow requests.")
+    # A line for each request costs a fifth of a small one; the statistics tell of those that went well.
+    access_log: Literal["all", "errors", "off"] = Field("errors", description="errors: errors and slow requests.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
 
     @model_validator(mode="after")
@@ -66,9 +75,29 @@ class Settings(BaseSettings):
         if self.max_inflight_mb < self.max_body_mb:
             raise ValueError("max_inflight_mb must be at least max_body_mb, or no body of that size could be read")
         self.versions()
+        self._check_edges()
         if self.load_model and self.model_control != "explicit":
             raise ValueError("load_model needs model_control explicit; otherwise everything in the store is loaded")
         return self
+
+    def _check_edges(self) -> None:
+        if self.edges == "auto":
+            return
+        if not (self.edges.isascii() and self.edges.isdigit() and int(self.edges) <= MOST_EDGES):
+            raise ValueError(f"edges must be auto or a number from 0 to {MOST_EDGES}, got {self.edges!r}")
+        parts = int(self.edges) + 1
+        if parts > 1 and self.max_inflight_mb // parts < self.max_body_mb:
+            raise ValueError(
+                f"each of {self.edges} edges, and the core, has its part of max_inflight_mb, which must hold a body of "
+                f"max_body_mb; set max_inflight_mb to at least {parts * self.max_body_mb}, or lower max_body_mb"
+            )
+
+    def edge_count(self) -> EdgeCount:
+        """How many edge processes there are to be, and why."""
+        if self.edges != "auto":
+            return EdgeCount(int(self.edges), "as --edges says")
+        room = self.max_inflight_mb // self.max_body_mb - 1
+        return choose_edges(cpu_budget(), has_gpu=self.engine != "cpu" and has_gpu_driver(), room=room)
 
     def versions(self) -> Policy:
         """The version policy, parsed. Raises ValueError."""
@@ -84,11 +113,25 @@ class Settings(BaseSettings):
     def _load_model(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.load_model.split(",") if name.strip())
 
+    def plan_folder(self) -> Path:
+        """Where plans and tunings are kept. Raises UsageError."""
+        try:
+            return (self.plan_cache or default_plan_cache()).expanduser()
+        except RuntimeError as error:
+            raise UsageError(f"--plan-cache {self.plan_cache}: {error}; give the whole path") from error
+
     def core_options(self) -> CoreOptions:
         threads = self.threads or cpu_budget()
         return CoreOptions(
             store=self.store or DEMO_STORE,
-            load=LoadOptions(self.precision, threads, self.max_batch or None),
+            load=LoadOptions(
+                self.precision,
+                threads,
+                self.max_batch or None,
+                engine=self.engine,
+                machine=CPU_ONLY if self.engine == "cpu" else find_machine(),
+                plan_cache=self.plan_folder(),
+            ),
             control=ControlOptions(self.model_control, self.versions(), self.poll_interval_s, self._load_model()),
             max_queue=self.max_queue,
             max_inflight_bytes=self.max_inflight_mb * MIB,
@@ -115,6 +158,16 @@ class Settings(BaseSettings):
             linger_s=self.body_timeout_s,
             max_connections=self.max_connections,
         )
+
+
+def default_plan_cache() -> Path:
+    """Where plans are kept unless the operator says otherwise: they can all be built again."""
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "convoy"
+    try:
+        return Path.home() / ".cache" / "convoy"
+    except RuntimeError:  # a container's user may be a mere number
+        return Path(tempfile.gettempdir()) / f"convoy-cache-{os.geteuid()}"
 
 
 def read_settings(given: dict[str, object]) -> Settings:

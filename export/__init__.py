@@ -3,3 +3,8 @@
 Imports models and app.engines (what is measured is what is served) and nothing else of Convoy's. Torch is
 imported by `torch_child` alone, in an interpreter of its own.
 """
+
+import os
+
+# As in `app.engines`: whichever is imported first imports ONNX Runtime first.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

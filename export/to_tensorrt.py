@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from export.tensorrt.build import BuildJob, build_plan
-from export.tensorrt.library import find_gpu, load_tensorrt
+from export.tensorrt.library import find_gpu, load_builder
 from export.tensorrt.watch import BuildWatch
 from models.bundle import Precision
 from models.errors import ConvoyError, JobError, UsageError
@@ -35,7 +35,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(
     arguments: Sequence[str] | None = None,
-    load: Callable[[], Any] = load_tensorrt,
+    load: Callable[[], Any] = load_builder,
     device: Callable[[], Any] = find_gpu,
 ) -> int:
     """Run the command and return its exit code; `load` and `device` are what tests replace."""

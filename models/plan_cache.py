@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from models.bundle import FileRecord
@@ -77,18 +78,32 @@ def _check_trust(path: Path, status: os.stat_result) -> None:
         raise NotTrusted(f"{path}: other users may write it, and a plan is code; run chmod go-w on it")
 
 
+def records_in(cache: Path) -> Iterator[PlanRecord | NoPlan]:
+    """Every plan's record in the cache, whatever it is for, or why it cannot be read. The plans are not looked at."""
+    for path in sorted(cache.glob("*/trt*.json")):
+        try:
+            yield _read_any_record(path)
+        except NotTrusted as error:
+            yield NoPlan(str(error))
+        except OSError as error:
+            yield NoPlan(f"{path}: {error.strerror}")
+
+
 def _read_record(paths: PlanPaths, key: PlanKey) -> PlanRecord | NoPlan:
-    raw = read_trusted(paths.record)
-    try:
-        record = from_jsonable(PlanRecord, json.loads(raw), paths.record.name)
-    except (ValueError, UsageError) as error:
-        return NoPlan(f"{paths.record}: cannot be read ({error})")
-    if record.schema_version != SCHEMA_VERSION:
-        return NoPlan(
-            f"{paths.record}: has schema version {record.schema_version}, this version reads {SCHEMA_VERSION}"
-        )
-    if record.key != key:
+    record = _read_any_record(paths.record)
+    if isinstance(record, PlanRecord) and record.key != key:
         return NoPlan(f"{paths.record}: was written for {record.key.target}, not for {key.target}")
+    return record
+
+
+def _read_any_record(path: Path) -> PlanRecord | NoPlan:
+    raw = read_trusted(path)
+    try:
+        record = from_jsonable(PlanRecord, json.loads(raw), path.name)
+    except (ValueError, UsageError) as error:
+        return NoPlan(f"{path}: cannot be read ({error})")
+    if record.schema_version != SCHEMA_VERSION:
+        return NoPlan(f"{path}: has schema version {record.schema_version}, this version reads {SCHEMA_VERSION}")
     return record
 
 

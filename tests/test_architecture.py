@@ -2,6 +2,7 @@
 
 models <- app.engines <- export      app.scheduling <- nothing of ours
 app.core -> engines, scheduling      app.edge -> core      loadtest -> scheduling and the fake engine
+app.processes -> edge (the edge process, and no engine), core (the core process), next to nothing (the supervisor)
 """
 
 from __future__ import annotations
@@ -56,7 +57,13 @@ def ours(path: Path) -> set[str]:
     return {name for name in imports(path) if in_room(name, *OURS)}
 
 
+def in_app(name: str) -> bool:
+    return name.startswith("app.")
+
+
 ALL = dict(modules())
+# What makes a process of it all: the single one, and the options of every kind.
+HOSTS = ("app.main", "app.settings")
 # The `python -m` doors lead to the command, which leads everywhere.
 ROOMS = {name: path for name, path in ALL.items() if not name.endswith("__main__")}
 
@@ -69,14 +76,17 @@ def allowed(name: str) -> tuple[str, ...]:
         return ("app.scheduling",)
     if in_room(name, "app.engines"):
         return ("models", "app.engines")
-    if in_room(name, "app.edge", "app.main", "app.settings"):
+    if in_room(name, "app.edge"):
+        return ("models", *(room for room in ALL if in_app(room) and not in_room(room, "app.processes", *HOSTS)))
+    if in_room(name, "app.processes", *HOSTS):
         return ("models", "app")
     if in_room(name, "app"):
-        return tuple(
-            room for room in ("models", *ALL) if not in_room(room, "app.edge", "app.main", "export", "loadtest")
-        )
+        return ("models", *(r for r in ALL if in_app(r) and not in_room(r, "app.edge", "app.processes", *HOSTS)))
     if in_room(name, "export"):
         return ("models", "app.engines", "export")
+    if in_room(name, "loadtest.peers.bare"):
+        # The bound that a server is held against is made of that server's own parts.
+        return ("models", "app.engines", "loadtest")
     return ("models.errors", "app.scheduling", "app.engines.fake", "loadtest")
 
 
@@ -105,8 +115,37 @@ def test_the_vocabulary_needs_no_library_but_its_three(name: str) -> None:
 
 def test_the_policy_knows_no_clock_no_await_and_no_io() -> None:
     forbidden = {"time", "asyncio", "threading", "os", "io", "socket", "logging", "random"}
-    for name in ("app.scheduling.policy", "app.scheduling.queues", "app.scheduling.latency"):
+    pure = {name for name in ROOMS if in_room(name, "app.scheduling")} - {
+        "app.scheduling.scheduler",
+        "app.scheduling.slab",
+    }
+    assert "app.scheduling.policy" in pure
+    for name in pure:
         assert not forbidden & {used.partition(".")[0] for used in imports(ROOMS[name])}
+
+
+def closure(name: str) -> set[str]:
+    """A module of ours and every one that is imported with it."""
+    found, new = {name}, {name}
+    while new:
+        new = {used for one in new for used in imports(ROOMS[one]) if used in ROOMS} - found
+        found |= new
+    return found
+
+
+def test_an_edge_process_imports_no_engine_and_nothing_that_does() -> None:
+    inside = closure("app.processes.edge_process")
+    assert "app.edge.predictions" in inside
+    assert not [one for one in inside if in_room(one, "app.engines", "app.core", "app.catalog", "app.metrics")]
+    libraries = {used.partition(".")[0] for one in inside for used in imports(ROOMS[one])}
+    assert not libraries & {"fastapi", "onnxruntime", "prometheus_client", "pydantic", "grpc", "tritonclient"}
+
+
+def test_the_supervisor_needs_nothing_that_could_fail() -> None:
+    import sys
+
+    libraries = {used.partition(".")[0] for one in closure("app.processes.supervisor") for used in imports(ROOMS[one])}
+    assert libraries - set(sys.stdlib_module_names) == {"app", "models"}
 
 
 @pytest.mark.parametrize("name", sorted(ROOMS))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.catalog import Served
+from app.core_like import ServedLike
 from app.edge.classification import classify
 from app.edge.inference import INLINE_BYTES, InferRequest
 from app.edge.outputs import WantedOutput
@@ -18,7 +18,7 @@ from app.scheduling.request import Answer, Done
 from models.spec import TensorSpec
 
 
-def answers_of(request: InferRequest, served: Served, done: Done) -> tuple[TensorOut, ...]:
+def answers_of(request: InferRequest, served: ServedLike, done: Done) -> tuple[TensorOut, ...]:
     """The answers for either wire to encode; their views must be used up before the exchange closes.
 
     Raises InvalidRequest for an answer that does not fit the form in which it was asked for.
@@ -38,11 +38,11 @@ def is_heavy_answer(request: InferRequest, done: Done) -> bool:
     return any(wanted.classes or not wanted.binary for wanted in request.outputs)
 
 
-def _plain_answer(served: Served, wanted: WantedOutput, answer: Answer) -> TensorOut:
+def _plain_answer(served: ServedLike, wanted: WantedOutput, answer: Answer) -> TensorOut:
     return TensorOut(served.spec.outputs[wanted.index], answer.shape, answer.data, wanted.binary)
 
 
-def _other_answer(served: Served, wanted: WantedOutput, answer: Answer) -> TensorOut:
+def _other_answer(served: ServedLike, wanted: WantedOutput, answer: Answer) -> TensorOut:
     spec = served.spec.outputs[wanted.index]
     if wanted.place is not None:
         check_room(wanted.place, spec, answer.data.nbytes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.catalog import Served
+from app.core_like import ServedLike
 from app.edge.body import Body
 from app.edge.tensors import Asked, Source, Target, TensorIn
 from app.scheduling.request import Shape, TensorRef
@@ -31,7 +31,7 @@ class BinaryTail:
         return _Binary(self._body, begin, size)
 
 
-def raw_request(body: Body, served: Served, memory: SharedMemory) -> Asked:
+def raw_request(body: Body, served: ServedLike, memory: SharedMemory) -> Asked:
     """A body that is nothing but the only input of one sample; all outputs are wanted, binary.
 
     Raises InvalidRequest for a model whose input such a body does not settle.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starlette.types import Receive
 
@@ -31,8 +32,7 @@ class BodyLimits:
         return self.grace_s + nbytes / self.slowest_bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(NamedTuple):
     """The whole body: the first `nbytes` of the slot."""
 
     slot: Slot

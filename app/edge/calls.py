@@ -10,14 +10,14 @@ from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from app.catalog import Served
-from app.core import Core
-from app.edge.body import Body, BodyLimits, declared_length, read_body
+from app.core_like import CoreLike, ServedLike
+from app.edge.body import Body, BodyLimits, declared_length, read_body, too_large
 from app.edge.compression import compress, inflate, is_worthwhile, request_encoding, response_encoding
+from app.edge.direct import DirectLine, direct_line
 from app.edge.exchange import ClientGone, Exchange
 from app.edge.lookup import find_served
 from app.edge.pool import DecodePool
-from app.edge.replies import Reply, error_reply, send_reply
+from app.edge.replies import Reply, error_reply, headers_of, send_reply
 from models.errors import InvalidRequest, RequestError
 
 
@@ -45,7 +45,8 @@ class Call:
     headers: dict[bytes, bytes]
     receive: Receive
     exchange: Exchange
-    served: Served | None = None
+    line: DirectLine | None
+    served: ServedLike | None = None
 
     def query(self) -> dict[str, list[str]]:
         raw: bytes = self.scope["query_string"]
@@ -57,38 +58,36 @@ class HotRoute(ABC):
 
     protocol: ClassVar[str]
 
-    def __init__(self, core: Core, options: EdgeOptions, pool: DecodePool) -> None:
+    def __init__(self, core: CoreLike, options: EdgeOptions, pool: DecodePool) -> None:
         self.core, self.options, self.pool = core, options, pool
 
     @abstractmethod
-    async def answer(self, call: Call, served: Served, body: Body) -> Reply:
+    async def answer(self, call: Call, served: ServedLike, body: Body) -> Reply:
         """The reply to a body that has been read. Raises RequestError or ClientGone."""
 
-    def admit(self, served: Served) -> None:  # noqa: B027 - most routes take every model
+    def admit(self, served: ServedLike) -> None:  # noqa: B027 - most routes take every model
         """Refuse a model that this route cannot serve, before the body is read. Raises RequestError."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(self.core)
-        call = Call(scope, dict(scope["headers"]), receive, exchange)
+        call = Call(scope, dict(scope["headers"]), receive, exchange, direct_line(scope))
         outcome = "cancelled"
         try:
             reply = await self._reply(call)
             outcome = "success" if reply.status < 400 else outcome_of(reply.status)
             encode_ns = time.monotonic_ns()
-            await send_reply(send, reply)
+            await _send(call, reply, send)
             if call.served is not None:
-                ended_ns = time.monotonic_ns()
-                self.record_stage(call.served, "encode", ended_ns - encode_ns)
-                call.served.statistics.rolling.record_stage("total", ended_ns - exchange.arrival_ns)
+                self.core.stage_took(call.served.key, "encode", time.monotonic_ns() - encode_ns)
         except ClientGone:
             pass  # nobody to answer; counted as cancelled
         except RequestError as error:
             outcome = outcome_of(error.http_status)
-            await send_reply(send, error_reply(error))
+            await _send(call, error_reply(error), send)
         finally:
             exchange.close()
-            seconds = (time.monotonic_ns() - exchange.arrival_ns) / 1e9
-            self.core.metrics.request_ended(call.served, self.protocol, outcome, seconds)
+            key = None if call.served is None else call.served.key
+            self.core.call_ended(key, self.protocol, outcome, time.monotonic_ns() - exchange.arrival_ns)
 
     async def _reply(self, call: Call) -> Reply:
         call.exchange.begin()
@@ -98,8 +97,10 @@ class HotRoute(ABC):
         self.admit(served)
         encoding = request_encoding(call.headers)
         declared = declared_length(call.headers, self.options.body)
-        body = await read_body(call.receive, call.exchange, declared, self.options.body)
-        call.exchange.watch_client(_until_client_leaves(call.receive))
+        body = _arrived_body(call, self.options.body)
+        if body is None:
+            body = await read_body(call.receive, call.exchange, declared, self.options.body)
+        _watch_client(call)
         if encoding is not None:
             body = await inflate(body, encoding, call.exchange, self.pool, self.options.body)
         reply = await self.answer(call, served, body)
@@ -111,10 +112,6 @@ class HotRoute(ABC):
         if encoding is None or not is_worthwhile(reply):
             return reply
         return await self.pool.run_anyway(compress, reply, encoding)
-
-    def record_stage(self, served: Served, stage: str, ns: int) -> None:
-        self.core.metrics.stage(served, stage, ns)
-        served.statistics.rolling.record_stage(stage, ns)
 
     def timeout_ms(self, call: Call) -> float | None:
         """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""
@@ -128,6 +125,33 @@ class HotRoute(ABC):
         if not 0 < timeout_ms < 1e9:
             raise InvalidRequest(f"timeout_ms must be a number of milliseconds above 0, got {values[-1][:40]!r}")
         return timeout_ms
+
+
+def _arrived_body(call: Call, limits: BodyLimits) -> Body | None:
+    """The body in the slab, if all of it is there already; nobody has to wait for a small one."""
+    arrived = call.line.whole_body() if call.line is not None else None
+    if arrived is None:
+        return None
+    if len(arrived) > limits.max_bytes:
+        raise too_large(len(arrived), limits)
+    slot = call.exchange.reserve(len(arrived))
+    slot.view[:] = arrived
+    return Body(slot, len(arrived))
+
+
+def _watch_client(call: Call) -> None:
+    """From now on a client that leaves ends the wait for its answers."""
+    if call.line is None:
+        call.exchange.watch_client(_until_client_leaves(call.receive))
+    else:
+        call.line.on_client_gone = call.exchange.client_left
+        if call.line.client_is_gone:
+            call.exchange.client_left()
+
+
+async def _send(call: Call, reply: Reply, send: Send) -> None:
+    if call.line is None or not call.line.reply(reply.status, headers_of(reply), reply.pieces):
+        await send_reply(send, reply)
 
 
 async def _until_client_leaves(receive: Receive) -> None:

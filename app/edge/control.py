@@ -21,6 +21,8 @@ from app.edge.calls import EdgeOptions
 from app.edge.error_docs import ERRORS
 from app.edge.lookup import find_served
 from app.edge.model_config import model_config
+from app.plan_builder import PlanBuild
+from app.proving import ProvedEngine
 from app.statistics import STAGES
 from app.version import VERSION
 
@@ -103,9 +105,10 @@ def _add_statistics(router: APIRouter, core: Core) -> None:
                 "version": VERSION,
                 "ready": core.ready,
                 "uptime_s": round(time.monotonic() - core.started_s, 1),
-                "inflight_bytes": core.slab.used_bytes,
+                "inflight_bytes": core.inflight_bytes,
                 "unfinished_requests": core.scheduler.unfinished,
                 "models": [_last_minute(core, served) for served in core.catalog.served()],
+                "gpus": [dataclasses.asdict(reading) for reading in core.gpus.readings],
                 "refused": [dataclasses.asdict(one) | {"state": one.state.value} for one in core.catalog.refused()],
             }
         )
@@ -120,16 +123,15 @@ def _add_pages(router: APIRouter, core: Core) -> None:
 def _last_minute(core: Core, served: Served) -> _Json:
     rolling = served.statistics.rolling
     requests_per_s, samples_per_s = rolling.per_second()
-    info = served.loaded.engine.info
+    first, *_ = engines = [_engine(served, proved) for proved in served.loaded.engines]
     return {
         "name": served.key.model,
         "version": str(served.key.version),
         "ready": served.ready,
         "takes_images": served.spec.image is not None,
-        "engine": info.engine,
-        "precision": info.precision,
-        "device": info.device_fingerprint,
-        "why": served.loaded.reason,
+        **first,
+        "engines": engines,
+        "plan_build": _plan_build(served.plan_build),
         "why_not_others": list(served.loaded.skipped),
         "max_batch_size": served.spec.max_batch_size,
         "waiting_samples": core.waiting_samples(served),
@@ -138,6 +140,24 @@ def _last_minute(core: Core, served: Served) -> _Json:
         "stages": {stage: dataclasses.asdict(rolling.percentiles(stage)) for stage in STAGES},
         "batch_sizes": {str(size): times for size, times in rolling.batch_sizes().items()},
     }
+
+
+def _engine(served: Served, proved: ProvedEngine) -> _Json:
+    info = proved.engine.info
+    return {
+        "engine": info.engine,
+        "precision": info.precision,
+        "device": info.device_fingerprint,
+        "device_id": info.device,
+        "why": proved.reason,
+    }
+
+
+def _plan_build(build: PlanBuild | None) -> _Json | None:
+    """How far the plan is that will serve better; null where none is being built, or ever was."""
+    if build is None:
+        return None
+    return dataclasses.asdict(build) | {"plan": None if build.plan is None else build.plan.name}
 
 
 def _json(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

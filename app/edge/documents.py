@@ -42,7 +42,7 @@ def model_metadata(core: Core, model: str, version: str | None) -> Document:
     return {
         "name": model,
         "versions": [str(other.key.version) for other in core.catalog.versions(model)],
-        "platform": served.loaded.platform,
+        "platform": served.first.platform,
         "inputs": [_tensor(spec, batch) for spec in served.spec.inputs],
         "outputs": [_tensor(spec, batch) for spec in served.spec.outputs],
     }

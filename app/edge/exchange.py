@@ -11,9 +11,9 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
-from app.catalog import Served
-from app.core import Core
+from app.core_like import CoreLike, ServedLike
 from app.outcomes import check
 from app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, Outcome, Request, Shape, SlotRef, TensorRef
 from app.scheduling.slab import Slot
@@ -25,8 +25,7 @@ class ClientGone(Exception):
     """The client has closed the connection; there is nobody to answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(NamedTuple):
     """A request's decoded inputs: where they lie, how many samples, and their shapes without the batch."""
 
     samples: int
@@ -47,12 +46,14 @@ class Terms:
 class Exchange:
     """The edge's side of one HTTP or gRPC call. Times are CLOCK_MONOTONIC nanoseconds."""
 
-    core: Core
+    core: CoreLike
     arrival_ns: int = field(default_factory=time.monotonic_ns)
     _slots: dict[SlotRef, Slot] = field(default_factory=dict)
     _presence: asyncio.Future[None] | None = None
+    _client_left: bool = False
+    _awaited: list[asyncio.Future[Done]] = field(default_factory=list)
     _begun: bool = False
-    _held: Served | None = None
+    _held: ServedLike | None = None
     _regions: list[Region] | None = None
 
     def begin(self) -> None:
@@ -60,7 +61,7 @@ class Exchange:
         self.core.begin_call()
         self._begun = True
 
-    def hold(self, served: Served) -> None:
+    def hold(self, served: ServedLike) -> None:
         """Keep the version loaded until the exchange closes. Comes in the same turn in which it was found."""
         served.enter()
         self._held = served
@@ -73,6 +74,17 @@ class Exchange:
     def watch_client(self, until_it_leaves: Awaitable[None]) -> None:
         """From now on a client that leaves ends the wait for its answers. The body must have been read."""
         self._presence = asyncio.ensure_future(until_it_leaves)
+        self._presence.add_done_callback(self._presence_ended)
+
+    def _presence_ended(self, presence: asyncio.Future[None]) -> None:
+        if not presence.cancelled():
+            self.client_left()
+
+    def client_left(self) -> None:
+        """There is nobody to answer any more: whatever is awaited ends with ClientGone, now and later."""
+        self._client_left = True
+        for future in self._awaited:
+            _fail(future, ClientGone())
 
     def reserve(self, nbytes: int) -> Slot:
         """Memory that is given back when the exchange closes. Raises Overloaded."""
@@ -103,7 +115,7 @@ class Exchange:
             self._begun = False
             self.core.end_call()
 
-    def build_request(self, served: Served, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
+    def build_request(self, served: ServedLike, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
         """The scheduler's view of what was decoded, with room reserved for the outputs."""
         return Request(
             id=self.core.next_request_id(),
@@ -139,26 +151,24 @@ class Exchange:
         return done
 
     async def _answer(self, future: asyncio.Future[Done], request: Request) -> Done:
-        def client_left(presence: asyncio.Future[None]) -> None:
-            if not presence.cancelled():
-                _fail(future, ClientGone())
-
         timer = None
         if request.deadline_ns is not None:
             late = DeadlineExceeded("Request timeout expired before the model had answered")
             remaining_s = (request.deadline_ns - time.monotonic_ns()) / SECOND_NS
             timer = asyncio.get_running_loop().call_later(remaining_s, _fail, future, late)
-        if self._presence is not None:
-            self._presence.add_done_callback(client_left)
+        self._awaited.append(future)
+        if self._client_left:
+            _fail(future, ClientGone())
         try:
             return await future
         finally:
-            if self._presence is not None:
-                self._presence.remove_done_callback(client_left)
+            self._awaited.remove(future)
             if timer is not None:
                 timer.cancel()
 
-    def _reserve_outputs(self, served: Served, samples: int, wanted: tuple[int, ...]) -> tuple[TensorRef | None, ...]:
+    def _reserve_outputs(
+        self, served: ServedLike, samples: int, wanted: tuple[int, ...]
+    ) -> tuple[TensorRef | None, ...]:
         sizes = [served.spec.outputs[index].sample_bytes for index in wanted]
         known = [samples * size if size is not None else 0 for size in sizes]
         if not any(known):

@@ -13,10 +13,11 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.core import Core
+from app.core_like import CoreLike
 from app.edge.calls import EdgeOptions
+from app.edge.direct import direct_line
 from app.edge.entry import KEY_IS_WRONG, Entry
-from app.edge.replies import Reply, error_body, error_reply, send_reply
+from app.edge.replies import Headers, Reply, error_body, error_reply, send_reply
 from app.logs import request_id
 from models.errors import Unauthorized, Unavailable
 
@@ -30,7 +31,7 @@ _ADMIN = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
 class Gate:
     """Wraps the whole application."""
 
-    def __init__(self, app: ASGIApp, core: Core, options: EdgeOptions) -> None:
+    def __init__(self, app: ASGIApp, core: CoreLike, options: EdgeOptions) -> None:
         self._app = app
         self._core = core
         self._entry = Entry(options)
@@ -43,6 +44,9 @@ class Gate:
         own_id = self._entry.request_id(headers.get(b"x-request-id"))
         request_id.set(own_id.decode())
         passage = _Passage(send, own_id, headers.get(b"traceparent"), self._core)
+        line = direct_line(scope)
+        if line is not None:
+            line.decorate = passage.headers
         started_ns = time.monotonic_ns()
         try:
             if self._is_allowed(scope["path"], headers):
@@ -81,20 +85,25 @@ class Gate:
 class _Passage:
     """One call's way out: adds the headers that every answer has, and remembers the status."""
 
-    def __init__(self, send: Send, own_id: bytes, traceparent: bytes | None, core: Core) -> None:
+    def __init__(self, send: Send, own_id: bytes, traceparent: bytes | None, core: CoreLike) -> None:
         self._send = send
         self._own_id = own_id
         self.traceparent = traceparent
         self._core = core
         self.status = 0
 
+    def headers(self, status: int) -> Headers:
+        """What every answer of this call says beside its own, now that it goes out with this status."""
+        self.status = status
+        headers = [(b"x-request-id", self._own_id)]
+        if self.traceparent is not None:
+            headers.append((b"traceparent", self.traceparent))
+        if self._core.leaving:
+            # The client's next request then goes elsewhere, and not into a closing connection.
+            headers.append((b"connection", b"close"))
+        return headers
+
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._own_id)]
-            if self.traceparent is not None:
-                message["headers"].append((b"traceparent", self.traceparent))
-            if self._core.leaving:
-                # The client's next request then goes elsewhere, and not into a closing connection.
-                message["headers"].append((b"connection", b"close"))
+            message["headers"] = [*message.get("headers", ()), *self.headers(message["status"])]
         await self._send(message)

@@ -52,9 +52,7 @@ class GrpcInference:
         finally:
             exchange.close()
             took_ns = time.monotonic_ns() - exchange.arrival_ns
-            if served is not None and outcome == "success":
-                served.statistics.rolling.record_stage("total", took_ns)
-            self._core.metrics.request_ended(served, _PROTOCOL, outcome, took_ns / 1e9)
+            self._core.call_ended(None if served is None else served.key, _PROTOCOL, outcome, took_ns)
 
     async def stream(self, messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[Any]:
         """One response per request, in the order of the requests; several of them run at once."""
@@ -100,14 +98,14 @@ class GrpcInference:
         timeout_ms = call.timeout_ms() or self._options.default_timeout_ms or None
         request = await self._decode(message, served)
         inputs = place_tensors(request, exchange)
-        self._record_stage(served, "decode", time.monotonic_ns() - started_ns)
+        self._core.stage_took(served.key, "decode", time.monotonic_ns() - started_ns)
         done = await run_inference(request, inputs, served, exchange, timeout_ms)
         encode_ns = time.monotonic_ns()
         if is_heavy_answer(request, done):
             response = await self._pool.run_anyway(infer_response, request, served, done)
         else:
             response = infer_response(request, served, done)
-        self._record_stage(served, "encode", time.monotonic_ns() - encode_ns)
+        self._core.stage_took(served.key, "encode", time.monotonic_ns() - encode_ns)
         return response
 
     async def _decode(self, message: Any, served: Served) -> InferRequest:
@@ -115,7 +113,3 @@ class GrpcInference:
         if nbytes <= INLINE_BYTES or (message.raw_input_contents and not is_heavy(nbytes, served)):
             return understand(asked_of(message, self._core.shared_memory), served)
         return await self._pool.run(lambda: understand(asked_of(message, self._core.shared_memory), served))
-
-    def _record_stage(self, served: Served, stage: str, ns: int) -> None:
-        self._core.metrics.stage(served, stage, ns)
-        served.statistics.rolling.record_stage(stage, ns)

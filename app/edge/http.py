@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.core import Core
 from app.edge.calls import EdgeOptions
@@ -55,6 +55,14 @@ def create_app(core: Core, options: EdgeOptions) -> FastAPI:
 
         def build_middleware_stack(self) -> ASGIApp:
             return Gate(Shortcut(super().build_middleware_stack(), infer, predictions), core, options)
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or self.middleware_stack is None:
+                await super().__call__(scope, receive, send)
+                return
+            # The framework's own way here looks into the environment for every request.
+            scope["app"] = self
+            await self.middleware_stack(scope, receive, send)
 
     app = Application(
         title="Convoy",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 
-from app.catalog import Served
+from app.core_like import CoreLike, ServedLike
 from app.edge.answers import is_heavy_answer
 from app.edge.body import Body
-from app.edge.calls import Call, HotRoute
+from app.edge.calls import Call, EdgeOptions, HotRoute
 from app.edge.inference import INLINE_BYTES, is_heavy, place_tensors, run_inference
-from app.edge.oip_request import parse_infer
+from app.edge.oip_request import RequestParser, parse_infer
 from app.edge.oip_response import render_infer
+from app.edge.pool import DecodePool
 from app.edge.replies import Reply
 from app.edge.timing import server_timing, timing_ms
 from models.errors import InvalidRequest
@@ -23,18 +24,22 @@ class InferRoute(HotRoute):
 
     protocol = "v2"
 
-    async def answer(self, call: Call, served: Served, body: Body) -> Reply:
+    def __init__(self, core: CoreLike, options: EdgeOptions, pool: DecodePool) -> None:
+        super().__init__(core, options, pool)
+        self._parser = RequestParser()
+
+    async def answer(self, call: Call, served: ServedLike, body: Body) -> Reply:
         started_ns = time.monotonic_ns()
         timeout_ms = self.timeout_ms(call)
         header_length = _header_length(call)
         json_bytes = body.nbytes if header_length is None else header_length
         if json_bytes <= INLINE_BYTES and not is_heavy(body.nbytes, served):
-            request = parse_infer(body, header_length, served, self.core.shared_memory)
+            request = self._parser.parse(body, header_length, served, self.core.shared_memory)
         else:
             request = await self.pool.run(parse_infer, body, header_length, served, self.core.shared_memory)
         inputs = place_tensors(request, call.exchange)
         decode_ns = time.monotonic_ns() - started_ns
-        self.record_stage(served, "decode", decode_ns)
+        self.core.stage_took(served.key, "decode", decode_ns)
         done = await run_inference(request, inputs, served, call.exchange, timeout_ms)
         if is_heavy_answer(request, done):
             response = await self.pool.run_anyway(render_infer, request, served, done)

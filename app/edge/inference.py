@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from app.catalog import Served
+from app.core_like import ServedLike
 from app.edge.exchange import Exchange, Inputs, Terms
 from app.edge.outputs import WantedOutput, read_outputs
 from app.edge.parameters import check_parameters, whole_number
@@ -34,8 +35,7 @@ INLINE_BYTES = 32 << 10
 _NO_TERMS = Terms()
 
 
-@dataclass(frozen=True, slots=True)
-class InferRequest:
+class InferRequest(NamedTuple):
     """A request that fits its model. Inputs may be anywhere until `place_tensors` has found room for them.
 
     `samples` is the batch size, `shapes` are the inputs' without it, in the model's order. `regions` are the
@@ -51,7 +51,7 @@ class InferRequest:
     regions: tuple[Region, ...] = ()
 
 
-def understand(asked: Asked, served: Served) -> InferRequest:
+def understand(asked: Asked, served: ServedLike) -> InferRequest:
     """Compare what was asked with the model. Raises InvalidRequest or Unsupported.
 
     Touches nothing but what it is given, so any thread may call it.
@@ -69,17 +69,17 @@ def place_tensors(request: InferRequest, exchange: Exchange) -> Inputs:
     return Inputs(request.samples, request.shapes, references)
 
 
-def is_heavy(nbytes: int, served: Served) -> bool:
+def is_heavy(nbytes: int, served: ServedLike) -> bool:
     """Whether checking so many bytes of inputs takes longer than the event loop may be held up."""
     # Numbers are checked by their size; strings one by one.
     return nbytes > INLINE_BYTES and any(spec.is_strings for spec in served.spec.inputs)
 
 
 async def run_inference(
-    request: InferRequest, inputs: Inputs, served: Served, exchange: Exchange, timeout_ms: float | None
+    request: InferRequest, inputs: Inputs, served: ServedLike, exchange: Exchange, timeout_ms: float | None
 ) -> Done:
     """Queue it and wait for its answers. Raises RequestError, or ClientGone when nobody waits any more."""
-    terms = replace(request.terms, timeout_ms=timeout_ms)
+    terms = request.terms if timeout_ms is None else replace(request.terms, timeout_ms=timeout_ms)
     wanted = tuple(output.index for output in request.outputs)
     return await exchange.run(exchange.build_request(served, inputs, wanted, terms))
 
@@ -105,10 +105,10 @@ def _prefix(request_id: str | None) -> str:
 class _Reader:
     """One request against one model, in Triton's order: inputs, their batch, outputs, terms."""
 
-    def __init__(self, asked: Asked, served: Served) -> None:
+    def __init__(self, asked: Asked, served: ServedLike) -> None:
         self._asked = asked
         self._spec = served.spec
-        self._text_only = served.loaded.engine.text_only
+        self._text_only = served.text_only
         self._model = f"'{served.key.model}'"
         self._prefix = _prefix(asked.id)
 

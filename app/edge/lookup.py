@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from app.catalog import Catalog, Served
+from app.core_like import Finder, Found
 from models.errors import NotFound
 
 
-def find_served(catalog: Catalog, model: str, version: str | None) -> Served:
+def find_served(catalog: Finder[Found], model: str, version: str | None) -> Found:
     """The version asked for; without one, the highest. Raises NotFound or Unavailable."""
     if version is None:
         return catalog.find(model, None)

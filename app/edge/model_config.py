@@ -15,7 +15,7 @@ def model_config(served: Served) -> dict[str, Any]:
     spec = served.spec
     config: dict[str, Any] = {
         "name": served.key.model,
-        "platform": served.loaded.platform,
+        "platform": served.first.platform,
         "backend": "onnxruntime",
         "runtime": "",
         "version_policy": {"latest": {"num_versions": 1}},

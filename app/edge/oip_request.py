@@ -15,21 +15,24 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.catalog import Served
+from app.core_like import ServedLike
 from app.edge.binary_tensors import BinaryTail, raw_request
 from app.edge.body import Body
 from app.edge.inference import InferRequest, understand, wrong_request
 from app.edge.shared_tensors import REGION, SharedInput, shared_place
 from app.edge.tensors import BINARY_ONLY, Asked, OutputIn, Source, Target, TensorIn, brief, in_range, shown
+from app.scheduling.request import ModelKey, TensorRef
 from app.shared_memory import SharedMemory
 from models.errors import InvalidRequest
 
 _Json = dict[str, Any]
+_MOST_KNOWN = 256
+_LONGEST_KNOWN_BYTES = 4 << 10
 # numpy's kinds of values that JSON may bring for a tensor of each kind.
 _ACCEPTED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
-def parse_infer(body: Body, header_length: int | None, served: Served, memory: SharedMemory) -> InferRequest:
+def parse_infer(body: Body, header_length: int | None, served: ServedLike, memory: SharedMemory) -> InferRequest:
     """Decode a body whose first `header_length` bytes are JSON: all of it when None, nothing when 0.
 
     Touches nothing but the body's bytes, so any thread may call it. Raises InvalidRequest, or NotFound or
@@ -52,6 +55,45 @@ def parse_infer(body: Body, header_length: int | None, served: Served, memory: S
             asked.id, f"unexpected additional input data for model '{served.key.model}': {extra} bytes too many"
         )
     return request
+
+
+class RequestParser:
+    """`parse_infer` for the event loop, with a memory: a client sends the same JSON before every binary tensor.
+
+    What a header means depends on its bytes, the model and the body's size, and on nothing else as long as all
+    inputs are binary tensors of numbers in the body. So the last few hundred meanings are kept.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[ModelKey, int, bytes], _Known] = {}
+
+    def parse(self, body: Body, header_length: int | None, served: ServedLike, memory: SharedMemory) -> InferRequest:
+        """Raises as `parse_infer` does."""
+        if not header_length or header_length > _LONGEST_KNOWN_BYTES:
+            return parse_infer(body, header_length, served, memory)
+        place = (served.key, body.nbytes, bytes(body.view[:header_length]))
+        known = self._known.get(place)
+        if known is not None:
+            slot = body.slot.ref
+            tensors = tuple(TensorRef(slot, tensor.offset, tensor.nbytes) for tensor in known.tensors)
+            return known.request._replace(tensors=tensors)
+        request = parse_infer(body, header_length, served, memory)
+        tensors = tuple(tensor for tensor in request.tensors if isinstance(tensor, TensorRef))
+        # Strings are checked in the body, and regions come and go.
+        is_plain = len(tensors) == len(request.tensors) and not request.regions
+        if is_plain and not any(spec.is_strings for spec in served.spec.inputs):
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[place] = _Known(request, tensors)
+        return request
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a header meant, and where in its body the tensors lay."""
+
+    request: InferRequest
+    tensors: tuple[TensorRef, ...]
 
 
 def _asked(document: _Json, tail: BinaryTail, memory: SharedMemory) -> Asked:

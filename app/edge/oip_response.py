@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
-from app.catalog import Served
+from app.core_like import ServedLike
 from app.edge.answers import answers_of
 from app.edge.inference import InferRequest
 from app.scheduling.request import Done
@@ -17,8 +16,7 @@ from models.errors import InvalidRequest
 from models.tensors import unpack
 
 
-@dataclass(frozen=True, slots=True)
-class InferResponse:
+class InferResponse(NamedTuple):
     """A response body in pieces; `header_length` is that of the JSON when binary tensors follow it."""
 
     pieces: tuple[bytes | memoryview, ...]
@@ -29,7 +27,7 @@ class InferResponse:
         return "application/json" if self.header_length is None else "application/octet-stream"
 
 
-def render_infer(request: InferRequest, served: Served, done: Done) -> InferResponse:
+def render_infer(request: InferRequest, served: ServedLike, done: Done) -> InferResponse:
     """Encode the answers in the order in which they were asked for.
 
     The pieces are views of the slab: they must be sent before the exchange closes. Raises InvalidRequest for
@@ -66,7 +64,7 @@ def _texts(name: str, data: memoryview) -> list[str]:
         ) from error
 
 
-def _envelope(request: InferRequest, served: Served, outputs: list[dict[str, Any]]) -> dict[str, Any]:
+def _envelope(request: InferRequest, served: ServedLike, outputs: list[dict[str, Any]]) -> dict[str, Any]:
     own = {"id": request.id} if request.id is not None else {}
     return {**own, "model_name": served.key.model, "model_version": str(served.key.version), "outputs": outputs}
 

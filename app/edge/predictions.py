@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.catalog import Served
+from app.core_like import ServedLike
 from app.edge.body import Body
 from app.edge.calls import Call, HotRoute
 from app.edge.exchange import Exchange, Inputs, Terms
@@ -45,7 +45,7 @@ class PredictionsRoute(HotRoute):
 
     protocol = "predictions"
 
-    def admit(self, served: Served) -> None:
+    def admit(self, served: ServedLike) -> None:
         if served.spec.image is None:
             name, version = served.key.model, served.key.version
             raise InvalidRequest(
@@ -53,7 +53,7 @@ class PredictionsRoute(HotRoute):
                 f"send tensors to /v2/models/{name}/versions/{version}/infer"
             )
 
-    async def answer(self, call: Call, served: Served, body: Body) -> Reply:
+    async def answer(self, call: Call, served: ServedLike, body: Body) -> Reply:
         top_k = _top_k(call)
         terms = Terms(self.timeout_ms(call))
         boundary = boundary_of(call.headers.get(b"content-type", b""))
@@ -70,7 +70,7 @@ class PredictionsRoute(HotRoute):
         return _several(envelope, outcomes)
 
     async def _predict_file(
-        self, exchange: Exchange, served: Served, encoded: memoryview, terms: Terms, top_k: int
+        self, exchange: Exchange, served: ServedLike, encoded: memoryview, terms: Terms, top_k: int
     ) -> _Answer | _Failed:
         try:
             return await self._predict(exchange, served, encoded, terms, top_k)
@@ -79,7 +79,7 @@ class PredictionsRoute(HotRoute):
             return _Failed(str(error), error_reply(error))
 
     async def _predict(
-        self, exchange: Exchange, served: Served, encoded: memoryview, terms: Terms, top_k: int
+        self, exchange: Exchange, served: ServedLike, encoded: memoryview, terms: Terms, top_k: int
     ) -> _Answer:
         started_ns = time.monotonic_ns()
         spec, image = served.spec, served.spec.image
@@ -88,7 +88,7 @@ class PredictionsRoute(HotRoute):
         slot = exchange.reserve(nbytes)
         await self.pool.run(decode_image_into, encoded, image, slot.view)
         decode_ns = time.monotonic_ns() - started_ns
-        self.record_stage(served, "decode", decode_ns)
+        self.core.stage_took(served.key, "decode", decode_ns)
         inputs = Inputs(1, (spec.inputs[0].shape,), (TensorRef(slot.ref, 0, nbytes),))
         done = await exchange.run(exchange.build_request(served, inputs, (0,), terms))
         logits = np.frombuffer(done.answers[0].data, spec.outputs[0].numpy_dtype)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from app.edge.direct import EXTENSION, DirectLine
 from app.edge.replies import error_body
 
 _log = logging.getLogger("convoy")
@@ -53,6 +54,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._answering: Any = None
+        self._line: DirectLine | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -77,6 +79,8 @@ class GuardedProtocol(HttpToolsProtocol):
             # uvicorn tells only the latest request; with pipelining an earlier one is being answered.
             self._answering.disconnected = True
             self._answering.message_event.set()
+            if self._line is not None and self._line.on_client_gone is not None:
+                self._line.on_client_gone()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -118,6 +122,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._answering = cycle
+        self._line = DirectLine(self, cycle)
+        cycle.scope["extensions"] = {EXTENSION: self._line}
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

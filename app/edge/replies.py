@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 from starlette.responses import Response
@@ -14,14 +14,27 @@ from models.errors import RequestError, UnsupportedCompression
 Headers = list[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """A status, a body in pieces, and headers beside type and length."""
 
     status: int
     pieces: tuple[bytes | memoryview, ...]
     content_type: str = "application/json"
     headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Bytes of the body."""
+        return sum(map(len, self.pieces))
+
+
+def headers_of(reply: Reply) -> Headers:
+    """All that the reply itself has to say."""
+    return [
+        (b"content-type", reply.content_type.encode()),
+        (b"content-length", b"%d" % reply.length),
+        *reply.headers,
+    ]
 
 
 # Small pieces are cheaper to join than to send one by one.
@@ -30,14 +43,8 @@ _JOIN_BELOW_BYTES = 64 << 10
 
 async def send_reply(send: Send, reply: Reply) -> None:
     """Send the whole reply. The pieces may be views: they are out of our hands when this returns."""
-    length = sum(len(piece) for piece in reply.pieces)
-    headers: Headers = [
-        (b"content-type", reply.content_type.encode()),
-        (b"content-length", str(length).encode()),
-        *reply.headers,
-    ]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    bodies = reply.pieces if length > _JOIN_BELOW_BYTES else (b"".join(reply.pieces),)
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers_of(reply)})
+    bodies = reply.pieces if reply.length > _JOIN_BELOW_BYTES else (b"".join(reply.pieces),)
     last = len(bodies) - 1
     for index, body in enumerate(bodies):
         # The transport may keep what it is given; a slot is reused as soon as its exchange closes.

@@ -62,6 +62,7 @@ def repository_routes(core: Core, keys: Keys) -> APIRouter:
 async def load_model(core: Core, model: str, parameters: Mapping[str, object]) -> None:
     """On either wire, after the mode and the token were checked. Raises RequestError."""
     await core.control.load(model, read_override(parameters))
+    await core.catalog.until_known()
 
 
 async def unload_model(core: Core, model: str, parameters: Mapping[str, object]) -> None:
@@ -70,6 +71,7 @@ async def unload_model(core: Core, model: str, parameters: Mapping[str, object])
     if not isinstance(parameters.get("unload_dependents", False), bool):
         raise InvalidRequest("'unload_dependents' must be true or false")
     await core.control.unload(model)
+    await core.catalog.until_known()
 
 
 def check_repository(name: str) -> None:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.edge.calls import HotRoute
-
 
 class Shortcut:
     """In front of the framework's application."""
 
-    def __init__(self, app: ASGIApp, infer: HotRoute, predictions: HotRoute) -> None:
+    def __init__(self, app: ASGIApp, infer: ASGIApp, predictions: ASGIApp) -> None:
         self._app, self._infer, self._predictions = app, infer, predictions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,7 +10,7 @@ import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -83,8 +83,7 @@ class Asked:
     binary_by_default: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TensorOut:
+class TensorOut(NamedTuple):
     """One answer, in the order in which it was asked for. `data` is a view of the slab.
 
     With `elsewhere` the client has the bytes already, in memory of its own, and `data` is empty.

@@ -47,18 +47,21 @@ def torchserve_routes(core: Core) -> APIRouter:
 
 def _description(core: Core, served: Served) -> dict[str, Any]:
     waiting = core.waiting_samples(served)
-    info = served.loaded.engine.info
+    engines = [proved.engine.info for proved in served.loaded.engines]
+    status = "READY" if served.ready else "UNLOADING"
     return {
         "modelName": served.key.model,
         "modelVersion": str(served.key.version),
         "modelUrl": _url(served.key.model),
-        "runtime": info.engine,
-        "minWorkers": 1,
-        "maxWorkers": 1,
+        "runtime": engines[0].engine,
+        "minWorkers": len(engines),
+        "maxWorkers": len(engines),
         "batchSize": max(1, served.spec.max_batch_size),
         "maxBatchDelay": 0,
         "loadedAtStartup": True,
-        "workers": [{"id": "0", "status": "READY" if served.ready else "UNLOADING", "gpu": info.device != "cpu"}],
+        "workers": [
+            {"id": str(number), "status": status, "gpu": info.device != "cpu"} for number, info in enumerate(engines)
+        ],
         "jobQueueStatus": {
             "remainingCapacity": max(0, core.options.max_queue - waiting),
             "pendingRequests": waiting,

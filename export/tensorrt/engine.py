@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.engines.tensorrt_library import collecting_logger, explained
 from export.tensorrt.audit import check_audit, read_audit, says_nothing
-from export.tensorrt.library import collecting_logger, explained
 from export.tensorrt.network import add_profiles, parse
 from export.tensorrt.watch import BuildWatch, progress_monitor
 from models.errors import JobError

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from export.tensorrt.library import explained
+from app.engines.tensorrt_library import explained
 from models.errors import JobError
 
 _MOST_ERRORS = 10

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from typing import cast
 
 GOOD_PREDICTION = json.dumps(
@@ -20,7 +21,20 @@ GOOD_OUTPUTS = json.dumps(
     {"model_name": "m", "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [0.5, 1.5]}]}
 ).encode()
 INPUTS = [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
-MODELS = ("steady", "image", "stalls", "resets", "garbage", "liar", "sheds", "dies", "closes", "secret")
+MODELS = (
+    "steady",
+    "image",
+    "stalls",
+    "resets",
+    "garbage",
+    "liar",
+    "sheds",
+    "dies",
+    "closes",
+    "secret",
+    "limited",
+    "naps",
+)
 
 
 def http(status: int, body: bytes, extra: str = "") -> bytes:
@@ -35,6 +49,8 @@ class Target(asyncio.Protocol):
     """`asked` counts inference requests per model over all connections."""
 
     asked: dict[str, int] = {}  # noqa: RUF012
+    tokens: list[float] = [20.0, 0.0]  # noqa: RUF012 - how many there are, and since when
+    naps: list[float] = [0.0]  # noqa: RUF012 - until when
     transport: asyncio.Transport
 
     def __init__(self) -> None:
@@ -85,6 +101,10 @@ class Target(asyncio.Protocol):
         elif model == "closes":
             write(http(200, GOOD_OUTPUTS, "Connection: close\r\n"))
             self.transport.close()
+        elif model == "naps":
+            self.answer_after_a_nap(asked)
+        elif model == "limited":
+            write(http(200, GOOD_OUTPUTS) if self.within_limit() else error(429, "too many requests this moment"))
         elif asked == 1 or model in ("steady", "secret"):
             write(http(200, GOOD_OUTPUTS))
         elif model == "resets":
@@ -99,6 +119,23 @@ class Target(asyncio.Protocol):
             os._exit(0)
         elif model == "dies":
             write(http(200, GOOD_OUTPUTS))
+
+    def answer_after_a_nap(self, asked: int) -> None:
+        """One nap of a second after the thirtieth request; those that came meanwhile are answered then."""
+        loop = asyncio.get_running_loop()
+        if asked == 30:
+            self.naps[0] = loop.time() + 1
+        loop.call_at(self.naps[0], self.transport.write, http(200, GOOD_OUTPUTS))
+
+    def within_limit(self) -> bool:
+        """A bucket that fills with 400 tokens a second and holds twenty."""
+        now_s = time.monotonic()
+        self.tokens[0] = min(20.0, self.tokens[0] + 400 * (now_s - self.tokens[1]))
+        self.tokens[1] = now_s
+        if self.tokens[0] < 1:
+            return False
+        self.tokens[0] -= 1
+        return True
 
 
 async def main() -> None:

@@ -24,13 +24,20 @@ IMAGES = "/v2/models/digits/infer"
 
 
 @pytest.fixture(scope="module")
-def server(shared_store: StoreFolder) -> Iterator[Server]:
+def filled_store(shared_store: StoreFolder) -> StoreFolder:
     shared_store.add_digits()
     shared_store.add_add_sub()
     shared_store.add_identity("FP16")
     shared_store.add_identity("BOOL")
     shared_store.add_identity("UINT64")
-    with start_server("--max-body-mb", "2", "--max-inflight-mb", "64", store=shared_store.root) as server:
+    return shared_store
+
+
+@pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
+def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterator[Server]:
+    with start_server(
+        "--edges", request.param, "--max-body-mb", "2", "--max-inflight-mb", "64", store=filled_store.root
+    ) as server:
         yield server
         assert server.is_ready()
         assert server.is_at_rest()

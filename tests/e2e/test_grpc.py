@@ -44,7 +44,8 @@ def server(shared_store: StoreFolder) -> Iterator[Server]:
     shared_store.add_add_sub()
     for dtype in IDENTITIES:
         shared_store.add_identity(dtype)
-    with start_server("--server-name", "triton", "--max-body-mb", "1", store=shared_store.root) as server:
+    options = ("--server-name", "triton", "--max-body-mb", "1", "--access-log", "all")
+    with start_server(*options, store=shared_store.root) as server:
         yield server
 
 

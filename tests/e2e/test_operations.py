@@ -34,7 +34,7 @@ TRITONS = {
 def server(shared_store: StoreFolder) -> Iterator[Server]:
     shared_store.add_digits()
     shared_store.add_add_sub()
-    with start_server(store=shared_store.root) as server:
+    with start_server("--access-log", "all", store=shared_store.root) as server:
         yield server
 
 
@@ -99,6 +99,7 @@ def test_stats_show_the_last_minute(server: Server) -> None:
     assert (digits["engine"], digits["precision"]) == ("onnxruntime-cpu", "fp32")
     assert digits["why"]
     assert any("tensorrt" in reason for reason in digits["why_not_others"])
+    assert digits["engines"][0]["device_id"] == "cpu"
     assert digits["requests_per_s"] > 0
     assert digits["batch_sizes"]["1"] >= 1
     for stage in ("decode", "queue", "copy_in", "compute", "copy_out", "encode", "total"):

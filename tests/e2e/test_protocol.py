@@ -21,14 +21,21 @@ from tests.support.stores import DEMO, IDENTITIES, StoreFolder, digit
 
 
 @pytest.fixture(scope="module")
-def server(shared_store: StoreFolder) -> Iterator[Server]:
+def filled_store(shared_store: StoreFolder) -> StoreFolder:
     shared_store.add_digits()
     shared_store.add_add_sub()
     shared_store.add_mean()
     shared_store.add_nonzero()
     for dtype in IDENTITIES:
         shared_store.add_identity(dtype)
-    with start_server("--server-name", "triton", "--access-log", "off", store=shared_store.root) as server:
+    return shared_store
+
+
+@pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
+def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterator[Server]:
+    with start_server(
+        "--edges", request.param, "--server-name", "triton", "--access-log", "off", store=filled_store.root
+    ) as server:
         yield server
 
 

@@ -33,11 +33,15 @@ import numpy as np
 from app import logs
 from app.canary import CanaryCheck
 from app.core import Core, CoreOptions
-from app.engines.base import EngineFailure
+from app.engines.base import Blast, EngineFailure
 from app.engines.fake import Arrays, FakeEngine
 from app.health import HealthOptions
+from app.listening import listen
 from app.loading import LoadedModel, LoadOptions
-from app.main import Host, listen, loop_factory, raise_file_limit
+from app.main import Host
+from app.processes.launch import become_supervisor
+from app.proving import ProvedEngine
+from app.runtime import loop_factory, raise_file_limit
 from app.settings import read_settings
 from models.bundle import LatencyPoint
 from models.errors import BundleError
@@ -83,12 +87,16 @@ class Fakes:
         return LoadedModel(
             stored=stored,
             spec=spec,
-            engine=engine,
-            canary=CanaryCheck.of_first_answer(engine),
-            latency=tuple(_point(size, self._expected_s(size) * 1e3) for size in sizes),
-            reason="fake",
+            engines=(
+                ProvedEngine(
+                    engine=engine,
+                    canary=CanaryCheck.of_first_answer(engine),
+                    latency=tuple(_point(size, self._expected_s(size) * 1e3) for size in sizes),
+                    reason="fake",
+                    platform="fake",
+                ),
+            ),
             skipped=(),
-            platform="fake",
             load_s=0.0,
         )
 
@@ -100,7 +108,7 @@ class Fakes:
         if self._is_on("hang", born_ns) or (first == HANG).any():
             threading.Event().wait()
         if (first == DIE).any():
-            raise EngineFailure("the device fell off the bus", fatal=True)
+            raise EngineFailure("the device fell off the bus", Blast.ENGINE)
         while self._is_on("hold", born_ns):
             time.sleep(0.005)
         if self._is_on("break", born_ns):
@@ -130,23 +138,27 @@ def _point(size: int, ms: float) -> LatencyPoint:
     return LatencyPoint(size, max(ms, 0.01), ms, ms)
 
 
+def make_core(core_options: CoreOptions, **own: Any) -> Core:
+    """A core over fake engines; what they do is in the environment."""
+    options = json.loads(os.environ.get("FAKE_OPTIONS", "{}"))
+    fakes = Fakes(options, Path(os.environ["FAKE_SWITCHES"]))
+    health = HealthOptions(**options.get("health", {}))
+    return Core(replace(core_options, health=health), load_version=fakes.load, **own)
+
+
 def main() -> int:
     options = json.loads(os.environ.get("FAKE_OPTIONS", "{}"))
-    switches = Path(os.environ["FAKE_SWITCHES"])
-    store = switches / "store"
+    store = Path(os.environ["FAKE_SWITCHES"]) / "store"
     echoes = [f"{kind}_{dtype.lower()}" for dtype in NUMPY_DTYPES for kind in ("echo", "scalar")]
     for name in ("rows", "images", *(echoes if options.get("echo") else ())):
         (store / name / "1").mkdir(parents=True, exist_ok=True)
     settings = read_settings({"store": store})
-    health = HealthOptions(**options.get("health", {}))
-    fakes = Fakes(options, switches)
-
-    def make_core(core_options: CoreOptions, **own: Any) -> Core:
-        return Core(replace(core_options, health=health), load_version=fakes.load, **own)
-
     logs.configure(settings.log_level)
     raise_file_limit()
-    host = Host(settings, listen(settings.host, settings.port), make_core)
+    listener = listen(settings.host, settings.port)
+    if edges := settings.edge_count().count:
+        become_supervisor(settings, edges, listener, core_module="tests.support.fake_core")
+    host = Host(settings, listener, make_core)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(host.run())
 

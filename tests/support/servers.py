@@ -112,7 +112,9 @@ class Server:
                 f"the server did not end within {timeout_s:g} s; its log:\n{self.log_in_brief}"
             ) from None
 
-    def _await_port(self) -> None:
+    def await_port(self) -> None:
+        """Until it listens over HTTP; then `port` says where."""
+
         def port() -> int:
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
             found = _LISTENING.search(self.log)
@@ -120,7 +122,9 @@ class Server:
 
         self.port = wait_until(port, "the server listens", START_S)
 
-    def _await_ready(self) -> None:
+    def await_ready(self) -> None:
+        """Until it answers requests."""
+
         def ready() -> bool:
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
             try:
@@ -206,6 +210,7 @@ def _started(
     switches: Path | None = None,
 ) -> Iterator[Server]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
+    inherited["CONVOY_EDGES"] = "0"  # on a machine of many cores as on a small one
     with tempfile.TemporaryDirectory(prefix="convoy-log-") as folder:
         log_path = Path(folder) / "log"
         with log_path.open("wb") as log:
@@ -214,9 +219,9 @@ def _started(
             )
         server = Server(process, log_path) if switches is None else FakeServer(process, log_path, switches)
         try:
-            server._await_port()
+            server.await_port()
             if wait_ready:
-                server._await_ready()
+                server.await_ready()
             yield server
             if process.poll() is None:
                 server.signal()

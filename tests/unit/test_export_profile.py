@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.engines.fake import FakeEngine
 from app.engines.measure import Pace, batch_knots, measure_in_turns, run_in_turns
-from app.engines.select import choose
+from app.engines.select import choose_on_cpu
 from app.engines.speedup import Line, best_per_sample_ms, fit_line, is_worthwhile, paired_speedup
 from export.profiling.profile import measure_latencies
 from export.progress import SILENT
@@ -173,7 +173,7 @@ def bundle(tmp_path, *latencies: LatencyTable) -> Bundle:
     ],
 )
 def test_the_server_chooses_by_the_same_rule(tmp_path, speedup, chosen):
-    choice = choose(bundle(tmp_path, table(3, 4), table(2, 3, speedup=speedup)), "auto", "here")
+    choice = choose_on_cpu(bundle(tmp_path, table(3, 4), table(2, 3, speedup=speedup)), "auto", "here")
     assert [variant.file for variant in choice.variants] == chosen
 
 

@@ -42,14 +42,15 @@ def loaded(store: Store) -> LoadedModel:
 )
 def test_int8_serves_only_where_it_is_faster_beyond_doubt(elsewhere, monkeypatch, speedup, precision):
     measured = (table(3), table(2, speedup))
-    monkeypatch.setattr("app.loading.measure_in_turns", lambda engines, pace: measured)
-    model = loaded(elsewhere)
-    assert model.engine.info.precision == precision
-    assert model.latency == measured[precision == "int8"].points
-    assert "measured at start-up" in model.reason
+    monkeypatch.setattr("app.proving.measure_in_turns", lambda engines, pace: measured)
+    (proved,) = loaded(elsewhere).engines
+    assert proved.engine.info.precision == precision
+    assert proved.latency == measured[precision == "int8"].points
+    assert "measured at start-up" in proved.reason
 
 
 def test_measuring_at_start_begins_with_one_sample_and_doubles(elsewhere):
-    sizes = [point.batch_size for point in loaded(elsewhere).latency]
+    (proved,) = loaded(elsewhere).engines
+    sizes = [point.batch_size for point in proved.latency]
     # On a machine that is busy with something else, the largest are left out.
     assert sizes == [1, 2, 4, 8, 16, 32, 64][: max(1, len(sizes))]

@@ -26,7 +26,7 @@ from app.scheduling.request import (
     StageTimes,
     TensorRef,
 )
-from app.scheduling.scheduler import RunFailed, Scheduler
+from app.scheduling.scheduler import Reach, RunFailed, Scheduler
 from app.scheduling.slab import Slab, SlotState
 
 KEY = ModelKey("model", 1)
@@ -44,6 +44,7 @@ class Engine:
         self.broken: Exception | None = None
         self.batches: list[tuple[int, ...]] = []
         self.threads: set[str] = set()
+        self.times = StageTimes(1, 2, 3)
 
     def __call__(self, requests: tuple[Request, ...]) -> BatchAnswers:
         self.batches.append(tuple(request.id for request in requests))
@@ -60,7 +61,7 @@ class Engine:
             assert ref is not None
             self.slab.tensor(ref)[:] = bytes(data)[::-1]
             answers.append((Answer(0, (NBYTES,), self.slab.tensor(ref)),))
-        return BatchAnswers(tuple(answers), StageTimes(1, 2, 3))
+        return BatchAnswers(tuple(answers), self.times)
 
 
 class Shop:
@@ -93,7 +94,7 @@ class Shop:
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
         self.failed.append(reason)
 
-    def lane_lost(self, key: ModelKey, lane: Lane, reason: str) -> None:
+    def lane_lost(self, key: ModelKey, lane: Lane, reason: str, reach: Reach) -> None:
         self.lost.append((lane, reason))
 
     def make(self, *, deadline_ns: int | None = None, samples: int = 1, priority: int = 0) -> Request:
@@ -223,6 +224,39 @@ def test_the_time_in_the_queue_and_in_the_engine_is_told_and_learned() -> None:
         assert shop.lanes[0].latency.expect_ns(1) != before_ns
 
     with_shop(scenario)
+
+
+def test_what_a_batch_waited_for_its_device_is_waiting_and_no_part_of_what_it_takes() -> None:
+    async def scenario(shop: Shop) -> None:
+        engine, lane = shop.engines[0], shop.lanes[0]
+        engine.gate.clear()
+        engine.times = StageTimes(150_000, 700_000, 100_000, waited_ns=30 * MILLISECOND_NS)
+        request = shop.submit()
+        await shop.in_engine()
+        shop.now_ns = 31 * MILLISECOND_NS
+        engine.gate.set()
+        await shop.rest()
+        assert shop.ended[request.id].queue_ns == 30 * MILLISECOND_NS
+        assert lane.latency.expect_ns(1) == MILLISECOND_NS, "as it would have taken alone, and as was expected"
+        assert lane.staging.hidden_ns(1) == 200_000, "copying in, and what it took to hand it over"
+
+    with_shop(scenario)
+
+
+def test_an_engine_of_two_places_is_called_by_two_threads_at_once() -> None:
+    async def scenario(shop: Shop) -> None:
+        engine = shop.engines[0]
+        engine.gate.clear()
+        requests = [shop.submit(samples=8) for _ in range(3)]
+        await shop.in_engine(batches=2)
+        assert len(engine.threads) == 2
+        assert len(list(shop.scheduler.running())) == 2
+        assert shop.states(requests[2]) == {SlotState.QUEUED}
+        engine.gate.set()
+        await shop.rest()
+        assert len(engine.batches) == 3
+
+    with_shop(scenario, depth=2)
 
 
 @pytest.mark.parametrize("culprit", ["observer", "client"])
@@ -394,7 +428,7 @@ def test_a_fatal_failure_ends_the_batch_and_the_lane_and_the_next_lane_goes_on()
     async def scenario(shop: Shop) -> None:
         engine = shop.engines[0]
         engine.gate.clear()
-        engine.broken = RunFailed("the device fell off the bus", fatal=True)
+        engine.broken = RunFailed("the device fell off the bus", Reach.LANE)
         running = [shop.submit(), shop.submit()]
         await shop.in_engine()
         waiting = shop.submit()
@@ -470,7 +504,7 @@ def test_stopping_a_lane_waits_for_its_batch_and_leaves_the_queue_to_the_others(
         await shop.in_engine(engine=1)
         third = shop.submit()
         assert not stopping.done()
-        assert not shop.scheduler.has_room(shop.lanes[0])
+        assert not shop.scheduler.state.has_room(shop.lanes[0])
         shop.engines[0].gate.set()
         await stopping
         assert shop.outcome(first) is Outcome.ANSWERED
@@ -535,7 +569,7 @@ def test_a_probe_runs_in_the_lanes_thread_and_holds_the_lane() -> None:
 
         probe = asyncio.ensure_future(shop.scheduler.probe(shop.lanes[0], job))
         await asyncio.sleep(0)
-        assert not shop.scheduler.has_room(shop.lanes[0])
+        assert not shop.scheduler.state.has_room(shop.lanes[0])
         request = shop.submit()
         await shop.until(lambda: bool(ran_in))
         assert shop.states(request) == {SlotState.QUEUED}
@@ -555,7 +589,7 @@ def test_a_probe_raises_what_its_job_raises() -> None:
 
         with pytest.raises(LookupError, match="sings wrong"):
             await shop.scheduler.probe(shop.lanes[0], job)
-        assert shop.scheduler.has_room(shop.lanes[0])
+        assert shop.scheduler.state.has_room(shop.lanes[0])
 
     with_shop(scenario)
 

@@ -9,16 +9,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from export.tensorrt.library import find_gpu, load_tensorrt
+from export.tensorrt.library import find_gpu, load_builder
 from export.to_tensorrt import main
 from models.errors import JobError
 from models.plans import BuildEvent, Gpu
 from models.records import from_jsonable
+from tests.support.fake_cuda import NO_DEVICE, FakeCuda, FakeGpu
 from tests.support.fake_tensorrt import VERSIONS
 from tests.support.tensorrt_play import Scenario
 
@@ -104,8 +105,8 @@ def test_a_cache_that_cannot_be_a_folder_is_one_line(run: Run, tmp_path: Path) -
 
 def test_without_tensorrt_the_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(JobError, match=r"^TensorRT is not installed; run pip install 'tensorrt-cu13>=10\.12,<12'$"):
-        load_tensorrt()
+    with pytest.raises(JobError, match=r"^TensorRT is not installed; run pip install 'convoy-serve\[tensorrt\]' \("):
+        load_builder()
 
 
 def test_a_tensorrt_whose_libraries_are_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,16 +117,16 @@ def test_a_tensorrt_whose_libraries_are_missing_is_named(monkeypatch: pytest.Mon
             raise ImportError("libnvinfer.so.11: cannot open shared object file")
         return real(name)
 
-    monkeypatch.setattr("export.tensorrt.library.importlib.import_module", broken)
+    monkeypatch.setattr("app.engines.tensorrt_library.importlib.import_module", broken)
     with pytest.raises(JobError, match=r"does not load \(libnvinfer\.so\.11"):
-        load_tensorrt()
+        load_builder()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_both_versions_have_all_that_is_needed(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     module = Scenario(version=version).module()
     monkeypatch.setitem(sys.modules, "tensorrt", module)
-    assert load_tensorrt() is module
+    assert load_builder() is module
 
 
 def test_a_version_that_lacks_something_is_named_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,39 +134,29 @@ def test_a_version_that_lacks_something_is_named_with_what_it_lacks(monkeypatch:
     del module.ICudaEngine.get_device_memory_size_for_profile_v2
     monkeypatch.setitem(sys.modules, "tensorrt", module)
     with pytest.raises(JobError, match=r"TensorRT 11\.4\S* has no ICudaEngine\.get_device_memory_size_for_profile_v2"):
-        load_tensorrt()
-
-
-def fake_cuda(status: int) -> Any:
-    """The five calls of cuda.bindings.runtime that are used, each answering (status, value)."""
-    attributes = SimpleNamespace(cudaDevAttrComputeCapabilityMajor="major", cudaDevAttrComputeCapabilityMinor="minor")
-    return SimpleNamespace(
-        cudaDeviceAttr=attributes,
-        cudaGetDevice=lambda: (status, 3),
-        cudaDeviceGetAttribute=lambda attribute, device: (0, {"major": 9, "minor": 0}[attribute]),
-        cudaGetDeviceProperties=lambda device: (0, SimpleNamespace(name=b"NVIDIA H200")),
-        cudaGetErrorString=lambda status: (0, b"no CUDA-capable device is detected"),
-    )
+        load_builder()
 
 
 def test_the_gpu_is_asked_for_its_name_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.tensorrt.library.importlib.import_module", lambda name: fake_cuda(0))
+    monkeypatch.setattr("export.tensorrt.library.load_runtime", lambda: FakeCuda(FakeGpu(H200.name)))
     assert find_gpu() == H200
 
 
 def test_a_machine_without_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.tensorrt.library.importlib.import_module", lambda name: fake_cuda(100))
-    with pytest.raises(JobError, match="no GPU to build for: no CUDA-capable device is detected"):
+    cuda = FakeCuda()
+    cuda.driver_status = NO_DEVICE
+    monkeypatch.setattr("export.tensorrt.library.load_runtime", lambda: cuda)
+    with pytest.raises(JobError, match=r"no GPU to build for: .*no CUDA-capable device is detected"):
         find_gpu()
 
 
 def test_a_machine_without_cuda_python_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
-    with pytest.raises(JobError, match="pip install cuda-python"):
+    with pytest.raises(JobError, match="cuda-python does not load"):
         find_gpu()
 
 
-_BLOCKED = ("rich", "typer", "app", "onnx", "onnxruntime", "torch", "PIL", "loadtest", "convoy", "pydantic")
+_BLOCKED = ("rich", "typer", "fastapi", "prometheus_client", "onnx", "onnxruntime", "torch", "PIL", "pydantic")
 
 
 def test_the_builder_needs_no_terminal_no_onnx_and_no_torch(tmp_path: Path) -> None:
@@ -180,7 +171,7 @@ def test_the_builder_needs_no_terminal_no_onnx_and_no_torch(tmp_path: Path) -> N
     options = [str(tmp_path / "m.onnx"), "--plan-cache", str(tmp_path), "--precision", "fp16", "--batch-sizes", "1"]
     done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 1, done.stderr
-    assert done.stderr == "to_tensorrt: TensorRT is not installed; run pip install 'tensorrt-cu13>=10.12,<12'\n"
+    assert done.stderr.startswith("to_tensorrt: TensorRT is not installed; run pip install 'convoy-serve[tensorrt]'")
 
 
 def test_a_whole_build_imports_nothing_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

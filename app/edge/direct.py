@@ -1,0 +1,85 @@
+"""A hot route's direct line to its connection, past ASGI's messages.
+
+ASGI passes a body as copies, an answer in two writes, and the news that a client has left only to a task that
+waits for it. For a small request each of these costs as much as the inference's own bookkeeping. Where our own
+protocol class serves the connection, its requests carry this line among ASGI's extensions; on any other server
+there is none, and the routes use plain ASGI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Scope
+
+from app.edge.replies import Headers
+
+if TYPE_CHECKING:
+    from app.edge.protocol import GuardedProtocol
+
+EXTENSION = "convoy.direct"
+_STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus if status >= 200
+}
+
+
+class DirectLine:
+    """One request on one connection. Used on the event loop, until the answer is complete."""
+
+    __slots__ = ("_cycle", "_protocol", "decorate", "on_client_gone")
+
+    def __init__(self, protocol: GuardedProtocol, cycle: Any) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+        # Called once if the client leaves before its answer is complete.
+        self.on_client_gone: Callable[[], None] | None = None
+        # The gate's headers for an answer of this status; called once, when the answer goes.
+        self.decorate: Callable[[int], Headers] = lambda status: []
+
+    @property
+    def client_is_gone(self) -> bool:
+        return bool(self._cycle.disconnected)
+
+    def whole_body(self) -> bytearray | None:
+        """The body, if all of it has arrived and nobody has received a part of it; it is the caller's then."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+            return None
+        # A large body has stopped the reading, and only a connection that is read tells that its client has left.
+        cycle.flow.resume_reading()
+        body: bytearray = cycle.body
+        cycle.body = bytearray()
+        return body
+
+    def reply(self, status: int, headers: Headers, pieces: Iterable[bytes | memoryview]) -> bool:
+        """Send the whole answer in one write; whether it was sent.
+
+        It is not where the client does not read what it already has: then somebody must wait for it, and that is
+        the usual way's business. Headers are ours and not checked; `content-length` must be among them.
+        """
+        cycle, protocol = self._cycle, self._protocol
+        if cycle.flow.write_paused or cycle.response_started or cycle.disconnected:
+            return False
+        lines: list[bytes | memoryview] = [_STATUS_LINES[status]]
+        for name, value in (*headers, *self.decorate(status)):
+            if name == b"connection":
+                cycle.keep_alive = False
+            else:
+                lines += (name, b": ", value, b"\r\n")
+        lines.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
+        lines += pieces
+        cycle.response_started = cycle.response_complete = True
+        protocol.transport.write(b"".join(lines))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            protocol.transport.close()
+        cycle.on_response()
+        return True
+
+
+def direct_line(scope: Scope) -> DirectLine | None:
+    """The request's direct line, where its server has one."""
+    extensions = scope.get("extensions")
+    return extensions.get(EXTENSION) if extensions else None

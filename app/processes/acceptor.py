@@ -1,0 +1,88 @@
+"""Takes connections from a socket on which several processes listen.
+
+Every process that is free is woken by a new connection; each takes one and looks again in its next turn, and
+one that has more than the others lets them go first. An event loop's own server takes all that wait at once, and
+the first process to wake would have them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+_log = logging.getLogger("convoy")
+# Without a free descriptor there is nothing to do but to wait until a connection ends.
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_PAUSE_S = 0.5
+
+
+class Acceptor:
+    """Makes a protocol for each connection, until it is closed.
+
+    `patience_s` says how long to leave a connection to the others before taking it, `on_taken` hears of each.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        patience_s: Callable[[], float],
+        on_taken: Callable[[], None],
+    ) -> None:
+        self._listener, self._make_protocol = listener, make_protocol
+        self._patience_s, self._on_taken = patience_s, on_taken
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        listener.setblocking(False)
+        self._resume()
+
+    def close(self) -> None:
+        """Take no more. When the last process has closed the socket, who waits at it is refused."""
+        self._is_closed = True
+        self._loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+
+    def _resume(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self._listener.fileno(), self._somebody_comes)
+
+    def _somebody_comes(self) -> None:
+        patience_s = self._patience_s()
+        if not patience_s:
+            self._accept()
+            return
+        self._loop.remove_reader(self._listener.fileno())
+        self._loop.call_later(patience_s, self._accept_at_last)
+
+    def _accept_at_last(self) -> None:
+        self._resume()
+        if not self._is_closed:
+            self._accept()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # another process was faster, or the client has gone
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTORS:
+                raise
+            _log.error("a connection cannot be taken now: %s", error.strerror)
+            self._loop.remove_reader(self._listener.fileno())
+            self._loop.call_later(_PAUSE_S, self._resume)
+            return
+        self._on_taken()
+        task = self._loop.create_task(self._open(connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket) -> None:
+        with suppress(OSError):  # the client has gone already
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(self._make_protocol, connection)

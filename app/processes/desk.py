@@ -1,0 +1,235 @@
+"""Where edge processes come to the core: it takes their requests, gives back their memory, keeps their counts.
+
+Each edge has a part of the shared memory. The part outlives the edge: what an engine still touches when an edge
+dies is known here, and told to the edge that comes after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from app.catalog import Served
+from app.core import Core
+from app.processes.channel import Channel
+from app.processes.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Dish,
+    Extent,
+    Hello,
+    Known,
+    Left,
+    Lent,
+    Menu,
+    Message,
+    Refused,
+    Released,
+    Report,
+    Submit,
+    Welcome,
+)
+from app.processes.references import WrongReference, adopted, check_request, ended_of, request_of
+from app.scheduling.request import Done, ModelKey, Outcome, Request
+from app.scheduling.slab import Slot
+from models.errors import RequestError
+
+_log = logging.getLogger("convoy")
+_KNOWN_WITHIN_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Loan:
+    """The memory of one request. `is_told`: the edge knows by other words that it has it back."""
+
+    extents: tuple[Extent, ...]
+    in_use: int
+    is_told: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """An edge's part of the memory, what of it is lent, and who speaks for it now."""
+
+    extent: Extent
+    loans: dict[int, _Loan] = field(default_factory=dict)
+    edge: _Edge | None = None
+
+
+class Desk:
+    """All edges of one core."""
+
+    def __init__(self, core: Core, parts: Sequence[Extent]) -> None:
+        self.core = core
+        self.parts = [_Part(extent) for extent in parts]
+        self._edges: set[_Edge] = set()
+        self._menu_is_due = False
+        self._menu_number = 0
+        self._menu_is_known = asyncio.Event()  # an edge knows more, or is no more
+        core.catalog.watch(self._menu_changed, self._until_menu_is_known)
+
+    def receive(self) -> Channel:
+        """The protocol of a new connection, which is not an edge before it has said Hello."""
+        return _Edge(self).channel
+
+    def open(self, edge: _Edge) -> None:
+        self._edges.add(edge)
+
+    def close(self, edge: _Edge) -> None:
+        self._edges.discard(edge)
+        self.count_bytes()
+        self.menu_is_known()
+
+    def count_bytes(self) -> None:
+        self.core.bytes_elsewhere = sum(edge.used_bytes for edge in self._edges)
+
+    def menu(self) -> Menu:
+        catalog = self.core.catalog
+        served = tuple(Dish(one.key, one.spec, one.text_only) for one in catalog.served())
+        is_complete, pages_locked = self.core.initial_load_done, self.core.slab.is_page_locked
+        return Menu(self._menu_number, served, tuple(catalog.others()), is_complete, pages_locked)
+
+    def menu_is_known(self) -> None:
+        """Let who waits for the edges look again."""
+        self._menu_is_known.set()
+        self._menu_is_known.clear()
+
+    async def _until_menu_is_known(self) -> None:
+        """Return when every edge has the menu of now; one that hangs is not waited for."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_KNOWN_WITHIN_S):
+                number = self._menu_number
+                while any(edge.known_menu < number for edge in self._edges):
+                    await self._menu_is_known.wait()
+
+    def _menu_changed(self) -> None:
+        # Once for all changes of this turn, and after it, when the new version has its queue and its engines.
+        if not self._menu_is_due:
+            self._menu_is_due = True
+            self._menu_number += 1
+            asyncio.get_running_loop().call_soon(self._tell_menu)
+
+    def _tell_menu(self) -> None:
+        self._menu_is_due = False
+        for edge in self._edges:
+            edge.tell_menu()
+
+
+class _Edge:
+    """One connection. For each version that it may find, it holds the version until it says that it does not."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.channel = Channel(self._heard, self._lost)
+        self.used_bytes = 0
+        self.known_menu = -1
+        self._desk, self._core = desk, desk.core
+        self._part: _Part | None = None
+        self._requests: dict[int, Request] = {}
+        self._held: dict[ModelKey, Served] = {}
+
+    def tell_menu(self) -> None:
+        for served in self._core.catalog.served():
+            if served.key not in self._held:
+                served.enter()
+                self._held[served.key] = served
+        self.channel.send(self._desk.menu())
+
+    def _heard(self, message: Message) -> None:
+        match message:
+            case Submit():
+                self._submit(message)
+            case Report():
+                self._take_report(message)
+            case Cancel(own_id, reason):
+                request = self._requests.pop(own_id, None)
+                if request is not None:
+                    self._core.cancel(request, reason)
+            case Known(number):
+                self.known_menu = number
+                self._desk.menu_is_known()
+            case Left(key):
+                self._held.pop(key).leave()
+            case Hello():
+                self._greet(message)
+            case _:
+                raise WrongReference(f"an edge does not say {type(message).__name__}")
+
+    def _greet(self, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION or not 0 <= hello.part < len(self._desk.parts):
+            raise WrongReference(f"{hello} is not of this server, which speaks version {PROTOCOL_VERSION}")
+        self._part = part = self._desk.parts[hello.part]
+        if part.edge is not None:
+            part.edge.channel.close()  # of a process that has died, and whose end has not been seen yet
+        part.edge = self
+        self._desk.open(self)
+        lent = tuple(Lent(own_id, loan.extents) for own_id, loan in part.loans.items())
+        self.channel.send(Welcome(PROTOCOL_VERSION, lent))
+        self.tell_menu()
+
+    def _submit(self, submit: Submit) -> None:
+        part = self._part
+        if part is None or submit.id in part.loans:
+            raise WrongReference(f"request {submit.id} comes before Hello, or a second time")
+        check_request(submit, self._held[submit.key])
+        loan = _Loan(submit.extents, len(submit.extents))
+        slots = adopted(submit, part.extent, self._core.slab, lambda: _one_is_free(part, submit.id, loan))
+        part.loans[submit.id] = loan
+        request = request_of(submit, slots)
+        self._requests[submit.id] = request
+        try:
+            self._core.take(request, lambda done: self._ended(done, loan))
+        except RequestError as error:
+            self._refuse(request, slots, loan, error)
+
+    def _refuse(self, request: Request, slots: Sequence[Slot], loan: _Loan, error: RequestError) -> None:
+        del self._requests[request.id]
+        loan.is_told = True
+        for slot in slots:
+            self._core.slab.free(slot.ref)
+        reason, retry_after_s = getattr(error, "reason", ""), error.retry_after_s or 0.0
+        self.channel.send(Refused(request.id, type(error).__name__, str(error), reason, retry_after_s))
+
+    def _ended(self, done: Done, loan: _Loan) -> None:
+        self._requests.pop(done.request.id, None)
+        self.channel.send(ended_of(done))
+        if done.outcome is Outcome.ANSWERED:
+            loan.is_told = True
+            for ref in done.request.slots():
+                self._core.slab.free(ref)
+
+    def _take_report(self, report: Report) -> None:
+        for (key, stage), values in report.stages.items():
+            for ns in values:
+                self._core.stage_took(key, stage, ns)
+        for (called, protocol, outcome), values in report.calls.items():
+            for ns in values:
+                self._core.call_ended(called, protocol, outcome, ns)
+        for _ in range(report.rejected):
+            self._core.metrics.rejected("memory")
+        self.used_bytes = report.used_bytes
+        self._desk.count_bytes()
+
+    def _lost(self) -> None:
+        """The edge has died: its requests with it, as far as no engine has them."""
+        if self._part is not None and self._part.edge is self:
+            self._part.edge = None
+        self._desk.close(self)
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            self._core.cancel(request, "CANCELED")
+        held, self._held = self._held, {}
+        for served in held.values():
+            served.leave()
+
+
+def _one_is_free(part: _Part, own_id: int, loan: _Loan) -> None:
+    """No engine can touch one slot of a request any more."""
+    loan.in_use -= 1
+    if loan.in_use:
+        return
+    del part.loans[own_id]
+    if not loan.is_told and part.edge is not None:
+        part.edge.channel.send(Released(own_id))

@@ -1,0 +1,76 @@
+"""What an edge knows of the models: what the core has told it. Knows no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from app.listing import Listing, choose
+from app.processes.messages import Dish, Menu
+from app.scheduling.request import ModelKey
+from models.errors import NotFound, Unavailable
+from models.spec import ModelSpec
+
+
+class EdgeServed:
+    """One version that is served, and how many requests of this edge need it."""
+
+    def __init__(self, dish: Dish, on_unused: Callable[[ModelKey], None]) -> None:
+        self.key: ModelKey = dish.key
+        self.spec: ModelSpec = dish.spec
+        self.text_only = dish.text_only
+        self._on_unused = on_unused
+        self._users = 0
+        self._is_withdrawn = False
+
+    def enter(self) -> None:
+        """A request has found this version, and holds it until `leave`."""
+        self._users += 1
+
+    def leave(self) -> None:
+        self._users -= 1
+        self._settle()
+
+    def withdraw(self) -> None:
+        """No new request finds it; the last that has found it says so."""
+        self._is_withdrawn = True
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._is_withdrawn and not self._users:
+            self._on_unused(self.key)
+
+
+class EdgeCatalog:
+    """Versions by name. `on_unused` is told once of a version that was withdrawn and that no request needs."""
+
+    def __init__(self, on_unused: Callable[[ModelKey], None]) -> None:
+        self._on_unused = on_unused
+        self._served: dict[str, dict[int, EdgeServed]] = {}
+        self._live: dict[ModelKey, EdgeServed] = {}
+        self._others: tuple[Listing, ...] = ()
+        self._is_complete = False
+
+    def update(self, menu: Menu) -> None:
+        """Let requests find what is on the menu, and nothing else."""
+        dishes = {dish.key: dish for dish in menu.served}
+        withdrawn = [self._live.pop(key) for key in list(self._live) if key not in dishes]
+        self._live |= {key: EdgeServed(dish, self._on_unused) for key, dish in dishes.items() if key not in self._live}
+        self._served = {}
+        for key, served in self._live.items():
+            self._served.setdefault(key.model, {})[key.version] = served
+        self._others, self._is_complete = menu.others, menu.is_complete
+        for served in withdrawn:
+            served.withdraw()
+
+    def forget(self) -> None:
+        """The core that spoke has gone: another one's versions are others, whatever their names."""
+        self._live, self._served = {}, {}
+
+    def find(self, name: str, version: int | None) -> EdgeServed:
+        """The version asked for, or the highest that is loaded. Raises NotFound or Unavailable."""
+        try:
+            return choose(self._served.get(name, {}), self._others, name, version)
+        except NotFound as not_found:
+            if self._is_complete:
+                raise
+            raise Unavailable(f"{not_found}, yet: the models are being loaded") from None

@@ -1,0 +1,169 @@
+"""An edge process: accepts, parses, decodes, and encodes; the inference is the core's.
+
+Imports no engine and no FastAPI: there may be many of it, and each is to stay small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import mmap
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from app import logs
+from app.edge.calls import EdgeOptions
+from app.edge.gate import Gate
+from app.edge.infer import InferRoute
+from app.edge.pool import DecodePool
+from app.edge.predictions import PredictionsRoute
+from app.edge.protocol import ConnectionLimits, guarded_protocol
+from app.edge.shortcut import Shortcut
+from app.processes.acceptor import Acceptor
+from app.processes.balance import Balance
+from app.processes.control import SERVING, Orderly, belong_to
+from app.processes.orders import EdgeOrders, channel_socket, http_socket, own_orders
+from app.processes.proxy import Proxy
+from app.processes.remote_core import RemoteCore
+from app.runtime import give_large_allocations_back, loop_factory
+from app.scheduling.slab import SharedPart, Slab
+from models.records import from_jsonable
+
+_CORE_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeProfile:
+    """What every edge of a server is told. `infers`: it takes tensors itself, and leads none of them to the core."""
+
+    options: EdgeOptions
+    limits: ConnectionLimits
+    infers: bool
+    drain_timeout_s: float
+    log_level: str
+
+
+def main() -> None:
+    """The process, from its orders to its end."""
+    orders = own_orders(EdgeOrders)
+    belong_to(orders.parent_pid)
+    profile = from_jsonable(EdgeProfile, json.loads(orders.edge), "edge")
+    logs.configure(profile.log_level)
+    give_large_allocations_back()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_Edge(orders, profile).run())
+
+
+class _Edge:
+    """One edge, from its first connection to its last answer."""
+
+    def __init__(self, orders: EdgeOrders, profile: EdgeProfile) -> None:
+        self._orders, self._profile = orders, profile
+        memory = mmap.mmap(orders.memory_fd, 0)
+        part = SharedPart(memory, orders.part.offset, orders.part.nbytes)
+        balance = Balance(memory, orders.edges, orders.number)
+        self._core = RemoteCore(Slab(part.nbytes, part), orders.number, orders.incarnation)
+        self._pool = DecodePool(profile.options.decode_threads, profile.options.max_decoding)
+        self._server = _Server(
+            self._config(), socket.socket(fileno=orders.listener_fd), balance, self._prepare, self._serving
+        )
+        self._orderly = Orderly(orders.control_fd, leave=self._leave, drain=self._drain, exit_now=self._end)
+
+    async def run(self) -> None:
+        speaking = asyncio.ensure_future(self._core.stay_connected(channel_socket(self._orders.folder)))
+        self._orderly.line.listen()
+        await self._server.serve()
+        speaking.cancel()
+        self._pool.close()
+
+    def _config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self._application(),
+            http=guarded_protocol(self._profile.limits),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=1,
+        )
+
+    def _application(self) -> ASGIApp:
+        core, options = self._core, self._profile.options
+        rest = Proxy(core, http_socket(self._orders.folder))
+        infer = InferRoute(core, options, self._pool) if self._profile.infers else rest
+        return Gate(Shortcut(rest, infer, PredictionsRoute(core, options, self._pool)), core, options)
+
+    async def _prepare(self) -> None:
+        """Whoever comes before the core has been met would only hear that it is away."""
+        await self._core.until_present(_CORE_WITHIN_S)
+
+    def _serving(self) -> None:
+        self._orderly.line.say(SERVING)
+
+    def _leave(self) -> None:
+        self._core.leaving = True
+
+    async def _drain(self) -> int:
+        await self._core.drain(self._profile.drain_timeout_s)
+        self._end()
+        return self._core.open_calls
+
+    def _end(self) -> None:
+        self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """uvicorn on a socket that it shares with other processes, without its signal handlers."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listener: socket.socket,
+        balance: Balance,
+        prepare: Callable[[], Awaitable[None]],
+        on_serving: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._listener, self._balance = listener, balance
+        self._prepare, self._on_serving = prepare, on_serving
+        self._acceptor: Acceptor | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        await self._prepare()
+        self._acceptor = Acceptor(
+            self._listener, self._make_protocol, self._balance.patience_s, lambda: self._publish(coming=1)
+        )
+        self._on_serving()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+        await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        self._publish()
+        return await super().on_tick(counter)
+
+    def _publish(self, coming: int = 0) -> None:
+        self._balance.publish(len(self.server_state.connections) + coming)
+
+    def _make_protocol(self) -> Any:
+        kind: Any = self.config.http_protocol_class
+        return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""From settings to a server of several processes: what must outlive all of them is made here, once.
+
+Then this process becomes the supervisor, with the same number, its parent's child as before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import socket
+from dataclasses import replace
+from typing import NoReturn
+
+from app.edge.grpc_host import take_port
+from app.processes.balance import BOARD_BYTES
+from app.processes.edge_process import EdgeProfile
+from app.processes.orders import NO_SOCKET, FleetOrders, Part, command, environment
+from app.settings import MIB, Settings
+from models.errors import UsageError
+from models.records import to_jsonable
+
+CORE_MODULE = "app.processes.core_process"
+SUPERVISOR_MODULE = "app.processes.supervisor"
+
+
+def become_supervisor(
+    settings: Settings, edges: int, listener: socket.socket, core_module: str = CORE_MODULE
+) -> NoReturn:
+    """Start the server in `edges` edge processes and one that runs `core_module`. Raises UsageError."""
+    parts = divide(settings.max_inflight_mb * MIB, edges + 1)
+    grpc = take_port(settings.host, settings.grpc_port) if settings.grpc_port >= 0 else None
+    memory = os.memfd_create("convoy-slab", 0)
+    try:
+        os.ftruncate(memory, parts[-1].offset + parts[-1].nbytes)
+    except OSError as error:
+        raise UsageError(
+            f"the memory for requests cannot be had ({error.strerror}); lower --max-inflight-mb"
+        ) from error
+    orders = FleetOrders(
+        listener_fd=listener.fileno(),
+        memory_fd=memory,
+        grpc_fd=NO_SOCKET if grpc is None else grpc.fileno(),
+        parts=parts,
+        settings=settings.model_dump_json(),
+        edge=json.dumps(to_jsonable(edge_profile(settings, edges))),
+        core_module=core_module,
+        drain_delay_s=settings.drain_delay_s,
+        drain_timeout_s=settings.drain_timeout_s,
+        log_level=settings.log_level,
+    )
+    for kept in (orders.listener_fd, orders.memory_fd, *((orders.grpc_fd,) if grpc is not None else ())):
+        os.set_inheritable(kept, True)
+    line, _ = command(SUPERVISOR_MODULE, orders)
+    os.execve(line[0], line, environment())
+
+
+def divide(nbytes: int, parts: int) -> tuple[Part, ...]:
+    """Equal parts of whole pages, one after another behind the edges' board, of at most `nbytes` together."""
+    each = nbytes // parts // mmap.PAGESIZE * mmap.PAGESIZE
+    return tuple(Part(BOARD_BYTES + number * each, each) for number in range(parts))
+
+
+def edge_profile(settings: Settings, edges: int) -> EdgeProfile:
+    """What each of so many edges is told: its share of what all of them may do at once."""
+    options, limits = settings.edge_options(), settings.connection_limits()
+    return EdgeProfile(
+        options=replace(
+            options,
+            decode_threads=math.ceil(options.decode_threads / edges),
+            max_decoding=math.ceil(options.max_decoding / edges),
+        ),
+        limits=replace(limits, max_connections=math.ceil(limits.max_connections / edges)),
+        # A region of shared memory is registered with the core, and only the core can hold it.
+        infers=not settings.allow_shared_memory,
+        drain_timeout_s=settings.drain_timeout_s,
+        log_level=settings.log_level,
+    )

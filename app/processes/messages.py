@@ -1,0 +1,177 @@
+"""What an edge and the core say to each other. Plain data; tensors stay in the memory that both have mapped.
+
+    edge -> core    Hello, Submit, Cancel, Left, Known, Report
+    core -> edge    Welcome, Menu, Ended, Refused, Released
+
+An edge lends the core the memory of a request with `Submit`. It is the edge's again with an `Ended` that is an
+answer, with `Refused`, and with `Released` in every other case: told only when no engine can touch it any more.
+Those that every request needs are named tuples, which are made several times as fast as frozen dataclasses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from app.listing import Listing
+from app.scheduling.request import ModelKey, Outcome, Shape, StageTimes
+from models.spec import ModelSpec
+
+PROTOCOL_VERSION = 1
+
+
+class Extent(NamedTuple):
+    """`nbytes` from `offset` of the shared memory."""
+
+    offset: int
+    nbytes: int
+
+
+class Place(NamedTuple):
+    """Where a tensor lies: `nbytes` from `offset` of the request's extent of this number."""
+
+    extent: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first words of an edge: what it speaks, which part of the memory is its, and its process's number."""
+
+    version: int
+    part: int
+    incarnation: int
+
+
+class Submit(NamedTuple):
+    """A request, and the memory that it lends; the fields are those of `scheduling.request.Request`."""
+
+    id: int
+    key: ModelKey
+    samples: int
+    shapes: tuple[Shape, ...]
+    extents: tuple[Extent, ...]
+    inputs: tuple[Place, ...]
+    wanted: tuple[int, ...]
+    outputs: tuple[Place | None, ...]
+    arrival_ns: int
+    priority: int
+    deadline_ns: int | None
+    latest_start_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for this answer any more; `reason` is one of the statistics' failures."""
+
+    id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """No request at this edge needs a version any more that has left the menu."""
+
+    key: ModelKey
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The menu of this number is what requests find now."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class Report:
+    """What an edge has counted since its last report: nanoseconds by stage and by how a call ended.
+
+    `used_bytes` is what its requests hold now, `rejected` how many it turned away for want of memory.
+    """
+
+    stages: dict[tuple[ModelKey, str], list[int]] = field(default_factory=dict)
+    calls: dict[tuple[ModelKey | None, str, str], list[int]] = field(default_factory=dict)
+    rejected: int = 0
+    used_bytes: int = 0
+
+
+class Lent(NamedTuple):
+    """A request of this part of the memory that an engine may still touch."""
+
+    id: int
+    extents: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The core's answer to Hello: what it still uses of the edge's part, of this edge or of one before it."""
+
+    version: int
+    lent: tuple[Lent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dish:
+    """One version that is served, as far as an edge must know it."""
+
+    key: ModelKey
+    spec: ModelSpec
+    text_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Menu:
+    """All that is served, and what is known of the other versions; menus are numbered.
+
+    `is_complete`: what is not on it is not there, because the initial load has ended.
+    `pages_locked`: a device reads the shared memory by itself, so its pages must stay where they are.
+    """
+
+    number: int
+    served: tuple[Dish, ...]
+    others: tuple[Listing, ...]
+    is_complete: bool
+    pages_locked: bool
+
+
+class AnswerAt(NamedTuple):
+    """One output: in the place that the request had for it, or `apart`, where its size was not known before."""
+
+    output: int
+    shape: Shape
+    nbytes: int
+    apart: bytes | None
+
+
+class Ended(NamedTuple):
+    """How a request ended; the fields are those of `scheduling.request.Done`."""
+
+    id: int
+    outcome: Outcome
+    answers: tuple[AnswerAt, ...] = ()
+    times: StageTimes | None = None
+    queue_ns: int = 0
+    batch_samples: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that was not let in: the error's class, words, and when to try again; its memory is free."""
+
+    id: int
+    error: str
+    message: str
+    reason: str
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """No engine can touch the request's memory any more."""
+
+    id: int
+
+
+Message = Hello | Submit | Cancel | Left | Known | Report | Welcome | Menu | Ended | Refused | Released

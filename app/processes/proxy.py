@@ -1,0 +1,139 @@
+"""Leads a request to the core's application, and its answer back, whole and as it comes.
+
+For the routes that are not worth an edge's own: metrics, metadata, health, documentation. Without a core it
+says so. The gate in front has checked the key, made the request's id and will log the answer; the core's own
+gate checks the key again, because the headers are passed on as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+import h11
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from app.edge.replies import Headers, Reply, error_reply, send_reply
+from app.logs import request_id
+from app.processes.remote_core import CORE_IS_AWAY, RemoteCore
+from models.errors import Unavailable
+
+_log = logging.getLogger("convoy")
+_CHUNK_BYTES = 64 << 10
+# Of one connection and not of the request; and those that the gate here adds to every answer.
+_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"expect", b"te", b"trailer"})
+_GATES = frozenset({b"x-request-id", b"traceparent"})
+
+
+class Proxy:
+    """A bare ASGI application in front of the one that listens at `address`."""
+
+    def __init__(self, core: RemoteCore, address: Path) -> None:
+        self._core, self._address = core, str(address)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._core.is_present:
+            await send_reply(send, _without_core(scope["path"]))
+            return
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._address)
+        except OSError:
+            await send_reply(send, _without_core(scope["path"]))
+            return
+        upstream = _Upstream(reader, writer)
+        pump = asyncio.ensure_future(_send_request(upstream, scope, receive))
+        try:
+            await _send_answer(upstream, send)
+        finally:
+            pump.cancel()
+            writer.transport.abort()
+
+
+class _Upstream:
+    """One connection to the core, for one request."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._http = h11.Connection(h11.CLIENT)
+        self.is_abandoned = False  # the client has gone before its request was whole
+
+    async def send(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> None:
+        self._writer.write(self._http.send(event) or b"")
+        await self._writer.drain()
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+        self._writer.transport.abort()
+
+    async def next_event(self) -> h11.Response | h11.Data | h11.EndOfMessage:
+        """What the core says next. Raises OSError or h11's ProtocolError where it breaks off."""
+        while True:
+            event = self._http.next_event()
+            if event is h11.NEED_DATA:
+                self._http.receive_data(await self._reader.read(_CHUNK_BYTES))
+            elif isinstance(event, h11.Response | h11.Data | h11.EndOfMessage):
+                return event
+            elif not isinstance(event, h11.InformationalResponse):
+                raise ConnectionResetError("the core ended the connection")
+
+
+async def _send_request(upstream: _Upstream, scope: Scope, receive: Receive) -> None:
+    """To its end, or until the core has answered without it."""
+    with suppress(OSError, h11.ProtocolError):
+        await upstream.send(_head(scope))
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                upstream.abandon()
+                return
+            if body := message.get("body"):
+                await upstream.send(h11.Data(data=body))
+            if not message.get("more_body", False):
+                await upstream.send(h11.EndOfMessage())
+                return
+
+
+def _head(scope: Scope) -> h11.Request:
+    headers: Headers = [(name, value) for name, value in scope["headers"] if name not in _HOP | _GATES]
+    # No `connection: close`: the core would close on what it has not read, and with that on its own answer.
+    headers.append((b"x-request-id", request_id.get().encode()))
+    headers += [(name, value) for name, value in scope["headers"] if name == b"traceparent"]
+    if not any(name == b"host" for name, _ in headers):
+        headers.append((b"host", b"convoy"))  # HTTP/1.0 clients send none
+    if any(name == b"transfer-encoding" for name, _ in scope["headers"]):
+        headers = [(name, value) for name, value in headers if name != b"content-length"]
+        headers.append((b"transfer-encoding", b"chunked"))
+    query: bytes = scope["query_string"]
+    target = scope["raw_path"] + (b"?" + query if query else b"")
+    return h11.Request(method=scope["method"], target=target, headers=headers)
+
+
+async def _send_answer(upstream: _Upstream, send: Send) -> None:
+    has_begun = False
+    try:
+        while True:
+            match await upstream.next_event():
+                case h11.Response() as response:
+                    kept = [(name, value) for name, value in response.headers if name not in _HOP | _GATES]
+                    await send({"type": "http.response.start", "status": response.status_code, "headers": kept})
+                    has_begun = True
+                case h11.Data() as data:
+                    await send({"type": "http.response.body", "body": bytes(data.data), "more_body": True})
+                case _:
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    return
+    except (OSError, h11.ProtocolError) as error:
+        if has_begun:
+            _log.warning("an answer of the core broke off: %s", error)
+        elif not upstream.is_abandoned:
+            await send_reply(send, error_reply(Unavailable(CORE_IS_AWAY)))
+
+
+def _without_core(path: str) -> Reply:
+    """The process runs, and that is all that can be said."""
+    if path == "/v2/health/live":
+        return Reply(200, (orjson.dumps({"live": True}),))
+    return error_reply(Unavailable(CORE_IS_AWAY))

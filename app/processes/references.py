@@ -1,0 +1,151 @@
+"""Requests and answers from one process's slots to the other's, by way of places in the shared memory.
+
+The core believes no reference: an edge is our own code, but its bug must not become a read of another request's
+memory, or of none. What does not fit is a `WrongReference`, and whoever sent it is hung up on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from app.core_like import ServedLike
+from app.processes.messages import AnswerAt, Ended, Extent, Place, Submit
+from app.scheduling.request import Answer, Done, Request, SlotRef, TensorRef
+from app.scheduling.slab import Slab, Slot
+from models.spec import ModelSpec, TensorSpec
+
+
+class WrongReference(ValueError):
+    """A request of an edge that names what it may not, or does not fit its model. This is a bug."""
+
+
+# At the edge
+
+
+def submission(request: Request, slots: Sequence[SlotRef], slab: Slab) -> Submit:
+    """The request for the core, with the places of its tensors in the shared memory."""
+    number = {ref: index for index, ref in enumerate(slots)}
+    held = [slab.slot(ref) for ref in slots]
+
+    def place(ref: TensorRef) -> Place:
+        return Place(number[ref.slot], ref.offset, ref.nbytes)
+
+    return Submit(
+        request.id,
+        request.key,
+        request.samples,
+        request.shapes,
+        tuple([Extent(slot.offset, len(slot.view)) for slot in held]),
+        tuple([place(ref) for ref in request.inputs]),
+        request.wanted,
+        tuple([None if ref is None else place(ref) for ref in request.outputs]),
+        request.arrival_ns,
+        request.priority,
+        request.deadline_ns,
+        request.latest_start_ns,
+    )
+
+
+def answers_of(ended: Ended, request: Request, slab: Slab) -> tuple[Answer, ...]:
+    """The answers, as views of this process's slots or of bytes that came apart."""
+    return tuple(
+        Answer(one.output, one.shape, _answer_bytes(one, ref, slab))
+        for one, ref in zip(ended.answers, request.outputs if ended.answers else (), strict=True)
+    )
+
+
+def _answer_bytes(answer: AnswerAt, ref: TensorRef | None, slab: Slab) -> memoryview:
+    if answer.apart is not None or ref is None:
+        return memoryview(answer.apart or b"")
+    return slab.tensor(ref)[: answer.nbytes]
+
+
+# In the core
+
+
+def adopted(submit: Submit, part: Extent, slab: Slab, on_freed: Callable[[], None]) -> list[Slot]:
+    """The slots of a request that an edge lends, out of its own `part`. Raises WrongReference."""
+    for extent in submit.extents:
+        if extent.nbytes < 0 or not part.offset <= extent.offset <= part.offset + part.nbytes - extent.nbytes:
+            raise WrongReference(f"{extent} leaves the edge's part of the memory, {part}")
+    return [slab.adopt(*extent, on_freed) for extent in submit.extents]
+
+
+def request_of(submit: Submit, slots: Sequence[Slot]) -> Request:
+    """The request as the scheduler has it, once `check_request` has found nothing."""
+    return Request(
+        submit.id,
+        submit.key,
+        submit.samples,
+        submit.shapes,
+        tuple([TensorRef(slots[place.extent].ref, place.offset, place.nbytes) for place in submit.inputs]),
+        submit.wanted,
+        tuple(
+            [
+                None if place is None else TensorRef(slots[place.extent].ref, place.offset, place.nbytes)
+                for place in submit.outputs
+            ]
+        ),
+        submit.arrival_ns,
+        submit.priority,
+        submit.deadline_ns,
+        submit.latest_start_ns,
+    )
+
+
+def check_request(submit: Submit, served: ServedLike) -> None:
+    """Raises WrongReference unless every tensor lies inside its extent and is as long as the model needs it."""
+    spec = served.spec
+    if not 1 <= submit.samples <= max(1, spec.max_batch_size):
+        raise WrongReference(f"{submit.samples} samples, but the model takes {spec.max_batch_size}")
+    if not len(spec.inputs) == len(submit.inputs) == len(submit.shapes):
+        raise WrongReference(f"{len(submit.inputs)} inputs, but the model takes {len(spec.inputs)}")
+    if len(submit.wanted) != len(submit.outputs):
+        raise WrongReference(f"{len(submit.wanted)} outputs are wanted, {len(submit.outputs)} have a place")
+    for tensor, shape, place in zip(spec.inputs, submit.shapes, submit.inputs, strict=True):
+        _check_place(place, submit.extents)
+        if not tensor.is_strings and place.nbytes != _nbytes(tensor, submit.samples, shape, spec):
+            raise WrongReference(f"{place.nbytes} bytes for {submit.samples} x {shape} of input '{tensor.name}'")
+    for index, output in zip(submit.wanted, submit.outputs, strict=True):
+        _check_output(index, output, submit, spec)
+    if {place.extent for place in (*submit.inputs, *submit.outputs) if place is not None} != set(
+        range(len(submit.extents))
+    ):
+        raise WrongReference("memory is lent that no tensor is in, so that it would never be given back")
+
+
+def _check_output(index: int, place: Place | None, submit: Submit, spec: ModelSpec) -> None:
+    if not 0 <= index < len(spec.outputs):
+        raise WrongReference(f"there is no output {index}")
+    if place is None:
+        return
+    _check_place(place, submit.extents)
+    tensor = spec.outputs[index]
+    if tensor.sample_bytes is None or place.nbytes != submit.samples * tensor.sample_bytes:
+        raise WrongReference(f"{place.nbytes} bytes for {submit.samples} samples of output '{tensor.name}'")
+
+
+def _check_place(place: Place, extents: Sequence[Extent]) -> None:
+    if not 0 <= place.extent < len(extents):
+        raise WrongReference(f"{place} names an extent that is not there")
+    if min(place.offset, place.nbytes) < 0 or place.offset + place.nbytes > extents[place.extent].nbytes:
+        raise WrongReference(f"{place} leaves its extent, {extents[place.extent]}")
+
+
+def _nbytes(tensor: TensorSpec, samples: int, shape: Sequence[int], spec: ModelSpec) -> int:
+    batch = samples if spec.max_batch_size else 1
+    if min(shape, default=1) < 0:
+        raise WrongReference(f"the shape {shape} of input '{tensor.name}' has a negative size")
+    return batch * math.prod(shape) * tensor.numpy_dtype.itemsize
+
+
+def ended_of(done: Done) -> Ended:
+    """How a request ended, for the edge; answers without a place in the memory travel along."""
+    answers = tuple(
+        [
+            AnswerAt(one.output, one.shape, one.data.nbytes, bytes(one.data) if ref is None else None)
+            for one, ref in zip(done.answers, done.request.outputs if done.answers else (), strict=True)
+        ]
+    )
+    return Ended(done.request.id, done.outcome, answers, done.times, done.queue_ns, done.batch_samples, done.reason)

@@ -1,0 +1,249 @@
+"""The core as an edge process has it: at the other end of a socket, with the tensors in shared memory.
+
+Fits `core_like`, so the routes cannot tell. Owns the edge's part of the memory; what a request holds is lent to
+the core from `submit` until the core says that it is the edge's again, whatever became of the client meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from app.outcomes import no_room
+from app.processes.channel import Channel
+from app.processes.edge_catalog import EdgeCatalog
+from app.processes.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Ended,
+    Hello,
+    Known,
+    Left,
+    Menu,
+    Message,
+    Refused,
+    Released,
+    Report,
+    Welcome,
+)
+from app.processes.references import answers_of, submission
+from app.reception import Reception
+from app.scheduling.request import Done, ModelKey, Outcome, Request, SlotRef
+from app.scheduling.slab import Slab, Slot, SlotState
+from app.shared_memory import SharedMemory
+from models.errors import DeadlineExceeded, Overloaded, RequestError, Unavailable
+
+_log = logging.getLogger("convoy")
+# Counters may be so much behind; in return they cost a message per interval and not per request.
+_REPORT_EVERY_S = 0.05
+_RETRY_S = 0.05
+# An edge process counts its requests from its own number on, so that no two in the core have the same.
+_INCARNATION_SHIFT = 40
+CORE_IS_AWAY = "the process that runs the models is being replaced; send the request again"
+
+
+class RemoteCore(Reception):
+    """One edge's core. `on_presence` hears whether there is one."""
+
+    def __init__(self, slab: Slab, part: int, incarnation: int) -> None:
+        super().__init__()
+        self.slab = slab
+        # Requests that name shared memory are led to the core whole; here there is none.
+        self.shared_memory = SharedMemory(is_allowed=False)
+        self.catalog = EdgeCatalog(self._unused)
+        self._hello = Hello(PROTOCOL_VERSION, part, incarnation)
+        self._ids = count(incarnation << _INCARNATION_SHIFT)
+        self._channel: Channel | None = None
+        self._presence = asyncio.Event()
+        self._waiting: dict[int, tuple[Request, asyncio.Future[Done]]] = {}
+        self._lent: dict[int, tuple[SlotRef, ...]] = {}
+        self._report = Report()
+        self._report_timer: asyncio.TimerHandle | None = None
+        self._takers: dict[type, Callable[[Message], None]] = {
+            Ended: self._ended,  # type: ignore[dict-item]  # each takes its own kind
+            Refused: self._refused,  # type: ignore[dict-item]
+            Released: self._released,  # type: ignore[dict-item]
+            Menu: self._menu_changed,  # type: ignore[dict-item]
+            Welcome: self._welcomed,  # type: ignore[dict-item]
+        }
+
+    @property
+    def is_present(self) -> bool:
+        """Whether there is a core that takes requests."""
+        return self._presence.is_set()
+
+    async def until_present(self, within_s: float) -> None:
+        """Return when there is one, or when the time is over."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._presence.wait(), within_s)
+
+    async def stay_connected(self, address: Path) -> None:
+        """Speak to the core at this address, and to the one after it; until cancelled."""
+        while True:
+            try:
+                await self._speak(address)
+            except OSError:  # nobody has listened there yet
+                await asyncio.sleep(_RETRY_S)
+
+    async def _speak(self, address: Path) -> None:
+        """Until the core is lost."""
+        lost = asyncio.Event()
+        channel = Channel(self._heard, lost.set)
+        await asyncio.get_running_loop().create_unix_connection(lambda: channel, str(address))
+        self._channel = channel
+        channel.send(self._hello)
+        try:
+            await lost.wait()
+        finally:
+            self._core_is_lost()
+
+    # For the routes
+
+    def begin_call(self) -> None:
+        """The same as with a core at hand. Raises Unavailable also while there is none."""
+        if not self.is_present:
+            raise Unavailable(CORE_IS_AWAY)
+        super().begin_call()
+
+    def reserve(self, nbytes: int) -> Slot:
+        """Memory for a body or a tensor. Raises Overloaded when too many bytes of this edge's are in flight."""
+        slot = self.slab.reserve(nbytes)
+        self._report_soon()
+        if slot is None:
+            self._report.rejected += 1
+            raise no_room(nbytes, self.slab)
+        return slot
+
+    def next_request_id(self) -> int:
+        return next(self._ids)
+
+    def submit(self, request: Request) -> asyncio.Future[Done]:
+        """Lend the request's memory to the core; the future holds how it ended, or why it was not taken."""
+        if not self.is_present:
+            raise Unavailable(CORE_IS_AWAY)
+        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        slots = tuple(request.slots())
+        for ref in slots:
+            self.slab.move(ref, SlotState.QUEUED)
+        self._lent[request.id] = slots
+        self._waiting[request.id] = (request, future)
+        self._say(submission(request, slots, self.slab))
+        return future
+
+    def cancel(self, request: Request, reason: str) -> None:
+        """Nobody waits any more. Harmless after the end."""
+        if self._waiting.pop(request.id, None) is not None:
+            self._say(Cancel(request.id, reason))
+
+    def stage_took(self, key: ModelKey, stage: str, ns: int) -> None:
+        """A stage of one request that runs at the edge has ended: `decode` or `encode`."""
+        self._report.stages.setdefault((key, stage), []).append(ns)
+        self._report_soon()
+
+    def call_ended(self, key: ModelKey | None, protocol: str, outcome: str, ns: int) -> None:
+        """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
+        self._report.calls.setdefault((key, protocol, outcome), []).append(ns)
+        self._report_soon()
+
+    # What the core says
+
+    def _heard(self, message: Message) -> None:
+        self._takers[type(message)](message)
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        if welcome.version != PROTOCOL_VERSION:
+            raise RuntimeError(f"the core speaks version {welcome.version} and this edge {PROTOCOL_VERSION}")
+        still_lent = {one.id: one.extents for one in welcome.lent}
+        for own_id in [own_id for own_id in self._lent if own_id not in still_lent]:
+            self._free(own_id)
+        for own_id, extents in still_lent.items():
+            if own_id not in self._lent:  # it was an edge's that is no more
+                slots = [self.slab.reserve_at(*extent) for extent in extents]
+                self._lent[own_id] = tuple(slot.ref for slot in slots)
+                self._report_soon()
+
+    def _menu_changed(self, menu: Menu) -> None:
+        if menu.pages_locked:
+            self.slab.is_page_locked = True
+        self.catalog.update(menu)
+        self._presence.set()
+        self._say(Known(menu.number))
+
+    def _ended(self, ended: Ended) -> None:
+        request, future = self._waiting.pop(ended.id, (None, None))
+        if ended.outcome is Outcome.ANSWERED and (request is None or future is None or future.done()):
+            self._free(ended.id)  # whoever waited stopped waiting a moment ago
+        if request is None or future is None or future.done():
+            return
+        if ended.outcome is Outcome.ANSWERED:
+            for ref in self._lent.pop(ended.id):
+                self.slab.move(ref, SlotState.ANSWERED)
+        answers = answers_of(ended, request, self.slab)
+        _, outcome, _, times, queue_ns, batch_samples, reason = ended
+        future.set_result(Done(request, outcome, answers, times, queue_ns, batch_samples, reason))
+
+    def _refused(self, refused: Refused) -> None:
+        self._free(refused.id)
+        _, future = self._waiting.pop(refused.id, (None, None))
+        if future is not None and not future.done():
+            future.set_exception(_error(refused))
+
+    def _released(self, released: Released) -> None:
+        self._free(released.id)
+
+    def _core_is_lost(self) -> None:
+        """Whoever waits is told; what was lent stays lent until the next core says what it still uses."""
+        self._presence.clear()
+        self.catalog.forget()
+        waiting, self._waiting = self._waiting, {}
+        for _, future in waiting.values():
+            if not future.done():
+                future.set_exception(Unavailable(CORE_IS_AWAY))
+        self._report = Report()
+
+    # What the core is told
+
+    def _say(self, message: Message) -> None:
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def _unused(self, key: ModelKey) -> None:
+        # After this turn, because the call that needed it last is counted in this turn.
+        asyncio.get_running_loop().call_soon(self._say_left, key)
+
+    def _say_left(self, key: ModelKey) -> None:
+        self._send_report()
+        self._say(Left(key))
+
+    def _report_soon(self) -> None:
+        if self._report_timer is None:
+            self._report_timer = asyncio.get_running_loop().call_later(_REPORT_EVERY_S, self._report_is_due)
+
+    def _report_is_due(self) -> None:
+        self._report_timer = None
+        self._send_report()
+        if self.slab.used_bytes:
+            self._report_soon()
+
+    def _send_report(self) -> None:
+        report, self._report = self._report, Report()
+        report.used_bytes = self.slab.used_bytes
+        if self.is_present:
+            self._say(report)
+
+    def _free(self, own_id: int) -> None:
+        for ref in self._lent.pop(own_id):
+            self.slab.free(ref)
+
+
+def _error(refused: Refused) -> RequestError:
+    match refused.error:
+        case "Overloaded":
+            return Overloaded(refused.message, reason=refused.reason, retry_after_s=refused.retry_after_s)
+        case "DeadlineExceeded":
+            return DeadlineExceeded(refused.message)
+    return Unavailable(refused.message, retry_after_s=refused.retry_after_s)

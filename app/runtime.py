@@ -1,0 +1,36 @@
+"""What a process of the server asks of the system before it serves: files, memory, an event loop."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+from contextlib import suppress
+from typing import Any
+
+_M_MMAP_THRESHOLD = -3  # from malloc.h
+_LARGE_BYTES = 8 << 20
+
+
+def raise_file_limit() -> None:
+    """Every connection is a file; the usual soft limit of 1,024 is below what one server should hold."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def give_large_allocations_back() -> None:
+    """Let the C library return a freed upload to the system at once.
+
+    It learns from the first one that such sizes come and go, and keeps the next ones in heaps per thread;
+    after some large uploads the process would stay several times larger than `--max-inflight-mb` promises.
+    """
+    with suppress(OSError, AttributeError):  # another C library has other habits
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+def loop_factory() -> Any:
+    """How to make the fastest event loop there is, for `asyncio.Runner`."""
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return None
+    return uvloop.new_event_loop

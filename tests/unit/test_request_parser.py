@@ -1,0 +1,91 @@
+"""The infer request's parser remembers headers: what it says from memory is what it would say anew."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.edge.body import Body
+from app.edge.oip_request import RequestParser, parse_infer
+from app.scheduling.request import ModelKey
+from app.scheduling.slab import Slab
+from app.shared_memory import SharedMemory
+from models.errors import InvalidRequest
+from models.spec import ModelSpec, TensorSpec
+
+MEMORY = SharedMemory(is_allowed=False)
+SLAB = Slab(1 << 20)
+
+
+def served(name: str = "m", dtype: str = "FP32", max_batch_size: int = 4) -> Any:
+    spec = ModelSpec(
+        name, (TensorSpec("x", dtype, (2,)),), (TensorSpec("y", "FP32", (2,)),), max_batch_size, None, "none", ()
+    )
+    return SimpleNamespace(
+        key=ModelKey(name, 1, 1),
+        spec=spec,
+        text_only=True,
+        first=SimpleNamespace(engine=SimpleNamespace(text_only=True)),
+    )
+
+
+def body_of(header: bytes, tail: bytes) -> Body:
+    slot = SLAB.reserve(len(header) + len(tail))
+    assert slot is not None
+    slot.view[:] = header + tail
+    return Body(slot, len(slot.view))
+
+
+def header_of(samples: int, nbytes: int, **more: Any) -> bytes:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [samples, 2], "parameters": {"binary_data_size": nbytes}}
+    return json.dumps({"inputs": [tensor], **more}).encode()
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from([8, 16, 24]), st.sampled_from(["a", "b"])), max_size=30))
+def test_from_memory_it_says_what_it_would_say_anew(requests: list[tuple[int, int, str]]) -> None:
+    parser = RequestParser()
+    for samples, nbytes, name in requests:
+        header = header_of(samples, nbytes, id=f"{samples}")
+        one, other = body_of(header, b"\1" * nbytes), body_of(header, b"\2" * nbytes)
+        for body in (one, other):
+            outcomes = []
+            for parse in (parser.parse, parse_infer):
+                try:
+                    outcomes.append(parse(body, len(header), served(name), MEMORY))
+                except InvalidRequest as error:
+                    outcomes.append(str(error))
+            assert outcomes[0] == outcomes[1]
+        SLAB.free(one.slot.ref)
+        SLAB.free(other.slot.ref)
+
+
+def test_the_same_header_with_fewer_bytes_behind_it_is_refused() -> None:
+    parser, header = RequestParser(), header_of(2, 16)
+    parser.parse(body_of(header, b"\0" * 16), len(header), served(), MEMORY)
+    with pytest.raises(InvalidRequest, match="expecting 8 additional bytes"):
+        parser.parse(body_of(header, b"\0" * 8), len(header), served(), MEMORY)
+
+
+def test_strings_are_looked_at_every_time() -> None:
+    parser = RequestParser()
+    tensor = {"name": "x", "datatype": "BYTES", "shape": [1, 2], "parameters": {"binary_data_size": 10}}
+    header = json.dumps({"inputs": [tensor]}).encode()
+    good, bad = b"\1\0\0\0a\1\0\0\0b", b"\1\0\0\0a\x09\0\0\0b"
+    parser.parse(body_of(header, good), len(header), served(dtype="BYTES"), MEMORY)
+    with pytest.raises(InvalidRequest):
+        parser.parse(body_of(header, bad), len(header), served(dtype="BYTES"), MEMORY)
+
+
+def test_memory_is_bounded() -> None:
+    parser = RequestParser()
+    for number in range(1000):
+        header = header_of(1, 8, id=str(number))
+        body = body_of(header, b"\0" * 8)
+        parser.parse(body, len(header), served(), MEMORY)
+        SLAB.free(body.slot.ref)
+    assert len(parser._known) <= 256

@@ -1,0 +1,52 @@
+"""Where the server keeps what it can make again, wherever it runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.settings import read_settings
+from models.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "CONVOY_PLAN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user that is a mere number, as in a container: no HOME, no line in the list of users."""
+    monkeypatch.delenv("HOME", raising=False)
+
+    def unknown(uid: int) -> object:
+        raise KeyError(f"uid not found: {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+
+
+def test_plans_are_kept_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert read_settings({}).plan_folder() == Path("/somewhere/.cache/convoy")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert read_settings({}).plan_folder() == Path("/elsewhere/convoy")
+
+
+def test_what_the_environment_says_goes_before_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVOY_PLAN_CACHE", "/cache")
+    assert read_settings({}).plan_folder() == Path("/cache")
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_user_without_a_home_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert read_settings({}).plan_folder() == tmp_path / f"convoy-cache-{os.geteuid()}"
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_home_that_nobody_has_is_a_clear_error() -> None:
+    with pytest.raises(UsageError, match="give the whole path"):
+        read_settings({"plan_cache": Path("~/plans")}).plan_folder()
