@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -72,9 +73,14 @@ class TensorSpec:
     @property
     def sample_bytes(self) -> int | None:
         """Bytes of one sample, or None where a size is known only at run time."""
-        if self.is_strings or any(size < 0 for size in self.shape):
-            return None
-        return math.prod(self.shape) * self.numpy_dtype.itemsize
+        return _sample_bytes(self.dtype, self.shape)
+
+
+@lru_cache(maxsize=1024)
+def _sample_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
+    if dtype == "BYTES" or any(size < 0 for size in shape):
+        return None
+    return math.prod(shape) * NUMPY_DTYPES[dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ Rules 2 to 4 follow the early drop of Nexus (Shen et al., SOSP 2019) with late b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
+from typing import NamedTuple
 
 from app.scheduling.forecast import backlog_ns, lateness_ns
 from app.scheduling.placement import LookAgain, Placement, place
@@ -38,9 +38,8 @@ from app.scheduling.sacrifice import most_samples, sacrifices
 from app.scheduling.timeline import Timeline
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
-    pass
+class Admit(NamedTuple):
+    """The request waits in its queue now."""
 
 
 class RefusalReason(Enum):
@@ -49,16 +48,14 @@ class RefusalReason(Enum):
     EXPIRED = "expired"
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(NamedTuple):
     """The request was not taken. A retry after `retry_after_ns` has a chance if nobody else comes."""
 
     reason: RefusalReason
     retry_after_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """Run these requests as one batch on this lane. They have left the queue."""
 
     key: ModelKey
@@ -68,22 +65,21 @@ class Dispatch:
     predicted_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(NamedTuple):
     """These requests have left the queue unanswered."""
 
     requests: tuple[Request, ...]
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """Nothing to do before the next arrival, completion, or this time."""
 
     until_ns: int | None
 
 
 Decision = Dispatch | Drop | Wait
+_ADMITTED = Admit()
 
 
 def admit(state: State, request: Request, now_ns: int) -> Admit | Refuse:
@@ -98,7 +94,7 @@ def admit(state: State, request: Request, now_ns: int) -> Admit | Refuse:
         if late_ns > 0:
             return Refuse(RefusalReason.PREDICTED_LATE, late_ns)
     state.enqueue(request)
-    return Admit()
+    return _ADMITTED
 
 
 def complete(state: State, decision: Dispatch, now_ns: int, took_ns: int | None, staging_ns: int | None = None) -> None:
@@ -141,7 +137,7 @@ def decide(state: State, now_ns: int) -> Decision:
             case LookAgain(at_ns):
                 wake_ns = min(wake_ns, at_ns)
     kept: list[Timeline] = []  # for a batch that is to start later and is more urgent than those that follow
-    for plan in sorted(plans, key=lambda plan: plan.urgency):
+    for plan in plans if len(plans) < 2 else sorted(plans, key=_urgency):
         timeline = state.timeline(plan.placement.outlook.lane)
         if timeline in kept:
             continue
@@ -152,21 +148,23 @@ def decide(state: State, now_ns: int) -> Decision:
     return Wait(None if wake_ns == NEVER_NS else wake_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a queue would run next, where and when. `entries` are of one shape; None: a batch to be tried again."""
+class _Plan(NamedTuple):
+    """What a queue would run next, where and when. `entries` are of one shape; None: a batch to be tried again.
+
+    `requests` are the longest run that fits, deadlines aside.
+    """
 
     queue: Queue
     entries: list[Entry] | None
     placement: Placement
+    requests: tuple[Request, ...]
     start_ns: int
-    urgency: tuple[int, int, int]
 
 
 def _plan(state: State, queue: Queue, now_ns: int) -> _Plan | LookAgain | None:
     if not any(state.has_room(lane) for lane in queue.lanes):
         return None
-    entries = None if queue.retries else min(queue.by_shape.values(), key=lambda entries: urgency(entries[0][-1]))
+    entries = None if queue.retries else _most_urgent(queue)
     requests = queue.retries[0] if entries is None else _fill(entries, queue, 0)
     samples = count_samples(requests)
     placement = place(state, queue, requests[0], samples, now_ns)
@@ -174,11 +172,19 @@ def _plan(state: State, queue: Queue, now_ns: int) -> _Plan | LookAgain | None:
         return placement
     may_grow = entries is not None and len(requests) == len(entries) and samples < queue.max_batch
     start_ns = _latest_start_ns(state, placement.outlook, samples) if may_grow else now_ns
-    return _Plan(queue, entries, placement, start_ns, _urgency(requests[0], placement.outlook.lane))
+    return _Plan(queue, entries, placement, requests, start_ns)
 
 
-def _urgency(first: Request, lane: Lane) -> tuple[int, int, int]:
+def _most_urgent(queue: Queue) -> list[Entry]:
+    groups = queue.by_shape.values()
+    if len(groups) == 1:
+        return next(iter(groups))
+    return min(groups, key=lambda entries: urgency(entries[0][-1]))
+
+
+def _urgency(plan: _Plan) -> tuple[int, int, int]:
     """By when the first request must start: else a slow model, always due later, would starve beside a fast one."""
+    first, lane = plan.requests[0], plan.placement.outlook.lane
     priority, due_ns, number = urgency(first)
     return priority, due_ns - lane.behind_ns(first.samples), number
 
@@ -192,14 +198,18 @@ def _latest_start_ns(state: State, outlook: Outlook, samples: int) -> int:
 
 
 def _start(state: State, plan: _Plan) -> Dispatch | Drop:
-    queue, outlook = plan.queue, plan.placement.outlook
-    if plan.placement.is_best:
-        hopeless = _take_hopeless(state, queue, outlook)
+    queue, outlook, requests = plan.queue, plan.placement.outlook, plan.requests
+    if queue.dated:  # else nobody can be late
+        hopeless = _take_hopeless(state, queue, outlook) if plan.placement.is_best else ()
         if hopeless:
             return Drop(hopeless, Outcome.HOPELESS)
-    requests = queue.retries[0] if plan.entries is None else _prefix(plan.entries, queue, outlook)
-    for request in requests:
-        state.remove(request)
+        if plan.entries is not None:
+            requests = _prefix(plan.entries, queue, outlook)
+    if plan.entries is None:
+        for request in requests:
+            state.remove(request)
+    else:
+        state.remove_heads(queue, plan.entries, len(requests))
     lane, samples = outlook.lane, count_samples(requests)
     state.timeline(lane).stays.append(lane.stay(requests[0].id, samples, outlook.now_ns))
     lane.in_flight += 1

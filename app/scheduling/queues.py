@@ -114,7 +114,10 @@ def urgency(request: Request) -> tuple[int, int, int]:
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """What waits for one version of one model, by shape. `max_waiting` and all counts are in samples."""
+    """What waits for one version of one model, by shape. `max_waiting` and `waiting` are in samples.
+
+    `dated` is how many of the requests that wait have a deadline.
+    """
 
     key: ModelKey
     max_batch: int
@@ -123,6 +126,7 @@ class Queue:
     by_shape: dict[tuple[Shape, ...], list[Entry]] = field(default_factory=dict)
     retries: deque[tuple[Request, ...]] = field(default_factory=deque)
     waiting: int = 0
+    dated: int = 0
 
     @property
     def usable_lanes(self) -> list[Lane]:
@@ -196,8 +200,7 @@ class State:
     def remove(self, request: Request) -> None:
         """Take a waiting request out of wherever it waits. Raises KeyError if it does not wait."""
         queue = self.queues[request.key]
-        del self.waiting[request.id]
-        queue.waiting -= request.samples
+        self._count_out(queue, request)
         entries = queue.by_shape.get(request.shapes, [])
         position = bisect_left(entries, order_of(request))
         if position < len(entries) and entries[position][-1] is request:
@@ -207,11 +210,22 @@ class State:
         else:
             _remove_from_retries(queue, request)
 
+    def remove_heads(self, queue: Queue, entries: list[Entry], count: int) -> None:
+        """Take the first requests of one shape out of their queue."""
+        for entry in entries[:count]:
+            self._count_out(queue, entry[-1])
+        if count == len(entries):
+            del queue.by_shape[entries[0][-1].shapes]
+        else:
+            del entries[:count]
+
     def take_expired(self, now_ns: int) -> tuple[Request, ...]:
         """The requests for which waiting any longer is pointless; they wait no more.
 
         Afterwards `next_expiry_ns` is that of a request that waits.
         """
+        if not self.expiries:
+            return ()
         expired: list[Request] = []
         while self.expiries:
             expiry_ns, request_id = self.expiries[0]
@@ -230,9 +244,15 @@ class State:
 
     def _count_in(self, queue: Queue, request: Request) -> None:
         queue.waiting += request.samples
+        queue.dated += request.deadline_ns is not None
         self.waiting[request.id] = request
         if request.expiry_ns is not None:
             heapq.heappush(self.expiries, (request.expiry_ns, request.id))
+
+    def _count_out(self, queue: Queue, request: Request) -> None:
+        del self.waiting[request.id]
+        queue.waiting -= request.samples
+        queue.dated -= request.deadline_ns is not None
 
 
 def count_samples(requests: tuple[Request, ...]) -> int:

@@ -65,8 +65,10 @@ class Request(NamedTuple):
     @property
     def expiry_ns(self) -> int | None:
         """When waiting any longer is pointless, whatever the engines do."""
-        times = [t for t in (self.deadline_ns, self.latest_start_ns) if t is not None]
-        return min(times) if times else None
+        deadline_ns, latest_start_ns = self.deadline_ns, self.latest_start_ns
+        if deadline_ns is None or latest_start_ns is None:
+            return latest_start_ns if deadline_ns is None else deadline_ns
+        return min(deadline_ns, latest_start_ns)
 
     def slots(self) -> set[SlotRef]:
         """Every slot that the request holds."""

@@ -12,7 +12,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,7 +20,7 @@ from typing import ParamSpec, Protocol
 
 from app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
 from app.scheduling.queues import Lane, Queue, State
-from app.scheduling.request import SECOND_NS, BatchAnswers, Done, ModelKey, Outcome, Request
+from app.scheduling.request import SECOND_NS, BatchAnswers, Done, ModelKey, Outcome, Request, SlotRef
 from app.scheduling.slab import Slab, SlotState
 
 OnDone = Callable[[Done], None]
@@ -63,10 +63,11 @@ class Observer(Protocol):
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str, reach: Reach) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Pending:
     on_done: OnDone | None  # None once nobody waits for the answer any more
     submitted_ns: int
+    slots: tuple[SlotRef, ...]
     was_split: bool = False  # its batch was halved for want of memory, which is done once
 
 
@@ -236,8 +237,8 @@ class Scheduler:
         verdict = admit(self.state, request, now_ns)
         if isinstance(verdict, Refuse):
             return verdict
-        self._move(request, SlotState.QUEUED)
-        self._pending[request.id] = _Pending(on_done, now_ns)
+        self._pending[request.id] = pending = _Pending(on_done, now_ns, tuple(request.slots()))
+        self._move(pending.slots, SlotState.QUEUED)
         self._wake()
         return None
 
@@ -297,7 +298,7 @@ class Scheduler:
     def _start(self, dispatch: Dispatch) -> None:
         entry = self._lanes[dispatch.lane.id]
         for request in dispatch.requests:
-            self._move(request, SlotState.COPYING)
+            self._move(self._pending[request.id].slots, SlotState.COPYING)
         running = Running(dispatch, self._now_ns())
         entry.running.append(running)
         entry.give(lambda: self._run(entry, running))
@@ -324,15 +325,14 @@ class Scheduler:
 
     def _answer(self, running: Running, result: BatchAnswers) -> None:
         dispatch, ended = running.dispatch, []
+        times, samples = result.times, dispatch.samples
+        # What it waited for the device, already in the engine, is waiting too.
+        began_ns = running.started_ns + times.waited_ns
         for request, answers in zip(dispatch.requests, result.answers, strict=True):
-            # What it waited for the device, already in the engine, is waiting too.
-            queue_ns = running.started_ns - self._pending[request.id].submitted_ns + result.times.waited_ns
-            done = Done(request, Outcome.ANSWERED, answers, result.times, queue_ns, dispatch.samples)
-            ended.append(done)
-            if self._pending[request.id].on_done is None:
-                self._free(request)
-            else:
-                self._move(request, SlotState.ANSWERED)
+            pending = self._pending[request.id]
+            queue_ns = began_ns - pending.submitted_ns
+            ended.append(Done(request, Outcome.ANSWERED, answers, times, queue_ns, samples))
+            self._move(pending.slots, SlotState.FREE if pending.on_done is None else SlotState.ANSWERED)
         self._report(self._observer.batch_ran, dispatch, result, ended)
         for done in ended:
             self._tell(done.request, done)
@@ -366,8 +366,9 @@ class Scheduler:
             self._end(guilty, Outcome.NO_MEMORY if is_memory else Outcome.MODEL_FAILED, str(failure))
             return
         for request in suspects:
-            self._pending[request.id].was_split |= is_memory
-            self._move(request, SlotState.QUEUED)
+            pending = self._pending[request.id]
+            pending.was_split |= is_memory
+            self._move(pending.slots, SlotState.QUEUED)
 
     # Ends
 
@@ -387,12 +388,12 @@ class Scheduler:
         except Exception as error:
             self._loop.call_exception_handler({"message": f"{listener!r} failed; this is a bug", "exception": error})
 
-    def _move(self, request: Request, state: SlotState) -> None:
-        for slot in request.slots():
+    def _move(self, slots: Iterable[SlotRef], state: SlotState) -> None:
+        for slot in slots:
             self._slab.move(slot, state)
 
     def _free(self, request: Request) -> None:
-        self._move(request, SlotState.FREE)
+        self._move(request.slots(), SlotState.FREE)
 
     def _take_back(self, entry: _LaneEntry) -> None:
         entry.take_back()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 from itertools import count
 
 from app.scheduling.extents import Extents
@@ -34,21 +34,24 @@ ALIGNMENT_BYTES = 64
 KEEP_RESIDENT_BYTES = 16 << 20
 
 
-class SlotState(Enum):
-    FREE = "free"
-    FILLING = "filling"
-    QUEUED = "queued"
-    COPYING = "copying"
-    ANSWERED = "answered"
+class SlotState(IntEnum):
+    """A number, because every request moves its slots four times and other enumerations hash in Python."""
+
+    FREE = 0
+    FILLING = 1
+    QUEUED = 2
+    COPYING = 3
+    ANSWERED = 4
 
 
-_NEXT: dict[SlotState, frozenset[SlotState]] = {
-    SlotState.FREE: frozenset({SlotState.FILLING}),
-    SlotState.FILLING: frozenset({SlotState.QUEUED, SlotState.FREE}),
-    SlotState.QUEUED: frozenset({SlotState.COPYING, SlotState.ANSWERED, SlotState.FREE}),
-    SlotState.COPYING: frozenset({SlotState.QUEUED, SlotState.ANSWERED, SlotState.FREE}),
-    SlotState.ANSWERED: frozenset({SlotState.FREE}),
-}
+# By state, where a slot may go from there.
+_NEXT: tuple[tuple[SlotState, ...], ...] = (
+    (SlotState.FILLING,),
+    (SlotState.QUEUED, SlotState.FREE),
+    (SlotState.COPYING, SlotState.ANSWERED, SlotState.FREE),
+    (SlotState.QUEUED, SlotState.ANSWERED, SlotState.FREE),
+    (SlotState.FREE,),
+)
 
 
 class SlotError(Exception):
@@ -126,7 +129,7 @@ class Slab:
         """Take the slot to its next state; FREE gives its memory back. Raises SlotError."""
         slot = self.slot(ref)
         if state not in _NEXT[slot.state]:
-            raise SlotError(f"slot {ref.number} cannot go from {slot.state.value} to {state.value}; this is a bug")
+            raise SlotError(f"slot {ref.number} cannot go from {slot.state.name} to {state.name}; this is a bug")
         slot.state = state
         if state is SlotState.FREE:
             self._give_back(slot)
