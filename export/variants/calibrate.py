@@ -8,7 +8,8 @@ Sources: entropy is TensorRT's calibration (Migacz, 8-bit Inference with TensorR
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -45,42 +46,54 @@ def collect(graph: Path, chunks: Iterable[Chunk], methods: Iterable[Method] = ME
 
     Raises JobError when there is no image, or when the network computes NaN or infinity on one.
     """
-    session, names = _observing(graph)
-    given = session.get_inputs()[0]
-    histograms = {name: Histogram() for name in (*names, given.name)}
-    batch = 1
-    for chunk in chunks:
-        for start in range(0, len(chunk.images), batch):
-            images = chunk.images[start : start + batch]
-            values = session.run(names, {given.name: images})
-            for name, value in zip(names, values, strict=True):
-                _count(histograms[name], value, name)
-            if given.type == "tensor(float)":
-                _count(histograms[given.name], images, given.name)
-            nbytes = sum(value.nbytes for value in values) // len(values[0])
-            batch = max(1, min(len(chunk.images), _BATCH_BYTES // max(1, nbytes)))
+    histograms: dict[str, Histogram] = defaultdict(Histogram)
+    for values in observed(graph, chunks):
+        for name, value in values.items():
+            _count(histograms[name], value, name)
     seen = {name: histogram for name, histogram in histograms.items() if histogram.counts.any()}
     if not seen:
         raise JobError("there is no image to calibrate on; repair the data set of --calibrate")
     return {method: {name: _RANGE[method](histogram) for name, histogram in seen.items()} for method in methods}
 
 
-def _observing(graph: Path) -> tuple[Any, list[str]]:
-    """A session of the graph that gives out every float tensor, and their names."""
+def observed(
+    graph: Path, chunks: Iterable[Chunk], tensors: Collection[str] | None = None
+) -> Iterator[Mapping[str, np.ndarray]]:
+    """The values that float tensors take, [n, ...] by name, for a few images at a time; of all, or of `tensors`."""
+    session, names = _observing(graph, tensors)
+    given = session.get_inputs()[0]
+    batch = 1
+    for chunk in chunks:
+        for start in range(0, len(chunk.images), batch):
+            images = chunk.images[start : start + batch]
+            values = session.run(names, {given.name: images})
+            own = {given.name: images} if tensors is None and given.type == "tensor(float)" else {}
+            yield {**dict(zip(names, values, strict=True)), **own}
+            nbytes = sum(value.nbytes for value in values) // len(values[0])
+            batch = max(1, min(len(chunk.images), _BATCH_BYTES // max(1, nbytes)))
+
+
+def _observing(graph: Path, tensors: Collection[str] | None) -> tuple[Any, list[str]]:
+    """A session of the graph that gives out every float tensor, or those of `tensors`, and their names."""
     import onnx
     import onnxruntime as ort
 
     model = onnx.load(str(graph))
     given = {output.name for output in model.graph.output}
     for node in model.graph.node:
-        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name and name not in given)
+        model.graph.output.extend(
+            onnx.ValueInfoProto(name=name)
+            for name in node.output
+            if name and name not in given and (tensors is None or name in tensors)
+        )
     options = ort.SessionOptions()
     # Fused, a tensor between two nodes is not there to be looked at.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = cpu_budget()
     options.log_severity_level = 3
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session, [node.name for node in session.get_outputs() if node.type == "tensor(float)"]
+    floats = [node.name for node in session.get_outputs() if node.type == "tensor(float)"]
+    return session, [name for name in floats if tensors is None or name in tensors]
 
 
 def _count(histogram: Histogram, values: np.ndarray, name: str) -> None:

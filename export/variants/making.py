@@ -1,4 +1,4 @@
-"""Making the variants: one calibration for all, the method that measures best, and layers kept where INT8 hurts.
+"""Making the variants: channels balanced for INT8, the ranges that measure best, and layers kept where it still hurts.
 
 Knows the order of making. What a file is worth it learns from the calibration images alone (`export.variants.trials`);
 whether it may serve is decided elsewhere, on images that nothing here has seen.
@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from export.cache import StepCache, step_key
 from export.data import Images
@@ -17,6 +18,7 @@ from export.plan import MethodChoice
 from export.progress import Progress
 from export.variants.audit import audit
 from export.variants.calibrate import METHODS, Calibration, Method, Ranges, collect
+from export.variants.equalize import Levels, equalize, measure_levels, streams
 from export.variants.onnx_graph import prepare
 from export.variants.precision import INT8_CPU, REFERENCE, Recipe
 from export.variants.quantize import layers, quantize_for_cpu
@@ -42,7 +44,7 @@ class Made:
 
 
 def plain_int8(folder: Path, images: Images, progress: Progress) -> None:
-    """Write `INT8_CPU.file` beside the fp32 graph: min-max ranges, every layer, whatever it costs.
+    """Write `INT8_CPU.file` beside the fp32 graph: min-max ranges, every layer as it is, whatever it costs.
 
     Raises JobError when it cannot be made.
     """
@@ -63,7 +65,9 @@ class Maker:
     budget_points: float
     progress: Progress
     cache: StepCache
-    _calibration: Calibration | None = None
+    _plain: Path | None = None
+    _balanced: Path | None = None
+    _calibrations: dict[Path, Calibration] = field(default_factory=dict)
     _bench: Bench | None = None
     _sensitivity: Sensitivity | None = None
     _ladders: dict[str, Ladder] = field(default_factory=dict)
@@ -100,8 +104,9 @@ class Maker:
     def _written(self, made: Made, kept: Mapping[str, str]) -> Made:
         assert made.recipe.make is not None
         path = self.folder / made.recipe.file
+        calibration = self._calibrated(self._graph(made.recipe))
         with disk_errors(self.folder):
-            by_rule = made.recipe.make(self._calibrated(), made.method or "minmax", frozenset(kept), path, None)
+            by_rule = made.recipe.make(calibration, made.method or "minmax", frozenset(kept), path, None)
         return replace(made, audit=audit(path, made.recipe.target, {**by_rule, **kept}))
 
     def _ladder(self, recipe: Recipe) -> Ladder:
@@ -129,14 +134,47 @@ class Maker:
 
     def _ready_bench(self) -> Bench:
         if self._bench is None:
-            self._bench = Bench(self.spec, self._calibrated(), self.images, self.folder)
+            calibration = self._calibrated(self._balanced_graph())
+            self._bench = Bench(self.spec, calibration, self.images, self.folder)
         return self._bench
 
-    def _calibrated(self) -> Calibration:
-        """The ranges of all methods, from one pass over the images or from the cache."""
-        if self._calibration is None:
+    def _graph(self, recipe: Recipe) -> Path:
+        """The fp32 file that the variant is made of."""
+        return self._balanced_graph() if recipe.precision == "int8" else self._plain_graph()
+
+    def _plain_graph(self) -> Path:
+        if self._plain is None:
             with disk_errors(self.folder):
-                graph = _prepared(self.folder)
+                self._plain = _prepared(self.folder)
+        return self._plain
+
+    def _balanced_graph(self) -> Path:
+        """For INT8: the plain graph where its channels are balanced, else one that computes the same."""
+        if self._balanced is None:
+            plain = self._plain_graph()
+            levels = self._levels(plain)
+            with disk_errors(self.folder):
+                self._balanced = equalize(plain, levels, self.folder / "equalised.onnx")
+        return self._balanced
+
+    def _levels(self, graph: Path) -> Levels:
+        import onnx
+
+        found = streams(onnx.load(str(graph)).graph)
+        if not found:
+            return {}
+        key = step_key("levels", sha256_file(graph), self.images.key)
+        kept = self.cache.read(key)
+        if kept is not None:
+            return cast(Levels, json.loads(kept))
+        with self.progress.step("measure channels", self.images.count) as step:
+            levels = measure_levels(graph, found, self.images.chunks(step, _CHUNK_IMAGES))
+        self.cache.write(key, json.dumps(levels).encode())
+        return levels
+
+    def _calibrated(self, graph: Path) -> Calibration:
+        """The ranges of all methods, from one pass over the images or from the cache."""
+        if graph not in self._calibrations:
             key = step_key("ranges", sha256_file(graph), self.images.key)
             kept = self.cache.read(key)
             if kept is None:
@@ -145,8 +183,8 @@ class Maker:
                 self.cache.write(key, json.dumps(ranges).encode())
             else:
                 ranges = _parsed(kept)
-            self._calibration = Calibration(graph, ranges)
-        return self._calibration
+            self._calibrations[graph] = Calibration(graph, ranges)
+        return self._calibrations[graph]
 
 
 def _prepared(folder: Path) -> Path:

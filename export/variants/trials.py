@@ -2,6 +2,9 @@
 
 Knows how good a file is on images that may be looked at as often as one likes: how often it agrees with fp32,
 what it loses where the images have labels, and how long a batch takes. Decides nothing.
+
+The ranges come from the same images, so that no value here is cut off unseen, and a file looks a little better than it
+is. Whoever then finds it worse on other images should believe these less (`Ladder.passes` with caution).
 """
 
 from __future__ import annotations

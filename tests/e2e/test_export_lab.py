@@ -2,7 +2,8 @@
 
 MobileNetV2 is the hard case. Its residual streams are linear, so that training may leave their channels at any
 scale; here they are given scales over three decades without changing what the network computes, the imbalance
-that breaks INT8 in published networks (Nagel et al., Data-Free Quantization, 2019, section 3).
+that breaks INT8 in published networks (Nagel et al., Data-Free Quantization, 2019, section 3). Quantised as it is,
+it answers at random; the laboratory must balance it again, and not buy accuracy with layers in float.
 """
 
 from __future__ import annotations
@@ -138,15 +139,23 @@ def test_a_mobilenet_that_plain_int8_breaks_is_brought_back(tmp_path):
     assert within_budget(fp16)
     for variant in int8:
         assert within_budget(variant)
-        assert len(variant.trade_offs) > 3
-        assert variant.trade_offs[0].layers_kept == 0
-        assert variant.trade_offs[0].accuracy.loss_points > 1
         assert variant.audit is not None
-        assert any(reason.startswith("alone moves the answers by") for reason in variant.audit.kept.values())
-        assert variant.audit.by_precision["int8"] > 5
-    trt = int8[1]
+        # Balanced channels cost no layer; only a doubtful image or two may keep a few.
+        assert len(hurting(variant)) <= 4
+        assert variant.audit.by_precision["int8"] >= 45
+        assert variant.trade_offs[0].layers_kept == 0
+        assert variant.trade_offs[0].accuracy.loss_points < plain / 10
+    cpu, trt = int8
+    assert cpu.audit is not None
+    assert cpu.audit.by_precision["fp32"] <= 10
     assert trt.audit is not None
     assert violations(onnx.load(bundle.path(trt.file)).graph, trt.audit.kept) == []
+
+
+def hurting(variant: Variant) -> list[str]:
+    """The layers kept in higher precision since INT8 hurt them, not by rule."""
+    assert variant.audit is not None
+    return [name for name, reason in variant.audit.kept.items() if reason.startswith("alone moves the answers by")]
 
 
 def plain_loss_points(bundle: Bundle, folder: Path) -> float:

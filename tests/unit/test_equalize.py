@@ -1,0 +1,261 @@
+"""Channels of a stream are brought to one range where that is exact, and nothing is touched where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from export.data import Chunk
+from export.variants.calibrate import Calibration, collect
+from export.variants.equalize import Stream, equalize, measure_levels, scales_for, streams
+from export.variants.quantize import quantize_for_cpu
+
+WIDTH = 16
+# Three decades, one channel silent.
+UNBALANCED = np.geomspace(1e-2, 10, WIDTH) * (np.arange(WIDTH) != 5)
+IMAGES = np.random.default_rng(2).normal(size=(6, 3, 8, 8)).astype(np.float32)
+
+
+def conv(name: str, source: str, target: str, **attributes: Any) -> Any:
+    """A node whose weight and bias are constants named after it."""
+    return helper.make_node("Conv", [source, f"{name}.w", f"{name}.b"], [target], name, **attributes)
+
+
+def weights(name: str, outputs: int, inputs: int, kernel: int = 1, gains: np.ndarray | float = 1) -> dict[str, Any]:
+    draw = np.random.default_rng(len(name) + outputs + inputs)
+    spread = np.broadcast_to(gains, outputs)
+    return {
+        f"{name}.w": draw.normal(size=(outputs, inputs, kernel, kernel)) * spread[:, None, None, None],
+        f"{name}.b": draw.normal(size=outputs) * spread,
+    }
+
+
+def saved(path: Path, nodes: Sequence[Any], constants: Mapping[str, Any], outputs: Sequence[str] = ("y",)) -> Path:
+    graph = helper.make_graph(
+        nodes,
+        "network",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(values, np.float32), name) for name, values in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def chain(path: Path, between: Sequence[Any], constants: Mapping[str, Any] | None = None, **changes: Any) -> Path:
+    """x -> conv `first` -> a, unbalanced; `between` makes b of a; b -> conv `last` -> y."""
+    nodes = [conv("first", "x", "a"), *between, conv("last", "b", "y")]
+    made = weights("first", WIDTH, 3, gains=UNBALANCED) | weights("last", 4, WIDTH) | dict(constants or {})
+    return saved(path, nodes, made, **changes)
+
+
+def linear(path: Path) -> Path:
+    return chain(path, [conv("middle", "a", "b", group=1)], weights("middle", WIDTH, WIDTH))
+
+
+def found_in(path: Path) -> tuple[Stream, ...]:
+    return streams(onnx.load(path).graph)
+
+
+def levels_of(path: Path) -> Mapping[str, list[float]]:
+    return measure_levels(path, found_in(path), [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64))])
+
+
+def equalised(path: Path) -> Path:
+    return equalize(path, levels_of(path), path.with_name("equalised.onnx"))
+
+
+def run(path: Path) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    result: np.ndarray = session.run(None, {"x": IMAGES})[0]
+    return result
+
+
+def spread(levels: Sequence[float]) -> float:
+    """How many times larger than the smallest channel that is not silent the largest is."""
+    alive = [level for level in levels if level]
+    return max(alive) / min(alive)
+
+
+def tie(op: str) -> Any:
+    attributes = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]} if op.endswith("Pool") else {}
+    return helper.make_node(op, ["a"], ["b"], op, **attributes)
+
+
+def depthwise() -> Any:
+    return conv("middle", "a", "b", group=WIDTH, pads=[1, 1, 1, 1])
+
+
+def test_a_stream_between_two_convolutions_is_balanced_to_the_bit(tmp_path):
+    path = linear(tmp_path / "fp32.onnx")
+    assert found_in(path)[0] == Stream(("a",), ("first",), ("middle",), WIDTH)
+    before = levels_of(path)
+    assert spread(before["a"]) > 500
+    target = equalised(path)
+    assert target != path
+    after = levels_of(target)
+    assert spread(after["a"]) < 2
+    assert after["a"][5] == 0
+    assert max(after["a"]) == max(before["a"])
+    assert np.array_equal(run(target), run(path))
+    assert {node.name for node in onnx.load(target).graph.node} == {"first", "middle", "last"}
+
+
+@pytest.mark.parametrize("op", ["Relu", "LeakyRelu", "MaxPool", "AveragePool"])
+def test_what_scales_with_its_input_belongs_to_the_stream(tmp_path, op):
+    path = chain(tmp_path / "fp32.onnx", [tie(op)])
+    (stream,) = found_in(path)
+    assert stream == Stream(("a", "b"), ("first",), ("last",), WIDTH)
+    target = equalised(path)
+    assert spread(np.max(list(levels_of(target).values()), axis=0)) < 2
+    assert np.array_equal(run(target), run(path))
+
+
+def test_a_depthwise_convolution_reads_one_stream_and_writes_another(tmp_path):
+    gains = 1 / np.geomspace(1e-2, 10, WIDTH)
+    path = chain(tmp_path / "fp32.onnx", [depthwise()], weights("middle", WIDTH, 1, 3, gains))
+    assert [stream.tensors for stream in found_in(path)] == [("a",), ("b",)]
+    target = equalised(path)
+    after = levels_of(target)
+    assert spread(after["a"]) < 2
+    assert spread(after["b"]) < 2
+    assert np.array_equal(run(target), run(path))
+
+
+@pytest.mark.parametrize("outputs", [WIDTH, 2 * WIDTH])
+def test_a_grouped_convolution_reads_the_channels_of_its_groups(tmp_path, outputs):
+    middle = conv("middle", "a", "c", group=4)
+    path = chain(
+        tmp_path / "fp32.onnx",
+        [middle, helper.make_node("Sigmoid", ["c"], ["b"], "sigmoid")],
+        weights("middle", outputs, WIDTH // 4) | weights("last", 4, outputs),
+    )
+    assert [stream.readers for stream in found_in(path)] == [("middle",)]
+    target = equalised(path)
+    assert target != path
+    assert np.array_equal(run(target), run(path))
+
+
+def residual(path: Path, *, clipped: bool = True, gains: np.ndarray = UNBALANCED) -> Path:
+    """Two residual blocks in a row, each of a wide convolution, an activation and a linear projection."""
+    nodes, constants, stream = [], {}, "a"
+    for block in range(2):
+        wide, narrow, added = f"wide{block}", f"narrow{block}", f"a{block}" if block == 0 else "b"
+        activation = helper.make_node("Clip", [wide, "low", "high"], [f"{wide}.c"], f"{wide}.clip")
+        nodes += [
+            conv(wide, stream, wide),
+            activation if clipped else helper.make_node("Identity", [wide], [f"{wide}.c"], f"{wide}.same"),
+            conv(narrow, f"{wide}.c", narrow),
+            helper.make_node("Add", [stream, narrow], [added], f"add{block}"),
+        ]
+        # Each reader of the stream undoes its gains, as a trained network's would.
+        undone = np.divide(1, gains, out=np.zeros(WIDTH), where=gains > 0)
+        wide_weights = weights(wide, 32, WIDTH)
+        wide_weights[f"{wide}.w"] *= undone[None, :, None, None]
+        constants |= wide_weights | weights(narrow, WIDTH, 32, gains=gains)
+        stream = added
+    return chain(path, nodes, constants | {"low": 0, "high": 6})
+
+
+def test_all_that_additions_tie_together_is_scaled_as_one(tmp_path):
+    path = residual(tmp_path / "fp32.onnx")
+    (stream,) = found_in(path)
+    assert stream.tensors == ("a", "narrow0", "a0", "narrow1", "b")
+    assert stream.writers == ("first", "narrow0", "narrow1")
+    assert stream.readers == ("wide0", "wide1", "last")
+    target = equalised(path)
+    assert spread(np.max(list(levels_of(target).values()), axis=0)) < 2
+    assert np.array_equal(run(target), run(path))
+
+
+def test_int8_of_an_unbalanced_network_is_many_times_closer_than_before(tmp_path):
+    path = residual(tmp_path / "fp32.onnx")
+    errors = []
+    for graph in (path, equalised(path)):
+        ranges = collect(graph, [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64))], ["minmax"])
+        quantize_for_cpu(Calibration(graph, ranges), "minmax", frozenset({"last"}), tmp_path / "int8.onnx")
+        errors.append(float(np.linalg.norm(run(tmp_path / "int8.onnx") - run(path)) / np.linalg.norm(run(path))))
+    plain, balanced = errors
+    assert balanced < plain / 4
+
+
+UNSAFE = {
+    "an operator that is not homogeneous reads it": [
+        conv("middle", "a", "b"),
+        helper.make_node("Sigmoid", ["a"], ["unread"], "sigmoid"),
+    ],
+    "a clip is between": [helper.make_node("Clip", ["a", "low", "high"], ["b"], "clip")],
+    "a constant is added": [helper.make_node("Add", ["a", "many"], ["b"], "add")],
+    "a channel of another width is spread over all": [
+        conv("one", "x", "o"),
+        helper.make_node("Add", ["a", "o"], ["b"], "add"),
+    ],
+    "the positions of a pool are read": [
+        helper.make_node("MaxPool", ["a"], ["b", "where"], "pool", kernel_shape=[2, 2]),
+        helper.make_node("Shape", ["where"], ["unread"], "shape"),
+    ],
+    "its reader has no constant weight": [
+        helper.make_node("Relu", ["last.w"], ["computed"], "relu"),
+        helper.make_node("Conv", ["a", "computed"], ["c"], "middle"),
+        conv("four", "c", "d"),
+        helper.make_node("Sigmoid", ["d"], ["b"], "sigmoid"),
+    ],
+}
+
+
+@pytest.mark.parametrize("why", UNSAFE)
+def test_a_stream_is_left_alone_where(tmp_path, why):
+    constants = {"low": 0, "high": 6, "many": np.ones((1, WIDTH, 1, 1))}
+    constants |= weights("middle", WIDTH, WIDTH) | weights("one", 1, 3) | weights("four", WIDTH, 4)
+    path = chain(tmp_path / "fp32.onnx", UNSAFE[why], constants)
+    assert not [stream for stream in found_in(path) if "a" in stream.tensors]
+
+
+def test_an_output_of_the_graph_is_left_alone(tmp_path):
+    middle = [conv("middle", "a", "b")]
+    path = chain(tmp_path / "fp32.onnx", middle, weights("middle", WIDTH, WIDTH), outputs=("y", "a"))
+    assert [stream.tensors for stream in found_in(path)] == [("b",)]
+
+
+def test_a_shared_weight_is_left_alone(tmp_path):
+    twice = conv("middle", "a", "c")
+    again = conv("middle", "c", "b")
+    again.name = "again"
+    path = chain(tmp_path / "fp32.onnx", [twice, again], weights("middle", WIDTH, WIDTH))
+    assert found_in(path) == ()
+
+
+def test_a_graph_with_inner_graphs_is_left_alone(tmp_path):
+    path = linear(tmp_path / "fp32.onnx")
+    graph = onnx.load(path).graph
+    assert found_in(path)
+    out = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
+    branch = helper.make_graph([helper.make_node("Identity", ["a"], ["inner"])], "branch", [], [out])
+    graph.node.append(helper.make_node("If", ["which"], ["z"], "if", then_branch=branch, else_branch=branch))
+    assert streams(graph) == ()
+
+
+def test_a_balanced_network_is_handed_back_as_it_is(tmp_path):
+    path = residual(tmp_path / "fp32.onnx", gains=np.geomspace(0.5, 2, WIDTH))
+    assert found_in(path)
+    assert equalised(path) == path
+    assert not (tmp_path / "equalised.onnx").exists()
+
+
+def test_scales_are_powers_of_two_with_a_limit():
+    levels = np.array([8.0, 1.0, 0.3, 0.0, 1e-30])
+    scales = scales_for(levels)
+    assert scales is not None
+    assert scales.tolist() == [1, 8, 16, 1, 4096]
+    assert scales_for(np.zeros(4)) is None
+    assert scales_for(np.array([1.0, 1e-4, np.nan])) is None
+    assert scales_for(np.array([1.0, 0.5, 0.25])) is None
