@@ -102,6 +102,7 @@ class Catalog:
     """Versions by name."""
 
     def __init__(self) -> None:
+        self.edition = 0
         self._served: dict[str, dict[int, Served]] = {}
         self._live: dict[ModelKey, Served] = {}
         self._others: dict[tuple[str, int], Listing] = {}
@@ -199,6 +200,7 @@ class Catalog:
 
     def changed(self) -> None:
         """Tell those who watch."""
+        self.edition += 1
         for watcher in self._watchers:
             watcher()
 

@@ -26,10 +26,11 @@ from app.proving import ProvedEngine
 from app.reception import Reception
 from app.scheduling.policy import Dispatch
 from app.scheduling.queues import Lane
-from app.scheduling.request import SECOND_NS, BatchAnswers, Done, ModelKey, Outcome, Request
+from app.scheduling.request import BatchAnswers, Done, ModelKey, Outcome, Request
 from app.scheduling.scheduler import Reach, Scheduler
 from app.scheduling.slab import SharedPart, Slab, Slot
 from app.shared_memory import SharedMemory
+from app.tally import Tally
 from app.upgrades import Upgrades
 from app.version import VERSION
 from models.errors import Unavailable
@@ -75,6 +76,7 @@ class Core(Reception):
         self.options = options
         self.catalog = Catalog()
         self.metrics = Metrics(VERSION)
+        self.tally = Tally(self.metrics)
         self.shared_memory = SharedMemory(is_allowed=options.allow_shared_memory)
         self.started_s = time.monotonic()
         self.initial_load_done = False
@@ -201,16 +203,11 @@ class Core(Reception):
 
     def stage_took(self, key: ModelKey, stage: str, ns: int) -> None:
         """A stage of one request that runs at the edge has ended: `decode` or `encode`."""
-        served = self.catalog.live(key)
-        self.metrics.stage(served, stage, ns)
-        served.statistics.rolling.record_stage(stage, ns)
+        self.tally.stage(self.catalog.live(key), stage, ns)
 
     def call_ended(self, key: ModelKey | None, protocol: str, outcome: str, ns: int) -> None:
         """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
-        served = None if key is None else self.catalog.live(key)
-        self.metrics.request_ended(served, protocol, outcome, ns / SECOND_NS)
-        if served is not None and outcome == "success":
-            served.statistics.rolling.record_stage("total", ns)
+        self.tally.call(None if key is None else self.catalog.live(key), protocol, outcome, ns)
 
     def waiting_samples(self, served: Served) -> int:
         queue = self.scheduler.state.queues.get(served.key)
@@ -233,8 +230,7 @@ class Core(Reception):
             lane.last_success_ns = now_ns
         served.statistics.record_batch(done, dispatch.samples, answers.times, now_ns)
         self.metrics.batch_ran(served, dispatch.samples, dispatch.lane.padded(dispatch.samples), answers.times)
-        for one in done:
-            self.metrics.stage(served, "queue", one.queue_ns)
+        self.metrics.stage(served, "queue", [one.queue_ns for one in done])
 
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
         key = dispatch.key
@@ -310,6 +306,7 @@ class Core(Reception):
         await self.lanes.close_all(served)
         self.scheduler.remove_queue(served.key, "the model was unloaded")
         self.catalog.forget(served)
+        self.tally.count()
         place = served.key.model, served.key.version
         if not any((other.key.model, other.key.version) == place for other in self.catalog.all_live()):
             self.metrics.forget_model(served)

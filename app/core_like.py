@@ -7,11 +7,13 @@ one process and in several. Knows no engine, no scheduler and no process.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from app.scheduling.request import Done, ModelKey, Request
 from app.scheduling.slab import Slab, Slot
 from app.shared_memory import SharedMemory
+from models.errors import RequestError
 from models.spec import ModelSpec
 
 Found = TypeVar("Found", covariant=True)
@@ -19,6 +21,10 @@ Found = TypeVar("Found", covariant=True)
 
 class Finder(Protocol[Found]):
     """Whatever knows which versions are served."""
+
+    @property
+    def edition(self) -> int:
+        """Another number whenever something else is found than before."""
 
     def find(self, name: str, version: int | None) -> Found:
         """The version asked for, or the highest that is loaded. Raises NotFound or Unavailable."""
@@ -74,6 +80,12 @@ class CoreLike(Protocol):
 
         Raises RequestError when it is not taken; then its slots stay the caller's. A core that is elsewhere
         says so later, through the future, and has taken the slots back by then.
+        """
+
+    def take(self, request: Request, on_end: Callable[[Done | RequestError], None]) -> None:
+        """The same for who waits with a callback: called once, unless the request is cancelled before.
+
+        With an error where a core that is elsewhere did not take it.
         """
 
     def cancel(self, request: Request, reason: str) -> None:

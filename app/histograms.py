@@ -28,6 +28,12 @@ class Distribution:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
+    def observe_all(self, values: Iterable[float]) -> None:
+        counts, bounds = self.counts, self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self.total += value
+
 
 class Histogram(Collector):
     """Distributions by label values."""

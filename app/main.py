@@ -25,6 +25,7 @@ from fastapi import FastAPI
 
 from app import logs
 from app.core import Core
+from app.edge.express import Express
 from app.edge.grpc_host import GrpcHost, take_port
 from app.edge.http import create_app
 from app.edge.protocol import guarded_protocol
@@ -65,10 +66,11 @@ class Host:
         self._settings = settings
         self._listener = listener
         self.core = make_core(settings.core_options(), on_fatal=self._fatal)
+        express = Express(self.core, settings.edge_options())
         self._server = _Server(
             uvicorn.Config(
-                create_app(self.core, settings.edge_options()),
-                http=guarded_protocol(settings.connection_limits()),
+                create_app(self.core, settings.edge_options(), express),
+                http=guarded_protocol(settings.connection_limits(), express),
                 ws="none",
                 log_config=None,
                 access_log=False,

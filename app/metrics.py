@@ -7,7 +7,7 @@ model, because the lookup costs more than the increment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -76,26 +76,27 @@ class Metrics:
             histogram.forget(*_labels(served))
         self._request_child.cache_clear()
 
-    def request_ended(self, served: Served | None, protocol: str, outcome: str, seconds: float) -> None:
+    def requests_ended(self, served: Served | None, protocol: str, outcome: str, took_ns: Sequence[int]) -> None:
+        """Some requests ended alike, each after so many nanoseconds."""
         labels = ("", "") if served is None else _labels(served)
-        self._request_child(*labels, protocol, outcome).inc()
+        self._request_child(*labels, protocol, outcome).inc(len(took_ns))
         if served is not None:
-            self._duration.at(*labels).observe(seconds)
+            self._duration.at(*labels).observe_all([ns / 1e9 for ns in took_ns])
 
     def rejected(self, reason: str) -> None:
         self._rejected.labels(reason).inc()
 
-    def stage(self, served: Served, stage: str, ns: int) -> None:
-        self._stage.at(*_labels(served), stage).observe(ns / 1e9)
+    def stage(self, served: Served, stage: str, took_ns: Iterable[int]) -> None:
+        self._stage.at(*_labels(served), stage).observe_all([ns / 1e9 for ns in took_ns])
 
     def batch_ran(self, served: Served, samples: int, padded: int, times: StageTimes) -> None:
         labels = _labels(served)
         self._batch.at(*labels).observe(samples)
         if padded > samples:
             self._padding.labels(*labels).inc(padded - samples)
-        self.stage(served, "copy_in", times.copy_in_ns)
-        self.stage(served, "compute", times.compute_ns)
-        self.stage(served, "copy_out", times.copy_out_ns)
+        self.stage(served, "copy_in", (times.copy_in_ns,))
+        self.stage(served, "compute", (times.compute_ns,))
+        self.stage(served, "copy_out", (times.copy_out_ns,))
 
     def render(self) -> bytes:
         """The Prometheus text format."""

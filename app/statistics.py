@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,13 +60,14 @@ class _Recent:
         self._values = array("q")
         self._oldest = 0
 
-    def add(self, at_s: float, value: int) -> None:
-        if len(self._values) < _MOST_KEPT:
-            self._at_s.append(at_s)
-            self._values.append(value)
-            return
-        self._at_s[self._oldest], self._values[self._oldest] = at_s, value
-        self._oldest = (self._oldest + 1) % _MOST_KEPT
+    def add(self, at_s: float, values: Iterable[int]) -> None:
+        for value in values:
+            if len(self._values) < _MOST_KEPT:
+                self._at_s.append(at_s)
+                self._values.append(value)
+            else:
+                self._at_s[self._oldest], self._values[self._oldest] = at_s, value
+                self._oldest = (self._oldest + 1) % _MOST_KEPT
 
     def since(self, oldest_s: float) -> np.ndarray:
         """The values, in no order."""
@@ -93,10 +94,10 @@ class Rolling:
         self._seconds.append((second, requests, total_samples))
         while self._seconds[0][0] <= second - WINDOW_S:
             self._seconds.popleft()
-        self._batches.add(self._now_s(), samples)
+        self._batches.add(self._now_s(), (samples,))
 
-    def record_stage(self, stage: str, ns: int) -> None:
-        self._latencies[stage].add(self._now_s(), ns)
+    def record_stage(self, stage: str, took_ns: Iterable[int]) -> None:
+        self._latencies[stage].add(self._now_s(), took_ns)
 
     def per_second(self) -> tuple[float, float]:
         """Requests and samples per second, over the last minute or since the start."""
@@ -142,14 +143,14 @@ class ModelStatistics:
         self.inference_count += samples
         self.last_inference_ms = time.time_ns() // 1_000_000
         self.rolling.record_batch(len(done), samples)
-        for one in done:
-            self.success.add(now_ns - one.request.arrival_ns)
-            self.queue.add(one.queue_ns)
-            self.rolling.record_stage("queue", one.queue_ns)
+        queued_ns = [one.queue_ns for one in done]
+        self.success.add(len(done) * now_ns - sum([one.request.arrival_ns for one in done]), len(done))
+        self.queue.add(sum(queued_ns), len(done))
+        self.rolling.record_stage("queue", queued_ns)
         for duration, ns in zip(self._stages(), _stage_ns(times), strict=True):
             duration.add(ns * len(done), len(done))
         for stage, ns in zip(("copy_in", "compute", "copy_out"), _stage_ns(times), strict=True):
-            self.rolling.record_stage(stage, ns)
+            self.rolling.record_stage(stage, (ns,))
         by_size = self.by_batch_size.setdefault(samples, BatchSizeStatistics())
         by_size.compute_input.add(times.copy_in_ns)
         by_size.compute_infer.add(times.compute_ns)

@@ -9,20 +9,16 @@ there is none, and the routes use plain ASGI.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import Scope
 
-from app.edge.replies import Headers
+from app.edge.replies import Headers, answer_head
 
 if TYPE_CHECKING:
     from app.edge.protocol import GuardedProtocol
 
 EXTENSION = "convoy.direct"
-_STATUS_LINES = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus if status >= 200
-}
 
 
 class DirectLine:
@@ -62,16 +58,13 @@ class DirectLine:
         cycle, protocol = self._cycle, self._protocol
         if cycle.flow.write_paused or cycle.response_started or cycle.disconnected:
             return False
-        lines: list[bytes | memoryview] = [_STATUS_LINES[status]]
-        for name, value in (*headers, *self.decorate(status)):
-            if name == b"connection":
-                cycle.keep_alive = False
-            else:
-                lines += (name, b": ", value, b"\r\n")
-        lines.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
-        lines += pieces
+        headers = [*headers, *self.decorate(status)]
+        if any(name == b"connection" for name, _ in headers):
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            headers.append((b"connection", b"close"))
         cycle.response_started = cycle.response_complete = True
-        protocol.transport.write(b"".join(lines))
+        protocol.transport.write(b"".join((answer_head(status, headers), b"\r\n", *pieces)))
         cycle.message_event.set()
         if not cycle.keep_alive:
             protocol.transport.close()

@@ -58,11 +58,14 @@ class Entry:
             return given
         return f"{self._process}-{next(self._numbers)}".encode()
 
+    def wants_line(self, is_error: bool, took_ms: float) -> bool:
+        """Whether the access log has a line about such a call."""
+        wanted = self._options.access_log
+        return wanted == "all" or (wanted == "errors" and (is_error or took_ms > self._options.slow_request_ms))
+
     def log(self, client: str, call: str, status: str, took_ms: float, *, is_error: bool, trace: bytes | None) -> None:
         """One line, if the operator wants it."""
-        wanted = self._options.access_log
-        is_noteworthy = is_error or took_ms > self._options.slow_request_ms
-        if wanted == "off" or (wanted == "errors" and not is_noteworthy):
+        if not self.wants_line(is_error, took_ms):
             return
         shown_trace = f" trace {trace.decode('latin-1')}" if trace else ""
         _log.info("%s %s %s %.1f ms%s", client, call, status, took_ms, shown_trace)

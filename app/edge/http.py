@@ -22,6 +22,7 @@ from app.core import Core
 from app.edge.calls import EdgeOptions
 from app.edge.control import control_routes
 from app.edge.entry import Keys
+from app.edge.express import Express
 from app.edge.gate import Gate
 from app.edge.infer import InferRoute
 from app.edge.not_offered import not_offered_routes
@@ -37,8 +38,8 @@ from app.version import VERSION
 from models.errors import RequestError
 
 
-def create_app(core: Core, options: EdgeOptions) -> FastAPI:
-    """The application; its lifespan starts and stops the core."""
+def create_app(core: Core, options: EdgeOptions, express: Express | None = None) -> FastAPI:
+    """The application; its lifespan starts and stops the core. `express` learns from what it answers."""
     pool = DecodePool(options.decode_threads, options.max_decoding)
 
     @asynccontextmanager
@@ -48,7 +49,7 @@ def create_app(core: Core, options: EdgeOptions) -> FastAPI:
         pool.close()
         await core.stop()
 
-    infer, predictions = InferRoute(core, options, pool), PredictionsRoute(core, options, pool)
+    infer, predictions = InferRoute(core, options, pool, express), PredictionsRoute(core, options, pool)
 
     class Application(FastAPI):
         """FastAPI behind the gate and the shortcut, which must come before its own middlewares."""

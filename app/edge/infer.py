@@ -8,6 +8,7 @@ from app.core_like import CoreLike, ServedLike
 from app.edge.answers import is_heavy_answer
 from app.edge.body import Body
 from app.edge.calls import Call, EdgeOptions, HotRoute
+from app.edge.express import HEADER_LENGTH, Express
 from app.edge.inference import INLINE_BYTES, is_heavy, place_tensors, run_inference
 from app.edge.oip_request import RequestParser, parse_infer
 from app.edge.oip_response import render_infer
@@ -16,17 +17,16 @@ from app.edge.replies import Reply
 from app.edge.timing import server_timing, timing_ms
 from models.errors import InvalidRequest
 
-_HEADER_LENGTH = b"inference-header-content-length"
-
 
 class InferRoute(HotRoute):
     """The Open Inference Protocol with the binary tensor extension."""
 
     protocol = "v2"
 
-    def __init__(self, core: CoreLike, options: EdgeOptions, pool: DecodePool) -> None:
+    def __init__(self, core: CoreLike, options: EdgeOptions, pool: DecodePool, express: Express | None = None) -> None:
         super().__init__(core, options, pool)
         self._parser = RequestParser()
+        self._express = express
 
     async def answer(self, call: Call, served: ServedLike, body: Body) -> Reply:
         started_ns = time.monotonic_ns()
@@ -49,12 +49,17 @@ class InferRoute(HotRoute):
             server_timing(timing_ms(done, decode_ns, call.exchange.arrival_ns)),
         )
         if response.header_length is not None:
-            headers = (*headers, (_HEADER_LENGTH, str(response.header_length).encode()))
-        return Reply(200, response.pieces, response.content_type, headers)
+            headers = (*headers, (HEADER_LENGTH, str(response.header_length).encode()))
+        reply = Reply(200, response.pieces, response.content_type, headers)
+        if self._express is not None and header_length and not call.scope["query_string"]:
+            self._express.learn(
+                call.scope["raw_path"], bytes(body.view[:header_length]), body.nbytes, request, served, reply
+            )
+        return reply
 
 
 def _header_length(call: Call) -> int | None:
-    raw = call.headers.get(_HEADER_LENGTH)
+    raw = call.headers.get(HEADER_LENGTH)
     if raw is None:
         return None
     if not raw.isdigit() or len(raw) > 12:

@@ -24,6 +24,7 @@ from app.edge.tensors import BINARY_ONLY, Asked, OutputIn, Source, Target, Tenso
 from app.scheduling.request import ModelKey, TensorRef
 from app.shared_memory import SharedMemory
 from models.errors import InvalidRequest
+from models.spec import ModelSpec
 
 _Json = dict[str, Any]
 _MOST_KNOWN = 256
@@ -78,14 +79,19 @@ class RequestParser:
             tensors = tuple(TensorRef(slot, tensor.offset, tensor.nbytes) for tensor in known.tensors)
             return known.request._replace(tensors=tensors)
         request = parse_infer(body, header_length, served, memory)
-        tensors = tuple(tensor for tensor in request.tensors if isinstance(tensor, TensorRef))
-        # Strings are checked in the body, and regions come and go.
-        is_plain = len(tensors) == len(request.tensors) and not request.regions
-        if is_plain and not any(spec.is_strings for spec in served.spec.inputs):
+        if has_plain_inputs(request, served.spec):
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
+            tensors = tuple(tensor for tensor in request.tensors if isinstance(tensor, TensorRef))
             self._known[place] = _Known(request, tensors)
         return request
+
+
+def has_plain_inputs(request: InferRequest, spec: ModelSpec) -> bool:
+    """Whether its JSON and its size settle all about its inputs: they are numbers, and bytes of its body."""
+    # Strings are checked in the body, and regions come and go.
+    is_in_body = all(isinstance(tensor, TensorRef) for tensor in request.tensors) and not request.regions
+    return is_in_body and not any(tensor.is_strings for tensor in spec.inputs)
 
 
 @dataclass(frozen=True, slots=True)

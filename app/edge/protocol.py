@@ -12,6 +12,7 @@ import asyncio
 import fcntl
 import logging
 import termios
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -20,6 +21,7 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.edge.direct import EXTENSION, DirectLine
+from app.edge.express import Express, Passage
 from app.edge.replies import error_body
 
 _log = logging.getLogger("convoy")
@@ -44,10 +46,18 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection."""
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
+    express: ClassVar[Express | None] = None
     # uvicorn's base class keeps these; named here for the type checker.
     connections: Any
     transport: Any
     cycle: Any
+    parser: Any
+    flow: Any
+    server_state: Any
+    scope: Any
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    client: tuple[str, int] | None
     pipeline: Any
     loop: asyncio.AbstractEventLoop
 
@@ -55,6 +65,15 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._answering: Any = None
         self._line: DirectLine | None = None
+        self._passage: Passage | None = None
+        # A request that may go the short way, until it is clear whether it does: when its headers were complete,
+        # and its body, if all of it has come.
+        self._undecided_since_ns = 0
+        self._body: bytes | None = None
+        self._idle_since_s: float | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._in_headers = False
+        self._headers_begun = 0
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -69,12 +88,16 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(503, f"{self.limits.max_connections} connections are open; try again", retry_after=True)
             return
         self._await_headers()
+        self._arm_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         # A timer that is left would keep the connection's memory until it fires.
-        for timer in (self._header_timer, self._write_timer, self._linger_timer, self._abort_timer):
+        timers = (self._header_timer, self._write_timer, self._linger_timer, self._abort_timer, self._idle_timer)
+        for timer in timers:
             if timer is not None:
                 timer.cancel()
+        if self._passage is not None and not self._passage.response_complete:
+            self._passage.client_left()
         if self._answering is not None and not self._answering.response_complete:
             # uvicorn tells only the latest request; with pipelining an earlier one is being answered.
             self._answering.disconnected = True
@@ -84,24 +107,35 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        awaited_before = self._header_timer
+        awaited_before = self._headers_begun if self._in_headers else 0
         super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._undecided_since_ns:
+            self._go_the_usual_way()  # the rest of the body is still to come, and somebody must bound its time
+        if not self._in_headers:
+            return
+        if self._header_timer is None:
+            self._arm_header_timer()
         # The parser reports a header when it is whole; this counts the one that never ends. Data that ended
         # something else before is left out, so that a body is not taken for headers.
-        if self._header_timer is not None and self._header_timer is awaited_before:
+        if self._headers_begun == awaited_before:
             self._unparsed_bytes += len(data)
             if self._unparsed_bytes > self.limits.header_bytes:
                 self._refuse_headers()
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        # What uvicorn builds here for ASGI waits until it is known that ASGI is needed.
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._header_bytes = 0
-        if self._header_timer is None:
+        if not self._in_headers:
             self._await_headers()
 
     def on_url(self, url: bytes) -> None:
         self._count_header(len(url))
-        super().on_url(url)
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Also called for the trailers of a chunked body, which nothing else bounds.
@@ -109,10 +143,32 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._stop_header_timer()
-        super().on_headers_complete()
+        self._in_headers = False
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+        if self._may_go_express():
+            self._undecided_since_ns = time.monotonic_ns()
+        else:
+            self._begin_for_asgi()
+
+    def on_body(self, body: bytes) -> None:
+        if self._undecided_since_ns:
+            if self._body is None:
+                self._body = body
+                return
+            self._go_the_usual_way()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._undecided_since_ns:
+            passage = self._find_passage()
+            if passage is not None:
+                self.cycle = self._passage = passage
+                passage.begin(self._body or b"")
+                self._body = None
+                return
+            self._go_the_usual_way()
         super().on_message_complete()
         if self._linger_timer is not None:
             # The rest of a body that had been answered early is there; the connection is idle now.
@@ -127,15 +183,19 @@ class GuardedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
         waits_for_rest = not self.pipeline and self.cycle is not None and self.cycle.more_body
-        super().on_response_complete()
-        if waits_for_rest and not self.transport.is_closing():
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._arm_keep_alive()
+        if waits_for_rest:
             # Answered before the body was read. The rest is thrown away for a while, because a client that
             # still sends does not read yet; uvicorn would do so for ever.
             self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
-
-    def timeout_keep_alive_handler(self) -> None:
-        self._close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -155,8 +215,49 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self._refuse(400, "this is not an HTTP/1.1 request")
 
+    def _may_go_express(self) -> bool:
+        """Whether it is worth waiting for the body before ASGI is troubled."""
+        express, parser = self.express, self.parser
+        return (
+            express is not None
+            and self.url in express.targets
+            and (self.cycle is None or self.cycle.response_complete)
+            and parser.get_method() == b"POST"
+            and parser.get_http_version() == "1.1"
+            and not self.flow.write_paused
+        )
+
+    def _find_passage(self) -> Passage | None:
+        if self.express is None or self._body is None:
+            return None
+        passage = self.express.passage(self, self._body, self._undecided_since_ns)
+        if passage is not None:
+            self._undecided_since_ns = 0
+            passage.keep_alive = self.parser.should_keep_alive()
+        return passage
+
+    def _go_the_usual_way(self) -> None:
+        """ASGI begins after all, with what has come of the body."""
+        self._undecided_since_ns = 0
+        body, self._body = self._body, None
+        self._begin_for_asgi()
+        if body is not None:
+            super().on_body(body)
+
+    def _begin_for_asgi(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.scope["headers"] = headers
+        super().on_headers_complete()
+
     def _await_headers(self) -> None:
+        # The timer follows when these headers are not complete by the end of what has arrived.
         self._unparsed_bytes = 0
+        self._in_headers = True
+        self._headers_begun += 1
+
+    def _arm_header_timer(self) -> None:
         self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self._headers_are_too_slow)
 
     def _count_header(self, nbytes: int) -> None:
@@ -201,13 +302,23 @@ class GuardedProtocol(HttpToolsProtocol):
             self._abort_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
 
     def _arm_keep_alive(self) -> None:
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        # One timer serves many requests: when it fires it looks how long the connection has been idle by then.
+        self._idle_since_s = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
 
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle_since_s = None
+
+    def _check_idle(self) -> None:
+        self._idle_timer = None
+        if self._idle_since_s is None:
+            return
+        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._idle_timer = self.loop.call_later(left_s, self._check_idle)
+        else:
+            self._close()
 
 
 def _unsent_bytes(transport: Any) -> int:
@@ -219,6 +330,6 @@ def _unsent_bytes(transport: Any) -> int:
     return int(transport.get_write_buffer_size()) + in_kernel[0]
 
 
-def guarded_protocol(limits: ConnectionLimits) -> type[GuardedProtocol]:
+def guarded_protocol(limits: ConnectionLimits, express: Express | None = None) -> type[GuardedProtocol]:
     """The protocol class for these limits; uvicorn takes a class, not an object."""
-    return type("GuardedProtocol", (GuardedProtocol,), {"limits": limits})
+    return type("GuardedProtocol", (GuardedProtocol,), {"limits": limits, "express": express})

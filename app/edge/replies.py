@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from http import HTTPStatus
 from typing import NamedTuple
 
 import orjson
@@ -35,6 +37,16 @@ def headers_of(reply: Reply) -> Headers:
         (b"content-length", b"%d" % reply.length),
         *reply.headers,
     ]
+
+
+_STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus if status >= 200
+}
+
+
+def answer_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The status line and these headers on the wire, without the empty line that ends them. Checks nothing."""
+    return b"".join((_STATUS_LINES[status], *[b"%b: %b\r\n" % header for header in headers]))
 
 
 # Small pieces are cheaper to join than to send one by one.

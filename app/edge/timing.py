@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from app.scheduling.request import Done
 
+SERVER_TIMING = b"server-timing"
 _HEADER = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
 
 
-def timing_ms(done: Done, decode_ns: int, arrival_ns: int) -> dict[str, float]:
-    """Milliseconds by stage, up to now; `total` counts from the arrival of the headers."""
+class Timing(NamedTuple):
+    """Milliseconds of one request; `total` counts from the arrival of its headers."""
+
+    decode: float
+    queue: float
+    compute: float
+    total: float
+
+
+def timing_ms(done: Done, decode_ns: int, arrival_ns: int) -> Timing:
+    """By stage, up to now."""
     compute_ns = done.times.total_ns if done.times is not None else 0
-    total_ns = time.monotonic_ns() - arrival_ns
-    return {
-        "decode": round(decode_ns / 1e6, 3),
-        "queue": round(done.queue_ns / 1e6, 3),
-        "compute": round(compute_ns / 1e6, 3),
-        "total": round(total_ns / 1e6, 3),
-    }
+    return Timing(decode_ns / 1e6, done.queue_ns / 1e6, compute_ns / 1e6, (time.monotonic_ns() - arrival_ns) / 1e6)
 
 
-def server_timing(stages_ms: dict[str, float]) -> tuple[bytes, bytes]:
+def timing_document(timing: Timing) -> dict[str, float]:
+    """For a JSON answer."""
+    return {stage: round(ms, 3) for stage, ms in timing._asdict().items()}
+
+
+def server_timing(stages_ms: Iterable[float]) -> tuple[bytes, bytes]:
     """The `Server-Timing` header, which browsers and proxies know how to show."""
-    return b"server-timing", _HEADER % tuple(stages_ms.values())
+    return SERVER_TIMING, _HEADER % tuple(stages_ms)

@@ -44,6 +44,7 @@ class EdgeCatalog:
     """Versions by name. `on_unused` is told once of a version that was withdrawn and that no request needs."""
 
     def __init__(self, on_unused: Callable[[ModelKey], None]) -> None:
+        self.edition = 0
         self._on_unused = on_unused
         self._served: dict[str, dict[int, EdgeServed]] = {}
         self._live: dict[ModelKey, EdgeServed] = {}
@@ -52,6 +53,7 @@ class EdgeCatalog:
 
     def update(self, menu: Menu) -> None:
         """Let requests find what is on the menu, and nothing else."""
+        self.edition += 1
         dishes = {dish.key: dish for dish in menu.served}
         withdrawn = [self._live.pop(key) for key in list(self._live) if key not in dishes]
         self._live |= {key: EdgeServed(dish, self._on_unused) for key, dish in dishes.items() if key not in self._live}
@@ -64,6 +66,7 @@ class EdgeCatalog:
 
     def forget(self) -> None:
         """The core that spoke has gone: another one's versions are others, whatever their names."""
+        self.edition += 1
         self._live, self._served = {}, {}
 
     def find(self, name: str, version: int | None) -> EdgeServed:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from app import logs
 from app.edge.calls import EdgeOptions
+from app.edge.express import Express
 from app.edge.gate import Gate
 from app.edge.infer import InferRoute
 from app.edge.pool import DecodePool
@@ -83,9 +84,10 @@ class _Edge:
         self._pool.close()
 
     def _config(self) -> uvicorn.Config:
+        express = Express(self._core, self._profile.options)
         return uvicorn.Config(
-            self._application(),
-            http=guarded_protocol(self._profile.limits),
+            self._application(express),
+            http=guarded_protocol(self._profile.limits, express),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -95,10 +97,10 @@ class _Edge:
             timeout_graceful_shutdown=1,
         )
 
-    def _application(self) -> ASGIApp:
+    def _application(self, express: Express) -> ASGIApp:
         core, options = self._core, self._profile.options
         rest = Proxy(core, http_socket(self._orders.folder))
-        infer = InferRoute(core, options, self._pool) if self._profile.infers else rest
+        infer = InferRoute(core, options, self._pool, express) if self._profile.infers else rest
         return Gate(Shortcut(rest, infer, PredictionsRoute(core, options, self._pool)), core, options)
 
     async def _prepare(self) -> None:

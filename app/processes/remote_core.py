@@ -43,6 +43,7 @@ _REPORT_EVERY_S = 0.05
 _RETRY_S = 0.05
 # An edge process counts its requests from its own number on, so that no two in the core have the same.
 _INCARNATION_SHIFT = 40
+OnEnd = Callable[[Done | RequestError], None]
 CORE_IS_AWAY = "the process that runs the models is being replaced; send the request again"
 
 
@@ -59,7 +60,7 @@ class RemoteCore(Reception):
         self._ids = count(incarnation << _INCARNATION_SHIFT)
         self._channel: Channel | None = None
         self._presence = asyncio.Event()
-        self._waiting: dict[int, tuple[Request, asyncio.Future[Done]]] = {}
+        self._waiting: dict[int, tuple[Request, OnEnd]] = {}
         self._lent: dict[int, tuple[SlotRef, ...]] = {}
         self._report = Report()
         self._report_timer: asyncio.TimerHandle | None = None
@@ -123,16 +124,32 @@ class RemoteCore(Reception):
 
     def submit(self, request: Request) -> asyncio.Future[Done]:
         """Lend the request's memory to the core; the future holds how it ended, or why it was not taken."""
+        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+
+        def on_end(end: Done | RequestError) -> None:
+            if future.done():
+                # Whoever waited stopped waiting a moment ago, so nobody else gives the memory back.
+                if isinstance(end, Done) and end.outcome is Outcome.ANSWERED:
+                    for ref in request.slots():
+                        self.slab.free(ref)
+            elif isinstance(end, Done):
+                future.set_result(end)
+            else:
+                future.set_exception(end)
+
+        self.take(request, on_end)
+        return future
+
+    def take(self, request: Request, on_end: OnEnd) -> None:
+        """The same for who waits with a callback: called once, unless the request is cancelled before."""
         if not self.is_present:
             raise Unavailable(CORE_IS_AWAY)
-        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         slots = tuple(request.slots())
         for ref in slots:
             self.slab.move(ref, SlotState.QUEUED)
         self._lent[request.id] = slots
-        self._waiting[request.id] = (request, future)
+        self._waiting[request.id] = (request, on_end)
         self._say(submission(request, slots, self.slab))
-        return future
 
     def cancel(self, request: Request, reason: str) -> None:
         """Nobody waits any more. Harmless after the end."""
@@ -174,23 +191,23 @@ class RemoteCore(Reception):
         self._say(Known(menu.number))
 
     def _ended(self, ended: Ended) -> None:
-        request, future = self._waiting.pop(ended.id, (None, None))
-        if ended.outcome is Outcome.ANSWERED and (request is None or future is None or future.done()):
-            self._free(ended.id)  # whoever waited stopped waiting a moment ago
-        if request is None or future is None or future.done():
+        request, on_end = self._waiting.pop(ended.id, (None, None))
+        if request is None or on_end is None:
+            if ended.outcome is Outcome.ANSWERED:
+                self._free(ended.id)  # whoever waited stopped waiting a moment ago
             return
         if ended.outcome is Outcome.ANSWERED:
             for ref in self._lent.pop(ended.id):
                 self.slab.move(ref, SlotState.ANSWERED)
         answers = answers_of(ended, request, self.slab)
         _, outcome, _, times, queue_ns, batch_samples, reason = ended
-        future.set_result(Done(request, outcome, answers, times, queue_ns, batch_samples, reason))
+        on_end(Done(request, outcome, answers, times, queue_ns, batch_samples, reason))
 
     def _refused(self, refused: Refused) -> None:
         self._free(refused.id)
-        _, future = self._waiting.pop(refused.id, (None, None))
-        if future is not None and not future.done():
-            future.set_exception(_error(refused))
+        _, on_end = self._waiting.pop(refused.id, (None, None))
+        if on_end is not None:
+            on_end(_error(refused))
 
     def _released(self, released: Released) -> None:
         self._free(released.id)
@@ -200,9 +217,8 @@ class RemoteCore(Reception):
         self._presence.clear()
         self.catalog.forget()
         waiting, self._waiting = self._waiting, {}
-        for _, future in waiting.values():
-            if not future.done():
-                future.set_exception(Unavailable(CORE_IS_AWAY))
+        for _, on_end in waiting.values():
+            on_end(Unavailable(CORE_IS_AWAY))
         self._report = Report()
 
     # What the core is told

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.pictures import jpeg, png_claiming
-from tests.support.servers import Server, start_server
+from tests.support.servers import Server, start_server, wait_until
 from tests.support.stores import StoreFolder, digit
 from tests.support.wire import Wire, WireReply, chunk, head
 
@@ -40,7 +40,7 @@ def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterato
     ) as server:
         yield server
         assert server.is_ready()
-        assert server.is_at_rest()
+        wait_until(server.is_at_rest, "nothing is held after all these requests")
 
 
 @pytest.fixture

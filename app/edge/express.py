@@ -1,0 +1,289 @@
+"""Requests that say what an earlier one said are answered without asking again what that means.
+
+A client sends the same URL and the same JSON before every binary tensor. The first such request goes the usual way,
+through ASGI, and what it meant and how its answer began is kept here; the next ones go from the parser to the
+scheduler and back in two calls, without a task, a scope or a parsed header. Whatever is unusual about a request, a
+time limit, a compressed body, one that arrives in pieces, a client that does not read, is the usual way's business.
+
+Both ways share the codecs: what is sent here was written by the usual way's renderer, but for the numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from app.core_like import CoreLike, ServedLike
+from app.edge.calls import EdgeOptions, outcome_of
+from app.edge.compression import is_worthwhile
+from app.edge.entry import Entry
+from app.edge.exchange import Terms
+from app.edge.inference import InferRequest
+from app.edge.oip_request import has_plain_inputs
+from app.edge.replies import Reply, answer_head, error_reply, headers_of
+from app.edge.timing import SERVER_TIMING, server_timing, timing_ms
+from app.logs import request_id
+from app.outcomes import check
+from app.scheduling.request import Done, Request, Shape, TensorRef
+from app.scheduling.slab import ALIGNMENT_BYTES, Slot
+from models.errors import RequestError
+from models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from app.edge.protocol import GuardedProtocol
+
+HEADER_LENGTH = b"inference-header-content-length"
+_LARGEST_BYTES = 256 << 10  # of a body: more never arrives in one piece
+_LONGEST_HEADER_BYTES = 4 << 10
+_MOST_KNOWN = 256
+# Requests with one of these are never here.
+_UNUSUAL = frozenset((b"content-encoding", b"transfer-encoding", b"expect", b"upgrade"))
+
+
+class Span(NamedTuple):
+    """Bytes of a slot."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """What one kind of request means to one version, and how its answers begin.
+
+    `head` is the answer's status line and headers, as far as they are always the same, `json` the beginning of its
+    body. A request's body and its outputs lie in one slot of `room_bytes`.
+    """
+
+    url: bytes
+    served: ServedLike
+    samples: int
+    shapes: tuple[Shape, ...]
+    inputs: tuple[Span, ...]
+    wanted: tuple[int, ...]
+    outputs: tuple[Span, ...]
+    room_bytes: int
+    head: bytes
+    json: bytes
+    may_compress: bool
+
+
+class Express:
+    """One server's lessons. Belongs to the event loop."""
+
+    def __init__(self, core: CoreLike, options: EdgeOptions) -> None:
+        self.core = core
+        self.entry = Entry(options)
+        self.targets: set[bytes] = set()  # URLs about which there is a lesson
+        self._is_on = not options.default_timeout_ms
+        self._lessons: dict[tuple[bytes, int, bytes], Lesson] = {}
+        self._edition = -1
+
+    def learn(
+        self, url: bytes, header: bytes, nbytes: int, request: InferRequest, served: ServedLike, reply: Reply
+    ) -> None:
+        """A request to this URL, with this JSON in a body of so many bytes, was understood and answered so."""
+        kind = (url, nbytes, header)
+        self._forget_if_old()
+        if kind in self._lessons or nbytes > _LARGEST_BYTES or len(header) > _LONGEST_HEADER_BYTES:
+            return
+        if self._is_on and is_repeatable(request, served.spec):
+            if len(self._lessons) >= _MOST_KNOWN:
+                self._lessons.clear()
+            self._lessons[kind] = _lesson(url, request, served, nbytes, reply)
+            self.targets.add(url)
+
+    def passage(self, protocol: GuardedProtocol, body: bytes, arrival_ns: int) -> Passage | None:
+        """What answers a request whose body is there; None, and nothing has happened, where that is not for here."""
+        headers = dict(protocol.headers)
+        length = headers.get(HEADER_LENGTH, b"")
+        if not length.isdigit() or len(length) > 4 or not _UNUSUAL.isdisjoint(headers):
+            return None
+        self._forget_if_old()
+        lesson = self._lessons.get((protocol.url, len(body), body[: int(length)]))
+        core = self.core
+        if lesson is None or core.leaving or not self.entry.keys.is_key(headers.get(b"authorization")):
+            return None
+        if lesson.may_compress and b"accept-encoding" in headers:
+            return None
+        slot = core.slab.reserve(lesson.room_bytes)
+        if slot is None:
+            return None
+        own_id = self.entry.request_id(headers.get(b"x-request-id"))
+        return Passage(self, protocol, lesson, slot, arrival_ns, own_id, headers.get(b"traceparent"))
+
+    def _forget_if_old(self) -> None:
+        edition = self.core.catalog.edition
+        if edition != self._edition:
+            self._edition = edition
+            self._lessons.clear()
+            self.targets.clear()
+
+
+class _Heard:
+    """In the place of the event that uvicorn's cycle wakes its application with."""
+
+    def set(self) -> None:
+        pass
+
+
+class Passage:
+    """One request on its way. Stands where uvicorn has its cycle, for whoever asks a connection how far it is."""
+
+    __slots__ = (
+        *("_arrival_ns", "_decode_ns", "_express", "_lesson", "_own_id", "_protocol", "_request", "_slot", "_trace"),
+        *("disconnected", "keep_alive", "response_complete"),
+    )
+    more_body = False
+    message_event = _Heard()
+
+    def __init__(
+        self,
+        express: Express,
+        protocol: GuardedProtocol,
+        lesson: Lesson,
+        slot: Slot,
+        arrival_ns: int,
+        own_id: bytes,
+        trace: bytes | None,
+    ) -> None:
+        self._express, self._protocol, self._lesson, self._slot = express, protocol, lesson, slot
+        self._arrival_ns, self._own_id, self._trace = arrival_ns, own_id, trace
+        self._decode_ns = 0
+        self._request: Request | None = None
+        self.keep_alive = True
+        self.response_complete = self.disconnected = False
+
+    def begin(self, body: bytes) -> None:
+        """Queue the request, or answer at once that it is not taken."""
+        started_ns = time.monotonic_ns()
+        lesson, core, ref = self._lesson, self._express.core, self._slot.ref
+        core.begin_call()
+        lesson.served.enter()
+        self._slot.view[: len(body)] = body
+        self._request = request = Request(
+            core.next_request_id(),
+            lesson.served.key,
+            lesson.samples,
+            lesson.shapes,
+            tuple([TensorRef(ref, offset, nbytes) for offset, nbytes in lesson.inputs]),
+            lesson.wanted,
+            tuple([TensorRef(ref, offset, nbytes) for offset, nbytes in lesson.outputs]),
+            self._arrival_ns,
+        )
+        self._decode_ns = time.monotonic_ns() - started_ns
+        core.stage_took(request.key, "decode", self._decode_ns)
+        try:
+            core.take(request, self._ended)
+        except RequestError as error:
+            core.slab.free(ref)
+            self._refuse(error)
+
+    def client_left(self) -> None:
+        """Nobody reads the answer. The scheduler gives the memory back when no engine uses it any more."""
+        assert self._request is not None
+        self.disconnected = True
+        self._express.core.cancel(self._request, "CANCELED")
+        self._leave("cancelled", 0)
+
+    def _ended(self, end: Done | RequestError) -> None:
+        if isinstance(end, RequestError):
+            self._refuse(end)
+            return
+        try:
+            self._answer(check(end))
+        except RequestError as error:
+            self._refuse(error)
+
+    def _answer(self, done: Done) -> None:
+        started_ns = time.monotonic_ns()
+        core, lesson, slot = self._express.core, self._lesson, self._slot
+        name, timing = server_timing(timing_ms(done, self._decode_ns, self._arrival_ns))
+        view = slot.view
+        self._send(
+            200,
+            [
+                lesson.head,
+                *(name, b": ", timing, b"\r\n"),
+                *self._own_headers(),
+                lesson.json,
+                *[view[offset : offset + nbytes] for offset, nbytes in lesson.outputs],
+            ],
+        )
+        core.slab.free(slot.ref)
+        core.stage_took(lesson.served.key, "encode", time.monotonic_ns() - started_ns)
+        self._leave("success", 200)
+
+    def _refuse(self, error: RequestError) -> None:
+        reply = error_reply(error)
+        self._send(reply.status, [answer_head(reply.status, headers_of(reply)), *self._own_headers(), *reply.pieces])
+        self._leave(outcome_of(reply.status), reply.status)
+
+    def _own_headers(self) -> list[bytes]:
+        """What every answer has, and the end of the headers."""
+        lines = [b"x-request-id: ", self._own_id]
+        if self._trace is not None:
+            lines += (b"\r\ntraceparent: ", self._trace)
+        if self._express.core.leaving:
+            # The client's next request then goes elsewhere, and not into a closing connection.
+            self.keep_alive = False
+        lines.append(b"\r\n\r\n" if self.keep_alive else b"\r\nconnection: close\r\n\r\n")
+        return lines
+
+    def _send(self, status: int, pieces: list[bytes | memoryview]) -> None:
+        transport = self._protocol.transport
+        transport.write(b"".join(pieces))
+        self.response_complete = True
+        if not self.keep_alive:
+            transport.close()
+        self._protocol.on_response_complete()
+
+    def _leave(self, outcome: str, status: int) -> None:
+        """Count the call and let go of everything but the memory; `status` 0: there was no answer."""
+        core, served = self._express.core, self._lesson.served
+        took_ns = time.monotonic_ns() - self._arrival_ns
+        core.call_ended(served.key, "v2", outcome, took_ns)
+        served.leave()
+        core.end_call()
+        entry = self._express.entry
+        is_error = not 200 <= status < 400
+        if entry.wants_line(is_error, took_ns / 1e6):
+            token = request_id.set(self._own_id.decode())
+            client, _ = self._protocol.client or ("-", 0)
+            call = f"POST {self._lesson.url.decode()}"
+            entry.log(client, call, str(status or "left"), took_ns / 1e6, is_error=is_error, trace=self._trace)
+            request_id.reset(token)
+
+
+def is_repeatable(request: InferRequest, spec: ModelSpec) -> bool:
+    """Whether another request with the same JSON means the same, and its answer has the same form."""
+    if not has_plain_inputs(request, spec) or request.terms != Terms():
+        return False
+    return all(
+        wanted.binary and not wanted.classes and wanted.place is None and spec.outputs[wanted.index].sample_bytes
+        for wanted in request.outputs
+    )
+
+
+def _lesson(url: bytes, request: InferRequest, served: ServedLike, nbytes: int, reply: Reply) -> Lesson:
+    offset = -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    outputs = []
+    for wanted in request.outputs:
+        size = request.samples * (served.spec.outputs[wanted.index].sample_bytes or 0)
+        outputs.append(Span(offset, size))
+        offset += size
+    always = [header for header in headers_of(reply) if header[0] != SERVER_TIMING]
+    return Lesson(
+        url=url,
+        served=served,
+        samples=request.samples,
+        shapes=request.shapes,
+        inputs=tuple(Span(ref.offset, ref.nbytes) for ref in request.tensors if isinstance(ref, TensorRef)),
+        wanted=tuple(wanted.index for wanted in request.outputs),
+        outputs=tuple(outputs),
+        room_bytes=offset,
+        head=answer_head(200, always),
+        json=bytes(reply.pieces[0]),
+        may_compress=is_worthwhile(reply),
+    )
