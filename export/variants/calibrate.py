@@ -41,13 +41,18 @@ class Calibration:
     ranges: Mapping[Method, Ranges]
 
 
-def collect(graph: Path, chunks: Iterable[Chunk], methods: Iterable[Method] = METHODS) -> Mapping[Method, Ranges]:
-    """The ranges of every float tensor of `graph` over all images.
+def collect(
+    graph: Path,
+    chunks: Iterable[Chunk],
+    methods: Iterable[Method] = METHODS,
+    tensors: Collection[str] | None = None,
+) -> Mapping[Method, Ranges]:
+    """The ranges of every float tensor of `graph`, or of `tensors`, over all images.
 
     Raises JobError when there is no image, or when the network computes NaN or infinity on one.
     """
     histograms: dict[str, Histogram] = defaultdict(Histogram)
-    for values in observed(graph, chunks):
+    for values in observed(graph, chunks, tensors):
         for name, value in values.items():
             _count(histograms[name], value, name)
     seen = {name: histogram for name, histogram in histograms.items() if histogram.counts.any()}

@@ -118,7 +118,7 @@ def _stream(graph: Any, group: set[str], free: set[str], weights: Mapping[str, A
 
 
 def measure_levels(graph: Path, found: Iterable[Stream], chunks: Iterable[Chunk]) -> Levels:
-    """The largest magnitude of each channel over all images, for each tensor of the streams."""
+    """The largest magnitude of each channel over all images, for each tensor of the streams, of which there is one."""
     widths = {name: stream.channels for stream in found for name in stream.tensors}
     levels = {name: np.zeros(width) for name, width in widths.items()}
     for values in observed(graph, chunks, set(widths)):
@@ -128,24 +128,24 @@ def measure_levels(graph: Path, found: Iterable[Stream], chunks: Iterable[Chunk]
     return {name: level.tolist() for name, level in levels.items()}
 
 
-def equalize(graph: Path, levels: Levels, target: Path) -> Path:
-    """Write to `target` the graph with its unbalanced streams balanced; returns `target`.
+def equalize(graph: Path, levels: Levels, target: Path) -> tuple[Path, tuple[str, ...]]:
+    """Write to `target` the graph with its unbalanced streams balanced; returns `target` and the tensors scaled.
 
     Where all are balanced nothing is written, and `graph` is returned.
     """
     import onnx
 
     model = onnx.load(str(graph))
-    scaled = 0
+    scaled: list[str] = []
     for stream in streams(model.graph):
         scales = scales_for(np.max([levels[name] for name in stream.tensors], axis=0))
         if scales is not None:
             _scale(model.graph, stream, scales)
-            scaled += 1
+            scaled += stream.tensors
     if not scaled:
-        return graph
+        return graph, ()
     onnx.save(model, str(target))
-    return target
+    return target, tuple(scaled)
 
 
 def scales_for(levels: np.ndarray) -> np.ndarray | None:

@@ -65,9 +65,8 @@ class Maker:
     budget_points: float
     progress: Progress
     cache: StepCache
-    _plain: Path | None = None
-    _balanced: Path | None = None
-    _calibrations: dict[Path, Calibration] = field(default_factory=dict)
+    _plain: Calibration | None = None
+    _balanced: Calibration | None = None
     _bench: Bench | None = None
     _sensitivity: Sensitivity | None = None
     _ladders: dict[str, Ladder] = field(default_factory=dict)
@@ -104,7 +103,7 @@ class Maker:
     def _written(self, made: Made, kept: Mapping[str, str]) -> Made:
         assert made.recipe.make is not None
         path = self.folder / made.recipe.file
-        calibration = self._calibrated(self._graph(made.recipe))
+        calibration = self._calibrated(made.recipe)
         with disk_errors(self.folder):
             by_rule = made.recipe.make(calibration, made.method or "minmax", frozenset(kept), path, None)
         return replace(made, audit=audit(path, made.recipe.target, {**by_rule, **kept}))
@@ -134,30 +133,33 @@ class Maker:
 
     def _ready_bench(self) -> Bench:
         if self._bench is None:
-            calibration = self._calibrated(self._balanced_graph())
-            self._bench = Bench(self.spec, calibration, self.images, self.folder)
+            self._bench = Bench(self.spec, self._calibrated(INT8_CPU), self.images, self.folder)
         return self._bench
 
-    def _graph(self, recipe: Recipe) -> Path:
-        """The fp32 file that the variant is made of."""
-        return self._balanced_graph() if recipe.precision == "int8" else self._plain_graph()
-
-    def _plain_graph(self) -> Path:
+    def _calibrated(self, recipe: Recipe) -> Calibration:
+        """What the variant is made of: the prepared fp32 graph, for INT8 with its channels balanced."""
         if self._plain is None:
             with disk_errors(self.folder):
-                self._plain = _prepared(self.folder)
-        return self._plain
-
-    def _balanced_graph(self) -> Path:
-        """For INT8: the plain graph where its channels are balanced, else one that computes the same."""
+                graph = _prepared(self.folder)
+            self._plain = Calibration(graph, self._ranges(graph))
+        if recipe.precision != "int8":
+            return self._plain
         if self._balanced is None:
-            plain = self._plain_graph()
-            levels = self._levels(plain)
-            with disk_errors(self.folder):
-                self._balanced = equalize(plain, levels, self.folder / "equalised.onnx")
+            self._balanced = self._with_balanced_channels(self._plain)
         return self._balanced
 
+    def _with_balanced_channels(self, plain: Calibration) -> Calibration:
+        """Only what was scaled is measured again: all other tensors are what they were, to the bit."""
+        levels = self._levels(plain.graph)
+        with disk_errors(self.folder):
+            graph, scaled = equalize(plain.graph, levels, self.folder / "equalised.onnx")
+        if not scaled:
+            return plain
+        again = self._ranges(graph, scaled)
+        return Calibration(graph, {method: {**plain.ranges[method], **again[method]} for method in METHODS})
+
     def _levels(self, graph: Path) -> Levels:
+        """The level of each channel of each stream, from one pass over the images or from the cache."""
         import onnx
 
         found = streams(onnx.load(str(graph)).graph)
@@ -172,19 +174,16 @@ class Maker:
         self.cache.write(key, json.dumps(levels).encode())
         return levels
 
-    def _calibrated(self, graph: Path) -> Calibration:
-        """The ranges of all methods, from one pass over the images or from the cache."""
-        if graph not in self._calibrations:
-            key = step_key("ranges", sha256_file(graph), self.images.key)
-            kept = self.cache.read(key)
-            if kept is None:
-                with self.progress.step("calibrate", self.images.count) as step:
-                    ranges = collect(graph, self.images.chunks(step, _CHUNK_IMAGES))
-                self.cache.write(key, json.dumps(ranges).encode())
-            else:
-                ranges = _parsed(kept)
-            self._calibrations[graph] = Calibration(graph, ranges)
-        return self._calibrations[graph]
+    def _ranges(self, graph: Path, tensors: tuple[str, ...] = ()) -> Mapping[Method, Ranges]:
+        """The ranges of all methods, of all tensors or these, from one pass over the images or from the cache."""
+        key = step_key("ranges", sha256_file(graph), self.images.key, *tensors)
+        kept = self.cache.read(key)
+        if kept is not None:
+            return _parsed(kept)
+        with self.progress.step("calibrate", self.images.count) as step:
+            ranges = collect(graph, self.images.chunks(step, _CHUNK_IMAGES), METHODS, tensors or None)
+        self.cache.write(key, json.dumps(ranges).encode())
+        return ranges
 
 
 def _prepared(folder: Path) -> Path:

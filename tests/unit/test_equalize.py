@@ -69,7 +69,9 @@ def levels_of(path: Path) -> Mapping[str, list[float]]:
 
 
 def equalised(path: Path) -> Path:
-    return equalize(path, levels_of(path), path.with_name("equalised.onnx"))
+    target, scaled = equalize(path, levels_of(path), path.with_name("equalised.onnx"))
+    assert bool(scaled) == (target != path)
+    return target
 
 
 def run(path: Path) -> np.ndarray:

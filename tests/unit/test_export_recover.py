@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
@@ -12,11 +13,13 @@ import pytest
 from export_fixtures import IMAGE, SIZE_PX, write_images
 from onnx import TensorProto, helper, numpy_helper
 
-from export.cache import NO_CACHE
+from export.cache import StepCache
 from export.data import ImageSet
 from export.progress import SILENT
+from export.variants.calibrate import collect
 from export.variants.making import Maker
-from export.variants.precision import INT8_CPU, REFERENCE, Recipe
+from export.variants.onnx_graph import array, initializers
+from export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recipe
 from export.variants.recover import Ladder, Sensitivity
 from export.variants.trials import Bench, Trial
 from models.bundle import Accuracy
@@ -74,11 +77,12 @@ def test_where_nothing_hurts_no_layer_is_looked_at_alone():
     assert found.passes(0)
 
 
-def lopsided(path: Path) -> Path:
+def lopsided(path: Path, *, clipped: bool) -> Path:
     """uint8 [N, 8, 8, 3] -> logits of blue and red [N, 2], through a tensor whose third channel drowns the others.
 
     The clip never clips, but that is not known of it, so that channels cannot be balanced across it.
     """
+    clip = helper.make_node("Clip", ["a", "low", "high"], ["b"], "clip")
     constants: Mapping[str, np.ndarray] = {
         "scale": np.full((1, 3, 1, 1), 1 / 255),
         "shift": np.zeros((1, 3, 1, 1)),
@@ -94,7 +98,7 @@ def lopsided(path: Path) -> Path:
         helper.make_node("Mul", ["float", "scale"], ["scaled"], "mul"),
         helper.make_node("Add", ["scaled", "shift"], ["normalised"], "add"),
         helper.make_node("Conv", ["normalised", "wide.w"], ["a"], "wide"),
-        helper.make_node("Clip", ["a", "low", "high"], ["b"], "clip"),
+        clip if clipped else helper.make_node("Relu", ["a"], ["b"], "relu"),
         helper.make_node("Conv", ["b", "narrow.w"], ["c"], "narrow"),
         helper.make_node("GlobalAveragePool", ["c"], ["p"], "pool"),
         helper.make_node("Flatten", ["p"], ["f"], "flatten"),
@@ -111,12 +115,11 @@ def lopsided(path: Path) -> Path:
     return path
 
 
-def test_a_network_that_cannot_be_balanced_keeps_the_layers_that_hurt(tmp_path):
-    lopsided(tmp_path / REFERENCE.file)
-    data = load(str(write_images(tmp_path / "images")))
-    labels = data.labels
-    assert labels == ("blue", "red")
-    images = ImageSet("images", tuple(data.part("calibration")), IMAGE, labels)
+def maker(folder: Path, *, clipped: bool) -> Maker:
+    lopsided(folder / REFERENCE.file, clipped=clipped)
+    data = load(str(write_images(folder / "images")))
+    assert data.labels == ("blue", "red")
+    images = ImageSet("images", tuple(data.part("calibration")), IMAGE, data.labels)
     spec = ModelSpec(
         name="lopsided",
         inputs=(TensorSpec("images", "UINT8", (SIZE_PX, SIZE_PX, 3)),),
@@ -124,12 +127,42 @@ def test_a_network_that_cannot_be_balanced_keeps_the_layers_that_hurt(tmp_path):
         max_batch_size=8,
         image=IMAGE,
         activation="softmax",
-        labels=labels,
+        labels=data.labels,
     )
-    made = Maker(spec, tmp_path, images, "minmax", 1.0, SILENT, NO_CACHE).make(INT8_CPU)
+    return Maker(spec, folder, images, "minmax", 1.0, SILENT, StepCache(folder / "cache"))
+
+
+def test_a_network_that_cannot_be_balanced_keeps_the_layers_that_hurt(tmp_path):
+    made = maker(tmp_path, clipped=True).make(INT8_CPU)
     assert made.trade_offs[0].layers_kept == 0
     assert made.trade_offs[0].accuracy.loss_points > 10
     assert made.kept_layers in (1, 2)
     assert made.audit is not None
     assert set(made.audit.kept) <= {"wide", "narrow"}
     assert all(reason.startswith("alone moves the answers by") for reason in made.audit.kept.values())
+
+
+def test_a_network_that_can_be_balanced_keeps_none_and_its_fp16_file_is_as_it_was(tmp_path):
+    making = maker(tmp_path, clipped=False)
+    for recipe in RECIPES:
+        made = making.make(recipe)
+        assert made.kept_layers == 0
+        if recipe.precision == "int8":
+            assert [(step.layers_kept, step.accuracy.loss_points) for step in made.trade_offs] == [(0, 0.0)]
+    half = constants(tmp_path / "fp16.onnx")
+    for name, values in constants(tmp_path / "prepared.onnx").items():
+        assert np.array_equal(half[name].astype(np.float32), values.astype(half[name].dtype).astype(np.float32))
+    assert not np.array_equal(*(constants(tmp_path / f"{kind}.onnx")["wide.w"] for kind in ("prepared", "equalised")))
+
+
+def test_ranges_of_a_balanced_graph_are_its_own(tmp_path):
+    making = maker(tmp_path, clipped=False)
+    first, again = (dataclasses.replace(making)._calibrated(INT8_CPU) for _ in range(2))
+    assert first.graph.name == "equalised.onnx"
+    with SILENT.step("read images") as step:
+        assert first.ranges == collect(first.graph, making.images.chunks(step, 32))
+    assert again == first
+
+
+def constants(path: Path) -> dict[str, np.ndarray]:
+    return {name: array(tensor) for name, tensor in initializers(onnx.load(path).graph).items()}
