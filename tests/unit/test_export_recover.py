@@ -16,12 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 from export.cache import StepCache
 from export.data import ImageSet
 from export.progress import SILENT
-from export.variants.calibrate import collect
+from export.variants.calibrate import METHODS, Method, collect
 from export.variants.making import Maker
 from export.variants.onnx_graph import array, initializers
 from export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recipe
 from export.variants.recover import Ladder, Sensitivity
-from export.variants.trials import Bench, Trial
+from export.variants.trials import Bench, Trial, best_method
 from models.bundle import Accuracy
 from models.datasets import load
 from models.spec import ModelSpec, TensorSpec
@@ -75,6 +75,27 @@ def test_where_nothing_hurts_no_layer_is_looked_at_alone():
 
     found = Ladder(cast(Bench, FakeBench(lambda kept: 0.0)), INT8_CPU, "minmax", 1.0, unasked)
     assert found.passes(0)
+
+
+@pytest.mark.parametrize(
+    ("disagreements", "errors", "best"),
+    [
+        # One image more is chance, and the smaller error counts; six are not.
+        ((0, 6, 1), (0.03, 0.01, 0.02), "percentile"),
+        ((0, 6, 2), (0.03, 0.01, 0.02), "minmax"),
+        ((3, 6, 9), (0.03, 0.02, 0.01), "entropy"),
+        ((180, 180, 180), (1.1, 1.0, 0.9), "percentile"),
+    ],
+)
+def test_the_best_ranges_agree_most_often_and_by_the_smallest_error(disagreements, errors, best):
+    found = dict(zip(METHODS, zip(disagreements, errors, strict=True), strict=True))
+
+    class Found:
+        def try_out(self, recipe: Recipe, method: Method) -> Trial:
+            count, error = found[method]
+            return Trial(Accuracy(200, 0.9, 1 - count / 200, 0.0), error, 1.0, {})
+
+    assert best_method(cast(Bench, Found()), INT8_CPU, METHODS, SILENT) == best
 
 
 def lopsided(path: Path, *, clipped: bool) -> Path:
