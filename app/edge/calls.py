@@ -47,6 +47,7 @@ class Call:
     exchange: Exchange
     line: DirectLine | None
     served: ServedLike | None = None
+    edition: int = -1  # of the catalog in which it was found
 
     def query(self) -> dict[str, list[str]]:
         raw: bytes = self.scope["query_string"]
@@ -93,6 +94,7 @@ class HotRoute(ABC):
         call.exchange.begin()
         path = call.scope["path_params"]
         call.served = served = find_served(self.core.catalog, path["model"], path.get("version"))
+        call.edition = self.core.catalog.edition
         call.exchange.hold(served)
         self.admit(served)
         encoding = request_encoding(call.headers)

@@ -13,6 +13,7 @@ from models.errors import Unauthorized
 
 _log = logging.getLogger("convoy.access")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
+SHUT_DOWN = "the server shut down before it could answer"
 KEY_IS_WRONG = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
 
 

@@ -14,10 +14,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
 from app.core_like import CoreLike, ServedLike
-from app.edge.calls import EdgeOptions, outcome_of
+from app.edge.body import Body
+from app.edge.calls import Call, EdgeOptions, outcome_of
 from app.edge.compression import is_worthwhile
-from app.edge.entry import Entry
+from app.edge.entry import SHUT_DOWN, Entry
 from app.edge.exchange import Terms
 from app.edge.inference import InferRequest
 from app.edge.oip_request import has_plain_inputs
@@ -27,7 +30,7 @@ from app.logs import request_id
 from app.outcomes import check
 from app.scheduling.request import Done, Request, Shape, TensorRef
 from app.scheduling.slab import ALIGNMENT_BYTES, Slot
-from models.errors import RequestError
+from models.errors import RequestError, Unavailable
 from models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -53,10 +56,10 @@ class Lesson:
     """What one kind of request means to one version, and how its answers begin.
 
     `head` is the answer's status line and headers, as far as they are always the same, `json` the beginning of its
-    body. A request's body and its outputs lie in one slot of `room_bytes`.
+    body. A request's body and its outputs lie in one slot of `room_bytes`. `call` is its name in the access log.
     """
 
-    url: bytes
+    call: str
     served: ServedLike
     samples: int
     shapes: tuple[Shape, ...]
@@ -81,17 +84,21 @@ class Express:
         self._edition = -1
 
     def learn(
-        self, url: bytes, header: bytes, nbytes: int, request: InferRequest, served: ServedLike, reply: Reply
+        self, call: Call, body: Body, header_length: int, request: InferRequest, served: ServedLike, reply: Reply
     ) -> None:
-        """A request to this URL, with this JSON in a body of so many bytes, was understood and answered so."""
-        kind = (url, nbytes, header)
-        self._forget_if_old()
-        if kind in self._lessons or nbytes > _LARGEST_BYTES or len(header) > _LONGEST_HEADER_BYTES:
+        """A call whose body begins with so much JSON was understood as this request, and is answered so."""
+        if call.scope["query_string"] or body.nbytes > _LARGEST_BYTES or header_length > _LONGEST_HEADER_BYTES:
             return
-        if self._is_on and is_repeatable(request, served.spec):
+        # The version may have been withdrawn, or another come in its place, while the call waited for its answer.
+        if not self._is_on or call.edition != self.core.catalog.edition:
+            return
+        self._forget_if_old()
+        url: bytes = call.scope["raw_path"]
+        kind = (url, body.nbytes, bytes(body.view[:header_length]))
+        if kind not in self._lessons and is_repeatable(request, served.spec):
             if len(self._lessons) >= _MOST_KNOWN:
-                self._lessons.clear()
-            self._lessons[kind] = _lesson(url, request, served, nbytes, reply)
+                self._forget()
+            self._lessons[kind] = _lesson(f"POST {call.scope['path']}", request, served, body.nbytes, reply)
             self.targets.add(url)
 
     def passage(self, protocol: GuardedProtocol, body: bytes, arrival_ns: int) -> Passage | None:
@@ -117,8 +124,11 @@ class Express:
         edition = self.core.catalog.edition
         if edition != self._edition:
             self._edition = edition
-            self._lessons.clear()
-            self.targets.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._lessons.clear()
+        self.targets.clear()
 
 
 class _Heard:
@@ -132,7 +142,8 @@ class Passage:
     """One request on its way. Stands where uvicorn has its cycle, for whoever asks a connection how far it is."""
 
     __slots__ = (
-        *("_arrival_ns", "_decode_ns", "_express", "_lesson", "_own_id", "_protocol", "_request", "_slot", "_trace"),
+        *("_arrival_ns", "_decode_ns", "_express", "_headers", "_lesson", "_own_id", "_protocol", "_request", "_slot"),
+        "_trace",
         *("disconnected", "keep_alive", "response_complete"),
     )
     more_body = False
@@ -150,6 +161,7 @@ class Passage:
     ) -> None:
         self._express, self._protocol, self._lesson, self._slot = express, protocol, lesson, slot
         self._arrival_ns, self._own_id, self._trace = arrival_ns, own_id, trace
+        self._headers = protocol.headers
         self._decode_ns = 0
         self._request: Request | None = None
         self.keep_alive = True
@@ -187,6 +199,13 @@ class Passage:
         self._express.core.cancel(self._request, "CANCELED")
         self._leave("cancelled", 0)
 
+    def give_up(self) -> None:
+        """The time to answer what was accepted is over."""
+        assert self._request is not None
+        self._express.core.cancel(self._request, "CANCELED")
+        self.keep_alive = False
+        self._refuse(Unavailable(SHUT_DOWN), "cancelled")
+
     def _ended(self, end: Done | RequestError) -> None:
         if isinstance(end, RequestError):
             self._refuse(end)
@@ -215,10 +234,10 @@ class Passage:
         core.stage_took(lesson.served.key, "encode", time.monotonic_ns() - started_ns)
         self._leave("success", 200)
 
-    def _refuse(self, error: RequestError) -> None:
+    def _refuse(self, error: RequestError, outcome: str | None = None) -> None:
         reply = error_reply(error)
         self._send(reply.status, [answer_head(reply.status, headers_of(reply)), *self._own_headers(), *reply.pieces])
-        self._leave(outcome_of(reply.status), reply.status)
+        self._leave(outcome or outcome_of(reply.status), reply.status)
 
     def _own_headers(self) -> list[bytes]:
         """What every answer has, and the end of the headers."""
@@ -250,10 +269,20 @@ class Passage:
         is_error = not 200 <= status < 400
         if entry.wants_line(is_error, took_ns / 1e6):
             token = request_id.set(self._own_id.decode())
-            client, _ = self._protocol.client or ("-", 0)
-            call = f"POST {self._lesson.url.decode()}"
+            client, call = _client(self._protocol, self._headers), self._lesson.call
             entry.log(client, call, str(status or "left"), took_ns / 1e6, is_error=is_error, trace=self._trace)
             request_id.reset(token)
+
+
+def _client(protocol: GuardedProtocol, headers: list[tuple[bytes, bytes]]) -> str:
+    """Who asked: as uvicorn has it for ASGI, which believes what a proxy on this machine says."""
+    host, _ = protocol.client or ("-", 0)
+    given = [value for name, value in headers if name == b"x-forwarded-for"]
+    middleware = protocol.config.loaded_app
+    if not given or not isinstance(middleware, ProxyHeadersMiddleware) or host not in middleware.trusted_hosts:
+        return host
+    forwarded, _ = middleware.trusted_hosts.get_trusted_client_address(b", ".join(given).decode("latin-1"))
+    return forwarded or host
 
 
 def is_repeatable(request: InferRequest, spec: ModelSpec) -> bool:
@@ -266,7 +295,7 @@ def is_repeatable(request: InferRequest, spec: ModelSpec) -> bool:
     )
 
 
-def _lesson(url: bytes, request: InferRequest, served: ServedLike, nbytes: int, reply: Reply) -> Lesson:
+def _lesson(call: str, request: InferRequest, served: ServedLike, nbytes: int, reply: Reply) -> Lesson:
     offset = -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     outputs = []
     for wanted in request.outputs:
@@ -275,7 +304,7 @@ def _lesson(url: bytes, request: InferRequest, served: ServedLike, nbytes: int, 
         offset += size
     always = [header for header in headers_of(reply) if header[0] != SERVER_TIMING]
     return Lesson(
-        url=url,
+        call=call,
         served=served,
         samples=request.samples,
         shapes=request.shapes,

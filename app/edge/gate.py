@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.core_like import CoreLike
 from app.edge.calls import EdgeOptions
 from app.edge.direct import direct_line
-from app.edge.entry import KEY_IS_WRONG, Entry
+from app.edge.entry import KEY_IS_WRONG, SHUT_DOWN, Entry
 from app.edge.replies import Headers, Reply, error_body, error_reply, send_reply
 from app.logs import request_id
 from models.errors import Unauthorized, Unavailable
@@ -56,7 +56,7 @@ class Gate:
                 await send_reply(passage.send, error_reply(error))
         except asyncio.CancelledError:
             # Only the end of the process cancels, when the time to drain is over.
-            await self._answer(passage, error_reply(Unavailable("the server shut down before it could answer")))
+            await self._answer(passage, error_reply(Unavailable(SHUT_DOWN)))
         except Exception:
             _errors.exception("%s %s failed; this is a bug", scope["method"], scope["path"])
             body = error_body(f"internal error; the log has it under request {own_id.decode()}")

@@ -51,10 +51,8 @@ class InferRoute(HotRoute):
         if response.header_length is not None:
             headers = (*headers, (HEADER_LENGTH, str(response.header_length).encode()))
         reply = Reply(200, response.pieces, response.content_type, headers)
-        if self._express is not None and header_length and not call.scope["query_string"]:
-            self._express.learn(
-                call.scope["raw_path"], bytes(body.view[:header_length]), body.nbytes, request, served, reply
-            )
+        if self._express is not None and header_length:
+            self._express.learn(call, body, header_length, request, served, reply)
         return reply
 
 

@@ -106,6 +106,12 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._line.on_client_gone()
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        # The time to drain is over. uvicorn cancels the tasks that are left, and a passage is none.
+        if self._passage is not None and not self._passage.response_complete:
+            self._passage.give_up()
+        super().shutdown()
+
     def data_received(self, data: bytes) -> None:
         awaited_before = self._headers_begun if self._in_headers else 0
         super().data_received(data)
@@ -250,6 +256,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
         super().on_headers_complete()
+        if len(self.pipeline) == 1 and self._passage is not None and not self._passage.response_complete:
+            # Behind a passage too only a connection that is read tells that its client has left.
+            self.loop.call_soon(self.flow.resume_reading)
 
     def _await_headers(self) -> None:
         # The timer follows when these headers are not complete by the end of what has arrived.

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,7 @@ class Wire:
 
     def reply(self) -> WireReply:
         """The next answer. Raises ConnectionError when the server closes instead."""
-        line = self._file.readline()
-        if not line:
-            raise ConnectionError("the server closed the connection")
-        status = int(line.split(b" ", 2)[1])
-        headers: dict[str, str] = {}
-        while (line := self._file.readline()) not in (b"\r\n", b""):
-            name, _, value = line.decode("latin-1").partition(":")
-            headers[name.strip().lower()] = value.strip()
-        return WireReply(status, headers, self._body(headers))
+        return read_reply(self._file)
 
     def is_closed(self) -> bool:
         """Whether the server closes the connection within the time limit, sending nothing more."""
@@ -90,15 +82,29 @@ class Wire:
         except TimeoutError:
             return False
 
-    def _body(self, headers: dict[str, str]) -> bytes:
-        if headers.get("transfer-encoding") != "chunked":
-            return self._file.read(int(headers.get("content-length", 0)))
-        pieces = []
-        while size := int(self._file.readline(), 16):
-            pieces.append(self._file.read(size))
-            self._file.readline()
-        self._file.readline()
-        return b"".join(pieces)
+
+def read_reply(file: BinaryIO) -> WireReply:
+    """The next answer of those that came. Raises ConnectionError when there is none."""
+    line = file.readline()
+    if not line:
+        raise ConnectionError("the server closed the connection")
+    status = int(line.split(b" ", 2)[1])
+    headers: dict[str, str] = {}
+    while (line := file.readline()) not in (b"\r\n", b""):
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return WireReply(status, headers, _read_body(file, headers))
+
+
+def _read_body(file: BinaryIO, headers: Mapping[str, str]) -> bytes:
+    if headers.get("transfer-encoding") != "chunked":
+        return file.read(int(headers.get("content-length", 0)))
+    pieces = []
+    while size := int(file.readline(), 16):
+        pieces.append(file.read(size))
+        file.readline()
+    file.readline()
+    return b"".join(pieces)
 
 
 def head(path: str, headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:
