@@ -228,9 +228,10 @@ class Core(Reception):
         now_ns = time.monotonic_ns()
         if (lane := served.lane_of(dispatch.lane)) is not None:
             lane.last_success_ns = now_ns
-        served.statistics.record_batch(done, dispatch.samples, answers.times, now_ns)
-        self.metrics.batch_ran(served, dispatch.samples, dispatch.lane.padded(dispatch.samples), answers.times)
-        self.metrics.stage(served, "queue", [one.queue_ns for one in done])
+        samples, queued_ns = dispatch.samples, [one.queue_ns for one in done]
+        total_ns = len(done) * now_ns - sum([one.request.arrival_ns for one in done])
+        served.statistics.record_batch(samples, answers.times, total_ns, queued_ns)
+        self.metrics.of(served).batch_ran(samples, dispatch.lane.padded(samples), answers.times, queued_ns)
 
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
         key = dispatch.key

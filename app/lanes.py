@@ -33,6 +33,8 @@ _log = logging.getLogger("convoy")
 
 # A device that failed lets its threads go at once; longer than this they hang, and nobody waits for them.
 _RETURN_WITHIN_S = 5.0
+# What it takes to hand a batch to a thread that sleeps and to be woken by it, on a machine that is busy otherwise.
+_WAKING_A_THREAD_NS = 200_000
 
 
 class Lanes:
@@ -55,7 +57,9 @@ class Lanes:
         slots[info.device] = max(info.slots, slots.get(info.device, 1))
         self._core.slab.page_lock(proved.engine.page_lock)
         served.lanes.append(ServedLane(lane, proved, last_success_ns=time.monotonic_ns()))
-        self._core.scheduler.add_lane(served.key, lane, lane_runner(self._core.slab, proved.engine))
+        here_below_ns = _WAKING_A_THREAD_NS if proved.engine.computes_in_caller else 0
+        run = lane_runner(self._core.slab, proved.engine)
+        self._core.scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns)
 
     async def swap(self, served: Served, proved: ProvedEngine) -> bool:
         """Let an engine take over from those that give way to it; return when these are closed, whether it did."""

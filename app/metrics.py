@@ -1,14 +1,13 @@
 """Every metric that Convoy exports, its name, its labels and its buckets.
 
 One registry per core. Label values come only from what is loaded, so their number is bounded; a request
-for a model that does not exist is counted under an empty model. Labelled children are looked up once per
-model, because the lookup costs more than the increment.
+for a model that does not exist is counted under an empty model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
@@ -17,7 +16,8 @@ from prometheus_client.registry import Collector
 from app.catalog import Served
 from app.histograms import Histogram
 from app.proving import ProvedEngine
-from app.scheduling.request import StageTimes
+from app.scheduling.request import SECOND_NS, ModelKey, StageTimes
+from app.statistics import STAGES
 
 _LATENCY_BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -25,6 +25,37 @@ _LATENCY_BUCKETS_S = (
 )
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MODEL = ("model", "version")
+_BATCH_STAGES = ("copy_in", "compute", "copy_out")
+
+
+class ModelMeters:
+    """The series of one version, found once: finding them costs more than adding to them."""
+
+    def __init__(self, metrics: Metrics, labels: tuple[str, str]) -> None:
+        self._calls_by_labels = lru_cache(maxsize=None)(partial(metrics.requests.labels, *labels))
+        self._duration = metrics.duration.at(*labels)
+        self._stages = {stage: metrics.stage.at(*labels, stage) for stage in STAGES if stage != "total"}
+        self._copy_in, self._compute, self._copy_out = (self._stages[stage] for stage in _BATCH_STAGES)
+        self._batch = metrics.batch.at(*labels)
+        self._padding = metrics.padding.labels(*labels)
+
+    def calls_ended(self, protocol: str, outcome: str, took_ns: Sequence[int]) -> None:
+        """Some calls ended alike, each after so many nanoseconds."""
+        self._calls_by_labels(protocol, outcome).inc(len(took_ns))
+        self._duration.observe(*took_ns)
+
+    def stage_took(self, stage: str, took_ns: Iterable[int]) -> None:
+        self._stages[stage].observe(*took_ns)
+
+    def batch_ran(self, samples: int, padded: int, times: StageTimes, queued_ns: Iterable[int]) -> None:
+        """One batch; `queued_ns` are its requests'."""
+        self._batch.observe(samples)
+        if padded > samples:
+            self._padding.inc(padded - samples)
+        self._copy_in.observe(times.copy_in_ns)
+        self._compute.observe(times.compute_ns)
+        self._copy_out.observe(times.copy_out_ns)
+        self._stages["queue"].observe(*queued_ns)
 
 
 class Metrics:
@@ -32,33 +63,34 @@ class Metrics:
 
     def __init__(self, version: str) -> None:
         self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
+        self.requests = Counter(
             "convoy_requests", "Requests by how they ended", (*_MODEL, "protocol", "outcome"), registry=registry
         )
-        self._duration = Histogram(
+        self.duration = Histogram(
             "convoy_request_duration_seconds",
             "From the arrival of the headers to the answer",
             _MODEL,
             _LATENCY_BUCKETS_S,
+            per_unit=SECOND_NS,
         )
-        self._stage = Histogram(
+        self.stage = Histogram(
             "convoy_stage_duration_seconds",
             "Time in one stage: decode, queue and encode per request, copy_in, compute and copy_out per batch",
             (*_MODEL, "stage"),
             _LATENCY_BUCKETS_S,
+            per_unit=SECOND_NS,
         )
-        self._batch = Histogram("convoy_batch_size", "Samples per batch", _MODEL, _BATCH_BUCKETS)
-        for histogram in (self._duration, self._stage, self._batch):
+        self.batch = Histogram("convoy_batch_size", "Samples per batch", _MODEL, _BATCH_BUCKETS)
+        for histogram in (self.duration, self.stage, self.batch):
             registry.register(histogram)
-        self._padding = Counter(
+        self.padding = Counter(
             "convoy_padding_samples", "Samples computed only to fill a batch", _MODEL, registry=registry
         )
         self._depth = Gauge("convoy_queue_depth", "Samples that wait", _MODEL, registry=registry)
         self._inflight = Gauge("convoy_inflight_bytes", "Bytes of memory held by requests", registry=registry)
         self._rejected = Counter("convoy_rejected", "Requests turned away, by reason", ("reason",), registry=registry)
         Gauge("convoy_build_info", "The version of Convoy", ("version",), registry=registry).labels(version).set(1)
-        # Looked up once per model, not once per request; as many entries as there are label values.
-        self._request_child = lru_cache(maxsize=None)(self._requests.labels)
+        self._meters: dict[ModelKey, ModelMeters] = {}
 
     def watch_inflight_bytes(self, read: Callable[[], int]) -> None:
         self._inflight.set_function(read)
@@ -70,33 +102,26 @@ class Metrics:
     def forget_model(self, served: Served) -> None:
         """End every series of a version that has left, so that the labels stay bounded by what is loaded."""
         own = dict(zip(_MODEL, _labels(served), strict=True))
-        for series in (self._requests, self._padding, self._depth):
+        for series in (self.requests, self.padding, self._depth):
             series.remove_by_labels(own)
-        for histogram in (self._duration, self._stage, self._batch):
+        for histogram in (self.duration, self.stage, self.batch):
             histogram.forget(*_labels(served))
-        self._request_child.cache_clear()
+        for key in [key for key in self._meters if key[:2] == served.key[:2]]:
+            del self._meters[key]
 
-    def requests_ended(self, served: Served | None, protocol: str, outcome: str, took_ns: Sequence[int]) -> None:
-        """Some requests ended alike, each after so many nanoseconds."""
-        labels = ("", "") if served is None else _labels(served)
-        self._request_child(*labels, protocol, outcome).inc(len(took_ns))
-        if served is not None:
-            self._duration.at(*labels).observe_all([ns / 1e9 for ns in took_ns])
+    def of(self, served: Served) -> ModelMeters:
+        """The series of a version, whose series exist from now on."""
+        found = self._meters.get(served.key)
+        if found is None:
+            found = self._meters[served.key] = ModelMeters(self, _labels(served))
+        return found
+
+    def strangers_ended(self, protocol: str, outcome: str, count: int) -> None:
+        """Calls ended for which no model was found."""
+        self.requests.labels("", "", protocol, outcome).inc(count)
 
     def rejected(self, reason: str) -> None:
         self._rejected.labels(reason).inc()
-
-    def stage(self, served: Served, stage: str, took_ns: Iterable[int]) -> None:
-        self._stage.at(*_labels(served), stage).observe_all([ns / 1e9 for ns in took_ns])
-
-    def batch_ran(self, served: Served, samples: int, padded: int, times: StageTimes) -> None:
-        labels = _labels(served)
-        self._batch.at(*labels).observe(samples)
-        if padded > samples:
-            self._padding.labels(*labels).inc(padded - samples)
-        self.stage(served, "copy_in", (times.copy_in_ns,))
-        self.stage(served, "compute", (times.compute_ns,))
-        self.stage(served, "copy_out", (times.copy_out_ns,))
 
     def render(self) -> bytes:
         """The Prometheus text format."""

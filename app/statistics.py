@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from app.scheduling.request import Done, StageTimes
+from app.scheduling.request import StageTimes
 
 WINDOW_S = 60
 # The last minute's picture is drawn from at most so many of its latest requests.
@@ -84,17 +84,23 @@ class Rolling:
         self._latencies = {stage: _Recent() for stage in STAGES}
         self._batches = _Recent()
 
-    def record_batch(self, requests: int, samples: int) -> None:
-        second = int(self._now_s())
+    def record_batch(self, samples: int, times: StageTimes, queued_ns: Sequence[int]) -> None:
+        """One batch of so many requests, and what its stages took."""
+        now_s, requests = self._now_s(), len(queued_ns)
+        second = int(now_s)
         if self._seconds and self._seconds[-1][0] == second:
             _, before, before_samples = self._seconds.pop()
-            requests, total_samples = requests + before, samples + before_samples
+            self._seconds.append((second, requests + before, samples + before_samples))
         else:
-            total_samples = samples
-        self._seconds.append((second, requests, total_samples))
-        while self._seconds[0][0] <= second - WINDOW_S:
-            self._seconds.popleft()
-        self._batches.add(self._now_s(), (samples,))
+            self._seconds.append((second, requests, samples))
+            while self._seconds[0][0] <= second - WINDOW_S:
+                self._seconds.popleft()
+        self._batches.add(now_s, (samples,))
+        latencies = self._latencies
+        latencies["queue"].add(now_s, queued_ns)
+        latencies["copy_in"].add(now_s, (times.copy_in_ns,))
+        latencies["compute"].add(now_s, (times.compute_ns,))
+        latencies["copy_out"].add(now_s, (times.copy_out_ns,))
 
     def record_stage(self, stage: str, took_ns: Iterable[int]) -> None:
         self._latencies[stage].add(self._now_s(), took_ns)
@@ -137,21 +143,24 @@ class ModelStatistics:
         self.by_batch_size: dict[int, BatchSizeStatistics] = {}
         self.rolling = Rolling()
 
-    def record_batch(self, done: list[Done], samples: int, times: StageTimes, now_ns: int) -> None:
-        """One batch that ran; `done` are its requests. Must come before any of them is answered."""
+    def record_batch(self, samples: int, times: StageTimes, total_ns: int, queued_ns: Sequence[int]) -> None:
+        """One batch that ran. Must come before any of its requests is answered.
+
+        `queued_ns` has how long each request waited, `total_ns` is the sum over all of them since they arrived.
+        """
+        requests = len(queued_ns)
         self.execution_count += 1
         self.inference_count += samples
         self.last_inference_ms = time.time_ns() // 1_000_000
-        self.rolling.record_batch(len(done), samples)
-        queued_ns = [one.queue_ns for one in done]
-        self.success.add(len(done) * now_ns - sum([one.request.arrival_ns for one in done]), len(done))
-        self.queue.add(sum(queued_ns), len(done))
-        self.rolling.record_stage("queue", queued_ns)
-        for duration, ns in zip(self._stages(), _stage_ns(times), strict=True):
-            duration.add(ns * len(done), len(done))
-        for stage, ns in zip(("copy_in", "compute", "copy_out"), _stage_ns(times), strict=True):
-            self.rolling.record_stage(stage, (ns,))
-        by_size = self.by_batch_size.setdefault(samples, BatchSizeStatistics())
+        self.rolling.record_batch(samples, times, queued_ns)
+        self.success.add(total_ns, requests)
+        self.queue.add(sum(queued_ns), requests)
+        self.compute_input.add(times.copy_in_ns * requests, requests)
+        self.compute_infer.add(times.compute_ns * requests, requests)
+        self.compute_output.add(times.copy_out_ns * requests, requests)
+        by_size = self.by_batch_size.get(samples)
+        if by_size is None:
+            by_size = self.by_batch_size[samples] = BatchSizeStatistics()
         by_size.compute_input.add(times.copy_in_ns)
         by_size.compute_infer.add(times.compute_ns)
         by_size.compute_output.add(times.copy_out_ns)
@@ -160,10 +169,3 @@ class ModelStatistics:
         """One request that was not answered; `reason` is one of `failures_by_reason`."""
         self.fail.add(ns)
         self.failures_by_reason[reason] += 1
-
-    def _stages(self) -> tuple[Duration, Duration, Duration]:
-        return self.compute_input, self.compute_infer, self.compute_output
-
-
-def _stage_ns(times: StageTimes) -> tuple[int, int, int]:
-    return times.copy_in_ns, times.compute_ns, times.copy_out_ns

@@ -36,12 +36,15 @@ class Tally:
         self._is_due = False
         stages, self._stages = self._stages, {}
         for (served, stage), values in stages.items():
-            self._metrics.stage(served, stage, values)
+            self._metrics.of(served).stage_took(stage, values)
             served.statistics.rolling.record_stage(stage, values)
         calls, self._calls = self._calls, {}
         for (called, protocol, outcome), values in calls.items():
-            self._metrics.requests_ended(called, protocol, outcome, values)
-            if called is not None and outcome == "success":
+            if called is None:
+                self._metrics.strangers_ended(protocol, outcome, len(values))
+                continue
+            self._metrics.of(called).calls_ended(protocol, outcome, values)
+            if outcome == "success":
                 called.statistics.rolling.record_stage("total", values)
 
     def _count_soon(self) -> None:

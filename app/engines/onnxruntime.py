@@ -48,6 +48,7 @@ class OnnxRuntimeCpuEngine(Engine):
     """
 
     text_only = True
+    computes_in_caller = True
 
     def __init__(
         self,

@@ -85,16 +85,21 @@ class _LaneEntry:
     lane: Lane
     key: ModelKey
     run: Runner
+    here_below_ns: int = 0  # a batch that is predicted to take no longer need not wait for a thread
     jobs: queue.SimpleQueue[Callable[[], None] | None] = field(default_factory=queue.SimpleQueue)
     running: list[Running] = field(default_factory=list)
     jobs_out: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # no thread is in the engine
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, or the lane was given up
 
-    def give(self, job: Callable[[], None]) -> None:
+    def begin(self) -> None:
+        """The engine is in use from here to `take_back`."""
         self.jobs_out += 1
         self.idle.clear()
         self.ended.clear()
+
+    def give(self, job: Callable[[], None]) -> None:
+        self.begin()
         self.jobs.put(job)
 
     def take_back(self) -> None:
@@ -118,6 +123,7 @@ class Scheduler:
         self._lanes: dict[int, _LaneEntry] = {}
         self._lost: dict[int, _LaneEntry] = {}  # given up with a thread in their engines
         self._pump_is_due = False
+        self.here_since_ns = 0  # when the batch that runs on the loop itself began; 0 when none does
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
 
@@ -134,9 +140,13 @@ class Scheduler:
             self._end(request, Outcome.STOPPED, reason)
         del self.state.queues[key]
 
-    def add_lane(self, key: ModelKey, lane: Lane, run: Runner) -> None:
-        """Let a lane work for a queue from now on."""
-        entry = _LaneEntry(lane, key, run)
+    def add_lane(self, key: ModelKey, lane: Lane, run: Runner, *, here_below_ns: int = 0) -> None:
+        """Let a lane work for a queue from now on.
+
+        A batch that is predicted to take at most `here_below_ns` is run by the loop's own thread while there is
+        nothing else for it to do: waking a thread, and being woken by it, would take longer.
+        """
+        entry = _LaneEntry(lane, key, run, here_below_ns)
         entry.idle.set()
         entry.ended.set()
         self._lanes[lane.id] = entry
@@ -301,7 +311,18 @@ class Scheduler:
             self._move(self._pending[request.id].slots, SlotState.COPYING)
         running = Running(dispatch, self._now_ns())
         entry.running.append(running)
-        entry.give(lambda: self._run(entry, running))
+        is_all_there_is = len(self._pending) == len(dispatch.requests)
+        if is_all_there_is and dispatch.predicted_ns <= entry.here_below_ns:
+            self._run_here(entry, running)
+        else:
+            entry.give(lambda: self._run(entry, running))
+
+    def _run_here(self, entry: _LaneEntry, running: Running) -> None:
+        entry.begin()
+        self.here_since_ns = running.started_ns
+        result = _result(entry.run, running.dispatch.requests)
+        self.here_since_ns = 0
+        self._finished(entry, running, result, self._now_ns())
 
     def _finished(self, entry: _LaneEntry, running: Running, result: BatchAnswers | RunFailed, ended_ns: int) -> None:
         entry.running.remove(running)
@@ -409,13 +430,7 @@ class Scheduler:
     # The lanes' side
 
     def _run(self, entry: _LaneEntry, running: Running) -> None:
-        result: BatchAnswers | RunFailed
-        try:
-            result = entry.run(running.dispatch.requests)
-        except RunFailed as failure:
-            result = failure
-        except Exception as error:  # whatever an engine raises must not cost the lane its thread
-            result = RunFailed(f"{type(error).__name__}: {error}")
+        result = _result(entry.run, running.dispatch.requests)
         ended_ns = self._now_ns()
         self._call_loop(lambda: self._finished(entry, running, result, ended_ns))
 
@@ -423,6 +438,15 @@ class Scheduler:
         # A lane that hung may come back after the loop has been closed; then there is nobody to tell.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
+
+
+def _result(run: Runner, requests: tuple[Request, ...]) -> BatchAnswers | RunFailed:
+    try:
+        return run(requests)
+    except RunFailed as failure:
+        return failure
+    except Exception as error:  # whatever an engine raises must not cost the lane its thread
+        return RunFailed(f"{type(error).__name__}: {error}")
 
 
 def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
