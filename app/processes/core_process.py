@@ -62,6 +62,7 @@ class _CoreProcess:
         self._server = _Server(self._config(), self._open_desk)
         self._grpc = self._make_grpc()
         self._orderly = Orderly(orders.control_fd, leave=self._leave, drain=self._drain, exit_now=self._end)
+        self._channel_server: asyncio.Server | None = None
         self._exit_code = 0
 
     async def run(self) -> int:
@@ -89,7 +90,8 @@ class _CoreProcess:
 
     async def _open_desk(self) -> None:
         listener = socket.socket(fileno=self._orders.channel_fd)
-        await asyncio.get_running_loop().create_unix_server(self._desk.receive, sock=listener)
+        # The loop does not keep it, and one that nobody keeps hears nobody after the next garbage collection.
+        self._channel_server = await asyncio.get_running_loop().create_unix_server(self._desk.receive, sock=listener)
 
     def _make_grpc(self) -> GrpcHost | None:
         if self._orders.grpc_fd == NO_SOCKET:
