@@ -4,6 +4,9 @@ Two questions, asked a few times a second. Does a batch run far longer than it s
 hangs: the stacks are logged, its requests are told, the engine is replaced. Did no batch succeed for a
 while, because the lane is idle or because every batch fails? Then the canary runs, outside the queue, so
 that overload can never fail health.
+
+A short batch runs on the event loop itself. Should it hang, nothing here can look after it any more, so a thread
+does, and the process ends.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import asyncio
 import faulthandler
 import logging
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,9 +47,28 @@ class Health:
         self._core = core
         self._options = options
         self._probing: set[asyncio.Task[None]] = set()
+        self._is_over = threading.Event()
 
     async def watch(self) -> None:
         """Until cancelled."""
+        threading.Thread(target=self._watch_loop, name="watch-loop", daemon=True).start()
+        try:
+            await self._watch_lanes()
+        finally:
+            self._is_over.set()
+
+    def _watch_loop(self) -> None:
+        """A batch that hangs on the loop's own thread stops everything that could replace its engine."""
+        while not self._is_over.wait(self._options.watch_every_s):
+            since_ns = self._core.scheduler.here_since_ns
+            ran_s = (time.monotonic_ns() - since_ns) / SECOND_NS
+            # Such a batch was predicted to take a millisecond.
+            if since_ns and ran_s > self._options.hang_after_s:
+                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+                self._core.on_fatal(f"a batch has run for {ran_s:.1f} s on the event loop")
+                return
+
+    async def _watch_lanes(self) -> None:
         while True:
             await asyncio.sleep(self._options.watch_every_s)
             self._give_up_hung_lanes()

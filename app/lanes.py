@@ -33,8 +33,9 @@ _log = logging.getLogger("convoy")
 
 # A device that failed lets its threads go at once; longer than this they hang, and nobody waits for them.
 _RETURN_WITHIN_S = 5.0
-# What it takes to hand a batch to a thread that sleeps and to be woken by it, on a machine that is busy otherwise.
-_WAKING_A_THREAD_NS = 200_000
+# So long may a batch hold up the event loop. Handing it to a thread costs several tenths of it, and more where the
+# loop is busy: the thread waits for the interpreter before and after it computes.
+_SHORT_BATCH_NS = 1_000_000
 
 
 class Lanes:
@@ -57,7 +58,7 @@ class Lanes:
         slots[info.device] = max(info.slots, slots.get(info.device, 1))
         self._core.slab.page_lock(proved.engine.page_lock)
         served.lanes.append(ServedLane(lane, proved, last_success_ns=time.monotonic_ns()))
-        here_below_ns = _WAKING_A_THREAD_NS if proved.engine.computes_in_caller else 0
+        here_below_ns = _SHORT_BATCH_NS if proved.engine.computes_in_caller else 0
         run = lane_runner(self._core.slab, proved.engine)
         self._core.scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns)
 

@@ -102,7 +102,7 @@ class Engine(ABC):
     """
 
     text_only: ClassVar[bool] = False
-    computes_in_caller: ClassVar[bool] = False
+    computes_in_caller: bool = False
     info: EngineInfo
     batched: bool
     inputs: tuple[TensorSpec, ...]

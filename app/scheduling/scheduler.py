@@ -143,8 +143,8 @@ class Scheduler:
     def add_lane(self, key: ModelKey, lane: Lane, run: Runner, *, here_below_ns: int = 0) -> None:
         """Let a lane work for a queue from now on.
 
-        A batch that is predicted to take at most `here_below_ns` is run by the loop's own thread while there is
-        nothing else for it to do: waking a thread, and being woken by it, would take longer.
+        A batch that is predicted to take at most `here_below_ns` is run by the loop's own thread: waking another
+        one, being woken by it, and taking turns at the interpreter would take as long.
         """
         entry = _LaneEntry(lane, key, run, here_below_ns)
         entry.idle.set()
@@ -311,8 +311,7 @@ class Scheduler:
             self._move(self._pending[request.id].slots, SlotState.COPYING)
         running = Running(dispatch, self._now_ns())
         entry.running.append(running)
-        is_all_there_is = len(self._pending) == len(dispatch.requests)
-        if is_all_there_is and dispatch.predicted_ns <= entry.here_below_ns:
+        if dispatch.predicted_ns <= entry.here_below_ns:
             self._run_here(entry, running)
         else:
             entry.give(lambda: self._run(entry, running))

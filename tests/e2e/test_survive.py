@@ -90,6 +90,23 @@ def test_an_engine_that_cannot_be_replaced_ends_the_process_with_70(switch: str)
         assert hanging.exception() is not None or hanging.result().status_code == 503
 
 
+@pytest.mark.parametrize("edges", [0, 1])
+def test_a_batch_that_hangs_on_the_event_loop_itself_ends_the_process_with_70_or_costs_the_core(edges: int) -> None:
+    options = {**fake(), "in_caller": True}
+    with start_fake_server(fake=options, edges=edges, exit_code=0 if edges else 70) as server:
+        assert server.infer(1.0).status_code == 200
+        with ThreadPoolExecutor(1) as pool:
+            hanging = pool.submit(server.infer, HANG)
+            wait_until(lambda: "on the event loop" in server.log, "the hang is seen")
+            assert hanging.exception() is not None or hanging.result().status_code == 503
+        assert "Thread 0x" in server.log
+        if edges:
+            wait_until(server.is_ready, "another core is there")
+            assert server.infer(1.0).status_code == 200
+        else:
+            server.wait()
+
+
 @pytest.mark.parametrize(
     ("switch", "words"), [("wrong", "off by"), ("hang", "the canary has run"), ("break", "every run fails")]
 )

@@ -60,6 +60,7 @@ class Fakes:
         self._latency_s = options.get("latency_ms", 0.0) / 1e3
         self._per_sample_s = options.get("per_sample_ms", 0.0) / 1e3
         self._max_batch = options.get("max_batch", 16)
+        self._in_caller = options.get("in_caller", False)
         self._reload_s = options.get("reload_ms", 0.0) / 1e3
         self._switches = switches
         self._loaded: set[str] = set()
@@ -74,6 +75,7 @@ class Fakes:
             raise BundleError(f"{stored.folder}: the switch says that nothing can be loaded")
         spec = self._spec(stored.name)
         engine = FakeEngine(spec.inputs, spec.outputs, max_batch_size=spec.max_batch_size, latency_s=self._expected_s)
+        engine.computes_in_caller = self._in_caller
         if stored.name.startswith(("echo_", "scalar_")):
             return self._loaded_model(stored, spec, engine)
         born_ns = time.time_ns()

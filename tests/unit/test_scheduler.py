@@ -67,7 +67,15 @@ class Engine:
 class Shop:
     """A scheduler, its slab and everything that it reported."""
 
-    def __init__(self, *, max_batch: int = 8, max_waiting: int = 10_000, lanes: int = 1, depth: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        max_batch: int = 8,
+        max_waiting: int = 10_000,
+        lanes: int = 1,
+        depth: int = 1,
+        here_below_ns: int = 0,
+    ) -> None:
         self.now_ns = 0
         self.slab = Slab(1 << 20)
         self.scheduler = Scheduler(self.slab, self, lambda: self.now_ns)
@@ -78,14 +86,15 @@ class Shop:
         self.lost: list[tuple[Lane, str]] = []
         self.depth = depth
         self.engines: list[Engine] = []
-        self.lanes = [self.add_lane() for _ in range(lanes)]
+        self.lanes = [self.add_lane(here_below_ns) for _ in range(lanes)]
         self._ids = count()
 
-    def add_lane(self) -> Lane:
+    def add_lane(self, here_below_ns: int = 0) -> Lane:
+        """Its batches are predicted to take 1 ms."""
         number = len(self.engines)
         self.engines.append(Engine(self.slab))
         lane = Lane(number, number, "device", tuple(range(1, 9)), LatencyModel({1: 1e6}), self.depth)
-        self.scheduler.add_lane(KEY, lane, self.engines[-1])
+        self.scheduler.add_lane(KEY, lane, self.engines[-1], here_below_ns=here_below_ns)
         return lane
 
     def batch_ran(self, dispatch: Dispatch, answers: BatchAnswers, done: list[Done]) -> None:
@@ -207,6 +216,41 @@ def test_requests_of_one_turn_share_a_batch_and_later_ones_the_next() -> None:
         assert threading.current_thread().name not in engine.threads
 
     with_shop(scenario)
+
+
+def test_short_batches_run_in_the_loops_own_thread_and_long_ones_do_not() -> None:
+    async def scenario(shop: Shop) -> None:
+        (lane,), (here,) = shop.lanes, shop.engines
+        requests = [shop.submit() for _ in range(3)]
+        await shop.rest()
+        assert here.batches == [tuple(request.id for request in requests)]
+        assert here.threads == {threading.current_thread().name}
+        assert {shop.ended[request.id].batch_samples for request in requests} == {3}
+        for _ in range(20):  # now it is believed to take longer
+            lane.latency.observe(1, 10_000_000)
+        shop.submit()
+        await shop.rest()
+        assert here.threads > {threading.current_thread().name}
+
+    with_shop(scenario, here_below_ns=5_000_000)
+
+
+def test_whatever_goes_wrong_in_the_loops_own_thread_ends_as_in_any_other() -> None:
+    async def scenario(shop: Shop) -> None:
+        here = shop.engines[0]
+        good, bad = shop.submit(), shop.submit()
+        here.poisonous = {bad.id}
+        await shop.rest()
+        assert shop.ended[good.id].outcome is Outcome.ANSWERED
+        assert shop.ended[bad.id].outcome is Outcome.MODEL_FAILED
+        here.broken = RunFailed("the engine is no more", Reach.LANE)
+        lost = shop.submit()
+        await shop.rest()
+        assert shop.ended[lost.id].outcome is Outcome.ENGINE_LOST
+        assert [reason for _, reason in shop.lost] == ["the engine is no more"]
+        assert here.threads == {threading.current_thread().name}
+
+    with_shop(scenario, here_below_ns=5_000_000)
 
 
 def test_the_time_in_the_queue_and_in_the_engine_is_told_and_learned() -> None:
