@@ -180,12 +180,7 @@ class Core(Reception):
         if not served.takes_requests:
             raise Unavailable(f"the engine of '{request.key.model}' is being replaced; send the request again")
 
-        def on_end(done: Done) -> None:
-            if done.outcome is not Outcome.ANSWERED:
-                self._count_failure(served, done)
-            on_done(done)
-
-        refusal = self.scheduler.submit(request, on_end)
+        refusal = self.scheduler.submit(request, on_done)
         if refusal is not None:
             served.statistics.record_failure("REJECTED", time.monotonic_ns() - request.arrival_ns)
             self.metrics.rejected(refusal.reason.value)
@@ -213,14 +208,6 @@ class Core(Reception):
         queue = self.scheduler.state.queues.get(served.key)
         return queue.waiting if queue is not None else 0
 
-    def _count_failure(self, served: Served, done: Done) -> None:
-        reason = {Outcome.EXPIRED: "REJECTED", Outcome.HOPELESS: "REJECTED", Outcome.STOPPED: "CANCELED"}.get(
-            done.outcome, "BACKEND"
-        )
-        served.statistics.record_failure(reason, time.monotonic_ns() - done.request.arrival_ns)
-        if done.outcome in (Outcome.EXPIRED, Outcome.HOPELESS):
-            self.metrics.rejected(done.outcome.value)
-
     # What the scheduler reports
 
     def batch_ran(self, dispatch: Dispatch, answers: BatchAnswers, done: list[Done]) -> None:
@@ -238,6 +225,15 @@ class Core(Reception):
         if (lane := self.catalog.live(key).lane_of(dispatch.lane)) is not None:
             lane.last_failure_ns = time.monotonic_ns()
         _log.warning("a batch of %d for %s version %d failed: %s", dispatch.samples, key.model, key.version, reason)
+
+    def request_failed(self, done: Done) -> None:
+        served = self.catalog.live(done.request.key)
+        reason = {Outcome.EXPIRED: "REJECTED", Outcome.HOPELESS: "REJECTED", Outcome.STOPPED: "CANCELED"}.get(
+            done.outcome, "BACKEND"
+        )
+        served.statistics.record_failure(reason, time.monotonic_ns() - done.request.arrival_ns)
+        if done.outcome in (Outcome.EXPIRED, Outcome.HOPELESS):
+            self.metrics.rejected(done.outcome.value)
 
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str, reach: Reach) -> None:
         self.lanes.lost(key, lane, reason, reach)

@@ -46,6 +46,10 @@ class Extents:
             sizes.insert(position, size)
 
     def _cut(self, position: int, offset: int, size: int) -> None:
+        if offset == self._offsets[position] and size < self._sizes[position]:  # nearly always
+            self._offsets[position] += size
+            self._sizes[position] -= size
+            return
         begin, end = self._offsets[position], self._offsets[position] + self._sizes[position]
         rest = [(a, b - a) for a, b in ((begin, offset), (offset + size, end)) if b > a]
         self._offsets[position : position + 1] = [a for a, _ in rest]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ParamSpec, Protocol
+from typing import Protocol, TypeVarTuple
 
 from app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
 from app.scheduling.queues import Lane, Queue, State
@@ -24,7 +24,7 @@ from app.scheduling.request import SECOND_NS, BatchAnswers, Done, ModelKey, Outc
 from app.scheduling.slab import Slab, SlotState
 
 OnDone = Callable[[Done], None]
-P = ParamSpec("P")
+Args = TypeVarTuple("Args")
 
 
 class Runner(Protocol):
@@ -51,7 +51,7 @@ class RunFailed(Exception):
 
 
 class Observer(Protocol):
-    """Who wants to know what happened; called on the loop, once per batch and once per lane lost.
+    """Who wants to know what happened; called on the loop, once per batch, lane lost and request without an answer.
 
     A lane is lost alone, or with its whole device.
     """
@@ -59,6 +59,8 @@ class Observer(Protocol):
     def batch_ran(self, dispatch: Dispatch, answers: BatchAnswers, done: list[Done]) -> None: ...
 
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None: ...
+
+    def request_failed(self, done: Done) -> None: ...
 
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str, reach: Reach) -> None: ...
 
@@ -355,7 +357,9 @@ class Scheduler:
             self._move(pending.slots, SlotState.FREE if pending.on_done is None else SlotState.ANSWERED)
         self._report(self._observer.batch_ran, dispatch, result, ended)
         for done in ended:
-            self._tell(done.request, done)
+            listener = self._pending.pop(done.request.id).on_done
+            if listener is not None:
+                self._report(listener, done)
 
     def _blame(self, entry: _LaneEntry, dispatch: Dispatch, failure: RunFailed) -> None:
         self._report(self._observer.batch_failed, dispatch, str(failure))
@@ -399,12 +403,13 @@ class Scheduler:
     def _tell(self, request: Request, done: Done) -> None:
         pending = self._pending.pop(request.id, None)
         if pending is not None and pending.on_done is not None:
+            self._report(self._observer.request_failed, done)
             self._report(pending.on_done, done)
 
-    def _report(self, listener: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _report(self, listener: Callable[[*Args], None], *args: *Args) -> None:
         # A bug in one who listens must not cost the others their answers.
         try:
-            listener(*args, **kwargs)
+            listener(*args)
         except Exception as error:
             self._loop.call_exception_handler({"message": f"{listener!r} failed; this is a bug", "exception": error})
 

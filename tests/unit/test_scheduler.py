@@ -103,6 +103,10 @@ class Shop:
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
         self.failed.append(reason)
 
+    def request_failed(self, done: Done) -> None:
+        assert done.outcome is not Outcome.ANSWERED
+        assert done.request.id not in self.ended, "it is counted before whoever waits is told"
+
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str, reach: Reach) -> None:
         self.lost.append((lane, reason))
 
