@@ -279,7 +279,13 @@ class Scheduler:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        self._pump_is_due = False
+        # Still due while it runs: whatever a batch that ran here changes is seen by the next decision.
+        try:
+            self._decide_all()
+        finally:
+            self._pump_is_due = False
+
+    def _decide_all(self) -> None:
         while True:
             decision: Decision = decide(self.state, self._now_ns())
             match decision:
