@@ -10,6 +10,7 @@ Both ways share the codecs: what is sent here was written by the usual way's ren
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,18 +25,19 @@ from app.edge.entry import SHUT_DOWN, Entry
 from app.edge.exchange import Terms
 from app.edge.inference import InferRequest
 from app.edge.oip_request import has_plain_inputs
-from app.edge.replies import Reply, answer_head, error_reply, headers_of
+from app.edge.replies import Reply, answer_head, error_reply, headers_of, internal_error
 from app.edge.timing import SERVER_TIMING, server_timing, timing_ms
 from app.logs import request_id
 from app.outcomes import check
 from app.scheduling.request import Done, Request, Shape, TensorRef
-from app.scheduling.slab import ALIGNMENT_BYTES, Slot
+from app.scheduling.slab import ALIGNMENT_BYTES, Slot, SlotState
 from models.errors import RequestError, Unavailable
 from models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from app.edge.protocol import GuardedProtocol
 
+_log = logging.getLogger("convoy")
 HEADER_LENGTH = b"inference-header-content-length"
 _LARGEST_BYTES = 256 << 10  # of a body: more never arrives in one piece
 _LONGEST_HEADER_BYTES = 4 << 10
@@ -169,10 +171,20 @@ class Passage:
 
     def begin(self, body: bytes) -> None:
         """Queue the request, or answer at once that it is not taken."""
+        core, ref = self._express.core, self._slot.ref
+        core.begin_call()
+        self._lesson.served.enter()
+        try:
+            core.take(self._decoded(body), self._ended)
+        except RequestError as error:
+            core.slab.free(ref)
+            self._refuse(error)
+        except Exception:  # else the parser would call the client's request malformed
+            self._failed()
+
+    def _decoded(self, body: bytes) -> Request:
         started_ns = time.monotonic_ns()
         lesson, core, ref = self._lesson, self._express.core, self._slot.ref
-        core.begin_call()
-        lesson.served.enter()
         self._slot.view[: len(body)] = body
         self._request = request = Request(
             core.next_request_id(),
@@ -186,11 +198,7 @@ class Passage:
         )
         self._decode_ns = time.monotonic_ns() - started_ns
         core.stage_took(request.key, "decode", self._decode_ns)
-        try:
-            core.take(request, self._ended)
-        except RequestError as error:
-            core.slab.free(ref)
-            self._refuse(error)
+        return request
 
     def client_left(self) -> None:
         """Nobody reads the answer. The scheduler gives the memory back when no engine uses it any more."""
@@ -214,6 +222,8 @@ class Passage:
             self._answer(check(end))
         except RequestError as error:
             self._refuse(error)
+        except Exception:  # else the client would wait for ever
+            self._failed()
 
     def _answer(self, done: Done) -> None:
         started_ns = time.monotonic_ns()
@@ -238,6 +248,19 @@ class Passage:
         reply = error_reply(error)
         self._send(reply.status, [answer_head(reply.status, headers_of(reply)), *self._own_headers(), *reply.pieces])
         self._leave(outcome or outcome_of(reply.status), reply.status)
+
+    def _failed(self) -> None:
+        """What the gate does with whatever nobody foresaw."""
+        token = request_id.set(self._own_id.decode())
+        _log.exception("%s failed; this is a bug", self._lesson.call)
+        request_id.reset(token)
+        slab, ref = self._express.core.slab, self._slot.ref
+        if slab.state(ref) in (SlotState.FILLING, SlotState.ANSWERED):
+            slab.free(ref)
+        if not self.response_complete:
+            reply = internal_error(self._own_id)
+            self._send(500, [answer_head(500, headers_of(reply)), *self._own_headers(), *reply.pieces])
+            self._leave("failed", 500)
 
     def _own_headers(self) -> list[bytes]:
         """What every answer has, and the end of the headers."""

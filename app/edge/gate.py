@@ -17,7 +17,7 @@ from app.core_like import CoreLike
 from app.edge.calls import EdgeOptions
 from app.edge.direct import direct_line
 from app.edge.entry import KEY_IS_WRONG, SHUT_DOWN, Entry
-from app.edge.replies import Headers, Reply, error_body, error_reply, send_reply
+from app.edge.replies import Headers, Reply, error_reply, internal_error, send_reply
 from app.logs import request_id
 from models.errors import Unauthorized, Unavailable
 
@@ -59,8 +59,7 @@ class Gate:
             await self._answer(passage, error_reply(Unavailable(SHUT_DOWN)))
         except Exception:
             _errors.exception("%s %s failed; this is a bug", scope["method"], scope["path"])
-            body = error_body(f"internal error; the log has it under request {own_id.decode()}")
-            await self._answer(passage, Reply(500, (body,)))
+            await self._answer(passage, internal_error(own_id))
         finally:
             self._log(scope, passage, (time.monotonic_ns() - started_ns) / 1e6)
 

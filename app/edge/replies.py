@@ -73,6 +73,11 @@ def error_reply(error: RequestError) -> Reply:
     return Reply(error.http_status, (error_body(str(error)),), headers=headers)
 
 
+def internal_error(own_id: bytes) -> Reply:
+    """For whatever nobody foresaw in the request of this id."""
+    return Reply(500, (error_body(f"internal error; the log has it under request {own_id.decode()}"),))
+
+
 def error_body(message: str) -> bytes:
     # A client's own bytes may stand in the message, and they need not be text.
     return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})

@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 
 from app.edge.body import BodyLimits
 from app.edge.calls import EdgeOptions
-from app.edge.express import Express
+from app.edge.express import Express, Passage
 from app.edge.gate import Gate
 from app.edge.infer import InferRoute
 from app.edge.pool import DecodePool
@@ -444,6 +444,29 @@ async def busy(house: House, workshop: Workshop) -> tuple[threading.Event, list[
     for connection in connections:
         await running(workshop, connection, rows(1.0))
     return gate, connections
+
+
+@pytest.mark.parametrize("broken", ["next_request_id", "take", "answer"])
+def test_a_bug_is_a_500_that_the_log_explains(
+    workshop: Workshop, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def bug(*_: object) -> None:
+        raise ZeroDivisionError("nobody foresaw this")
+
+    async def scene(house: House, workshop: Workshop) -> None:
+        connection = await house.taught()
+        where = (Passage, "_answer") if broken == "answer" else (house.core, broken)
+        with monkeypatch.context() as patch:
+            patch.setattr(*where, bug)
+            reply = await connection.ask(rows(1.0))
+        assert reply.status == 500
+        assert reply.error == f"internal error; the log has it under request {reply.headers['x-request-id']}"
+        assert "nobody foresaw this" in caplog.text
+        await until(lambda: house.counted("failed") == 1)
+        assert house.core.slab.used_bytes == 0
+        assert shift(await connection.ask(rows(2.0))) == 2.0 + OFFSET
+
+    play(workshop, scene)
 
 
 def test_a_client_that_leaves_while_it_waits_is_not_computed(workshop: Workshop) -> None:
