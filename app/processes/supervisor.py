@@ -207,7 +207,10 @@ class Supervisor:
         self._listener.close()  # who comes when the last edge has gone is refused, and does not wait in vain
         await self._wait_for(self._is_drained, orders.drain_timeout_s + _GRACE_S)
         left = sum(child.left or 0 for child in draining)
-        if left:
+        silent = [str(child.pid) for child in draining if child.left is None]
+        if silent:
+            _log.error("stopped: process %s did not say whether it had answered everything", ", ".join(silent))
+        elif left:
             _log.error("stopped: %d requests were not answered in time", left)
         else:
             _log.info("stopped: every accepted request was answered")
