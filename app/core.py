@@ -304,6 +304,7 @@ class Core(Reception):
         self.scheduler.remove_queue(served.key, "the model was unloaded")
         self.catalog.forget(served)
         self.tally.count()
+        self.metrics.forget_meters(served)
         place = served.key.model, served.key.version
         if not any((other.key.model, other.key.version) == place for other in self.catalog.all_live()):
             self.metrics.forget_model(served)

@@ -109,6 +109,10 @@ class Metrics:
         for key in [key for key in self._meters if key[:2] == served.key[:2]]:
             del self._meters[key]
 
+    def forget_meters(self, served: Served) -> None:
+        """Nothing more will be counted for this load of a version; its series go on with the next one's."""
+        self._meters.pop(served.key, None)
+
     def of(self, served: Served) -> ModelMeters:
         """The series of a version, whose series exist from now on."""
         found = self._meters.get(served.key)

@@ -144,8 +144,8 @@ class Passage:
     """One request on its way. Stands where uvicorn has its cycle, for whoever asks a connection how far it is."""
 
     __slots__ = (
-        *("_arrival_ns", "_decode_ns", "_express", "_headers", "_lesson", "_own_id", "_protocol", "_request", "_slot"),
-        "_trace",
+        *("_arrival_ns", "_decode_ns", "_express", "_has_left", "_headers", "_lesson", "_own_id", "_protocol"),
+        *("_request", "_slot", "_trace"),
         *("disconnected", "keep_alive", "response_complete"),
     )
     more_body = False
@@ -166,6 +166,7 @@ class Passage:
         self._headers = protocol.headers
         self._decode_ns = 0
         self._request: Request | None = None
+        self._has_left = False
         self.keep_alive = True
         self.response_complete = self.disconnected = False
 
@@ -257,10 +258,12 @@ class Passage:
         slab, ref = self._express.core.slab, self._slot.ref
         if slab.state(ref) in (SlotState.FILLING, SlotState.ANSWERED):
             slab.free(ref)
+        if self._request is not None:
+            self._express.core.cancel(self._request, "OTHER")  # harmless after its end
         if not self.response_complete:
             reply = internal_error(self._own_id)
             self._send(500, [answer_head(500, headers_of(reply)), *self._own_headers(), *reply.pieces])
-            self._leave("failed", 500)
+        self._leave("failed", 500)
 
     def _own_headers(self) -> list[bytes]:
         """What every answer has, and the end of the headers."""
@@ -282,7 +285,10 @@ class Passage:
         self._protocol.on_response_complete()
 
     def _leave(self, outcome: str, status: int) -> None:
-        """Count the call and let go of everything but the memory; `status` 0: there was no answer."""
+        """Count the call and let go of everything but the memory, once; `status` 0: there was no answer."""
+        if self._has_left:
+            return
+        self._has_left = True
         core, served = self._express.core, self._lesson.served
         took_ns = time.monotonic_ns() - self._arrival_ns
         core.call_ended(served.key, "v2", outcome, took_ns)

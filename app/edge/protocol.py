@@ -80,6 +80,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._abort_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._unparsed_bytes = 0
+        self._has_moved = False
         self._unread_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
@@ -114,12 +115,18 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         awaited_before = self._headers_begun if self._in_headers else 0
+        begun_before, self._has_moved = self._headers_begun, False
         super().data_received(data)
         if self.transport.is_closing():
             return
         if self._undecided_since_ns:
             self._go_the_usual_way()  # the rest of the body is still to come, and somebody must bound its time
         if not self._in_headers:
+            # Bytes that are neither headers nor body nor an end: a trailer that never ends, empty lines.
+            is_stuck = not self._has_moved and self._headers_begun == begun_before
+            self._unparsed_bytes = self._unparsed_bytes + len(data) if is_stuck else 0
+            if self._unparsed_bytes > self.limits.header_bytes:
+                self._refuse_headers()
             return
         if self._header_timer is None:
             self._arm_header_timer()
@@ -131,6 +138,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._refuse_headers()
 
     def on_message_begin(self) -> None:
+        self._idle_since_s = None  # with any bytes it would be too early: empty lines are no request
         # What uvicorn builds here for ASGI waits until it is known that ASGI is needed.
         self.url = b""
         self.headers = []
@@ -149,9 +157,11 @@ class GuardedProtocol(HttpToolsProtocol):
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
-        self.headers.append((name, value))
+        if self._in_headers:  # a trailer must not pass for a header that has been looked at
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        self._has_moved = True
         self._in_headers = False
         if self._header_timer is not None:
             self._header_timer.cancel()
@@ -162,6 +172,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._begin_for_asgi()
 
     def on_body(self, body: bytes) -> None:
+        self._has_moved = True
         if self._undecided_since_ns:
             if self._body is None:
                 self._body = body
@@ -170,6 +181,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._has_moved = True
         if self._undecided_since_ns:
             passage = self._find_passage()
             if passage is not None:
@@ -194,12 +206,14 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         if self.transport.is_closing():
+            if self._write_timer is None and self.transport.get_write_buffer_size():
+                self._watch_reader()  # it closes when the client has read what is left
             return
         waits_for_rest = not self.pipeline and self.cycle is not None and self.cycle.more_body
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-        else:
+        elif not waits_for_rest and not self._in_headers:  # those have time limits of their own
             self._arm_keep_alive()
         if waits_for_rest:
             # Answered before the body was read. The rest is thrown away for a while, because a client that
@@ -212,7 +226,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watch_reader()
 
     def resume_writing(self) -> None:
-        if self._write_timer is not None:
+        if self._write_timer is not None and not self.transport.is_closing():
             self._write_timer.cancel()
             self._write_timer = None
         super().resume_writing()
@@ -279,6 +293,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _headers_are_too_slow(self) -> None:
         self._header_timer = None
+        if self.flow.read_paused:
+            self._arm_header_timer()  # it is we who do not read, until the requests before have been answered
+            return
         self._refuse(408, f"the headers did not arrive within {self.limits.header_timeout_s:g} s")
 
     def _refuse_headers(self) -> None:
@@ -320,7 +337,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
 
     def _unset_keepalive_if_required(self) -> None:
-        self._idle_since_s = None
+        pass  # uvicorn calls it for any bytes; a request that begins ends the idle time
 
     def _check_idle(self) -> None:
         self._idle_timer = None

@@ -39,6 +39,8 @@ from models.errors import RequestError
 
 _log = logging.getLogger("convoy")
 _KNOWN_WITHIN_S = 2.0
+# To a request that found its version while another core spoke.
+_REPLACED = "the model was loaded anew in the meantime; send the request again"
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +153,8 @@ class _Edge:
                 self.known_menu = number
                 self._desk.menu_is_known()
             case Left(key):
-                self._held.pop(key).leave()
+                if key in self._held:
+                    self._held.pop(key).leave()
             case Hello():
                 self._greet(message)
             case _:
@@ -173,7 +176,11 @@ class _Edge:
         part = self._part
         if part is None or submit.id in part.loans:
             raise WrongReference(f"request {submit.id} comes before Hello, or a second time")
-        check_request(submit, self._held[submit.key])
+        served = self._held.get(submit.key)
+        if served is None:
+            self.channel.send(Refused(submit.id, "Unavailable", _REPLACED, "", 0.0))
+            return
+        check_request(submit, served)
         loan = _Loan(submit.extents, len(submit.extents))
         slots = adopted(submit, part.extent, self._core.slab, lambda: _one_is_free(part, submit.id, loan))
         part.loans[submit.id] = loan
@@ -201,11 +208,12 @@ class _Edge:
                 self._core.slab.free(ref)
 
     def _take_report(self, report: Report) -> None:
+        # What was found while another core spoke is not known here, and is nobody's to count.
         for (key, stage), values in report.stages.items():
-            for ns in values:
+            for ns in values if key in self._held else ():
                 self._core.stage_took(key, stage, ns)
         for (called, protocol, outcome), values in report.calls.items():
-            for ns in values:
+            for ns in values if called is None or called in self._held else ():
                 self._core.call_ended(called, protocol, outcome, ns)
         for _ in range(report.rejected):
             self._core.metrics.rejected("memory")

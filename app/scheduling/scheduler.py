@@ -25,6 +25,8 @@ from app.scheduling.slab import Slab, SlotState
 
 OnDone = Callable[[Done], None]
 Args = TypeVarTuple("Args")
+# Batches that run on the loop itself may follow each other for so long before sockets and other lanes have a turn.
+_TURN_NS = 2_000_000
 
 
 class Runner(Protocol):
@@ -280,23 +282,30 @@ class Scheduler:
 
     def _pump(self) -> None:
         # Still due while it runs: whatever a batch that ran here changes is seen by the next decision.
+        is_all = True
         try:
-            self._decide_all()
+            is_all = self._decide_all()
         finally:
             self._pump_is_due = False
+        if not is_all:
+            self._wake()
 
-    def _decide_all(self) -> None:
+    def _decide_all(self) -> bool:
+        """Whether nothing is left to decide now; else others wait for the loop."""
+        began_ns = self._now_ns()
         while True:
             decision: Decision = decide(self.state, self._now_ns())
             match decision:
                 case Dispatch():
                     self._start(decision)
+                    if self._now_ns() - began_ns > _TURN_NS:
+                        return False
                 case Drop(requests, outcome):
                     for request in requests:
                         self._end(request, outcome, "")
                 case Wait(until_ns):
                     self._set_timer(until_ns)
-                    return
+                    return True
 
     def _set_timer(self, until_ns: int | None) -> None:
         if self._timer is not None:

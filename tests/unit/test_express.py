@@ -32,6 +32,8 @@ from app.edge.replies import Reply, send_reply
 from app.edge.shortcut import Shortcut
 from app.engines.base import EngineFailure
 from app.logs import request_id
+from app.scheduling.request import Request
+from models.errors import Overloaded
 from tests.support.fake_devices import ROW, Workshop, in_workshop, until
 from tests.support.wire import WireReply, chunk, head, read_reply
 
@@ -124,6 +126,9 @@ class Connection(asyncio.Transport):
         if not self._is_closing:
             self._is_closing = True
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def pause_reading(self) -> None:
         self.is_read = False
@@ -797,5 +802,88 @@ def test_an_idle_connection_is_closed_after_its_time_and_not_earlier(workshop: W
         clock.pass_s(0.2 * patience_s)
         assert connection.is_closing()
         assert house.usual == 0
+
+    play(workshop, scene)
+
+
+def test_who_follows_a_refused_request_is_not_idle(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        await house.taught()
+        clock = Clock()
+        connection = house.connect(clock)
+        gate, take = held(workshop), house.core.take
+        refusals = [Overloaded("the queue is full", reason="queue_full", retry_after_s=1.0)]
+
+        def refuse_once(request: Request, on_done: Callable[[Any], None]) -> None:
+            if refusals:
+                raise refusals.pop()
+            take(request, on_done)
+
+        monkeypatch.setattr(house.core, "take", refuse_once)
+        connection.send(rows(1.0) + rows(2.0))
+        clock.pass_s(10 * connection.protocol.timeout_keep_alive)
+        assert not connection.is_closing()
+        gate.set()
+        refused, answered = await connection.reply(2)
+        assert refused.status == 429
+        assert shift(answered) == 102.0
+
+    play(workshop, scene)
+
+
+def test_empty_lines_do_not_hold_an_idle_connection(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        await house.taught()
+        clock = Clock()
+        connection = house.connect(clock)
+        await connection.ask(rows(1.0))
+        connection.send(b"\r\n")
+        clock.pass_s(1.1 * connection.protocol.timeout_keep_alive)
+        assert connection.is_closing()
+
+    play(workshop, scene)
+
+
+def test_a_trailer_that_never_ends_is_too_long(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        connection = await house.taught()
+        start = head(ROWS, {"Transfer-Encoding": "chunked"})
+        connection.send(start + chunk(b"{}") + b"0\r\nX-Trailer: ")
+        for _ in range(100):
+            if not connection.is_closing():
+                connection.send(b"a" * 1024)
+        assert connection.is_closing()
+        assert connection.replies[0].status == 431
+
+    play(workshop, scene)
+
+
+def test_a_trailer_is_no_header(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        connection = await house.taught()
+        header, data = parts(1.0)
+        start = head(ROWS, {"Transfer-Encoding": "chunked", LENGTH: str(len(header))})
+        reply = await connection.ask(start + chunk(header + data) + b"0\r\n" + f"{LENGTH}: 7\r\n\r\n".encode())
+        assert shift(reply) == 101.0
+
+    play(workshop, scene)
+
+
+def test_the_end_of_headers_is_awaited_for_as_long_as_nobody_reads_them(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        await house.taught()
+        clock = Clock()
+        connection = house.connect(clock)
+        gate = held(workshop)
+        await running(workshop, connection, rows(1.0))
+        connection.send(rows(2.0) + rows(3.0)[:40])
+        clock.pass_s(2 * connection.protocol.limits.header_timeout_s)
+        assert not connection.is_closing()
+        gate.set()
+        first, second = await connection.reply(2)
+        assert (shift(first), shift(second)) == (101.0, 102.0)
+        clock.pass_s(2 * connection.protocol.limits.header_timeout_s)
+        assert connection.is_closing()
+        assert connection.replies[0].status == 408
 
     play(workshop, scene)

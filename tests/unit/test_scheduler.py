@@ -239,6 +239,30 @@ def test_short_batches_run_in_the_loops_own_thread_and_long_ones_do_not() -> Non
     with_shop(scenario, here_below_ns=5_000_000)
 
 
+def test_short_batches_in_a_row_leave_others_their_turns_of_the_loop() -> None:
+    async def scenario(shop: Shop) -> None:
+        class Clock(threading.Event):
+            """Each batch takes a millisecond."""
+
+            def wait(self, timeout: float | None = None) -> bool:
+                shop.now_ns += 1_000_000
+                return True
+
+        engine = shop.engines[0]
+        engine.gate = Clock()
+        for _ in range(12):
+            shop.submit()
+        seen = set()
+        while len(engine.batches) < 12:
+            seen.add(len(engine.batches))
+            await asyncio.sleep(0)
+        assert len(seen) >= 4
+        await shop.rest()
+        assert engine.threads == {threading.current_thread().name}
+
+    with_shop(scenario, here_below_ns=5_000_000, max_batch=1)
+
+
 def test_whatever_goes_wrong_in_the_loops_own_thread_ends_as_in_any_other() -> None:
     async def scenario(shop: Shop) -> None:
         here = shop.engines[0]
