@@ -20,10 +20,8 @@ def scatter(
         start += part.samples
         answers.append(
             tuple(
-                [
-                    deliver(arrays[index][rows] if batched else arrays[index], destination)
-                    for index, destination in zip(part.wanted, part.destinations, strict=True)
-                ]
+                deliver(arrays[index][rows] if batched else arrays[index], destination)
+                for index, destination in zip(part.wanted, part.destinations, strict=True)
             )
         )
     return tuple(answers)
@@ -36,9 +34,5 @@ def deliver(rows: np.ndarray, destination: memoryview | None) -> OutputTensor:
     if destination is None:
         own = np.array(rows, order="C", copy=True)
         return OutputTensor(own.shape, own.reshape(-1).view(np.uint8).data)
-    if rows.flags.c_contiguous:
-        # As bytes: numpy has no memoryview of every dtype, and building an array costs more than a small copy.
-        destination[:] = rows.reshape(-1).view(np.uint8).data
-    else:
-        np.copyto(np.frombuffer(destination, rows.dtype).reshape(rows.shape), rows)
+    np.copyto(np.frombuffer(destination, rows.dtype).reshape(rows.shape), rows)
     return OutputTensor(rows.shape, destination)
