@@ -76,7 +76,7 @@ class Core(Reception):
         self.options = options
         self.catalog = Catalog()
         self.metrics = Metrics(VERSION)
-        self.tally = Tally(self.metrics)
+        self.tally = Tally(self.metrics, self.catalog.live)
         self.shared_memory = SharedMemory(is_allowed=options.allow_shared_memory)
         self.started_s = time.monotonic()
         self.initial_load_done = False
@@ -155,27 +155,11 @@ class Core(Reception):
     def next_request_id(self) -> int:
         return next(self._request_ids)
 
-    def submit(self, request: Request) -> asyncio.Future[Done]:
-        """Queue the request; the future holds how it ended, answered or not.
-
-        Raises Overloaded, DeadlineExceeded or Unavailable when it is not taken; then its slots stay the
-        caller's. `check` says whether a Done is an answer.
-        """
-        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-
-        def on_done(done: Done) -> None:
-            if not future.done():
-                future.set_result(done)
-            elif done.outcome is Outcome.ANSWERED:
-                # Whoever waited stopped waiting a moment ago, so nobody else gives the memory back.
-                for slot in request.slots():
-                    self.slab.free(slot)
-
-        self.take(request, on_done)
-        return future
-
     def take(self, request: Request, on_done: Callable[[Done], None]) -> None:
-        """The same for who waits with a callback: called once, unless the request is cancelled before."""
+        """Queue the request. Raises Overloaded, DeadlineExceeded or Unavailable when it is not taken.
+
+        Then its slots stay the caller's.
+        """
         served = self.catalog.live(request.key)
         if not served.takes_requests:
             raise Unavailable(f"the engine of '{request.key.model}' is being replaced; send the request again")
@@ -198,11 +182,11 @@ class Core(Reception):
 
     def stage_took(self, key: ModelKey, stage: str, ns: int) -> None:
         """A stage of one request that runs at the edge has ended: `decode` or `encode`."""
-        self.tally.stage(self.catalog.live(key), stage, ns)
+        self.tally.stage(key, stage, ns)
 
     def call_ended(self, key: ModelKey | None, protocol: str, outcome: str, ns: int) -> None:
         """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
-        self.tally.call(None if key is None else self.catalog.live(key), protocol, outcome, ns)
+        self.tally.call(key, protocol, outcome, ns)
 
     def waiting_samples(self, served: Served) -> int:
         queue = self.scheduler.state.queues.get(served.key)
@@ -302,8 +286,8 @@ class Core(Reception):
         await served.until_unused()
         await self.lanes.close_all(served)
         self.scheduler.remove_queue(served.key, "the model was unloaded")
-        self.catalog.forget(served)
         self.tally.count()
+        self.catalog.forget(served)
         self.metrics.forget_meters(served)
         place = served.key.model, served.key.version
         if not any((other.key.model, other.key.version) == place for other in self.catalog.all_live()):

@@ -25,10 +25,10 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
         parts = [
             Part(
                 samples=request.samples,
-                shapes=tuple((request.samples, *shape) if engine.batched else shape for shape in request.shapes),
-                inputs=tuple(slab.tensor(ref) for ref in request.inputs),
+                shapes=tuple([(request.samples, *shape) if engine.batched else shape for shape in request.shapes]),
+                inputs=tuple([slab.tensor(ref) for ref in request.inputs]),
                 wanted=request.wanted,
-                destinations=tuple(None if ref is None else slab.tensor(ref) for ref in request.outputs),
+                destinations=tuple([None if ref is None else slab.tensor(ref) for ref in request.outputs]),
             )
             for request in requests
         ]
@@ -38,11 +38,10 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
             raise RunFailed(str(failure), _REACH[failure.blast]) from failure
         return BatchAnswers(
             answers=tuple(
-                tuple(
-                    Answer(index, output.shape, output.data)
-                    for index, output in zip(request.wanted, outputs, strict=True)
-                )
-                for request, outputs in zip(requests, result.outputs, strict=True)
+                [
+                    tuple([Answer(index, *output) for index, output in zip(request.wanted, outputs, strict=True)])
+                    for request, outputs in zip(requests, result.outputs, strict=True)
+                ]
             ),
             times=StageTimes(result.copy_in_ns, result.compute_ns, result.copy_out_ns, result.waited_ns),
         )

@@ -106,8 +106,6 @@ class Metrics:
             series.remove_by_labels(own)
         for histogram in (self.duration, self.stage, self.batch):
             histogram.forget(*_labels(served))
-        for key in [key for key in self._meters if key[:2] == served.key[:2]]:
-            del self._meters[key]
 
     def forget_meters(self, served: Served) -> None:
         """Nothing more will be counted for this load of a version; its series go on with the next one's."""

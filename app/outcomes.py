@@ -32,10 +32,10 @@ def no_room(nbytes: int, slab: Slab) -> Overloaded:
 
 def check(done: Done) -> Done:
     """The same Done when it is an answer. Raises the RequestError that tells the client otherwise."""
+    if done.outcome is Outcome.ANSWERED:
+        return done
     name = done.request.key.model
     match done.outcome:
-        case Outcome.ANSWERED:
-            return done
         case Outcome.EXPIRED:
             raise DeadlineExceeded("Request timeout expired while the request waited")
         case Outcome.HOPELESS:

@@ -1,4 +1,4 @@
-"""Who is owed an answer: calls that have begun, and whether new ones may.
+"""Who is owed an answer: calls that have begun, whether new ones may, and who waits for a request's end.
 
 The same for a core and for an edge process: each waits, at its end, for the calls that it has let in itself.
 """
@@ -6,13 +6,21 @@ The same for a core and for an edge process: each waits, at its end, for the cal
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 
-from models.errors import Unavailable
+from app.scheduling.request import Done, Outcome, Request
+from app.scheduling.slab import Slab
+from models.errors import RequestError, Unavailable
+
+OnEnd = Callable[[Done | RequestError], None]
 
 
-class Reception:
+class Reception(ABC):
     """Belongs to one event loop."""
+
+    slab: Slab
 
     def __init__(self) -> None:
         self.leaving = False  # said to be not ready, but still serving
@@ -44,3 +52,29 @@ class Reception:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._no_call_is_open.wait(), timeout_s)
         return self.open_calls == 0
+
+    @abstractmethod
+    def take(self, request: Request, on_end: OnEnd) -> None:
+        """Queue the request; `on_end` is called once, unless the request is cancelled before. Raises RequestError."""
+
+    def submit(self, request: Request) -> asyncio.Future[Done]:
+        """The same for who awaits: the future holds how it ended, answered or not, or why it was not taken.
+
+        Raises RequestError when that is known at once; then its slots stay the caller's. `check` says whether a
+        Done is an answer.
+        """
+        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+
+        def on_end(end: Done | RequestError) -> None:
+            if future.done():
+                # Whoever waited stopped waiting a moment ago, so nobody else gives the memory back.
+                if isinstance(end, Done) and end.outcome is Outcome.ANSWERED:
+                    for ref in request.slots():
+                        self.slab.free(ref)
+            elif isinstance(end, Done):
+                future.set_result(end)
+            else:
+                future.set_exception(end)
+
+        self.take(request, on_end)
+        return future

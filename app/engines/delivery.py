@@ -20,8 +20,10 @@ def scatter(
         start += part.samples
         answers.append(
             tuple(
-                deliver(arrays[index][rows] if batched else arrays[index], destination)
-                for index, destination in zip(part.wanted, part.destinations, strict=True)
+                [
+                    deliver(arrays[index][rows] if batched else arrays[index], destination)
+                    for index, destination in zip(part.wanted, part.destinations, strict=True)
+                ]
             )
         )
     return tuple(answers)
@@ -29,10 +31,11 @@ def scatter(
 
 def deliver(rows: np.ndarray, destination: memoryview | None) -> OutputTensor:
     """Copy one request's rows to where they belong, or to memory of their own."""
-    if rows.dtype == object:
-        return OutputTensor(rows.shape, memoryview(pack(text.encode() for text in rows.flat)))
+    shape, dtype = rows.shape, rows.dtype
+    if dtype.hasobject:
+        return OutputTensor(shape, memoryview(pack(text.encode() for text in rows.flat)))
     if destination is None:
         own = np.array(rows, order="C", copy=True)
         return OutputTensor(own.shape, own.reshape(-1).view(np.uint8).data)
-    np.copyto(np.frombuffer(destination, rows.dtype).reshape(rows.shape), rows)
-    return OutputTensor(rows.shape, destination)
+    np.copyto(np.ndarray(shape, dtype, destination), rows)
+    return OutputTensor(shape, destination)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -38,6 +38,13 @@ class Signature:
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+
+class _Bound(NamedTuple):
+    """A session's binding for some shapes, and the arrays that its outputs land in; None where a size is free."""
+
+    binding: Any
+    outputs: list[np.ndarray] | None
 
 
 class OnnxRuntimeCpuEngine(Engine):
@@ -76,8 +83,7 @@ class OnnxRuntimeCpuEngine(Engine):
         )
         self._staging_in = [Staging(spec, largest * (spec.sample_bytes or 0)) for spec in inputs]
         self._staging_out = [Staging(spec, largest * (spec.sample_bytes or 0)) for spec in outputs]
-        self._has_free_outputs = any(spec.sample_bytes is None for spec in outputs)
-        self._bindings: dict[Shapes, Any] = {}
+        self._bindings: dict[Shapes, _Bound] = {}
 
     def warm_up(self) -> None:
         sizes = sorted({1, self.info.batch_sizes[-1]})
@@ -90,7 +96,7 @@ class OnnxRuntimeCpuEngine(Engine):
 
     def run(self, parts: Sequence[Part]) -> RunResult:
         started_ns = time.monotonic_ns()
-        samples = sum(part.samples for part in parts)
+        samples = sum([part.samples for part in parts])
         shapes = tuple(
             (samples, *shape[1:]) if self.batched else shape  # all parts agree but in the first dimension
             for shape in parts[0].shapes
@@ -117,7 +123,7 @@ class OnnxRuntimeCpuEngine(Engine):
             if staging.is_strings:
                 staging.take_strings(parts, index)
                 continue
-            self._make_room(staging, sum(part.inputs[index].nbytes for part in parts))
+            self._make_room(staging, sum([part.inputs[index].nbytes for part in parts]))
             view, offset = staging.view, 0
             for part in parts:
                 source = part.inputs[index]
@@ -132,20 +138,20 @@ class OnnxRuntimeCpuEngine(Engine):
         """Run what lies in the staging buffers; returns arrays over buffers that the next run reuses."""
         if self._has_strings:
             return self._execute_unbound(shapes)
-        binding = self._bindings.get(shapes)
-        if binding is None:
-            binding = self._bind(shapes, samples)
-        elif self._has_free_outputs:
+        bound = self._bindings.get(shapes)
+        if bound is None:
+            bound = self._bind(shapes, samples)
+        elif bound.outputs is None:
             # A binding remembers the output of its last run, and refuses another size for it.
-            self._bind_outputs(binding, samples)
+            self._bind_outputs(bound.binding, samples)
         try:
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(bound.binding)
         except Exception as error:  # onnxruntime's errors share no base class
             raise EngineFailure(first_line(error)) from error
-        known: list[np.ndarray] = []
-        for staging, value in zip(self._staging_out, binding.get_outputs(), strict=True):
-            known.append(self._output_array(staging, value, samples))
-        return known
+        if bound.outputs is not None:
+            return bound.outputs
+        values = zip(self._staging_out, bound.binding.get_outputs(), strict=True)
+        return [self._output_array(staging, value, samples) for staging, value in values]
 
     def _execute_unbound(self, shapes: Shapes) -> list[np.ndarray]:
         staged = zip(self._staging_in, shapes, strict=True)
@@ -157,11 +163,12 @@ class OnnxRuntimeCpuEngine(Engine):
         return arrays
 
     def _output_array(self, staging: Staging, value: Any, samples: int) -> np.ndarray:
+        """One output of a run in which some size was free."""
         if staging.spec.sample_bytes is None:
             return unbound_array(staging.spec, value)
         return staging.array(self._whole_shape(staging.spec, samples))
 
-    def _bind(self, shapes: Shapes, samples: int) -> Any:
+    def _bind(self, shapes: Shapes, samples: int) -> _Bound:
         if len(self._bindings) >= _MAX_BINDINGS:
             self._bindings.clear()
         binding = self._session.io_binding()
@@ -171,8 +178,11 @@ class OnnxRuntimeCpuEngine(Engine):
         except Exception as error:
             raise EngineFailure(first_line(error)) from error
         self._bind_outputs(binding, samples)
-        self._bindings[shapes] = binding
-        return binding
+        outputs = None
+        if not any(staging.spec.sample_bytes is None for staging in self._staging_out):
+            outputs = [staging.array(self._whole_shape(staging.spec, samples)) for staging in self._staging_out]
+        bound = self._bindings[shapes] = _Bound(binding, outputs)
+        return bound
 
     def _bind_outputs(self, binding: Any, samples: int) -> None:
         binding.clear_binding_outputs()

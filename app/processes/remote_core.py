@@ -31,7 +31,7 @@ from app.processes.messages import (
     Welcome,
 )
 from app.processes.references import answers_of, submission
-from app.reception import Reception
+from app.reception import OnEnd, Reception
 from app.scheduling.request import Done, ModelKey, Outcome, Request, SlotRef
 from app.scheduling.slab import Slab, Slot, SlotState
 from app.shared_memory import SharedMemory
@@ -43,7 +43,6 @@ _REPORT_EVERY_S = 0.05
 _RETRY_S = 0.05
 # An edge process counts its requests from its own number on, so that no two in the core have the same.
 _INCARNATION_SHIFT = 40
-OnEnd = Callable[[Done | RequestError], None]
 CORE_IS_AWAY = "the process that runs the models is being replaced; send the request again"
 
 
@@ -122,29 +121,11 @@ class RemoteCore(Reception):
     def next_request_id(self) -> int:
         return next(self._ids)
 
-    def submit(self, request: Request) -> asyncio.Future[Done]:
-        """Lend the request's memory to the core; the future holds how it ended, or why it was not taken."""
-        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-
-        def on_end(end: Done | RequestError) -> None:
-            if future.done():
-                # Whoever waited stopped waiting a moment ago, so nobody else gives the memory back.
-                if isinstance(end, Done) and end.outcome is Outcome.ANSWERED:
-                    for ref in request.slots():
-                        self.slab.free(ref)
-            elif isinstance(end, Done):
-                future.set_result(end)
-            else:
-                future.set_exception(end)
-
-        self.take(request, on_end)
-        return future
-
     def take(self, request: Request, on_end: OnEnd) -> None:
-        """The same for who waits with a callback: called once, unless the request is cancelled before."""
+        """Lend the request's memory to the core. Raises Unavailable while there is none."""
         if not self.is_present:
             raise Unavailable(CORE_IS_AWAY)
-        slots = tuple(request.slots())
+        slots = request.slots()
         for ref in slots:
             self.slab.move(ref, SlotState.QUEUED)
         self._lent[request.id] = slots

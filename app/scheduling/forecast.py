@@ -52,7 +52,7 @@ def backlog_ns(state: State, queue: Queue, now_ns: int) -> int:
 
 
 def _mean_samples(queue: Queue) -> float:
-    requests = sum(map(len, queue.by_shape.values())) + sum(map(len, queue.retries))
+    requests = queue.requests + sum(map(len, queue.retries))
     return queue.waiting / requests if requests else 1.0
 
 

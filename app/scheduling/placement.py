@@ -27,11 +27,10 @@ class LookAgain(NamedTuple):
     at_ns: int
 
 
-def place(state: State, queue: Queue, first: Request, samples: int, now_ns: int) -> Placement | LookAgain | None:
-    """Where the next batch of a queue goes; None when no lane has room."""
-    having_room = [lane for lane in queue.lanes if state.has_room(lane)]
-    if not having_room:
-        return None
+def place(
+    state: State, queue: Queue, having_room: list[Lane], first: Request, samples: int, now_ns: int
+) -> Placement | LookAgain:
+    """Where the next batch of a queue goes, of whose lanes some have room."""
     if len(queue.lanes) == 1:  # nearly always
         return Placement(state.outlook(having_room[0], now_ns), is_best=True)
     chosen = _soonest(state, having_room, samples, now_ns)

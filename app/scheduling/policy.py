@@ -128,14 +128,15 @@ def decide(state: State, now_ns: int) -> Decision:
     expired = state.take_expired(now_ns)
     if expired:
         return Drop(expired, Outcome.EXPIRED)
-    wake_ns = NEVER_NS if state.next_expiry_ns is None else state.next_expiry_ns
+    expiry_ns = state.next_expiry_ns
+    wake_ns = NEVER_NS if expiry_ns is None else expiry_ns
     plans: list[_Plan] = []
     for queue in state.queues.values():
-        match _plan(state, queue, now_ns) if queue.waiting else None:
-            case _Plan() as plan:
-                plans.append(plan)
-            case LookAgain(at_ns):
-                wake_ns = min(wake_ns, at_ns)
+        plan = _plan(state, queue, now_ns) if queue.waiting else None
+        if isinstance(plan, _Plan):
+            plans.append(plan)
+        elif plan is not None:
+            wake_ns = min(wake_ns, plan.at_ns)
     kept: list[Timeline] = []  # for a batch that is to start later and is more urgent than those that follow
     for plan in plans if len(plans) < 2 else sorted(plans, key=_urgency):
         timeline = state.timeline(plan.placement.outlook.lane)
@@ -162,12 +163,13 @@ class _Plan(NamedTuple):
 
 
 def _plan(state: State, queue: Queue, now_ns: int) -> _Plan | LookAgain | None:
-    if not any(state.has_room(lane) for lane in queue.lanes):
+    having_room = state.having_room(queue)
+    if not having_room:
         return None
     entries = None if queue.retries else _most_urgent(queue)
     requests = queue.retries[0] if entries is None else _fill(entries, queue, 0)
     samples = count_samples(requests)
-    placement = place(state, queue, requests[0], samples, now_ns)
+    placement = place(state, queue, having_room, requests[0], samples, now_ns)
     if not isinstance(placement, Placement):
         return placement
     may_grow = entries is not None and len(requests) == len(entries) and samples < queue.max_batch
@@ -238,7 +240,7 @@ def _take_hopeless(state: State, queue: Queue, outlook: Outlook) -> tuple[Reques
     given_up: list[Request] = []
     for entries in list(queue.by_shape.values()):
         late = _late_heads(entries, outlook)
-        if late == len(entries) and sum(map(len, queue.by_shape.values())) == late:
+        if late == len(entries) and queue.requests == late:
             late -= 1
         for entry in entries[: late + sacrifices(state, queue, entries, outlook, late)]:
             state.remove(entry[-1])

@@ -40,10 +40,15 @@ class Lane:
     in_flight: int = 0
     stopping: bool = False
     staging: Staging = field(default_factory=Staging)
+    _padded: tuple[int, ...] = field(init=False)  # by number of samples: every batch asks several times
+
+    def __post_init__(self) -> None:
+        sizes = self.batch_sizes
+        self._padded = tuple(sizes[bisect_left(sizes, samples)] for samples in range(sizes[-1] + 1))
 
     def padded(self, samples: int) -> int:
         """The batch size that `samples` run as. Never more than the largest."""
-        return self.batch_sizes[min(bisect_left(self.batch_sizes, samples), len(self.batch_sizes) - 1)]
+        return self._padded[samples] if samples < len(self._padded) else self.batch_sizes[-1]
 
     def expect_ns(self, samples: int) -> int:
         """From its start to its answers, for a batch that has the device for itself; without margin."""
@@ -129,6 +134,11 @@ class Queue:
     dated: int = 0
 
     @property
+    def requests(self) -> int:
+        """How many wait to be tried for the first time."""
+        return sum(map(len, self.by_shape.values()))
+
+    @property
     def usable_lanes(self) -> list[Lane]:
         return [lane for lane in self.lanes if not lane.stopping]
 
@@ -152,8 +162,10 @@ class State:
         return (lane for queue in self.queues.values() for lane in queue.lanes)
 
     def device_is_full(self, device: str) -> bool:
-        busy = sum(lane.in_flight for lane in self.lanes() if lane.device == device)
-        return busy >= self.device_slots.get(device, NEVER_NS)
+        slots = self.device_slots.get(device)
+        if slots is None:
+            return False
+        return sum([lane.in_flight for lane in self.lanes() if lane.device == device]) >= slots
 
     def has_room(self, lane: Lane) -> bool:
         """Whether the lane may be given a batch."""
@@ -169,6 +181,10 @@ class State:
 
     def outlook(self, lane: Lane, now_ns: int) -> Outlook:
         return Outlook(lane, now_ns, self.timeline(lane).free_at_ns(now_ns))
+
+    def having_room(self, queue: Queue) -> list[Lane]:
+        """The queue's lanes that may be given a batch."""
+        return [lane for lane in queue.lanes if self.has_room(lane)]
 
     def is_idle(self, queue: Queue) -> bool:
         """Whether a request that comes now would compute at once."""
@@ -256,7 +272,7 @@ class State:
 
 
 def count_samples(requests: tuple[Request, ...]) -> int:
-    return sum(request.samples for request in requests)
+    return sum([request.samples for request in requests])
 
 
 def _remove_from_retries(queue: Queue, request: Request) -> None:

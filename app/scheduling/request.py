@@ -70,9 +70,13 @@ class Request(NamedTuple):
             return latest_start_ns if deadline_ns is None else deadline_ns
         return min(deadline_ns, latest_start_ns)
 
-    def slots(self) -> set[SlotRef]:
-        """Every slot that the request holds."""
-        return {ref.slot for ref in (*self.inputs, *self.outputs) if ref is not None}
+    def slots(self) -> tuple[SlotRef, ...]:
+        """Every slot that the request holds, once."""
+        found: tuple[SlotRef, ...] = ()
+        for ref in (*self.inputs, *self.outputs):
+            if ref is not None and ref.slot not in found:
+                found = (*found, ref.slot)
+        return found
 
 
 class Answer(NamedTuple):

@@ -27,6 +27,9 @@ OnDone = Callable[[Done], None]
 Args = TypeVarTuple("Args")
 # Batches that run on the loop itself may follow each other for so long before sockets and other lanes have a turn.
 _TURN_NS = 2_000_000
+# So many answers to give, and so many requests that wait: then a short batch is worth a thread, too. Fewer would be
+# parsed and answered in the time that two threads need to take turns.
+_WORTH_A_THREAD = 16
 
 
 class Runner(Protocol):
@@ -89,7 +92,7 @@ class _LaneEntry:
     lane: Lane
     key: ModelKey
     run: Runner
-    here_below_ns: int = 0  # a batch that is predicted to take no longer need not wait for a thread
+    here_below_ns: int = 0  # a batch that is expected to take no longer need not wait for a thread
     jobs: queue.SimpleQueue[Callable[[], None] | None] = field(default_factory=queue.SimpleQueue)
     running: list[Running] = field(default_factory=list)
     jobs_out: int = 0
@@ -147,7 +150,7 @@ class Scheduler:
     def add_lane(self, key: ModelKey, lane: Lane, run: Runner, *, here_below_ns: int = 0) -> None:
         """Let a lane work for a queue from now on.
 
-        A batch that is predicted to take at most `here_below_ns` is run by the loop's own thread: waking another
+        A batch that is expected to take at most `here_below_ns` is run by the loop's own thread: waking another
         one, being woken by it, and taking turns at the interpreter would take as long.
         """
         entry = _LaneEntry(lane, key, run, here_below_ns)
@@ -251,7 +254,7 @@ class Scheduler:
         verdict = admit(self.state, request, now_ns)
         if isinstance(verdict, Refuse):
             return verdict
-        self._pending[request.id] = pending = _Pending(on_done, now_ns, tuple(request.slots()))
+        self._pending[request.id] = pending = _Pending(on_done, now_ns, request.slots())
         self._move(pending.slots, SlotState.QUEUED)
         self._wake()
         return None
@@ -290,14 +293,14 @@ class Scheduler:
         if not is_all:
             self._wake()
 
-    def _decide_all(self) -> bool:
+    def _decide_all(self, *, may_run_here: bool = True) -> bool:
         """Whether nothing is left to decide now; else others wait for the loop."""
         began_ns = self._now_ns()
         while True:
             decision: Decision = decide(self.state, self._now_ns())
             match decision:
                 case Dispatch():
-                    self._start(decision)
+                    self._start(decision, may_run_here=may_run_here)
                     if self._now_ns() - began_ns > _TURN_NS:
                         return False
                 case Drop(requests, outcome):
@@ -322,13 +325,13 @@ class Scheduler:
         self._timer = None
         self._wake()
 
-    def _start(self, dispatch: Dispatch) -> None:
+    def _start(self, dispatch: Dispatch, *, may_run_here: bool) -> None:
         entry = self._lanes[dispatch.lane.id]
         for request in dispatch.requests:
             self._move(self._pending[request.id].slots, SlotState.COPYING)
         running = Running(dispatch, self._now_ns())
         entry.running.append(running)
-        if dispatch.predicted_ns <= entry.here_below_ns:
+        if may_run_here and entry.lane.expect_ns(dispatch.samples) <= entry.here_below_ns:
             self._run_here(entry, running)
         else:
             entry.give(lambda: self._run(entry, running))
@@ -352,13 +355,26 @@ class Scheduler:
             times = result.times
             took_ns = ended_ns - running.started_ns - times.waited_ns
             complete(self.state, dispatch, ended_ns, took_ns, took_ns - times.compute_ns - times.copy_out_ns)
+            try:
+                if self._is_thread_next(entry, len(dispatch.requests)):
+                    # First the engine's next batch, and then the answers, which occupy this thread meanwhile.
+                    self._decide_all(may_run_here=False)
+            finally:  # nothing may cost these their answers
+                self._answer(running, result)
         else:
             complete(self.state, dispatch, ended_ns, None)
-        if isinstance(result, BatchAnswers):
-            self._answer(running, result)
-        else:
             self._blame(entry, dispatch, result)
         self._wake()
+
+    def _is_thread_next(self, entry: _LaneEntry, answers: int) -> bool:
+        """Whether what waits for the lane should run beside this thread, which has so many answers to give."""
+        queue = self.state.queues[entry.key]
+        samples = min(queue.waiting, queue.max_batch)
+        if not samples:
+            return False
+        if entry.lane.expect_ns(samples) > entry.here_below_ns:
+            return True
+        return answers >= _WORTH_A_THREAD and queue.requests >= _WORTH_A_THREAD
 
     def _answer(self, running: Running, result: BatchAnswers) -> None:
         dispatch, ended = running.dispatch, []

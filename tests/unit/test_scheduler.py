@@ -239,6 +239,30 @@ def test_short_batches_run_in_the_loops_own_thread_and_long_ones_do_not() -> Non
     with_shop(scenario, here_below_ns=5_000_000)
 
 
+@pytest.mark.parametrize(
+    ("here_below_ms", "requests", "state_of_next", "threads"),
+    [
+        pytest.param(0.0, 2, SlotState.COPYING, {"lane-0.0"}, id="in a thread"),
+        pytest.param(50.0, 32, SlotState.COPYING, {"MainThread", "lane-0.0"}, id="short, beside many answers"),
+        pytest.param(50.0, 30, SlotState.QUEUED, {"MainThread"}, id="short, beside few answers"),
+    ],
+)
+def test_an_engine_has_its_next_batch_before_the_answers_of_the_last_are_given(
+    here_below_ms: float, requests: int, state_of_next: SlotState, threads: set[str]
+) -> None:
+    async def scenario(shop: Shop) -> None:
+        (engine,) = shop.engines
+        last = [shop.submit() for _ in range(requests)][-1]
+        seen: list[set[SlotState]] = []
+        shop.batch_ran = lambda *_: seen.append(shop.states(last))  # type: ignore[method-assign]
+        await shop.rest()
+        assert len(engine.batches) == 2
+        assert seen[0] == {state_of_next}
+        assert engine.threads == threads
+
+    with_shop(scenario, max_batch=requests // 2, here_below_ns=int(here_below_ms * MILLISECOND_NS))
+
+
 def test_short_batches_in_a_row_leave_others_their_turns_of_the_loop() -> None:
     async def scenario(shop: Shop) -> None:
         class Clock(threading.Event):
