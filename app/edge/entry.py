@@ -50,14 +50,14 @@ class Entry:
     def __init__(self, options: EdgeOptions) -> None:
         self._options = options
         self.keys = Keys(options)
-        self._process = secrets.token_hex(4)
+        self._process = secrets.token_hex(4).encode()
         self._numbers = count(1)
 
     def request_id(self, given: bytes | None) -> bytes:
         """The client's own id where it is fit for a header and a log, else a new one."""
         if given is not None and _ID.fullmatch(given):
             return given
-        return f"{self._process}-{next(self._numbers)}".encode()
+        return b"%b-%d" % (self._process, next(self._numbers))
 
     def wants_line(self, is_error: bool, took_ms: float) -> bool:
         """Whether the access log has a line about such a call."""

@@ -2,8 +2,9 @@
 
 A client sends the same URL and the same JSON before every binary tensor. The first such request goes the usual way,
 through ASGI, and what it meant and how its answer began is kept here; the next ones go from the parser to the
-scheduler and back in two calls, without a task, a scope or a parsed header. Whatever is unusual about a request, a
-time limit, a compressed body, one that arrives in pieces, a client that does not read, is the usual way's business.
+scheduler and back in two calls, without a task, a scope or a parsed header. What a connection has sent so and sends
+again, byte by byte but for the tensors, is not even parsed. Whatever is unusual about a request, a time limit, a
+compressed body, one that arrives in pieces, a client that does not read, is the usual way's business.
 
 Both ways share the codecs: what is sent here was written by the usual way's renderer, but for the numbers.
 """
@@ -58,7 +59,8 @@ class Lesson:
     """What one kind of request means to one version, and how its answers begin.
 
     `head` is the answer's status line and headers, as far as they are always the same, `json` the beginning of its
-    body. A request's body and its outputs lie in one slot of `room_bytes`. `call` is its name in the access log.
+    body. A request's body, which begins with `header_bytes` of JSON, and its outputs lie in one slot of `room_bytes`.
+    `call` is its name in the access log.
     """
 
     call: str
@@ -69,9 +71,33 @@ class Lesson:
     wanted: tuple[int, ...]
     outputs: tuple[Span, ...]
     room_bytes: int
+    header_bytes: int
     head: bytes
     json: bytes
     may_compress: bool
+
+
+class Asked(NamedTuple):
+    """What one request says beside its tensors, as far as somebody wants to know. `own_id`: the client's, if any."""
+
+    lesson: Lesson
+    headers: list[tuple[bytes, bytes]]
+    own_id: bytes | None
+    trace: bytes | None
+
+
+class Template(NamedTuple):
+    """A whole request as it came in one piece; others that begin so and are as long differ in their tensors alone.
+
+    `opening` is everything before those, from the method to the end of the JSON. It holds for one `edition` of the
+    catalog, on the connection that sent it, between two requests.
+    """
+
+    opening: bytes
+    nbytes: int
+    body_at: int
+    edition: int
+    asked: Asked
 
 
 class Express:
@@ -100,27 +126,45 @@ class Express:
         if kind not in self._lessons and is_repeatable(request, served.spec):
             if len(self._lessons) >= _MOST_KNOWN:
                 self._forget()
-            self._lessons[kind] = _lesson(f"POST {call.scope['path']}", request, served, body.nbytes, reply)
+            name = f"POST {call.scope['path']}"
+            self._lessons[kind] = _lesson(name, request, served, body.nbytes, header_length, reply)
             self.targets.add(url)
 
-    def passage(self, protocol: GuardedProtocol, body: bytes, arrival_ns: int) -> Passage | None:
-        """What answers a request whose body is there; None, and nothing has happened, where that is not for here."""
+    def asked(self, protocol: GuardedProtocol, body: bytes) -> Asked | None:
+        """What is asked by a request whose body is there; None where that is not for here."""
         headers = dict(protocol.headers)
         length = headers.get(HEADER_LENGTH, b"")
         if not length.isdigit() or len(length) > 4 or not _UNUSUAL.isdisjoint(headers):
             return None
         self._forget_if_old()
         lesson = self._lessons.get((protocol.url, len(body), body[: int(length)]))
-        core = self.core
-        if lesson is None or core.leaving or not self.entry.keys.is_key(headers.get(b"authorization")):
+        if lesson is None or not self.entry.keys.is_key(headers.get(b"authorization")):
             return None
         if lesson.may_compress and b"accept-encoding" in headers:
             return None
-        slot = core.slab.reserve(lesson.room_bytes)
-        if slot is None:
+        return Asked(lesson, protocol.headers, headers.get(b"x-request-id"), headers.get(b"traceparent"))
+
+    def template(self, data: bytes, body: bytes, asked: Asked) -> Template | None:
+        """For requests like this one, which is all of `data`; None where that may not be, or will not come again."""
+        body_at = len(data) - len(body)
+        if asked.own_id is not None or asked.trace is not None or data.find(b"\r\n\r\n") + 4 != body_at:
             return None
-        own_id = self.entry.request_id(headers.get(b"x-request-id"))
-        return Passage(self, protocol, lesson, slot, arrival_ns, own_id, headers.get(b"traceparent"))
+        opening = data[: body_at + asked.lesson.header_bytes]
+        return Template(opening, len(data), body_at, self._edition, asked)
+
+    def passage(self, protocol: GuardedProtocol, asked: Asked, arrival_ns: int) -> Passage | None:
+        """What answers a request; None, and nothing has happened, where only the usual way can."""
+        core = self.core
+        if core.leaving:
+            return None
+        slot = core.slab.reserve(asked.lesson.room_bytes)
+        return None if slot is None else Passage(self, protocol, asked, slot, arrival_ns)
+
+    def repeated(self, protocol: GuardedProtocol, template: Template, arrival_ns: int) -> Passage | None:
+        """The same for what a template tells."""
+        if template.edition != self.core.catalog.edition:
+            return None
+        return self.passage(protocol, template.asked, arrival_ns)
 
     def _forget_if_old(self) -> None:
         edition = self.core.catalog.edition
@@ -146,31 +190,23 @@ class Passage:
     __slots__ = (
         *("_arrival_ns", "_decode_ns", "_express", "_has_left", "_headers", "_lesson", "_own_id", "_protocol"),
         *("_request", "_slot", "_trace"),
-        *("disconnected", "keep_alive", "response_complete"),
+        *("disconnected", "keep_alive", "response_complete", "template"),
     )
     more_body = False
     message_event = _Heard()
 
-    def __init__(
-        self,
-        express: Express,
-        protocol: GuardedProtocol,
-        lesson: Lesson,
-        slot: Slot,
-        arrival_ns: int,
-        own_id: bytes,
-        trace: bytes | None,
-    ) -> None:
-        self._express, self._protocol, self._lesson, self._slot = express, protocol, lesson, slot
-        self._arrival_ns, self._own_id, self._trace = arrival_ns, own_id, trace
-        self._headers = protocol.headers
+    def __init__(self, express: Express, protocol: GuardedProtocol, asked: Asked, slot: Slot, arrival_ns: int) -> None:
+        self._express, self._protocol, self._slot, self._arrival_ns = express, protocol, slot, arrival_ns
+        self._lesson, self._headers, own_id, self._trace = asked
+        self._own_id = express.entry.request_id(own_id)
         self._decode_ns = 0
         self._request: Request | None = None
         self._has_left = False
         self.keep_alive = True
         self.response_complete = self.disconnected = False
+        self.template: Template | None = None  # for the next request of the connection
 
-    def begin(self, body: bytes) -> None:
+    def begin(self, body: bytes | memoryview) -> None:
         """Queue the request, or answer at once that it is not taken."""
         core, ref = self._express.core, self._slot.ref
         core.begin_call()
@@ -183,7 +219,7 @@ class Passage:
         except Exception:  # else the parser would call the client's request malformed
             self._failed()
 
-    def _decoded(self, body: bytes) -> Request:
+    def _decoded(self, body: bytes | memoryview) -> Request:
         started_ns = time.monotonic_ns()
         lesson, core, ref = self._lesson, self._express.core, self._slot.ref
         self._slot.view[: len(body)] = body
@@ -229,7 +265,7 @@ class Passage:
     def _answer(self, done: Done) -> None:
         started_ns = time.monotonic_ns()
         core, lesson, slot = self._express.core, self._lesson, self._slot
-        name, timing = server_timing(timing_ms(done, self._decode_ns, self._arrival_ns))
+        name, timing = server_timing(timing_ms(done, self._decode_ns, started_ns - self._arrival_ns))
         view = slot.view
         self._send(
             200,
@@ -242,8 +278,9 @@ class Passage:
             ],
         )
         core.slab.free(slot.ref)
-        core.stage_took(lesson.served.key, "encode", time.monotonic_ns() - started_ns)
-        self._leave("success", 200)
+        ended_ns = time.monotonic_ns()
+        core.stage_took(lesson.served.key, "encode", ended_ns - started_ns)
+        self._leave("success", 200, ended_ns)
 
     def _refuse(self, error: RequestError, outcome: str | None = None) -> None:
         reply = error_reply(error)
@@ -284,13 +321,16 @@ class Passage:
             transport.close()
         self._protocol.on_response_complete()
 
-    def _leave(self, outcome: str, status: int) -> None:
-        """Count the call and let go of everything but the memory, once; `status` 0: there was no answer."""
+    def _leave(self, outcome: str, status: int, ended_ns: int = 0) -> None:
+        """Count the call and let go of everything but the memory, once; `status` 0: there was no answer.
+
+        `ended_ns` 0: now.
+        """
         if self._has_left:
             return
         self._has_left = True
         core, served = self._express.core, self._lesson.served
-        took_ns = time.monotonic_ns() - self._arrival_ns
+        took_ns = (ended_ns or time.monotonic_ns()) - self._arrival_ns
         core.call_ended(served.key, "v2", outcome, took_ns)
         served.leave()
         core.end_call()
@@ -324,7 +364,9 @@ def is_repeatable(request: InferRequest, spec: ModelSpec) -> bool:
     )
 
 
-def _lesson(call: str, request: InferRequest, served: ServedLike, nbytes: int, reply: Reply) -> Lesson:
+def _lesson(
+    call: str, request: InferRequest, served: ServedLike, nbytes: int, header_length: int, reply: Reply
+) -> Lesson:
     offset = -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     outputs = []
     for wanted in request.outputs:
@@ -341,6 +383,7 @@ def _lesson(call: str, request: InferRequest, served: ServedLike, nbytes: int, r
         wanted=tuple(wanted.index for wanted in request.outputs),
         outputs=tuple(outputs),
         room_bytes=offset,
+        header_bytes=header_length,
         head=answer_head(200, always),
         json=bytes(reply.pieces[0]),
         may_compress=is_worthwhile(reply),

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.edge.direct import EXTENSION, DirectLine
-from app.edge.express import Express, Passage
+from app.edge.express import Express, Passage, Template
 from app.edge.replies import error_body
 
 _log = logging.getLogger("convoy")
@@ -70,6 +70,11 @@ class GuardedProtocol(HttpToolsProtocol):
         # and its body, if all of it has come.
         self._undecided_since_ns = 0
         self._body: bytes | None = None
+        # Between two messages: what the one before looked like, if the next may look the same. What has come since
+        # then, if it began there.
+        self._is_between = True
+        self._template: Template | None = None
+        self._data: bytes | None = None
         self._idle_since_s: float | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._in_headers = False
@@ -114,9 +119,32 @@ class GuardedProtocol(HttpToolsProtocol):
         super().shutdown()
 
     def data_received(self, data: bytes) -> None:
+        template = self._template
+        if template is not None:
+            self._template = None
+            if len(data) == template.nbytes and data.startswith(template.opening) and self._repeats(template, data):
+                return
+        self._parse(data)
+
+    def _repeats(self, template: Template, data: bytes) -> bool:
+        """Go the short way with what need not be parsed; False, and nothing has happened, where that is closed."""
+        if self.express is None or self.flow.write_paused or self.transport.is_closing():
+            return False
+        passage = self.express.repeated(self, template, time.monotonic_ns())
+        if passage is None:
+            return False
+        self._idle_since_s = None
+        passage.template = template
+        self.cycle = self._passage = passage
+        passage.begin(memoryview(data)[template.body_at :])
+        return True
+
+    def _parse(self, data: bytes) -> None:
+        self._data = data if self._is_between and not self._unparsed_bytes else None
         awaited_before = self._headers_begun if self._in_headers else 0
         begun_before, self._has_moved = self._headers_begun, False
         super().data_received(data)
+        self._data = None
         if self.transport.is_closing():
             return
         if self._undecided_since_ns:
@@ -139,6 +167,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._idle_since_s = None  # with any bytes it would be too early: empty lines are no request
+        self._is_between = False
         # What uvicorn builds here for ASGI waits until it is known that ASGI is needed.
         self.url = b""
         self.headers = []
@@ -181,7 +210,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._has_moved = True
+        self._has_moved = self._is_between = True
         if self._undecided_since_ns:
             passage = self._find_passage()
             if passage is not None:
@@ -215,6 +244,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
         elif not waits_for_rest and not self._in_headers:  # those have time limits of their own
             self._arm_keep_alive()
+            passage = self._passage
+            if passage is not None and self.cycle is passage and self._is_between and not self._unparsed_bytes:
+                self._template = passage.template
         if waits_for_rest:
             # Answered before the body was read. The rest is thrown away for a while, because a client that
             # still sends does not read yet; uvicorn would do so for ever.
@@ -251,12 +283,17 @@ class GuardedProtocol(HttpToolsProtocol):
         )
 
     def _find_passage(self) -> Passage | None:
-        if self.express is None or self._body is None:
+        express, body = self.express, self._body
+        if express is None or body is None:
             return None
-        passage = self.express.passage(self, self._body, self._undecided_since_ns)
-        if passage is not None:
-            self._undecided_since_ns = 0
-            passage.keep_alive = self.parser.should_keep_alive()
+        asked = express.asked(self, body)
+        passage = None if asked is None else express.passage(self, asked, self._undecided_since_ns)
+        if asked is None or passage is None:
+            return None
+        self._undecided_since_ns = 0
+        passage.keep_alive = self.parser.should_keep_alive()
+        if passage.keep_alive and self._data is not None:
+            passage.template = express.template(self._data, body, asked)
         return passage
 
     def _go_the_usual_way(self) -> None:

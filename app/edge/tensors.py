@@ -10,7 +10,7 @@ import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -153,7 +153,12 @@ def in_range(values: np.ndarray, target: Target) -> np.ndarray:
         limits = np.iinfo(dtype.name)
         if values.min() < limits.min or values.max() > limits.max:
             raise target.wrong(f"data of input '{spec.name}' must lie in {limits.min}..{limits.max} for {spec.dtype}")
-    with np.errstate(over="ignore"):  # a number beyond FP32 becomes infinity, as in every JSON reader
+    return converted(values, dtype)
+
+
+def converted(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """The same numbers in another dtype; one beyond FP32 becomes infinity, as in every JSON reader."""
+    with np.errstate(over="ignore"):
         return values.astype(dtype)
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import random
 import re
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -427,6 +429,210 @@ def test_what_is_known_is_bounded(workshop: Workshop) -> None:
         assert house.usual == 256 + 4
         assert len(house.express._lessons) == 4
         assert house.express.targets == {ROWS.encode()}
+
+    play(workshop, scene)
+
+
+# What comes again byte by byte
+
+
+class Parser:
+    """The connection's, which remembers what it was given."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self.fed: list[bytes] = []
+
+    def feed_data(self, data: bytes) -> None:
+        self.fed.append(data)
+        self._parser.feed_data(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+
+async def repeating(house: House, **more: Any) -> tuple[Connection, Parser]:
+    """A connection that has just sent `rows(...)` the short way."""
+    connection = await house.taught()
+    connection.protocol.parser = parser = Parser(connection.protocol.parser)
+    for _ in range(2):  # other words than those of the lesson are learned first
+        assert shift(await connection.ask(rows(1.0, **more))) == 101.0
+    house.usual, parser.fed = 0, []
+    return connection, parser
+
+
+def test_a_request_that_comes_again_is_not_parsed_again(workshop: Workshop) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        connection, parser = await repeating(house)
+        ids = set()
+        for value in (2.0, 3.0, 4.0):
+            reply = await connection.ask(rows(value))
+            assert shift(reply) == value + OFFSET
+            ids.add(reply.headers["x-request-id"])
+        assert (len(ids), parser.fed, house.usual) == (3, [], 0)
+
+    play(workshop, scene)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda: rows(2.0, headers={"Host": "tesT"}), id="another byte in a header"),
+        pytest.param(lambda: rows(2.0) + b"\r\n", id="a line more"),
+        pytest.param(lambda: b"\r\n" + rows(2.0), id="a line before"),
+        pytest.param(lambda: rows(2.0, headers={"X-Request-Id": "mine"}), id="an id"),
+    ],
+)
+def test_what_differs_in_a_byte_is_parsed(workshop: Workshop, other: Callable[[], bytes]) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        connection, parser = await repeating(house)
+        assert shift(await connection.ask(other())) == 102.0
+        assert parser.fed == [other()]
+        # Whatever the connection remembers now, the next ones are understood.
+        assert [shift(await connection.ask(rows(value))) for value in (3.0, 4.0, 5.0)] == [103.0, 104.0, 105.0]
+        assert house.usual == 0
+
+    play(workshop, scene)
+
+
+def test_a_length_that_is_the_same_with_other_words_is_parsed(workshop: Workshop) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        connection, parser = await repeating(house, id="a")
+        reply = await connection.ask(rows(2.0, id="b"))
+        assert (shift(reply), len(parser.fed), house.usual) == (102.0, 1, 1)
+        assert json.loads(reply.body[: int(reply.headers[LENGTH.lower()])])["id"] == "b"
+
+    play(workshop, scene)
+
+
+def test_another_tenants_key_is_asked_for_again(workshop: Workshop) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        connection, good, bad = house.connect(), {"Authorization": "Bearer sesame"}, {"Authorization": "Bearer sesamo"}
+        for _ in range(3):
+            assert shift(await connection.ask(rows(1.0, headers=good))) == 101.0
+        assert (await connection.ask(rows(1.0, headers=bad))).status == 401
+        assert shift(await connection.ask(rows(2.0, headers=good))) == 102.0
+
+    play(workshop, scene, api_key="sesame")
+
+
+def test_a_refusal_does_not_end_the_repetition(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        connection, parser = await repeating(house)
+        gate, others = await busy(house, workshop)
+        queue = house.core.scheduler.state.queues[workshop.served().key]
+        before, queue.max_waiting = queue.max_waiting, 0
+        assert (await connection.ask(rows(1.0))).status == 429
+        queue.max_waiting = before
+        gate.set()
+        for other in others:
+            await other.reply()
+        assert shift(await connection.ask(rows(2.0))) == 102.0
+        assert (parser.fed, house.usual) == ([], 0)
+
+    play(workshop, scene)
+
+
+def test_what_a_version_meant_is_not_repeated_after_its_end(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        connection, parser = await repeating(house)
+        leaving = workshop.core.take_out_of_service("rows", 1)
+        assert leaving is not None
+        await leaving
+        assert (await connection.ask(rows(1.0))).status == 404
+        assert (len(parser.fed), house.usual) == (1, 1)
+
+    play(workshop, scene)
+
+
+def test_without_room_a_repetition_is_refused_in_the_usual_words(workshop: Workshop) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        connection, _parser = await repeating(house)
+        slab = house.core.slab
+        taken = slab.reserve(slab.capacity_bytes)
+        assert taken is not None
+        assert ((await connection.ask(rows(1.0))).status, house.usual) == (429, 1)
+        slab.free(taken.ref)
+        assert shift(await connection.ask(rows(2.0))) == 102.0
+
+    play(workshop, scene)
+
+
+def test_a_client_that_leaves_in_a_repetition_is_counted(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        connection, _parser = await repeating(house)
+        gate, others = await busy(house, workshop)
+        connection.send(rows(1.0))
+        connection.leave()
+        await until(lambda: house.counted("cancelled") == 1)
+        gate.set()
+        for other in others:
+            await other.reply()
+
+    play(workshop, scene)
+
+
+def is_answered(connection: Connection) -> bool:
+    """Whether all that was asked has its answer; the last request may be cut off by the server."""
+    protocol = connection.protocol
+    return connection.is_closing() or (protocol.cycle.response_complete and not protocol.pipeline)
+
+
+def told(reply: WireReply) -> tuple[object, ...]:
+    """What must not depend on how a request came in."""
+    own = reply.headers.get("x-request-id", "")
+    return reply.status, reply.body, own if own.startswith("own") else None, reply.headers.get("connection")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_however_a_conversation_is_cut_it_is_understood_as_the_parser_would(workshop: Workshop, seed: int) -> None:
+    """The same bytes in the same pieces, to one house that knows templates and to one that parses everything."""
+    rng = random.Random(seed)
+    menu: list[Callable[[float], bytes]] = [
+        *[rows] * 20,  # mostly the same
+        lambda value: rows(value, samples=2),
+        lambda value: rows(value, id="b"),
+        lambda value: rows(value, headers={"X-Request-Id": f"own-{value:g}"}),
+        lambda _: head("/ping", method="GET"),
+        lambda value: b"\r\n" + rows(value),
+        lambda value: rows(value) + b"\r\n",
+        lambda value: rows(value, headers={LENGTH: "9"}),
+    ]
+    messages = [rng.choice(menu)(float(number)) for number in range(150)]
+    if seed % 4 == 0:
+        messages[rng.randrange(120, 150)] = rows(1.0, headers={"Connection": "close"})
+    if seed % 4 == 1:
+        messages[rng.randrange(120, 150)] = b"no request at all\r\n\r\n"
+    pieces: list[tuple[bytes, bool]] = []  # and whether the client waits for its answers before it goes on
+    while messages:
+        together = b"".join(messages[: (count := rng.choice((1, 1, 1, 1, 1, 1, 2, 3)))])
+        del messages[:count]
+        at = sorted(rng.randrange(len(together) + 1) for _ in range(rng.choice((0, 0, 0, 0, 0, 1, 2))))
+        pieces += [(together[a:b], False) for a, b in pairwise([0, *at])]
+        pieces.append((together[at[-1] if at else 0 :], rng.random() < 0.9))
+
+    async def scene(house: House, workshop: Workshop) -> None:
+        heard: list[list[tuple[object, ...]]] = []
+        parsed: list[int] = []
+        for knows_templates in (True, False):
+            connection = await house.taught()
+            connection.protocol.parser = parser = Parser(connection.protocol.parser)
+            with pytest.MonkeyPatch.context() as patch:
+                if not knows_templates:
+                    patch.setattr(Express, "template", lambda *_: None)
+                for piece, is_awaited in pieces:
+                    if connection.is_closing():
+                        break
+                    connection.send(piece)
+                    if is_awaited:
+                        await until(lambda: is_answered(connection))  # noqa: B023
+                await until(lambda: is_answered(connection))  # noqa: B023
+            heard.append([told(reply) for reply in connection.replies])
+            parsed.append(sum(map(len, parser.fed)))
+            connection.leave()
+        assert heard[0] == heard[1]
+        assert len(heard[0]) > 100
+        assert parsed[0] < parsed[1]
 
     play(workshop, scene)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,3 +91,77 @@ def test_memory_is_bounded() -> None:
         parser.parse(body, len(header), served(), MEMORY)
         SLAB.free(body.slot.ref)
     assert len(parser._known) <= 256
+
+
+# JSON with numbers in it
+
+
+def parsed(parse: Callable[..., Any], text: bytes, dtype: str = "FP32") -> Any:
+    """What it says, or what it says against it; arrays as bytes, so that they can be compared."""
+    body = body_of(text, b"")
+    try:
+        request = parse(body, None, served(dtype=dtype), MEMORY)
+    except InvalidRequest as error:
+        return str(error)
+    finally:
+        SLAB.free(body.slot.ref)
+    (values,) = request.tensors
+    assert isinstance(values, np.ndarray)
+    return request._replace(tensors=(str(values.dtype), values.size, values.tobytes()))
+
+
+def text_of(numbers: str, *, before: str = "", after: str = "", dtype: str = "FP32", samples: int = 1) -> bytes:
+    tensor = f'"name": "x", "shape": [{samples}, 2], "datatype": "{dtype}"'
+    return f'{{{before} "inputs": [{{{tensor}, "data" : {numbers} {after}}}] }}'.encode()
+
+
+numbers_of_any_form = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.integers(-(1 << 70), 1 << 70).map(str),
+    st.sampled_from(
+        ["1e39", "-0", "1E5", "true", "null", '"1"', "[1]", "NaN", "1]", "01", '1], "id": "x", "y": [2', ""]
+    ),
+)
+lists = st.lists(numbers_of_any_form, min_size=1, max_size=4).map(lambda one: f"[{', '.join(one)}]")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            lists,
+            st.sampled_from(["", '"id": "a",', '"id": "b",', '"id": "[",', '"id": "\\"data\\"",']),
+            st.sampled_from(["", ', "parameters": {}', ', "data": [7, 8]', "]"]),
+            st.sampled_from(["FP32", "FP64", "INT32"]),
+        ),
+        max_size=20,
+    )
+)
+def test_numbers_between_known_words_are_what_they_would_be_anew(
+    requests: list[tuple[str, str, str, str]],
+) -> None:
+    parser = RequestParser()
+    for dtype in ("FP32", "FP64", "INT32"):  # so that there is something to remember
+        parsed(parser.parse, text_of("[1, 2]", dtype=dtype), dtype)
+    for numbers, before, after, dtype in requests:
+        text = text_of(numbers, before=before, after=after, dtype=dtype)
+        for _ in range(2):
+            assert parsed(parser.parse, text, dtype) == parsed(parse_infer, text, dtype)
+
+
+def test_known_words_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = RequestParser()
+    first = parsed(parser.parse, text_of("[1, 2]"))
+    monkeypatch.setattr("app.edge.oip_request.parse_infer", None)
+    again = parsed(parser.parse, text_of("[3.5, -4]"))
+    assert again == first._replace(tensors=("float32", 2, np.array([3.5, -4], np.float32).tobytes()))
+
+
+def test_words_that_never_come_again_are_not_kept_for_ever() -> None:
+    parser = RequestParser()
+    for number in range(100):
+        parsed(parser.parse, text_of("[1, 2]", before=f'"id": "{number}",'))
+    assert sum(map(len, parser._forms.values())) <= 16
+    for number in range(100):
+        body = body_of(text_of("[1, 2]"), b"")
+        parser.parse(body, None, served(f"m{number}"), MEMORY)
+    assert len(parser._forms) <= 16

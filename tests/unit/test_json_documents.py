@@ -1,0 +1,183 @@
+"""What simdjson reads for us is what orjson would have read, or orjson reads it."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.edge import json_documents
+from app.edge.json_documents import loads
+
+PADDING = " " * 4096  # so that it is long enough to be worth it
+
+
+def read(text: str | bytes) -> Any:
+    data = text.encode() if isinstance(text, str) else text
+    return loads(memoryview(data + PADDING.encode()))
+
+
+def request(data: Any, datatype: str = "FP32", **more: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "x", "datatype": datatype, "shape": [1], "data": data}], **more}
+
+
+def as_lists(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        assert value.dtype == np.float64
+        assert value.ndim == 1
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: as_lists(one) for name, one in value.items()}
+    return [as_lists(one) for one in value] if isinstance(value, list) else value
+
+
+def test_flat_numbers_of_float_tensors_are_arrays() -> None:
+    for datatype in ("FP32", "FP64"):
+        values = read(orjson.dumps(request([1, 2.5, -3e-7], datatype, id="a")))
+        assert isinstance(values["inputs"][0]["data"], np.ndarray)
+        assert as_lists(values) == request([1, 2.5, -3e-7], datatype, id="a")
+
+
+@pytest.mark.parametrize("datatype", ["INT32", "UINT64", "BOOL", "BYTES", "FP16", "nonsense", None, 7])
+def test_other_tensors_are_lists(datatype: Any) -> None:
+    for data in ([1, 2], [1 << 63], [True], ["a"], [0.5]):
+        document = request(data, datatype)
+        assert read(orjson.dumps(document)) == document
+
+
+@pytest.mark.parametrize(
+    "data",
+    [[[1.0, 2.0], [3.0]], [[1.0], [2.0]], [1.0, True], [None], ["1"], [1.0, [2.0]], [{}], {"a": 1}, "abc", None, 1.5],
+)
+def test_whatever_is_no_flat_list_of_numbers_stays_what_it_is(data: Any) -> None:
+    document = request(data)
+    found = read(orjson.dumps(document))
+    assert found == document
+    assert type(found["inputs"][0]["data"]) is type(data)
+
+
+def test_a_bracket_in_a_text_is_no_list() -> None:
+    document = request([1.0, 2.0], id="[")
+    assert as_lists(read(orjson.dumps(document))) == document
+
+
+def test_several_tensors_each_are_what_they_are() -> None:
+    document = {"inputs": [*request([1.0])["inputs"], *request([2], "INT32")["inputs"], *request([3])["inputs"]]}
+    found = read(orjson.dumps(document))
+    assert as_lists(found) == document
+    assert [type(one["data"]) for one in found["inputs"]] == [np.ndarray, list, np.ndarray]
+    nested = {"inputs": [*request([1.0])["inputs"], *request([[2.0]])["inputs"]]}
+    assert as_lists(read(orjson.dumps(nested))) == nested
+
+
+def test_an_empty_list_is_empty() -> None:
+    assert as_lists(read(orjson.dumps(request([])))) == request([])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "a": 2}',
+        '{"inputs": [{"data": [1], "data": [2], "datatype": "FP32"}]}',
+        '{"inputs": [1], "inputs": [2]}',
+        '{"inputs": {"data": [1.0]}}',
+        '{"inputs": [1, [2], "x", null]}',
+        "[1, 2]",
+        '"text"',
+        "17",
+        '{"inputs": [{"datatype": "FP32", "data": [18446744073709551616]}]}',
+        '{"inputs": [{"datatype": "FP32", "data": [1e-999]}]}',
+    ],
+)
+def test_unusual_documents_are_read_as_orjson_reads_them(text: str) -> None:
+    assert as_lists(read(text)) == orjson.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"inputs": [1,]}',
+        '{"inputs": [NaN]}',
+        '{"inputs": [{"datatype": "FP32", "data": [1e999]}]}',
+        '"\\ud800"',
+        "[" * 2000 + "]" * 2000,
+        '{"a": 01}',
+        "\ufeff{}",
+        '{"inputs": [{"data": [1]}]} x',
+    ],
+)
+def test_what_is_no_json_is_told_in_orjsons_words(text: str) -> None:
+    data = memoryview((text + PADDING).encode())
+    with pytest.raises(orjson.JSONDecodeError) as theirs:
+        orjson.loads(data)
+    with pytest.raises(orjson.JSONDecodeError) as ours:
+        loads(data)
+    assert str(ours.value) == str(theirs.value)
+    assert read('{"a": 1}') == {"a": 1}, "the parser is as good as before"
+
+
+numbers = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(1 << 63), (1 << 64) - 1))
+anything = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=4), inner, max_size=4)),
+    max_leaves=12,
+)
+fields = st.dictionaries(
+    st.sampled_from(["name", "shape", "data", "datatype", "parameters", "other"]),
+    st.one_of(anything, st.just("FP32"), st.just("FP64"), st.lists(numbers, max_size=8)),
+)
+documents = st.dictionaries(
+    st.sampled_from(["inputs", "outputs", "id", "parameters", "x"]), st.one_of(anything, st.lists(fields, max_size=3))
+)
+
+
+@given(st.one_of(anything, documents))
+def test_any_document_is_what_orjson_makes_of_it(document: Any) -> None:
+    text = json.dumps(document).encode()
+    assert as_lists(read(text)) == as_lists_of_floats(orjson.loads(text))
+
+
+def as_lists_of_floats(document: Any) -> Any:
+    """What orjson read, where a flat list of numbers of a float tensor becomes floats."""
+    if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
+        return document
+    if not all(isinstance(one, dict) for one in document["inputs"]):
+        return document
+    for one in document["inputs"]:
+        data = one.get("data")
+        is_flat = isinstance(data, list) and all(type(value) in (int, float) for value in data)
+        if is_flat and one.get("datatype") in ("FP32", "FP64"):
+            one["data"] = [float(value) for value in data]
+    return document
+
+
+def test_arrays_outlive_the_next_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_documents.orjson, "loads", None)  # nobody may need it here
+    held = [read(json.dumps(request([float(number), math.pi]))) for number in range(20)]
+    assert [as_lists(one)["inputs"][0]["data"] for one in held] == [[float(n), math.pi] for n in range(20)]
+
+
+def test_threads_do_not_share_a_parser() -> None:
+    wrong: list[int] = []
+
+    def work(own: int) -> None:
+        for number in range(200):
+            data = [float(own), float(number)] * 500
+            if as_lists(read(json.dumps(request(data)))) != request(data):
+                wrong.append(own)
+
+    threads = [threading.Thread(target=work, args=(own,)) for own in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
