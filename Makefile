@@ -42,7 +42,8 @@ peers: $(VENV)/.dev
 ceiling: $(VENV)/.dev
 	$(BIN)/python -m loadtest.peers.ceiling --json docs/results/ceiling.json --page docs/peers.md
 
-# The scheduler's policy against others in virtual time; minutes on every core, at the lowest priority.
+# The scheduler's policy against others in virtual time. Hours on every core, at the lowest priority; a second call goes
+# on where the first one stopped.
 simulate: $(VENV)/.dev
 	nice -n 19 $(BIN)/python -m loadtest.simulation
 

@@ -1,20 +1,26 @@
-"""`python -m loadtest.simulation`: runs the study and writes it to `docs`. Some minutes on every core, nicely."""
+"""`python -m loadtest.simulation`: runs the study and writes it to `docs`. Hours on every core, nicely.
+
+What it has found stays in `build/simulation`; a second call goes on where the first one stopped.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from loadtest.simulation import report
+from loadtest.simulation.kept import Kept
 from loadtest.simulation.small_cases import find_small, small_cases
 from loadtest.simulation.study import SEEDS, find, scenarios
 
-_DOCS = Path(__file__).parents[2] / "docs"
+_ROOT = Path(__file__).parents[2]
+_DOCS = _ROOT / "docs"
+_FOUND = _ROOT / "build" / "simulation"
 
 
 def main() -> None:
     chosen = scenarios()
     findings = []
-    for finding in find(chosen):
+    for finding in find(chosen, SEEDS, Kept(_FOUND, SEEDS)):
         findings.append(finding)
         print(f"{len(findings)} of {len(chosen)}: {report.row(finding)}", flush=True)
     small = [find_small(case, SEEDS // 3) for case in small_cases()]

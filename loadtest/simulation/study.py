@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from loadtest.simulation.convoy import run_policy
 from loadtest.simulation.frontier import Difference, frontier, paired
+from loadtest.simulation.kept import Kept
 from loadtest.simulation.rules import rules
 from loadtest.simulation.run import Result, run_rule
 from loadtest.simulation.workload import Arrivals, Device, Scenario, draw, equal, zipf
@@ -96,13 +97,22 @@ class _SeedResult:
     overload: dict[str, list[float]]
 
 
-def find(chosen: list[Scenario], seeds: int = SEEDS) -> Iterator[Finding]:
-    """The findings, in order, as they come."""
-    seed_list = list(range(seeds))
+def find(chosen: list[Scenario], seeds: int, kept: Kept) -> Iterator[Finding]:
+    """The findings, in order, as they come; what is kept is not sought again."""
+    known = {scenario: kept.figures(scenario) for scenario in chosen}
     with ProcessPoolExecutor(initializer=_be_nice) as pool:
-        futures = [[pool.submit(_one_seed, scenario, seed) for seed in seed_list] for scenario in chosen]
-        for scenario, of_scenario in zip(chosen, futures, strict=True):
-            yield _finding(scenario, [future.result() for future in of_scenario])
+        sought = {
+            scenario: [pool.submit(_one_seed, scenario, seed) for seed in range(seeds)]
+            for scenario, figures in known.items()
+            if figures is None
+        }
+        for scenario, figures in known.items():
+            if figures is None:
+                finding = _finding(scenario, [future.result() for future in sought[scenario]])
+                kept.keep(scenario, {"frontiers": finding.frontiers, "overload": finding.overload})
+                yield finding
+            else:
+                yield Finding(scenario, **figures)
 
 
 def _be_nice() -> None:

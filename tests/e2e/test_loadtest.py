@@ -348,6 +348,7 @@ class TestProcesses:
     def test_none_outlives_ctrl_c(self, url):
         with running(url, "--concurrency 2 --processes 2 --duration 60") as child:
             generators = wait_until(lambda: generators_of(child.pid, 2), "both generators run")
+            wait_until(lambda: cpu_ticks(generators[1]) > 30, "there is something to tell of")
             child.send_signal(signal.SIGINT)
             printed = child.communicate(timeout=60)[0]
         assert child.returncode == 130

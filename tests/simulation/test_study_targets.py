@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from loadtest.simulation.convoy import run_policy
 from loadtest.simulation.frontier import GOOD_SHARE
+from loadtest.simulation.kept import Kept
 from loadtest.simulation.study import CONVOY, find
 from loadtest.simulation.workload import Device, Scenario, draw, equal, zipf
 
@@ -41,7 +44,7 @@ def test_three_times_the_capacity_costs_little_of_the_best_goodput(scenario: Sce
 
 
 @pytest.mark.slow
-def test_nobody_is_better() -> None:
+def test_nobody_is_better(tmp_path: Path) -> None:
     chosen = [
         Scenario(Device(1.0), 3),
         Scenario(Device(0.2), 10),
@@ -49,6 +52,6 @@ def test_nobody_is_better() -> None:
         Scenario(Device(5.0), 20, zipf(4)),
         Scenario(Device(20.0), 5, arrivals="steps"),
     ]
-    for finding in find(chosen, seeds=4):
+    for finding in find(chosen, 4, Kept(tmp_path, 4)):
         assert not finding.against_best.is_worse, (finding.scenario, finding.best_other)
         assert finding.mean(CONVOY) > 0

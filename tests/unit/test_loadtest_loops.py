@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.generator import loops
+from loadtest.generator import loops, run
 from loadtest.generator.alarm import LoopAlarm, TimerFdAlarm, make_alarm
 from loadtest.generator.loops import ClosedLoop, OpenLoop
 
@@ -115,6 +117,21 @@ def test_the_closed_loop_keeps_its_clients_busy_until_the_end(monkeypatch):
     sender.on_done(True)
     assert len(sender.fired) == 4
     assert loop.done
+
+
+def test_clients_do_not_begin_before_their_time_though_timers_fire_early(monkeypatch):
+    now_ns, waits = [0], []
+
+    async def sleep(seconds):
+        waits.append(seconds)
+        now_ns[0] += max(1, int(seconds * 1e9) - 600_000)  # libuv's timers have milliseconds
+
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+    monkeypatch.setattr(run.asyncio, "sleep", sleep)
+    with contextlib.closing(run.sleep_until(1_000_000_000)) as sleeping, pytest.raises(StopIteration):
+        sleeping.send(None)
+    assert now_ns[0] >= 1_000_000_000
+    assert len(waits) > 1
 
 
 def test_the_closed_loop_stops_where_there_is_no_room_for_more(monkeypatch):
