@@ -11,13 +11,16 @@ from rich.console import Console
 from loadtest.peers.campaign import Effort
 from loadtest.peers.command import EXIT_INTERRUPTED, Options, run
 from loadtest.peers.definition import KNOWN
+from loadtest.peers.plan import LOADS
 from models.errors import ConvoyError
 
 HOME = Path("build/peers")
+_LOADS = ",".join(load.name for load in LOADS)
 
 
 def main(
     peers: Annotated[str, typer.Option(help="Whom to compare with, by folder.")] = ",".join(KNOWN),
+    loads: Annotated[str, typer.Option(help="Which loads.")] = _LOADS,
     peers_from: Annotated[Path | None, typer.Option(help="Folder with further peers.")] = None,
     home: Annotated[Path, typer.Option(help="Where environments and the model are kept.")] = HOME,
     model: Annotated[Path | None, typer.Option(help="ONNX file to serve instead of the CIFAR CNN.")] = None,
@@ -36,8 +39,13 @@ def main(
     """Measure Convoy beside its peers. The machine must have nothing else to do."""
     if generator not in ("auto", "wrk", "own"):
         raise typer.BadParameter("must be auto, wrk or own", param_hint="--generator")
+    by_name = {load.name: load for load in LOADS}
+    asked = [name.strip() for name in loads.split(",") if name.strip()]
+    if not asked or not by_name.keys() >= set(asked):
+        raise typer.BadParameter(f"must be some of {', '.join(by_name)}", param_hint="--loads")
     options = Options(
         peers=tuple(name.strip() for name in peers.split(",") if name.strip()),
+        loads=tuple(by_name[name] for name in asked),
         peers_from=peers_from,
         home=home,
         model=model,

@@ -23,10 +23,11 @@ HOPELESS_STARTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A peer that could be installed, and the settings that are worth trying."""
+    """A peer that could be installed, the settings that are worth trying, and the loads that were asked for."""
 
     contender: Contender
     settings: tuple[Setting, ...]
+    asked: tuple[Load, ...] = LOADS
 
     @property
     def name(self) -> str:
@@ -34,8 +35,8 @@ class Entrant:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """The loads for which it has a body."""
-        return tuple(load for load in LOADS if load.body in self.contender.routes)
+        """Those of them for which it has a body."""
+        return tuple(load for load in self.asked if load.body in self.contender.routes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from loadtest.peers.environment import ensure_environment
 from loadtest.peers.exam import set_exam
 from loadtest.peers.generator import Choice, choose_generator
 from loadtest.peers.page import tables, write_page
-from loadtest.peers.results import Conditions, Failure, Results, write_json
+from loadtest.peers.results import Conditions, Failure, Load, Results, write_json
 from loadtest.peers.stand import Stand
-from models.errors import JobError
+from models.errors import JobError, UsageError
 
 EXIT_GOOD, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
@@ -39,6 +39,7 @@ class Options:
     """
 
     peers: tuple[str, ...]
+    loads: tuple[Load, ...]
     peers_from: Path | None
     home: Path
     model: Path | None
@@ -63,8 +64,11 @@ def run(options: Options, console: Console) -> int:
     installed, absent = _install(peers, options.home, tell)
     asked = _conditions(options, peers, model, generator.title)
     entrants = [
-        Entrant(peer_contender(peer, python, model, options.threads), peer.settings) for peer, python in installed
+        Entrant(peer_contender(peer, python, model, options.threads), peer.settings, options.loads)
+        for peer, python in installed
     ]
+    if entrants and not any(entrant.loads for entrant in entrants):
+        raise UsageError("none of these peers has a body for any of these loads; name others with --peers or --loads")
     stand = Stand(set_exam(model, options.effort.seed), generator, options.warm_up_s)
     with tempfile.TemporaryDirectory(prefix="convoy-peers-") as temporary:
         store = network.make_store(Path(temporary), model)

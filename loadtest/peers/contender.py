@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.peers.definition import HERE, READY_WITHIN_S, SERVER, Peer, Route
+from loadtest.peers.environment import own_libraries
 from loadtest.peers.forms import FORMS
 from loadtest.peers.results import BodyKind, Setting
 from loadtest.peers.server import Launch, Ports
@@ -33,6 +34,7 @@ class Contender:
 
 def peer_contender(peer: Peer, python: Path, model: Path, threads: int) -> Contender:
     """The peer's script, run by its own interpreter."""
+    libraries = own_libraries(peer, python)
 
     def launch(setting: Setting, ports: Ports) -> Launch:
         asked = {
@@ -45,7 +47,7 @@ def peer_contender(peer: Peer, python: Path, model: Path, threads: int) -> Conte
             "PEER_WINDOW_MS": str(setting.window_ms or 0),
         }
         script = (peer.folder / SERVER).absolute()
-        return Launch((str(python), str(script)), {**peer.environment, **asked}, peer.ready_within_s)
+        return Launch((str(python), str(script)), {**peer.environment, **libraries, **asked}, peer.ready_within_s)
 
     return Contender(peer.name, peer.title, peer.routes, launch)
 

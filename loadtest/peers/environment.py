@@ -7,6 +7,7 @@ each has its own, and none has Convoy's.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,15 @@ def ensure_environment(peer: Peer, home: Path) -> Path:
     return python
 
 
+def own_libraries(peer: Peer, python: Path) -> dict[str, str]:
+    """What a peer that loads libpython must be told, so that it loads this interpreter's and not the system's."""
+    if not peer.shared_libpython:
+        return {}
+    show = "import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"
+    folder = subprocess.run([python, "-c", show], capture_output=True, text=True, check=True).stdout.strip()
+    return {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, (folder, os.environ.get("LD_LIBRARY_PATH"))))}
+
+
 def _interpreter(peer: Peer) -> tuple[str, str]:
     """The interpreter to use and what it says of itself."""
     candidates = [sys.executable] if peer.python is None else _named(peer.python)
@@ -59,7 +69,9 @@ def _interpreter(peer: Peer) -> tuple[str, str]:
 
 
 def _named(version: str) -> list[str]:
-    found = [shutil.which(f"python{version}")]
+    # A version manager's may hide the system's, which has what some builds lack.
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    found = [shutil.which(f"python{version}", path=folder) for folder in folders]
     managed = sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python"), reverse=True)
     return [*(name for name in found if name), *map(str, managed)]
 

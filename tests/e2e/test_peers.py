@@ -85,3 +85,19 @@ def test_ctrl_c_writes_what_there_is_and_leaves_nobody_behind(tmp_path: Path) ->
     # multiprocessing's own helper sees that its pipe is closed a moment after its parent has ended.
     _, left = psutil.wait_procs(family, timeout=10)
     assert not left
+
+
+def test_a_load_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    process = start(tmp_path, "echo", "--loads", "json-16,json-99")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "must be some of binary-1, binary-16, binary-64, json-16" in " ".join(output.replace("│", " ").split())
+    assert not (tmp_path / "peers.json").exists()
+
+
+def test_loads_for_which_no_peer_has_a_body_are_refused(tmp_path: Path) -> None:
+    process = start(tmp_path, "echo", "--loads", "binary-1,binary-64")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "none of these peers has a body for any of these loads" in output
+    assert not (tmp_path / "peers.json").exists()
