@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ STOP_WITHIN_S = 15.0
 _POLL_S = 0.1
 _LAST_LINES = 12
 _SPARE_PORTS = 3
+_INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +60,43 @@ def serving(title: str, launch: Launch, port: int, folder: Path, is_ready: Calla
     server that ends or is not ready in time.
     """
     log = folder / "server.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            launch.command,
-            cwd=folder,
-            env={**os.environ, **launch.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            # Ctrl-C is for the comparison, which then stops the server in good order.
-            start_new_session=True,
-        )
-    family = Family(process.pid)
     url = f"http://127.0.0.1:{port}"
-    try:
+    with contextlib.ExitStack() as stack:
+        with _uninterrupted(), log.open("wb") as output:
+            process = subprocess.Popen(
+                launch.command,
+                cwd=folder,
+                env={**os.environ, **launch.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for the comparison, which then stops the server in good order.
+                start_new_session=True,
+            )
+            family = Family(process.pid)
+            stack.callback(_stop, process, family)
         _wait_until_ready(title, process, launch.ready_within_s, log, lambda: is_ready(url))
         yield Running(url, family)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C and a plain kill wait for the end: in the midst of a start they would leave a server that nobody knows.
+
+    Python hands signals to the main thread alone, so that any other has nothing to wait for.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _INTERRUPTIONS}
+    try:
+        yield
     finally:
-        _stop(process, family)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def free_ports() -> Ports:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -194,6 +197,26 @@ def test_a_server_that_is_never_ready_is_given_up_and_quoted(tmp_path: Path) -> 
         serving("Small", script(IDLES, port, 0.5), port, tmp_path, lambda _: False),
     ):
         raise AssertionError("it counts as ready")
+
+
+def test_ctrl_c_in_the_midst_of_a_start_leaves_nobody_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    port = free_ports().http
+    with (
+        pytest.raises(KeyboardInterrupt),
+        serving("Small", script(IDLES, port), port, tmp_path, lambda _: True),
+    ):
+        raise AssertionError("Ctrl-C was forgotten")
+    assert started[0].returncode is not None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_cpu_is_per_answer_and_nothing_where_there_was_none() -> None:
