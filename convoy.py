@@ -6,6 +6,7 @@ environment, default. Exit codes: 0 done, 1 the job failed, 2 wrong call; `serve
 
 from __future__ import annotations
 
+import gc
 import inspect as python_inspect
 import shlex
 import sys
@@ -244,6 +245,7 @@ def _add_serve() -> None:
 
 def _command(arguments: list[str]) -> Any:
     if not arguments or arguments[0] in ("serve", "--help"):
+        gc.disable()  # nothing that a start makes is garbage; the server enables it again
         _add_serve()  # the settings import the server; nobody else should wait for that
     command: Any = typer.main.get_command(cli)
     for subcommand in command.commands.values():

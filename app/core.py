@@ -60,8 +60,8 @@ class CoreOptions:
 class Core(Reception):
     """Loads what is in a store, answers requests, and knows whether it is well.
 
-    `load_version` and `plan_builder` can be replaced by tests and simulations. `on_fatal` is told when only a
-    new process can help.
+    `load_version` and `plan_builder` can be replaced by tests and simulations. `on_loaded` is told when everything
+    has been loaded that can be, just before the core is ready; `on_fatal` when only a new process can help.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Core(Reception):
         options: CoreOptions,
         *,
         load_version: Callable[[StoredVersion, LoadOptions], LoadedModel] = load,
+        on_loaded: Callable[[], None] = lambda: None,
         on_fatal: Callable[[str], None] | None = None,
         plan_builder: PlanBuilder | None = None,
     ) -> None:
@@ -86,6 +87,7 @@ class Core(Reception):
         self.lanes = Lanes(self, load_version)
         self.upgrades = Upgrades(self, plan_builder or PlanBuilder())
         self.gpus = GpuWatch(options.load.machine.gpus)
+        self._on_loaded = on_loaded
         self.on_fatal = on_fatal or (lambda reason: _log.critical("%s", reason))
         self._request_ids = count(1)
         self._generations = count(1)
@@ -234,6 +236,7 @@ class Core(Reception):
         self.listeners_opening += 1  # those that must hear first what there is
         self.catalog.changed()
         await self.catalog.until_known()
+        self._on_loaded()
         self.listeners_opening -= 1
         loaded = self.catalog.served()
         if not loaded and not self.control.may_be_empty and self.load_failure is None:

@@ -32,7 +32,7 @@ from app.edge.protocol import guarded_protocol
 from app.exits import ENGINE_LOST, NOTHING_TO_SERVE
 from app.listening import announce, listen
 from app.processes.launch import become_supervisor
-from app.runtime import give_large_allocations_back, loop_factory, raise_file_limit
+from app.runtime import collect_only_what_comes, give_large_allocations_back, loop_factory, raise_file_limit
 from app.settings import Settings, read_settings
 from models.errors import UsageError
 
@@ -65,7 +65,7 @@ class Host:
     def __init__(self, settings: Settings, listener: socket.socket, make_core: Callable[..., Core] = Core) -> None:
         self._settings = settings
         self._listener = listener
-        self.core = make_core(settings.core_options(), on_fatal=self._fatal)
+        self.core = make_core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._fatal)
         express = Express(self.core, settings.edge_options())
         self._server = _Server(
             uvicorn.Config(
@@ -88,6 +88,7 @@ class Host:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
         announce(self._listener)
+        collect_only_what_comes()
         opening = loop.create_task(self._open_grpc())
         await self._server.serve(sockets=[self._listener])
         opening.cancel()
@@ -161,7 +162,7 @@ def _application() -> FastAPI:
         logging.shutdown()
         os._exit(ENGINE_LOST if core.load_failure is None else NOTHING_TO_SERVE)
 
-    core = Core(settings.core_options(), on_fatal=give_up)
+    core = Core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=give_up)
     return create_app(core, settings.edge_options())
 
 

@@ -27,7 +27,7 @@ class DirectLine:
     __slots__ = ("_cycle", "_protocol", "decorate", "on_client_gone")
 
     def __init__(self, protocol: GuardedProtocol, cycle: Any) -> None:
-        self._protocol = protocol
+        self._protocol: Any = protocol
         self._cycle = cycle
         # Called once if the client leaves before its answer is complete.
         self.on_client_gone: Callable[[], None] | None = None
@@ -37,6 +37,12 @@ class DirectLine:
     @property
     def client_is_gone(self) -> bool:
         return bool(self._cycle.disconnected)
+
+    def hang_up(self) -> None:
+        """The call is over. Here the references would go in a circle, which only the garbage collector undoes."""
+        self._cycle = self._protocol = None
+        self.on_client_gone = None
+        del self.decorate
 
     def whole_body(self) -> bytearray | None:
         """The body, if all of it has arrived and nobody has received a part of it; it is the caller's then."""

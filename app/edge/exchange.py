@@ -146,6 +146,8 @@ class Exchange:
             else:
                 self.core.cancel(request, "REJECTED" if isinstance(error, DeadlineExceeded) else "CANCELED")
             raise
+        finally:
+            del future  # the error that it may hold holds this frame: a circle for the garbage collector
         check(done)
         self._slots.update(own)
         return done
@@ -153,9 +155,8 @@ class Exchange:
     async def _answer(self, future: asyncio.Future[Done], request: Request) -> Done:
         timer = None
         if request.deadline_ns is not None:
-            late = DeadlineExceeded("Request timeout expired before the model had answered")
             remaining_s = (request.deadline_ns - time.monotonic_ns()) / SECOND_NS
-            timer = asyncio.get_running_loop().call_later(remaining_s, _fail, future, late)
+            timer = asyncio.get_running_loop().call_later(remaining_s, _expire, future)
         self._awaited.append(future)
         if self._client_left:
             _fail(future, ClientGone())
@@ -163,6 +164,7 @@ class Exchange:
             return await future
         finally:
             self._awaited.remove(future)
+            del future
             if timer is not None:
                 timer.cancel()
 
@@ -184,6 +186,10 @@ class Exchange:
 def _fail(future: asyncio.Future[Done], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+def _expire(future: asyncio.Future[Done]) -> None:
+    _fail(future, DeadlineExceeded("Request timeout expired before the model had answered"))
 
 
 def _has_answer(future: asyncio.Future[Done]) -> bool:

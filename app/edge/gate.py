@@ -62,6 +62,8 @@ class Gate:
             await self._answer(passage, internal_error(own_id))
         finally:
             self._log(scope, passage, (time.monotonic_ns() - started_ns) / 1e6)
+            if line is not None:
+                line.hang_up()
 
     async def _answer(self, passage: _Passage, reply: Reply) -> None:
         if passage.status == 0:

@@ -29,7 +29,7 @@ from app.processes.control import SERVING, Orderly, belong_to
 from app.processes.desk import Desk
 from app.processes.messages import Extent
 from app.processes.orders import NO_SOCKET, CoreOrders, own_orders
-from app.runtime import give_large_allocations_back, loop_factory
+from app.runtime import collect_only_what_comes, give_large_allocations_back, loop_factory
 from app.scheduling.slab import SharedPart
 from app.settings import Settings
 from models.errors import UsageError
@@ -57,7 +57,7 @@ class _CoreProcess:
         *edges, own = orders.parts
         memory = mmap.mmap(orders.memory_fd, 0)
         options = replace(settings.core_options(), shared_memory=SharedPart(memory, own.offset, own.nbytes))
-        self._core = make_core(options, on_fatal=self._fatal)
+        self._core = make_core(options, on_loaded=collect_only_what_comes, on_fatal=self._fatal)
         self._desk = Desk(self._core, [Extent(part.offset, part.nbytes) for part in edges])
         self._server = _Server(self._config(), self._open_desk)
         self._grpc = self._make_grpc()

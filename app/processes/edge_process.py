@@ -32,7 +32,7 @@ from app.processes.control import SERVING, Orderly, belong_to
 from app.processes.orders import EdgeOrders, channel_socket, http_socket, own_orders
 from app.processes.proxy import Proxy
 from app.processes.remote_core import RemoteCore
-from app.runtime import give_large_allocations_back, loop_factory
+from app.runtime import collect_only_what_comes, give_large_allocations_back, loop_factory
 from app.scheduling.slab import SharedPart, Slab
 from models.records import from_jsonable
 
@@ -108,6 +108,7 @@ class _Edge:
         await self._core.until_present(_CORE_WITHIN_S)
 
     def _serving(self) -> None:
+        collect_only_what_comes()
         self._orderly.line.say(SERVING)
 
     def _leave(self) -> None:
