@@ -118,7 +118,12 @@ def response_encoding(accepted: bytes) -> bytes | None:
 
 
 def is_worthwhile(reply: Reply) -> bool:
-    return reply.status == 200 and sum(len(piece) for piece in reply.pieces) >= _WORTHWHILE_BYTES
+    return reply.status == 200 and is_long_enough(reply.length)
+
+
+def is_long_enough(nbytes: int) -> bool:
+    """Whether a good answer of so many bytes is compressed for those who ask for it."""
+    return nbytes >= _WORTHWHILE_BYTES
 
 
 def compress(reply: Reply, encoding: bytes) -> Reply:

@@ -1,12 +1,13 @@
 """Requests that say what an earlier one said are answered without asking again what that means.
 
-A client sends the same URL and the same JSON before every binary tensor. The first such request goes the usual way,
-through ASGI, and what it meant and how its answer began is kept here; the next ones go from the parser to the
-scheduler and back in two calls, without a task, a scope or a parsed header. What a connection has sent so and sends
-again, byte by byte but for the tensors, is not even parsed. Whatever is unusual about a request, a time limit, a
-compressed body, one that arrives in pieces, a client that does not read, is the usual way's business.
+A client sends the same URL and the same JSON before every binary tensor, or around every list of numbers. The first
+such request goes the usual way, through ASGI, and what it meant and how it is answered is kept here; the next ones go
+from the parser to the scheduler and back in two calls, without a task, a scope or a parsed header. What a connection
+has sent so and sends again, byte by byte but for the binary tensors, is not even parsed. Whatever is unusual about a
+request, a time limit, a compressed body, one that arrives in pieces, a client that does not read, is the usual way's
+business.
 
-Both ways share the codecs: what is sent here was written by the usual way's renderer, but for the numbers.
+Both ways share the codecs: what is sent here is written by the usual way's renderer, but for binary tensors.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from app.core_like import CoreLike, ServedLike
 from app.edge.body import Body
 from app.edge.calls import Call, EdgeOptions, outcome_of
-from app.edge.compression import is_worthwhile
+from app.edge.compression import is_long_enough
 from app.edge.entry import SHUT_DOWN, Entry
 from app.edge.exchange import Terms
-from app.edge.inference import InferRequest
+from app.edge.inference import INLINE_BYTES, InferRequest
+from app.edge.json_documents import INLINE_JSON_BYTES
+from app.edge.json_forms import JsonForm, json_form
 from app.edge.oip_request import has_plain_inputs
+from app.edge.oip_response import render_infer
+from app.edge.outputs import WantedOutput
 from app.edge.replies import Reply, answer_head, error_reply, headers_of, internal_error
 from app.edge.timing import SERVER_TIMING, server_timing, timing_ms
 from app.logs import request_id
@@ -43,6 +48,8 @@ HEADER_LENGTH = b"inference-header-content-length"
 _LARGEST_BYTES = 256 << 10  # of a body: more never arrives in one piece
 _LONGEST_HEADER_BYTES = 4 << 10
 _MOST_KNOWN = 256
+_MOST_FORMS = 16  # of JSON for one URL; each is compared with what comes
+_MOST_CHARACTERS_A_BYTE = 6  # of numbers in JSON: `false,` is one byte, `-1.2345678e-10,` are four
 # Requests with one of these are never here.
 _UNUSUAL = frozenset((b"content-encoding", b"transfer-encoding", b"expect", b"upgrade"))
 
@@ -56,11 +63,10 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lesson:
-    """What one kind of request means to one version, and how its answers begin.
+    """What one kind of request means to one version, and how it is answered.
 
-    `head` is the answer's status line and headers, as far as they are always the same, `json` the beginning of its
-    body. A request's body, which begins with `header_bytes` of JSON, and its outputs lie in one slot of `room_bytes`.
-    `call` is its name in the access log.
+    What is kept of its body, which has `header_bytes` of JSON before binary tensors, and its outputs lie in one slot of
+    `room_bytes`. `call` is its name in the access log.
     """
 
     call: str
@@ -72,9 +78,43 @@ class Lesson:
     outputs: tuple[Span, ...]
     room_bytes: int
     header_bytes: int
+    rendering: Rendering
+    may_compress: bool
+
+
+class Rendering(Protocol):
+    """How the answers to one kind of request are written, with bodies of `longest_bytes` at most."""
+
+    @property
+    def longest_bytes(self) -> int: ...
+
+    def answer(self, lesson: Lesson, done: Done, view: memoryview) -> tuple[bytes, list[bytes | memoryview]]:
+        """Status line and the headers that are the reply's own, and the body. `view`: of the request's slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryRendering:
+    """All outputs are binary tensors of known sizes: nothing but their bytes ever changes."""
+
     head: bytes
     json: bytes
-    may_compress: bool
+    longest_bytes: int
+
+    def answer(self, lesson: Lesson, done: Done, view: memoryview) -> tuple[bytes, list[bytes | memoryview]]:
+        return self.head, [self.json, *[view[offset : offset + nbytes] for offset, nbytes in lesson.outputs]]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRendering:
+    """All outputs are numbers in JSON. `request` is what was asked for, without its inputs."""
+
+    request: InferRequest
+    longest_bytes: int
+
+    def answer(self, lesson: Lesson, done: Done, view: memoryview) -> tuple[bytes, list[bytes | memoryview]]:
+        response = render_infer(self.request, lesson.served, done)
+        reply = Reply(200, response.pieces, response.content_type)
+        return answer_head(200, headers_of(reply)), [*reply.pieces]
 
 
 class Asked(NamedTuple):
@@ -84,6 +124,14 @@ class Asked(NamedTuple):
     headers: list[tuple[bytes, bytes]]
     own_id: bytes | None
     trace: bytes | None
+
+
+class Found(NamedTuple):
+    """What is asked, the bytes of it that belong into the slot, and how long it took to make them out of the body."""
+
+    asked: Asked
+    data: bytes | memoryview
+    decode_ns: int = 0
 
 
 class Template(NamedTuple):
@@ -109,44 +157,94 @@ class Express:
         self.targets: set[bytes] = set()  # URLs about which there is a lesson
         self._is_on = not options.default_timeout_ms
         self._lessons: dict[tuple[bytes, int, bytes], Lesson] = {}
+        self._json_lessons: dict[bytes, list[tuple[JsonForm, Lesson]]] = {}
+        self._known = 0
         self._edition = -1
 
     def learn(
-        self, call: Call, body: Body, header_length: int, request: InferRequest, served: ServedLike, reply: Reply
+        self, call: Call, body: Body, header_length: int | None, request: InferRequest, served: ServedLike, reply: Reply
     ) -> None:
-        """A call whose body begins with so much JSON was understood as this request, and is answered so."""
-        if call.scope["query_string"] or body.nbytes > _LARGEST_BYTES or header_length > _LONGEST_HEADER_BYTES:
+        """A call whose body begins with so much JSON, None: is all JSON, was understood so, and is answered so."""
+        json_bytes = body.nbytes if header_length is None else header_length
+        longest = INLINE_JSON_BYTES if header_length is None else _LONGEST_HEADER_BYTES
+        if call.scope["query_string"] or body.nbytes > _LARGEST_BYTES or json_bytes > longest:
             return
         # The version may have been withdrawn, or another come in its place, while the call waited for its answer.
-        if not self._is_on or call.edition != self.core.catalog.edition:
+        if not self._is_on or call.edition != self.core.catalog.edition or request.terms != Terms():
+            return
+        rendering = _rendering(request, served, reply)
+        if rendering is None:
             return
         self._forget_if_old()
-        url: bytes = call.scope["raw_path"]
-        kind = (url, body.nbytes, bytes(body.view[:header_length]))
-        if kind not in self._lessons and is_repeatable(request, served.spec):
-            if len(self._lessons) >= _MOST_KNOWN:
-                self._forget()
-            name = f"POST {call.scope['path']}"
-            self._lessons[kind] = _lesson(name, request, served, body.nbytes, header_length, reply)
-            self.targets.add(url)
+        if header_length is None:
+            self._learn_form(call, bytes(body.view), request, served, rendering)
+        else:
+            self._learn_header(call, body, header_length, request, served, rendering)
 
-    def asked(self, protocol: GuardedProtocol, body: bytes) -> Asked | None:
+    def _learn_header(
+        self, call: Call, body: Body, length: int, request: InferRequest, served: ServedLike, rendering: Rendering
+    ) -> None:
+        url: bytes = call.scope["raw_path"]
+        kind = (url, body.nbytes, bytes(body.view[:length]))
+        if kind not in self._lessons and has_plain_inputs(request, served.spec):
+            spans = tuple(Span(ref.offset, ref.nbytes) for ref in request.tensors if isinstance(ref, TensorRef))
+            lesson = _lesson(call, request, served, spans, body.nbytes, length, rendering)
+            self._make_room(url)
+            self._lessons[kind] = lesson
+
+    def _learn_form(
+        self, call: Call, text: bytes, request: InferRequest, served: ServedLike, rendering: Rendering
+    ) -> None:
+        url: bytes = call.scope["raw_path"]
+        if any(form.fits(text) for form, _ in self._json_lessons.get(url, ())):
+            return
+        form = json_form(text, request, served.spec)
+        if form is not None:
+            nbytes = form.count * form.dtype.itemsize
+            lesson = _lesson(call, request, served, (Span(0, nbytes),), nbytes, 0, rendering)
+            self._make_room(url)
+            # The newest first: a client that says something else each time must not hide the one who repeats itself.
+            self._json_lessons[url] = [(form, lesson), *self._json_lessons.get(url, ())][:_MOST_FORMS]
+
+    def _make_room(self, url: bytes) -> None:
+        if self._known >= _MOST_KNOWN:
+            self._forget()
+        self._known += 1
+        self.targets.add(url)
+
+    def find(self, protocol: GuardedProtocol, body: bytes) -> Found | None:
         """What is asked by a request whose body is there; None where that is not for here."""
         headers = dict(protocol.headers)
-        length = headers.get(HEADER_LENGTH, b"")
-        if not length.isdigit() or len(length) > 4 or not _UNUSUAL.isdisjoint(headers):
+        if not _UNUSUAL.isdisjoint(headers) or not self.entry.keys.is_key(headers.get(b"authorization")):
             return None
         self._forget_if_old()
-        lesson = self._lessons.get((protocol.url, len(body), body[: int(length)]))
-        if lesson is None or not self.entry.keys.is_key(headers.get(b"authorization")):
+        length = headers.get(HEADER_LENGTH)
+        if length is None:
+            decode_ns = -time.monotonic_ns()
+            lesson, data = self._find_form(protocol.url, body)
+            decode_ns += time.monotonic_ns()
+        elif length.isdigit() and len(length) <= 4:
+            lesson, data = self._lessons.get((protocol.url, len(body), body[: int(length)])), body
+            decode_ns = 0
+        else:
             return None
-        if lesson.may_compress and b"accept-encoding" in headers:
+        if lesson is None or (lesson.may_compress and b"accept-encoding" in headers):
             return None
-        return Asked(lesson, protocol.headers, headers.get(b"x-request-id"), headers.get(b"traceparent"))
+        asked = Asked(lesson, protocol.headers, headers.get(b"x-request-id"), headers.get(b"traceparent"))
+        return Found(asked, data, decode_ns)
+
+    def _find_form(self, url: bytes, text: bytes) -> tuple[Lesson | None, bytes | memoryview]:
+        for form, lesson in self._json_lessons.get(url, ()):
+            values = form.values(text)
+            if values is not None:
+                return lesson, values.data.cast("B")
+        return None, b""
 
     def template(self, data: bytes, body: bytes, asked: Asked) -> Template | None:
         """For requests like this one, which is all of `data`; None where that may not be, or will not come again."""
         body_at = len(data) - len(body)
+        if not asked.lesson.header_bytes:
+            return None
         if asked.own_id is not None or asked.trace is not None or data.find(b"\r\n\r\n") + 4 != body_at:
             return None
         opening = data[: body_at + asked.lesson.header_bytes]
@@ -174,7 +272,9 @@ class Express:
 
     def _forget(self) -> None:
         self._lessons.clear()
+        self._json_lessons.clear()
         self.targets.clear()
+        self._known = 0
 
 
 class _Heard:
@@ -206,23 +306,23 @@ class Passage:
         self.response_complete = self.disconnected = False
         self.template: Template | None = None  # for the next request of the connection
 
-    def begin(self, body: bytes | memoryview) -> None:
-        """Queue the request, or answer at once that it is not taken."""
+    def begin(self, data: bytes | memoryview, decode_ns: int = 0) -> None:
+        """Queue the request, or answer at once that it is not taken. `decode_ns` is what `data` has cost already."""
         core, ref = self._express.core, self._slot.ref
         core.begin_call()
         self._lesson.served.enter()
         try:
-            core.take(self._decoded(body), self._ended)
+            core.take(self._decoded(data, decode_ns), self._ended)
         except RequestError as error:
             core.slab.free(ref)
             self._refuse(error)
         except Exception:  # else the parser would call the client's request malformed
             self._failed()
 
-    def _decoded(self, body: bytes | memoryview) -> Request:
-        started_ns = time.monotonic_ns()
+    def _decoded(self, data: bytes | memoryview, decode_ns: int) -> Request:
+        started_ns = time.monotonic_ns() - decode_ns
         lesson, core, ref = self._lesson, self._express.core, self._slot.ref
-        self._slot.view[: len(body)] = body
+        self._slot.view[: len(data)] = data
         self._request = request = Request(
             core.next_request_id(),
             lesson.served.key,
@@ -266,17 +366,8 @@ class Passage:
         started_ns = time.monotonic_ns()
         core, lesson, slot = self._express.core, self._lesson, self._slot
         name, timing = server_timing(timing_ms(done, self._decode_ns, started_ns - self._arrival_ns))
-        view = slot.view
-        self._send(
-            200,
-            [
-                lesson.head,
-                *(name, b": ", timing, b"\r\n"),
-                *self._own_headers(),
-                lesson.json,
-                *[view[offset : offset + nbytes] for offset, nbytes in lesson.outputs],
-            ],
-        )
+        head, body = lesson.rendering.answer(lesson, done, slot.view)
+        self._send(200, [head, name, b": ", timing, b"\r\n", *self._own_headers(), *body])
         core.slab.free(slot.ref)
         ended_ns = time.monotonic_ns()
         core.stage_took(lesson.served.key, "encode", ended_ns - started_ns)
@@ -354,37 +445,53 @@ def _client(protocol: GuardedProtocol, headers: list[tuple[bytes, bytes]]) -> st
     return forwarded or host
 
 
-def is_repeatable(request: InferRequest, spec: ModelSpec) -> bool:
-    """Whether another request with the same JSON means the same, and its answer has the same form."""
-    if not has_plain_inputs(request, spec) or request.terms != Terms():
-        return False
-    return all(
-        wanted.binary and not wanted.classes and wanted.place is None and spec.outputs[wanted.index].sample_bytes
+def _rendering(request: InferRequest, served: ServedLike, reply: Reply) -> Rendering | None:
+    """How another such request is answered; None where an answer's form or length is not known before it."""
+    spec = served.spec
+    if any(
+        wanted.classes or wanted.place is not None or not spec.outputs[wanted.index].sample_bytes
         for wanted in request.outputs
-    )
+    ):
+        return None
+    if all(wanted.binary for wanted in request.outputs):
+        always = [header for header in headers_of(reply) if header[0] != SERVER_TIMING]
+        return BinaryRendering(answer_head(200, always), bytes(reply.pieces[0]), reply.length)
+    nbytes = sum([_nbytes(request, spec, wanted) for wanted in request.outputs])
+    if any(wanted.binary for wanted in request.outputs) or nbytes > INLINE_BYTES:
+        return None
+    return JsonRendering(request._replace(tensors=()), reply.length + _MOST_CHARACTERS_A_BYTE * nbytes)
+
+
+def _nbytes(request: InferRequest, spec: ModelSpec, wanted: WantedOutput) -> int:
+    return request.samples * (spec.outputs[wanted.index].sample_bytes or 0)
 
 
 def _lesson(
-    call: str, request: InferRequest, served: ServedLike, nbytes: int, header_length: int, reply: Reply
+    call: Call,
+    request: InferRequest,
+    served: ServedLike,
+    inputs: tuple[Span, ...],
+    nbytes: int,
+    header_length: int,
+    rendering: Rendering,
 ) -> Lesson:
+    """`inputs` lie in the first `nbytes` of the slot."""
     offset = -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     outputs = []
     for wanted in request.outputs:
-        size = request.samples * (served.spec.outputs[wanted.index].sample_bytes or 0)
+        size = _nbytes(request, served.spec, wanted)
         outputs.append(Span(offset, size))
         offset += size
-    always = [header for header in headers_of(reply) if header[0] != SERVER_TIMING]
     return Lesson(
-        call=call,
+        call=f"POST {call.scope['path']}",
         served=served,
         samples=request.samples,
         shapes=request.shapes,
-        inputs=tuple(Span(ref.offset, ref.nbytes) for ref in request.tensors if isinstance(ref, TensorRef)),
+        inputs=inputs,
         wanted=tuple(wanted.index for wanted in request.outputs),
         outputs=tuple(outputs),
         room_bytes=offset,
         header_bytes=header_length,
-        head=answer_head(200, always),
-        json=bytes(reply.pieces[0]),
-        may_compress=is_worthwhile(reply),
+        rendering=rendering,
+        may_compress=is_long_enough(rendering.longest_bytes),
     )

@@ -10,15 +10,13 @@ from app.edge.body import Body
 from app.edge.calls import Call, EdgeOptions, HotRoute
 from app.edge.express import HEADER_LENGTH, Express
 from app.edge.inference import is_heavy, place_tensors, run_inference
+from app.edge.json_documents import INLINE_JSON_BYTES
 from app.edge.oip_request import RequestParser, parse_infer
 from app.edge.oip_response import render_infer
 from app.edge.pool import DecodePool
 from app.edge.replies import Reply
 from app.edge.timing import server_timing, timing_ms
 from models.errors import InvalidRequest
-
-# Numbers of so much JSON are read in some tenths of a millisecond; to hand it to a thread takes as long.
-_INLINE_JSON_BYTES = 96 << 10
 
 
 class InferRoute(HotRoute):
@@ -36,7 +34,7 @@ class InferRoute(HotRoute):
         timeout_ms = self.timeout_ms(call)
         header_length = _header_length(call)
         json_bytes = body.nbytes if header_length is None else header_length
-        if json_bytes <= _INLINE_JSON_BYTES and not is_heavy(body.nbytes, served):
+        if json_bytes <= INLINE_JSON_BYTES and not is_heavy(body.nbytes, served):
             request = self._parser.parse(body, header_length, served, self.core.shared_memory)
         else:
             request = await self.pool.run(parse_infer, body, header_length, served, self.core.shared_memory)
@@ -54,7 +52,7 @@ class InferRoute(HotRoute):
         if response.header_length is not None:
             headers = (*headers, (HEADER_LENGTH, str(response.header_length).encode()))
         reply = Reply(200, response.pieces, response.content_type, headers)
-        if self._express is not None and header_length:
+        if self._express is not None and header_length != 0:
             self._express.learn(call, body, header_length, request, served, reply)
         return reply
 

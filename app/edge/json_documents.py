@@ -14,6 +14,8 @@ import numpy as np
 import orjson
 import simdjson
 
+# Numbers of so much JSON are read in some tenths of a millisecond; to hand it to a thread takes as long.
+INLINE_JSON_BYTES = 96 << 10
 # The protocol's types that a list of JSON numbers of any form stands for without a doubt.
 _FLOATS = ("FP32", "FP64")
 # Below, making objects of the numbers costs less than not to.

@@ -19,9 +19,10 @@ from app.core_like import ServedLike
 from app.edge.binary_tensors import BinaryTail, raw_request
 from app.edge.body import Body
 from app.edge.inference import InferRequest, understand, wrong_request
-from app.edge.json_documents import loads, numbers
+from app.edge.json_documents import loads
+from app.edge.json_forms import JsonForm, json_form
 from app.edge.shared_tensors import REGION, SharedInput, shared_place
-from app.edge.tensors import BINARY_ONLY, Asked, OutputIn, Source, Target, TensorIn, brief, converted, in_range, shown
+from app.edge.tensors import BINARY_ONLY, Asked, OutputIn, Source, Target, TensorIn, brief, in_range, shown
 from app.scheduling.request import ModelKey, TensorRef
 from app.shared_memory import SharedMemory
 from models.errors import InvalidRequest
@@ -31,7 +32,6 @@ _Json = dict[str, Any]
 _MOST_KNOWN = 256
 _LONGEST_KNOWN_BYTES = 4 << 10
 _MOST_FORMS = 16
-_DATA = b'"data"'
 # numpy's kinds of values that JSON may bring for a tensor of each kind.
 _ACCEPTED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
@@ -71,7 +71,7 @@ class RequestParser:
 
     def __init__(self) -> None:
         self._known: dict[tuple[ModelKey, int, bytes], _Known] = {}
-        self._forms: dict[ModelKey, list[_Form]] = {}
+        self._forms: dict[ModelKey, list[tuple[JsonForm, InferRequest]]] = {}
 
     def parse(self, body: Body, header_length: int | None, served: ServedLike, memory: SharedMemory) -> InferRequest:
         """Raises as `parse_infer` does."""
@@ -96,16 +96,16 @@ class RequestParser:
     def _parse_json(self, body: Body, served: ServedLike, memory: SharedMemory) -> InferRequest:
         text = bytes(body.view)
         forms = self._forms.get(served.key, [])
-        for form in forms:
+        for form, meaning in forms:
             values = form.values(text)
             if values is not None:
-                return form.request._replace(tensors=(values,))
+                return meaning._replace(tensors=(values,))
         request = parse_infer(body, None, served, memory)
-        learned = _form(text, request, served.spec)
+        learned = json_form(text, request, served.spec)
         if learned is not None:
             if served.key not in self._forms and len(self._forms) >= _MOST_FORMS:
                 self._forms.clear()
-            self._forms[served.key] = [learned, *forms][:_MOST_FORMS]
+            self._forms[served.key] = [(learned, request._replace(tensors=())), *forms][:_MOST_FORMS]
         return request
 
 
@@ -122,48 +122,6 @@ class _Known:
 
     request: InferRequest
     tensors: tuple[TensorRef, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """What JSON means that has a list of so many numbers between these bytes: a request with one input of floats."""
-
-    before: bytes
-    after: bytes
-    count: int
-    dtype: np.dtype[Any]
-    request: InferRequest
-
-    def values(self, text: bytes) -> np.ndarray | None:
-        """The input's values, where the text has this form."""
-        if not (text.startswith(self.before) and text.endswith(self.after)):
-            return None
-        found = numbers(text[len(self.before) : len(text) - len(self.after)])
-        if found is None or found.size != self.count:
-            return None
-        return converted(found, self.dtype)
-
-
-def _form(text: bytes, request: InferRequest, spec: ModelSpec) -> _Form | None:
-    """The form of a text that was understood so; None where its numbers are not the only thing that may change."""
-    values = request.tensors[0]
-    if len(request.tensors) != 1 or not isinstance(values, np.ndarray) or request.regions:
-        return None
-    dtype = spec.inputs[0].numpy_dtype
-    start = text.find(b"[", text.find(_DATA) + len(_DATA))
-    end = text.find(b"]", start) + 1
-    if (
-        spec.inputs[0].is_strings
-        or dtype.kind != "f"
-        or text.count(_DATA) != 1
-        or len(text) - (end - start) > _LONGEST_KNOWN_BYTES
-    ):
-        return None
-    request = request._replace(tensors=())
-    form = _Form(text[:start], text[end:], values.size, dtype, request)
-    found = form.values(text)
-    is_it = found is not None and np.array_equal(found.reshape(-1), values.reshape(-1))
-    return form if is_it else None
 
 
 def _asked(document: _Json, tail: BinaryTail, memory: SharedMemory) -> Asked:

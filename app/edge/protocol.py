@@ -212,11 +212,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._has_moved = self._is_between = True
         if self._undecided_since_ns:
-            passage = self._find_passage()
-            if passage is not None:
-                self.cycle = self._passage = passage
-                passage.begin(self._body or b"")
-                self._body = None
+            if self._go_the_short_way():
                 return
             self._go_the_usual_way()
         super().on_message_complete()
@@ -282,19 +278,22 @@ class GuardedProtocol(HttpToolsProtocol):
             and not self.flow.write_paused
         )
 
-    def _find_passage(self) -> Passage | None:
+    def _go_the_short_way(self) -> bool:
+        """Whether it was open; nothing has happened where it was not."""
         express, body = self.express, self._body
         if express is None or body is None:
-            return None
-        asked = express.asked(self, body)
-        passage = None if asked is None else express.passage(self, asked, self._undecided_since_ns)
-        if asked is None or passage is None:
-            return None
-        self._undecided_since_ns = 0
+            return False
+        found = express.find(self, body)
+        passage = None if found is None else express.passage(self, found.asked, self._undecided_since_ns)
+        if found is None or passage is None:
+            return False
+        self._undecided_since_ns, self._body = 0, None
         passage.keep_alive = self.parser.should_keep_alive()
         if passage.keep_alive and self._data is not None:
-            passage.template = express.template(self._data, body, asked)
-        return passage
+            passage.template = express.template(self._data, body, found.asked)
+        self.cycle = self._passage = passage
+        passage.begin(found.data, found.decode_ns)
+        return True
 
     def _go_the_usual_way(self) -> None:
         """ASGI begins after all, with what has come of the body."""

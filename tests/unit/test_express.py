@@ -36,7 +36,7 @@ from app.engines.base import EngineFailure
 from app.logs import request_id
 from app.scheduling.request import Request
 from models.errors import Overloaded
-from tests.support.fake_devices import ROW, Workshop, in_workshop, until
+from tests.support.fake_devices import MAX_BATCH, ROW, Workshop, in_workshop, until
 from tests.support.wire import WireReply, chunk, head, read_reply
 
 OPTIONS = EdgeOptions(BodyLimits(1 << 20), decode_threads=1, access_log="all")
@@ -63,6 +63,16 @@ def parts(value: float, samples: int = 1, **more: Any) -> tuple[bytes, bytes]:
     }
     output = {"name": "y", "parameters": {"binary_data": True}}
     return json.dumps({"inputs": [tensor], "outputs": [output], **more}).encode(), data
+
+
+def in_json(
+    value: object, samples: int = 1, path: str = ROWS, headers: dict[str, str] | None = None, **more: Any
+) -> bytes:
+    """The same in JSON; a text stands for itself."""
+    data = value if isinstance(value, str) else json.dumps([value] * (samples * ROW))
+    tensor = f'{{"name": "x", "shape": [{samples}, {ROW}], "datatype": "FP32", "data": {data}}}'
+    document = json.dumps({"inputs": ["here"], **more}).replace('"here"', tensor).encode()
+    return head(path, {"Content-Length": str(len(document)), **(headers or {})}) + document
 
 
 def shift(reply: WireReply, samples: int = 1) -> float:
@@ -376,17 +386,158 @@ def test_where_everybody_has_a_time_limit_there_is_no_short_way(workshop: Worksh
     play(workshop, scene, default_timeout_ms=30_000.0)
 
 
-def test_answers_in_json_and_classes_are_rendered_every_time(workshop: Workshop) -> None:
+def test_classes_are_found_every_time(workshop: Workshop) -> None:
     async def scene(house: House, _: Workshop) -> None:
         connection = house.connect()
-        for parameters in ({"binary_data": False}, {"binary_data": True, "classification": 2}):
-            outputs, house.usual = [{"name": "y", "parameters": parameters}], 0
-            for number in (1, 2, 3):
-                reply = await connection.ask(rows(float(number), outputs=outputs))
-                assert (reply.status, house.usual) == (200, number)
-                assert str(100.0 + number).encode() in reply.body or f"{100 + number}.".encode() in reply.body
+        outputs = [{"name": "y", "parameters": {"binary_data": True, "classification": 2}}]
+        for number in (1, 2, 3):
+            reply = await connection.ask(rows(float(number), outputs=outputs))
+            assert (reply.status, house.usual) == (200, number)
+            assert f"{100 + number}.".encode() in reply.body
 
     play(workshop, scene)
+
+
+# In JSON
+
+JSON_OUT = [{"name": "y", "parameters": {"binary_data": False}}]
+BINARY_OUT = [{"name": "y", "parameters": {"binary_data": True}}]
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        pytest.param(in_json, id="json-to-json"),
+        pytest.param(lambda value: in_json(value, outputs=BINARY_OUT), id="json-to-binary"),
+        pytest.param(lambda value: rows(value, outputs=JSON_OUT), id="binary-to-json"),
+        pytest.param(lambda value: in_json(value, samples=3, id="mine"), id="several-and-an-id"),
+    ],
+)
+def test_json_takes_the_short_way_and_its_answer_looks_the_same(
+    workshop: Workshop, request_of: Callable[[float], bytes]
+) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        connection = house.connect()
+        first = await connection.ask(request_of(1.5))
+        assert house.usual == 1
+        second, third = [await connection.ask(request_of(value)) for value in (1.5, -2.5)]
+        assert house.usual == 1
+        assert (first.status, second.body) == (200, first.body)
+        assert third.body != first.body
+        assert b"101.5" in first.body or np.float32(101.5).tobytes() in first.body
+        assert b"97.5" in third.body or np.float32(97.5).tobytes() in third.body
+        assert {*second.headers} == {*first.headers}
+        changing = {"server-timing", "x-request-id"}
+        assert {name for name in first.headers if first.headers[name] != second.headers[name]} <= changing
+
+    play(workshop, scene)
+
+
+@pytest.mark.parametrize(
+    ("other", "status"),
+    [
+        pytest.param(in_json("[[1, 2, 3, 4]]"), 200, id="nested"),
+        pytest.param(in_json("[1, 2, NaN, 4]"), 200, id="not-a-number"),
+        pytest.param(in_json("[1, 2, 3]"), 400, id="too-few"),
+        pytest.param(in_json("[1, 2, 3, 4, 5]"), 400, id="too-many"),
+        pytest.param(in_json('[1, 2, 3, "4"]'), 400, id="a-text"),
+        pytest.param(in_json("[1, 2, 3, 4"), 400, id="no-end"),
+        pytest.param(in_json('[1, 2, 3, 4], "data": [1, 2, 3, 4]'), 200, id="twice"),
+        pytest.param(in_json(1.0, parameters={"priority": 1}), 200, id="terms"),
+        pytest.param(in_json(1.0, headers={"Content-Encoding": "gzip"}), 400, id="not-gzip"),
+    ],
+)
+def test_json_that_says_anything_else_is_read_in_the_usual_way(workshop: Workshop, other: bytes, status: int) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        connection = house.connect()
+        await connection.ask(in_json(1.0))
+        for number in (2, 3):
+            assert (await connection.ask(other)).status == status
+            assert house.usual == number
+        assert (await connection.ask(in_json(2.0))).status == 200
+        assert house.usual == 3
+
+    play(workshop, scene)
+
+
+def test_an_answer_that_could_be_compressed_is_where_that_is_asked_for(workshop: Workshop) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        connection, gzip = house.connect(), {"Accept-Encoding": "gzip"}
+        long = in_json(1.0, samples=MAX_BATCH)
+        await connection.ask(long)
+        assert "content-encoding" not in (await connection.ask(long)).headers
+        assert house.usual == 1
+        await connection.ask(in_json(1.0, samples=MAX_BATCH, headers=gzip))
+        assert house.usual == 2
+        for _ in (1, 2):
+            await connection.ask(in_json(1.0, headers=gzip))
+        assert house.usual == 3, "a short one never is"
+
+    play(workshop, scene)
+
+
+def test_known_forms_are_bounded_and_the_newest_stay(workshop: Workshop) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        connection = house.connect()
+        for number in range(40):
+            await connection.ask(in_json(1.0, id=str(number)))
+        assert house.usual == 40
+        await connection.ask(in_json(2.0, id="39"))
+        assert house.usual == 40
+        await connection.ask(in_json(2.0, id="0"))
+        assert house.usual == 41
+
+    play(workshop, scene)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_json_comes_the_short_way_says_what_the_usual_would(workshop: Workshop, seed: int) -> None:
+    rng = random.Random(seed)
+    odd = [
+        "1e39",
+        "-0",
+        "1E5",
+        "true",
+        "null",
+        '"1"',
+        "[1]",
+        "NaN",
+        "1]",
+        "01",
+        "",
+        " 2 ",
+        "\n3",
+        "-",
+        "1e-400",
+        "9" * 40,
+    ]
+
+    def text() -> str:
+        numbers = [repr(rng.uniform(-1e3, 1e3)) for _ in range(ROW)]
+        if rng.random() < 0.2:
+            numbers[rng.randrange(ROW)] = rng.choice(odd)
+        if rng.random() < 0.05:
+            numbers = numbers[1:]
+        return f"[{', '.join(numbers)}]"
+
+    ids = [{}, {}, {}, {"id": "a"}, {"id": "[1]"}, {"outputs": BINARY_OUT}]
+    requests = [in_json(text(), **rng.choice(ids)) for _ in range(60)]
+
+    async def scene(house: House, workshop: Workshop) -> None:
+        heard = []
+        for knows_forms in (True, False):
+            with pytest.MonkeyPatch.context() as patch:
+                if not knows_forms:
+                    patch.setattr(Express, "find", lambda *_: None)
+                connection, house.usual = house.connect(), 0
+                heard.append([told(await connection.ask(request)) for request in requests])
+            assert (house.usual < len(requests)) == knows_forms
+        assert heard[0] == heard[1]
+
+    play(workshop, scene)
+
+
+# Who may not
 
 
 def test_without_the_key_a_known_kind_gets_nothing(workshop: Workshop) -> None:
