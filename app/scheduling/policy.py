@@ -222,7 +222,7 @@ def _prefix(entries: list[Entry], queue: Queue, outlook: Outlook, first: int = 0
     """The longest run from `first` that fits and in which nobody is late who need not be."""
     chosen: list[Request] = []
     samples, earliest_ns = 0, NEVER_NS
-    most = most_samples(queue, outlook.lane, entries[first])
+    most = most_samples(queue, entries, outlook, first)
     for _, deadline_ns, _, _, request in islice(entries, first, None):
         total = samples + request.samples
         if chosen and total > most:

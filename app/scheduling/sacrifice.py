@@ -15,32 +15,40 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
 
-from app.scheduling.queues import Entry, Lane, Outlook, Queue, State
+from app.scheduling.queues import Entry, Outlook, Queue, State
 
 # Of the head's time, what must be left to those who are not given up, besides nothing and all that is needed.
 _TIME_LEFT = (0.25, 0.5, 0.75)
-# Smaller batches cost little enough to be left alone.
+# Smaller batches cost little enough to be left alone, and so do those that take no longer than so many requests would
+# one by one.
 _ALWAYS_ALLOWED = 32
+_SINGLES_ALLOWED = 10
 
 
-def most_samples(queue: Queue, lane: Lane, head: Entry) -> int:
-    """How large a batch that begins with `head` may be: it takes at most half of the head's time.
+def most_samples(queue: Queue, entries: list[Entry], outlook: Outlook, first: int) -> int:
+    """How large a batch that begins with the entry `first` may be: it takes at most half of that one's time.
 
-    Who comes when it begins waits for its end and then for its own batch (Nexus' rule; Shen et al., SOSP 2019).
+    Who comes when it begins waits for its end and then for its own batch (Nexus' rule; Shen et al., SOSP 2019). Not so
+    where batches that short would be little more than their fixed cost, nor where those who are here already would pay
+    for it: where the next of them would be late in the batch after this one.
     """
-    request = head[-1]
-    if queue.waiting <= _ALWAYS_ALLOWED or request.deadline_ns is None:
+    lane, head = outlook.lane, entries[first]
+    if queue.waiting <= _ALWAYS_ALLOWED or head[-1].deadline_ns is None:
         return queue.max_batch
-    half_ns = _time_ns(head) // 2
+    most_ns = max(_time_ns(head) // 2, _SINGLES_ALLOWED * lane.behind_ns(1))
     sizes = range(_ALWAYS_ALLOWED + 1, queue.max_batch + 1)
-    return min(queue.max_batch, _ALWAYS_ALLOWED + bisect_right(sizes, half_ns, key=lane.behind_ns))
+    most = min(queue.max_batch, _ALWAYS_ALLOWED + bisect_right(sizes, most_ns, key=lane.behind_ns))
+    others = len(entries) - first - most
+    if others > 0 and outlook.ends_ns(most) + lane.behind_ns(min(others, most)) > entries[first + most][1]:
+        return queue.max_batch
+    return most
 
 
 def sacrifices(state: State, queue: Queue, entries: list[Entry], outlook: Outlook, first: int) -> int:
     """How many requests from `first` on, in time if they ran now, cost more others than they are."""
     if len(entries) - first < 2:
         return 0
-    heads = _Heads(entries, most_samples(queue, outlook.lane, entries[first]), outlook, first)
+    heads = _Heads(entries, most_samples(queue, entries, outlook, first), outlook, first)
     if heads.largest_in_time(0, heads.fill(0)) == heads.fill(0):
         return 0
     enough = heads.fewest_before_one_batch()

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from app.scheduling.latency import LatencyModel
-from app.scheduling.queues import Lane, Queue, State, order_of
+from app.scheduling.queues import Entry, Lane, Outlook, Queue, State, order_of
 from app.scheduling.request import ModelKey, Request
 from app.scheduling.sacrifice import most_samples, sacrifices
 
@@ -86,18 +86,41 @@ def test_a_tight_request_is_not_given_up_for_time_that_nobody_needs() -> None:
     assert give_up(make_state(1000, 100), [1200] + [200_000] * 7) == 0
 
 
-@pytest.mark.parametrize(("waiting", "deadline", "most"), [(33, 20_000, 90), (33, 5000, 32), (32, 5000, 256)])
-def test_a_large_batch_takes_half_of_the_first_requests_time(waiting: int, deadline: int, most: int) -> None:
+def heads(count: int, deadline_ns: int | None) -> list[Entry]:
+    return [order_of(Request(number, A, 1, ((1,),), (), (), (), 0, 0, deadline_ns)) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "deadline", "most"),
+    [
+        pytest.param(33, 30_000, 140, id="half-of-its-time"),
+        pytest.param(33, 5000, 100, id="no-longer-than-ten-alone"),
+        pytest.param(32, 5000, 256, id="few-wait"),
+        pytest.param(33, None, 256, id="no-deadline"),
+    ],
+)
+def test_a_large_batch_takes_half_of_the_first_requests_time(waiting: int, deadline: int | None, most: int) -> None:
+    assert most_samples(broad_queue(waiting), heads(1, deadline), broad_outlook(0), 0) == most
+
+
+@pytest.mark.parametrize(
+    ("now_ns", "most"),
+    [pytest.param(0, 140, id="the-rest-is-in-time"), pytest.param(5000, 256, id="the-rest-would-be-late")],
+)
+def test_it_is_not_shortened_at_the_cost_of_those_who_wait(now_ns: int, most: int) -> None:
+    assert most_samples(broad_queue(280), heads(280, 30_000), broad_outlook(now_ns), 0) == most
+
+
+def test_where_a_request_costs_little_beyond_its_sample_batches_of_32_are_allowed() -> None:
+    lane = Lane(0, 0, DEVICE, tuple(range(1, 257)), LatencyModel({size: 10 + 100 * size for size in (1, 16, 256)}))
+    queue = Queue(A, 256, 1000, [lane], waiting=33)
+    assert most_samples(queue, heads(1, 1000), Outlook(lane, 0, 0), 0) == 32
+
+
+def broad_outlook(now_ns: int) -> Outlook:
     latency = LatencyModel({size: 1000 + 100 * size for size in (1, 16, 256)})
-    lane = Lane(0, 0, DEVICE, tuple(range(1, 257)), latency)
-    queue = Queue(A, 256, 1000, [lane], waiting=waiting)
-    head = order_of(Request(0, A, 1, ((1,),), (), (), (), 0, 0, deadline))
-    assert most_samples(queue, lane, head) == most
+    return Outlook(Lane(0, 0, DEVICE, tuple(range(1, 257)), latency), now_ns, now_ns)
 
 
-def test_without_a_deadline_a_batch_is_as_large_as_the_model_allows() -> None:
-    state = make_state(1000, 100)
-    queue = state.queues[A]
-    queue.waiting = 1000
-    head = order_of(Request(0, A, 1, ((1,),), (), (), (), 0))
-    assert most_samples(queue, queue.lanes[0], head) == MAX_BATCH
+def broad_queue(waiting: int) -> Queue:
+    return Queue(A, 256, 1000, [broad_outlook(0).lane], waiting=waiting)
