@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,33 +26,6 @@ def scatter(
                 ]
             )
         )
-    return tuple(answers)
-
-
-class Landing(NamedTuple):
-    """Where an output of a batch lies: one sample after the other, of `sample_shape`, each of `sample_bytes`."""
-
-    view: memoryview
-    sample_shape: tuple[int, ...]
-    sample_bytes: int
-
-
-def scatter_bytes(parts: Sequence[Part], landings: Sequence[Landing]) -> tuple[tuple[OutputTensor, ...], ...]:
-    """The same for outputs of known sizes in memory of ours: no array is made of a request's rows."""
-    answers, start = [], 0
-    for part in parts:
-        samples = part.samples
-        outputs = []
-        for index, destination in zip(part.wanted, part.destinations, strict=True):
-            view, shape, nbytes = landings[index]
-            rows = view[start * nbytes : (start + samples) * nbytes]
-            if destination is None:
-                destination = memoryview(bytearray(rows))
-            else:
-                destination[:] = rows
-            outputs.append(OutputTensor((samples, *shape), destination))
-        start += samples
-        answers.append(tuple(outputs))
     return tuple(answers)
 
 

@@ -19,7 +19,7 @@ import onnxruntime as ort
 
 from app.engines import cpu
 from app.engines.base import Engine, EngineFailure, EngineInfo, Part, RunResult
-from app.engines.delivery import Landing, scatter, scatter_bytes
+from app.engines.delivery import scatter
 from app.engines.onnx_tensors import Staging, bind_input, bind_output, has_strings, tensor_spec, unbound_array
 from models.bundle import Precision
 from models.errors import BundleError
@@ -40,18 +40,11 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
 
 
-class _Outputs(NamedTuple):
-    """A batch's outputs, and the same as bytes where their sizes were known and the batch is their first dimension."""
-
-    arrays: list[np.ndarray]
-    landings: list[Landing] | None = None
-
-
 class _Bound(NamedTuple):
-    """A session's binding for some shapes, and where its outputs land; None where a size is free."""
+    """A session's binding for some shapes, and the arrays that its outputs land in; None where a size is free."""
 
     binding: Any
-    outputs: _Outputs | None
+    outputs: list[np.ndarray] | None
 
 
 class OnnxRuntimeCpuEngine(Engine):
@@ -110,12 +103,9 @@ class OnnxRuntimeCpuEngine(Engine):
         )
         self._gather(parts)
         gathered_ns = time.monotonic_ns()
-        arrays, landings = self._execute(shapes, samples)
+        arrays = self._execute(shapes, samples)
         computed_ns = time.monotonic_ns()
-        if landings is not None:
-            outputs = scatter_bytes(parts, landings)
-        else:
-            outputs = scatter(parts, arrays, batched=self.batched)
+        outputs = scatter(parts, arrays, batched=self.batched)
         return RunResult(
             outputs=outputs,
             copy_in_ns=gathered_ns - started_ns,
@@ -144,8 +134,8 @@ class OnnxRuntimeCpuEngine(Engine):
         if staging.ensure(nbytes):
             self._bindings.clear()  # they point to where the memory was
 
-    def _execute(self, shapes: Shapes, samples: int) -> _Outputs:
-        """Run what lies in the staging buffers; the outputs lie in buffers that the next run reuses."""
+    def _execute(self, shapes: Shapes, samples: int) -> list[np.ndarray]:
+        """Run what lies in the staging buffers; returns arrays over buffers that the next run reuses."""
         if self._has_strings:
             return self._execute_unbound(shapes)
         bound = self._bindings.get(shapes)
@@ -161,16 +151,16 @@ class OnnxRuntimeCpuEngine(Engine):
         if bound.outputs is not None:
             return bound.outputs
         values = zip(self._staging_out, bound.binding.get_outputs(), strict=True)
-        return _Outputs([self._output_array(staging, value, samples) for staging, value in values])
+        return [self._output_array(staging, value, samples) for staging, value in values]
 
-    def _execute_unbound(self, shapes: Shapes) -> _Outputs:
+    def _execute_unbound(self, shapes: Shapes) -> list[np.ndarray]:
         staged = zip(self._staging_in, shapes, strict=True)
         feeds = {staging.spec.name: staging.array(shape) for staging, shape in staged}
         try:
             arrays: list[np.ndarray] = self._session.run([spec.name for spec in self.outputs], feeds)
         except Exception as error:  # onnxruntime's errors share no base class
             raise EngineFailure(first_line(error)) from error
-        return _Outputs(arrays)
+        return arrays
 
     def _output_array(self, staging: Staging, value: Any, samples: int) -> np.ndarray:
         """One output of a run in which some size was free."""
@@ -190,20 +180,9 @@ class OnnxRuntimeCpuEngine(Engine):
         self._bind_outputs(binding, samples)
         outputs = None
         if not any(staging.spec.sample_bytes is None for staging in self._staging_out):
-            outputs = self._bound_outputs(samples)
+            outputs = [staging.array(self._whole_shape(staging.spec, samples)) for staging in self._staging_out]
         bound = self._bindings[shapes] = _Bound(binding, outputs)
         return bound
-
-    def _bound_outputs(self, samples: int) -> _Outputs:
-        arrays = [staging.array(self._whole_shape(staging.spec, samples)) for staging in self._staging_out]
-        if not self.batched:
-            return _Outputs(arrays)
-        # The staging memory's one view: numpy would note each array's own, and keep its notes.
-        landings = [
-            Landing(staging.view, array.shape[1:], array.nbytes // samples)
-            for staging, array in zip(self._staging_out, arrays, strict=True)
-        ]
-        return _Outputs(arrays, landings)
 
     def _bind_outputs(self, binding: Any, samples: int) -> None:
         binding.clear_binding_outputs()
