@@ -6,10 +6,11 @@ The only place that knows both: scheduling knows no engines, and engines know no
 from __future__ import annotations
 
 from app.engines.base import Blast, Engine, EngineFailure, Part
-from app.scheduling.request import Answer, BatchAnswers, Request, StageTimes
+from app.scheduling.request import BatchAnswers, Request, Shape, StageTimes
 from app.scheduling.scheduler import Reach, RunFailed, Runner
 from app.scheduling.slab import Slab
 
+Shapes = tuple[Shape, ...]
 _REACH = {
     Blast.BATCH: Reach.BATCH,
     Blast.MEMORY: Reach.MEMORY,
@@ -22,28 +23,26 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
     """How a lane runs a batch: the requests' slots become views, the engine does the rest."""
 
     def run(requests: tuple[Request, ...]) -> BatchAnswers:
-        parts = [
-            Part(
-                samples=request.samples,
-                shapes=tuple([(request.samples, *shape) if engine.batched else shape for shape in request.shapes]),
-                inputs=tuple([slab.tensor(ref) for ref in request.inputs]),
-                wanted=request.wanted,
-                destinations=tuple([None if ref is None else slab.tensor(ref) for ref in request.outputs]),
-            )
-            for request in requests
-        ]
+        whole: dict[int, Shapes] = {}  # by samples; in all else the shapes of a batch agree
+        parts = []
+        for request in requests:
+            samples = request.samples
+            shapes = whole.get(samples)
+            if shapes is None:
+                shapes = whole[samples] = _whole(request) if engine.batched else request.shapes
+            inputs = tuple([slab.tensor(ref) for ref in request.inputs])
+            outputs = tuple([None if ref is None else slab.tensor(ref) for ref in request.outputs])
+            parts.append(Part(samples, shapes, inputs, request.wanted, outputs))
         try:
             result = engine.run(parts)
         except EngineFailure as failure:
             raise RunFailed(str(failure), _REACH[failure.blast]) from failure
-        return BatchAnswers(
-            answers=tuple(
-                [
-                    tuple([Answer(index, *output) for index, output in zip(request.wanted, outputs, strict=True)])
-                    for request, outputs in zip(requests, result.outputs, strict=True)
-                ]
-            ),
-            times=StageTimes(result.copy_in_ns, result.compute_ns, result.copy_out_ns, result.waited_ns),
-        )
+        times = StageTimes(result.copy_in_ns, result.compute_ns, result.copy_out_ns, result.waited_ns)
+        return BatchAnswers(result.outputs, times)
 
     return run
+
+
+def _whole(request: Request) -> Shapes:
+    """The inputs' shapes with the batch dimension."""
+    return tuple([(request.samples, *shape) for shape in request.shapes])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from struct import Struct
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,13 @@ from models.spec import TensorSpec
 
 _LENGTH = Struct("<I")
 _LARGEST_RANDOM = 100
+
+
+class TensorBytes(NamedTuple):
+    """A tensor: its whole shape, and its bytes wherever they lie."""
+
+    shape: tuple[int, ...]
+    data: memoryview
 
 
 class MalformedStrings(ValueError):

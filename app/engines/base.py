@@ -21,7 +21,7 @@ import numpy as np
 
 from models.bundle import Precision
 from models.spec import TensorSpec
-from models.tensors import from_bytes, to_bytes
+from models.tensors import TensorBytes, from_bytes, to_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +57,14 @@ class Part(NamedTuple):
     destinations: tuple[memoryview | None, ...]
 
 
-class OutputTensor(NamedTuple):
-    """One answer: its whole shape, and its bytes in the destination or, where that was None, its own."""
-
-    shape: tuple[int, ...]
-    data: memoryview
-
-
 class RunResult(NamedTuple):
     """The answers, per part in the order of its `wanted`, and where the time went (nanoseconds).
 
+    An answer's bytes lie in its destination or, where that was None, in memory of their own.
     `waited_ns`: between copying in and computing, for the batch before this one on the same device.
     """
 
-    outputs: tuple[tuple[OutputTensor, ...], ...]
+    outputs: tuple[tuple[TensorBytes, ...], ...]
     copy_in_ns: int
     compute_ns: int
     copy_out_ns: int

@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from app.engines.base import OutputTensor, Part
-from models.tensors import pack
+from app.engines.base import Part
+from models.tensors import TensorBytes, pack
 
 
-def scatter(
-    parts: Sequence[Part], arrays: Sequence[np.ndarray], *, batched: bool
-) -> tuple[tuple[OutputTensor, ...], ...]:
-    """Each part's rows of each wanted output; `arrays` hold the whole batch, [samples, ...] where `batched`."""
+class Landed(NamedTuple):
+    """One output of a whole batch, where the run has left it: [samples, ...] where the model has a batch dimension.
+
+    `data` are its bytes once more, where they lie in memory that stays. It is sliced for every request, and numpy
+    remembers each array that a view has been taken of.
+    """
+
+    array: np.ndarray
+    data: memoryview | None = None
+
+
+def scatter(parts: Sequence[Part], landed: Sequence[Landed], *, batched: bool) -> tuple[tuple[TensorBytes, ...], ...]:
+    """Each part's rows of each wanted output."""
     answers, start = [], 0
     for part in parts:
-        rows = slice(start, start + part.samples)
-        start += part.samples
-        answers.append(
-            tuple(
-                [
-                    deliver(arrays[index][rows] if batched else arrays[index], destination)
-                    for index, destination in zip(part.wanted, part.destinations, strict=True)
-                ]
-            )
-        )
+        end = start + part.samples if batched else 0
+        wanted = zip(part.wanted, part.destinations, strict=True)
+        answers.append(tuple([_deliver(landed[index], start, end, destination) for index, destination in wanted]))
+        start = end
     return tuple(answers)
 
 
-def deliver(rows: np.ndarray, destination: memoryview | None) -> OutputTensor:
-    """Copy one request's rows to where they belong, or to memory of their own."""
-    shape, dtype = rows.shape, rows.dtype
-    if dtype.hasobject:
-        return OutputTensor(shape, memoryview(pack(text.encode() for text in rows.flat)))
+def _deliver(landed: Landed, start: int, end: int, destination: memoryview | None) -> TensorBytes:
+    """Copy rows from `start` to `end`, 0: all there is, to where they belong, or to memory of their own."""
+    array, data = landed
+    if data is not None and destination is not None:
+        if not end:
+            destination[:] = data
+            return TensorBytes(array.shape, destination)
+        whole = array.shape
+        row_bytes = len(data) // whole[0]
+        destination[:] = data[start * row_bytes : end * row_bytes]
+        return TensorBytes((end - start, *whole[1:]), destination)
+    rows = array[start:end] if end else array
+    if rows.dtype.hasobject:
+        return TensorBytes(rows.shape, memoryview(pack(text.encode() for text in rows.flat)))
     if destination is None:
         own = np.array(rows, order="C", copy=True)
-        return OutputTensor(own.shape, own.reshape(-1).view(np.uint8).data)
-    np.copyto(np.ndarray(shape, dtype, destination), rows)
-    return OutputTensor(shape, destination)
+        return TensorBytes(own.shape, own.reshape(-1).view(np.uint8).data)
+    np.copyto(np.ndarray(rows.shape, rows.dtype, destination), rows)
+    return TensorBytes(rows.shape, destination)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from app.engines.base import Blast, Engine, EngineFailure, EngineInfo, OutputTensor, Part, RunResult
+from app.engines.base import Blast, Engine, EngineFailure, EngineInfo, Part, RunResult
 from models.spec import TensorSpec
-from models.tensors import MalformedStrings, blank, from_bytes, to_bytes
+from models.tensors import MalformedStrings, TensorBytes, blank, from_bytes, to_bytes
 
 Arrays = tuple[np.ndarray, ...]
 RunRows = Callable[[Arrays], Sequence[np.ndarray]]
@@ -125,8 +125,8 @@ def _alike(one: TensorSpec, other: TensorSpec) -> bool:
     return (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
-def _deliver(spec: TensorSpec, rows: np.ndarray, destination: memoryview | None) -> OutputTensor:
+def _deliver(spec: TensorSpec, rows: np.ndarray, destination: memoryview | None) -> TensorBytes:
     if destination is None:
-        return OutputTensor(rows.shape, to_bytes(np.array(rows, order="C"), spec))
+        return TensorBytes(rows.shape, to_bytes(np.array(rows, order="C"), spec))
     destination[:] = to_bytes(np.asarray(rows, order="C"), spec)
-    return OutputTensor(rows.shape, destination)
+    return TensorBytes(rows.shape, destination)

@@ -19,7 +19,7 @@ import onnxruntime as ort
 
 from app.engines import cpu
 from app.engines.base import Engine, EngineFailure, EngineInfo, Part, RunResult
-from app.engines.delivery import scatter
+from app.engines.delivery import Landed, scatter
 from app.engines.onnx_tensors import Staging, bind_input, bind_output, has_strings, tensor_spec, unbound_array
 from models.bundle import Precision
 from models.errors import BundleError
@@ -41,10 +41,10 @@ class Signature:
 
 
 class _Bound(NamedTuple):
-    """A session's binding for some shapes, and the arrays that its outputs land in; None where a size is free."""
+    """A session's binding for some shapes, and where its outputs land; None where a size is free."""
 
     binding: Any
-    outputs: list[np.ndarray] | None
+    outputs: list[Landed] | None
 
 
 class OnnxRuntimeCpuEngine(Engine):
@@ -103,9 +103,9 @@ class OnnxRuntimeCpuEngine(Engine):
         )
         self._gather(parts)
         gathered_ns = time.monotonic_ns()
-        arrays = self._execute(shapes, samples)
+        landed = self._execute(shapes, samples)
         computed_ns = time.monotonic_ns()
-        outputs = scatter(parts, arrays, batched=self.batched)
+        outputs = scatter(parts, landed, batched=self.batched)
         return RunResult(
             outputs=outputs,
             copy_in_ns=gathered_ns - started_ns,
@@ -134,8 +134,8 @@ class OnnxRuntimeCpuEngine(Engine):
         if staging.ensure(nbytes):
             self._bindings.clear()  # they point to where the memory was
 
-    def _execute(self, shapes: Shapes, samples: int) -> list[np.ndarray]:
-        """Run what lies in the staging buffers; returns arrays over buffers that the next run reuses."""
+    def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
+        """Run what lies in the staging buffers; returns outputs in buffers that the next run reuses."""
         if self._has_strings:
             return self._execute_unbound(shapes)
         bound = self._bindings.get(shapes)
@@ -151,22 +151,22 @@ class OnnxRuntimeCpuEngine(Engine):
         if bound.outputs is not None:
             return bound.outputs
         values = zip(self._staging_out, bound.binding.get_outputs(), strict=True)
-        return [self._output_array(staging, value, samples) for staging, value in values]
+        return [self._landed(staging, value, samples) for staging, value in values]
 
-    def _execute_unbound(self, shapes: Shapes) -> list[np.ndarray]:
+    def _execute_unbound(self, shapes: Shapes) -> list[Landed]:
         staged = zip(self._staging_in, shapes, strict=True)
         feeds = {staging.spec.name: staging.array(shape) for staging, shape in staged}
         try:
             arrays: list[np.ndarray] = self._session.run([spec.name for spec in self.outputs], feeds)
         except Exception as error:  # onnxruntime's errors share no base class
             raise EngineFailure(first_line(error)) from error
-        return arrays
+        return [Landed(array) for array in arrays]
 
-    def _output_array(self, staging: Staging, value: Any, samples: int) -> np.ndarray:
+    def _landed(self, staging: Staging, value: Any, samples: int) -> Landed:
         """One output of a run in which some size was free."""
         if staging.spec.sample_bytes is None:
-            return unbound_array(staging.spec, value)
-        return staging.array(self._whole_shape(staging.spec, samples))
+            return Landed(unbound_array(staging.spec, value))
+        return staging.landed(self._whole_shape(staging.spec, samples))
 
     def _bind(self, shapes: Shapes, samples: int) -> _Bound:
         if len(self._bindings) >= _MAX_BINDINGS:
@@ -180,7 +180,7 @@ class OnnxRuntimeCpuEngine(Engine):
         self._bind_outputs(binding, samples)
         outputs = None
         if not any(staging.spec.sample_bytes is None for staging in self._staging_out):
-            outputs = [staging.array(self._whole_shape(staging.spec, samples)) for staging in self._staging_out]
+            outputs = [staging.landed(self._whole_shape(staging.spec, samples)) for staging in self._staging_out]
         bound = self._bindings[shapes] = _Bound(binding, outputs)
         return bound
 

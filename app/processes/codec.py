@@ -122,9 +122,9 @@ def _write_ended(one: Ended, tail: bytearray) -> _Fields:
 
 def _write_answer(answer: AnswerAt, tail: bytearray) -> _Fields:
     if answer.apart is None:
-        return [answer.output, answer.shape, answer.nbytes, None]
+        return [answer.shape, answer.nbytes, None]
     tail += answer.apart
-    return [answer.output, answer.shape, answer.nbytes, len(tail) - len(answer.apart)]
+    return [answer.shape, answer.nbytes, len(tail) - len(answer.apart)]
 
 
 def _read_ended(fields: _Fields, tail: bytes) -> Ended:
@@ -142,9 +142,9 @@ def _read_ended(fields: _Fields, tail: bytes) -> Ended:
 
 
 def _read_answer(fields: _Fields, tail: bytes) -> AnswerAt:
-    output, sizes, nbytes, begin = fields
+    sizes, nbytes, begin = fields
     shape: Shape = tuple(sizes)
-    return AnswerAt(output, shape, nbytes, None if begin is None else tail[begin : begin + nbytes])
+    return AnswerAt(shape, nbytes, None if begin is None else tail[begin : begin + nbytes])
 
 
 def _write_report(one: Report, _: bytearray) -> _Fields:

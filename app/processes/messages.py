@@ -138,7 +138,6 @@ class Menu:
 class AnswerAt(NamedTuple):
     """One output: in the place that the request had for it, or `apart`, where its size was not known before."""
 
-    output: int
     shape: Shape
     nbytes: int
     apart: bytes | None

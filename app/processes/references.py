@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 from app.core_like import ServedLike
 from app.processes.messages import AnswerAt, Ended, Extent, Place, Submit
-from app.scheduling.request import Answer, Done, Request, SlotRef, TensorRef
+from app.scheduling.request import Done, Request, SlotRef, TensorRef
 from app.scheduling.slab import Slab, Slot
 from models.spec import ModelSpec, TensorSpec
+from models.tensors import TensorBytes
 
 
 class WrongReference(ValueError):
@@ -47,10 +48,10 @@ def submission(request: Request, slots: Sequence[SlotRef], slab: Slab) -> Submit
     )
 
 
-def answers_of(ended: Ended, request: Request, slab: Slab) -> tuple[Answer, ...]:
+def answers_of(ended: Ended, request: Request, slab: Slab) -> tuple[TensorBytes, ...]:
     """The answers, as views of this process's slots or of bytes that came apart."""
     return tuple(
-        Answer(one.output, one.shape, _answer_bytes(one, ref, slab))
+        TensorBytes(one.shape, _answer_bytes(one, ref, slab))
         for one, ref in zip(ended.answers, request.outputs if ended.answers else (), strict=True)
     )
 
@@ -144,7 +145,7 @@ def ended_of(done: Done) -> Ended:
     """How a request ended, for the edge; answers without a place in the memory travel along."""
     answers = tuple(
         [
-            AnswerAt(one.output, one.shape, one.data.nbytes, bytes(one.data) if ref is None else None)
+            AnswerAt(one.shape, one.data.nbytes, bytes(one.data) if ref is None else None)
             for one, ref in zip(done.answers, done.request.outputs if done.answers else (), strict=True)
         ]
     )

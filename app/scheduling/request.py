@@ -7,7 +7,7 @@ that each could be written to a socket as it stands.
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 Shape = tuple[int, ...]
 
@@ -79,12 +79,14 @@ class Request(NamedTuple):
         return found
 
 
-class Answer(NamedTuple):
+class Answer(Protocol):
     """One output: its whole shape and its bytes, inside the request's slot or, if its size was unknown, apart."""
 
-    output: int
-    shape: Shape
-    data: memoryview
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def data(self) -> memoryview: ...
 
 
 class StageTimes(NamedTuple):
@@ -104,7 +106,7 @@ class StageTimes(NamedTuple):
 
 
 class BatchAnswers(NamedTuple):
-    """What a lane's runner gives back: the answers of each request, in the batch's order."""
+    """What a lane's runner gives back: by request, in the batch's order, an answer for each output it wanted."""
 
     answers: tuple[tuple[Answer, ...], ...]
     times: StageTimes

@@ -327,8 +327,8 @@ class Scheduler:
 
     def _start(self, dispatch: Dispatch, *, may_run_here: bool) -> None:
         entry = self._lanes[dispatch.lane.id]
-        for request in dispatch.requests:
-            self._move(self._pending[request.id].slots, SlotState.COPYING)
+        slots = [slot for request in dispatch.requests for slot in self._pending[request.id].slots]
+        self._move(slots, SlotState.COPYING)
         running = Running(dispatch, self._now_ns())
         entry.running.append(running)
         if may_run_here and entry.lane.expect_ns(dispatch.samples) <= entry.here_below_ns:
@@ -378,19 +378,26 @@ class Scheduler:
 
     def _answer(self, running: Running, result: BatchAnswers) -> None:
         dispatch, ended = running.dispatch, []
+        answered: list[SlotRef] = []
+        unwanted: list[SlotRef] = []
         times, samples = result.times, dispatch.samples
         # What it waited for the device, already in the engine, is waiting too.
         began_ns = running.started_ns + times.waited_ns
         for request, answers in zip(dispatch.requests, result.answers, strict=True):
-            pending = self._pending[request.id]
-            queue_ns = began_ns - pending.submitted_ns
-            ended.append(Done(request, Outcome.ANSWERED, answers, times, queue_ns, samples))
-            self._move(pending.slots, SlotState.FREE if pending.on_done is None else SlotState.ANSWERED)
-        self._report(self._observer.batch_ran, dispatch, result, ended)
-        for done in ended:
-            listener = self._pending.pop(done.request.id).on_done
+            pending = self._pending.pop(request.id)
+            listener = pending.on_done
+            done = Done(request, Outcome.ANSWERED, answers, times, began_ns - pending.submitted_ns, samples)
+            ended.append((listener, done))
+            (unwanted if listener is None else answered).extend(pending.slots)
+        self._move(unwanted, SlotState.FREE)
+        self._move(answered, SlotState.ANSWERED)
+        self._report(self._observer.batch_ran, dispatch, result, [done for _, done in ended])
+        for listener, done in ended:
             if listener is not None:
-                self._report(listener, done)
+                try:
+                    listener(done)
+                except Exception as error:
+                    self._complain(listener, error)
 
     def _blame(self, entry: _LaneEntry, dispatch: Dispatch, failure: RunFailed) -> None:
         self._report(self._observer.batch_failed, dispatch, str(failure))
@@ -438,15 +445,19 @@ class Scheduler:
             self._report(pending.on_done, done)
 
     def _report(self, listener: Callable[[*Args], None], *args: *Args) -> None:
-        # A bug in one who listens must not cost the others their answers.
         try:
             listener(*args)
         except Exception as error:
-            self._loop.call_exception_handler({"message": f"{listener!r} failed; this is a bug", "exception": error})
+            self._complain(listener, error)
+
+    def _complain(self, listener: Callable[..., None], error: Exception) -> None:
+        # A bug in one who listens must not cost the others their answers.
+        self._loop.call_exception_handler({"message": f"{listener!r} failed; this is a bug", "exception": error})
 
     def _move(self, slots: Iterable[SlotRef], state: SlotState) -> None:
+        move = self._slab.move
         for slot in slots:
-            self._slab.move(slot, state)
+            move(slot, state)
 
     def _free(self, request: Request) -> None:
         self._move(request.slots(), SlotState.FREE)

@@ -93,7 +93,7 @@ class Slab:
             self._advice = mmap.MADV_REMOVE
         self._view = memoryview(self._part.memory)
         self._extents = Extents(self._part.offset, self.capacity_bytes)
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[SlotRef, Slot] = {}
         self._spare_numbers: list[int] = []
         self._generations = count(1)
         self._high_water = 0
@@ -105,14 +105,14 @@ class Slab:
         """A slot of `nbytes` in state FILLING, or None when there is no room for it now."""
         extent = _aligned(max(1, nbytes))
         offset = self._extents.take(extent)
-        return None if offset is None else self._own(offset, nbytes, extent)
+        return None if offset is None else self._add(offset, nbytes, extent)
 
     def reserve_at(self, offset: int, nbytes: int) -> Slot:
         """Exactly this part of the memory as a slot. Raises SlotError where some of it is in use."""
         extent = _aligned(max(1, nbytes))
         if not self._extents.take_at(offset, extent):
             raise SlotError(f"{nbytes} bytes at {offset} are not free; this is a bug")
-        return self._own(offset, nbytes, extent)
+        return self._add(offset, nbytes, extent)
 
     def adopt(self, offset: int, nbytes: int, on_freed: Callable[[], None]) -> Slot:
         """A slot that another process has reserved and filled in its own part; `on_freed` hears when it is free.
@@ -127,7 +127,7 @@ class Slab:
 
     def move(self, ref: SlotRef, state: SlotState) -> None:
         """Take the slot to its next state; FREE gives its memory back. Raises SlotError."""
-        slot = self.slot(ref)
+        slot = self._slots.get(ref) or self.slot(ref)
         if state not in _NEXT[slot.state]:
             raise SlotError(f"slot {ref.number} cannot go from {slot.state.name} to {state.name}; this is a bug")
         slot.state = state
@@ -140,15 +140,16 @@ class Slab:
 
     def state(self, ref: SlotRef) -> SlotState:
         """The slot's state; FREE for a reference whose use has ended."""
-        slot = self._slots.get(ref.number)
-        return slot.state if slot is not None and slot.ref == ref else SlotState.FREE
+        slot = self._slots.get(ref)
+        return SlotState.FREE if slot is None else slot.state
 
     def tensor(self, ref: TensorRef) -> memoryview:
         """The bytes that a tensor reference names. Raises SlotError when it is stale or leaves its slot."""
-        slot = self.slot(ref.slot)
-        if min(ref.offset, ref.nbytes) < 0 or ref.offset + ref.nbytes > len(slot.view):
-            raise SlotError(f"tensor at {ref.offset}+{ref.nbytes} leaves its slot of {len(slot.view)}; this is a bug")
-        return slot.view[ref.offset : ref.offset + ref.nbytes]
+        own, offset, nbytes = ref
+        view, end = self.slot(own).view, offset + nbytes
+        if not 0 <= offset <= end <= len(view):
+            raise SlotError(f"tensor at {offset}+{nbytes} leaves its slot of {len(view)}; this is a bug")
+        return view[offset:end]
 
     def page_lock(self, lock: Callable[[memoryview], bool]) -> None:
         """Let a device's engine lock the whole memory, unless one has; from then on every page stays."""
@@ -161,24 +162,23 @@ class Slab:
 
     def slot(self, ref: SlotRef) -> Slot:
         """The slot behind a reference. Raises SlotError when it is stale."""
-        slot = self._slots.get(ref.number)
-        if slot is None or slot.ref != ref:
+        slot = self._slots.get(ref)
+        if slot is None:
             raise SlotError(f"slot {ref.number} generation {ref.generation} is no longer in use; this is a bug")
         return slot
 
-    def _own(self, offset: int, nbytes: int, extent: int) -> Slot:
-        self.used_bytes += extent
-        self._high_water = max(self._high_water, offset + nbytes - self._part.offset)
-        return self._add(offset, nbytes, extent)
-
     def _add(self, offset: int, nbytes: int, extent: int) -> Slot:
+        """`extent` of this slab's own memory have been taken for it: 0 for a slot in somebody else's."""
+        if extent:
+            self.used_bytes += extent
+            self._high_water = max(self._high_water, offset + nbytes - self._part.offset)
         number = self._spare_numbers.pop() if self._spare_numbers else len(self._slots)
-        slot = Slot(SlotRef(number, next(self._generations)), offset, extent, self._view[offset : offset + nbytes])
-        self._slots[number] = slot
+        ref = SlotRef(number, next(self._generations))
+        slot = self._slots[ref] = Slot(ref, offset, extent, self._view[offset : offset + nbytes])
         return slot
 
     def _give_back(self, slot: Slot) -> None:
-        del self._slots[slot.ref.number]
+        del self._slots[slot.ref]
         self._spare_numbers.append(slot.ref.number)
         if slot.on_freed is not None:
             slot.on_freed()

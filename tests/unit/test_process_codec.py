@@ -61,10 +61,8 @@ submit = st.builds(
     deadline_ns=st.none() | number,
     latest_start_ns=st.none() | number,
 )
-apart = st.binary(max_size=50).flatmap(
-    lambda data: st.builds(AnswerAt, small, shape, st.just(len(data)), st.just(data))
-)
-answer = apart | st.builds(AnswerAt, small, shape, number, st.none())
+apart = st.binary(max_size=50).flatmap(lambda data: st.builds(AnswerAt, shape, st.just(len(data)), st.just(data)))
+answer = apart | st.builds(AnswerAt, shape, number, st.none())
 times = st.builds(StageTimes, number, number, number, number)
 ended = st.builds(Ended, number, st.sampled_from(Outcome), some(answer), st.none() | times, number, small, text)
 report = st.builds(

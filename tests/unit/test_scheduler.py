@@ -17,7 +17,6 @@ from app.scheduling.queues import Lane
 from app.scheduling.request import (
     MILLISECOND_NS,
     SECOND_NS,
-    Answer,
     BatchAnswers,
     Done,
     ModelKey,
@@ -28,6 +27,7 @@ from app.scheduling.request import (
 )
 from app.scheduling.scheduler import Reach, RunFailed, Scheduler
 from app.scheduling.slab import Slab, SlotState
+from models.tensors import TensorBytes
 
 KEY = ModelKey("model", 1)
 NBYTES = 16
@@ -60,7 +60,7 @@ class Engine:
             ref = request.outputs[0]
             assert ref is not None
             self.slab.tensor(ref)[:] = bytes(data)[::-1]
-            answers.append((Answer(0, (NBYTES,), self.slab.tensor(ref)),))
+            answers.append((TensorBytes((NBYTES,), self.slab.tensor(ref)),))
         return BatchAnswers(tuple(answers), self.times)
 
 

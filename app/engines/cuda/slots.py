@@ -16,6 +16,7 @@ import numpy as np
 
 from app.engines.cuda.device import Device
 from app.engines.cuda.driver import Cuda, Handle
+from app.engines.delivery import Landed
 from models.errors import BundleError
 from models.spec import TensorSpec
 
@@ -65,6 +66,7 @@ class Slot:
             self._device_in, self._device_out = (_allocate(cuda, one.nbytes, owned) for one in (inputs, outputs))
             self._host_in, self._host_out = (_allocate_host(cuda, one.nbytes, owned) for one in (inputs, outputs))
             self._staging, self._answers = _bytes_at(self._host_in, inputs), _bytes_at(self._host_out, outputs)
+            self._answers_view = self._answers.data
             self._staging.fill(0)
             cuda.clear(self._device_in, inputs.nbytes, self.stream)
             cuda.wait_for_stream(self.stream)
@@ -97,14 +99,15 @@ class Slot:
             target = self._host_out + place.offset
             self._cuda.copy_to_host(target, self._device_out + place.offset, samples * place.sample_bytes, self.stream)
 
-    def answers(self, samples: int, *, batched: bool) -> list[np.ndarray]:
-        """The outputs on the host, over memory that the next batch reuses: [samples, ...] where `batched`."""
-        arrays = []
+    def answers(self, samples: int, *, batched: bool) -> list[Landed]:
+        """The outputs on the host, in memory that the next batch reuses: [samples, ...] where `batched`."""
+        landed = []
         for place in self._outputs.places:
-            raw = self._answers[place.offset : place.offset + samples * place.sample_bytes]
+            end = place.offset + samples * place.sample_bytes
             shape = (samples, *place.spec.shape) if batched else place.spec.shape
-            arrays.append(raw.view(place.spec.numpy_dtype).reshape(shape))
-        return arrays
+            array = self._answers[place.offset : end].view(place.spec.numpy_dtype).reshape(shape)
+            landed.append(Landed(array, self._answers_view[place.offset : end]))
+        return landed
 
     def close(self) -> None:
         """Give everything back. The stream must have nothing to do."""
