@@ -23,7 +23,7 @@ from app.edge.exchange import Exchange, Inputs, Terms
 from app.edge.multipart import boundary_of, split_files
 from app.edge.replies import Reply, error_reply
 from app.edge.scores import best_classes
-from app.edge.timing import server_timing, timing_document, timing_ms
+from app.edge.timing import Timing, server_timing, timing_document, timing_ms
 from app.scheduling.request import TensorRef
 from models.errors import InvalidRequest, RequestError
 from models.images import decode_image_into, sniff
@@ -61,9 +61,8 @@ class PredictionsRoute(HotRoute):
         envelope: _Answer = {"model": name, "version": str(version)}
         if boundary is None or sniff(body.view) is not None:
             answer = await self._predict(call.exchange, served, body.view, terms, top_k)
-            return Reply(
-                200, (orjson.dumps({**envelope, **answer}),), headers=(server_timing(answer["timing_ms"].values()),)
-            )
+            headers = (server_timing(Timing(**answer["timing_ms"])),)
+            return Reply(200, (orjson.dumps({**envelope, **answer}),), headers=headers)
         files = await self.pool.run(split_files, body.view, boundary)
         outcomes = await asyncio.gather(
             *(self._predict_file(call.exchange, served, file, terms, top_k) for file in files),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from app.scheduling.request import Done
@@ -31,6 +30,6 @@ def timing_document(timing: Timing) -> dict[str, float]:
     return {stage: round(ms, 3) for stage, ms in timing._asdict().items()}
 
 
-def server_timing(stages_ms: Iterable[float]) -> tuple[bytes, bytes]:
+def server_timing(timing: Timing) -> tuple[bytes, bytes]:
     """The `Server-Timing` header, which browsers and proxies know how to show."""
-    return SERVER_TIMING, _HEADER % tuple(stages_ms)
+    return SERVER_TIMING, _HEADER % timing

@@ -10,16 +10,17 @@ The rules, in the order in which they bind:
     it is full, or just so early that it can compute as soon as the first has ended; until then it grows.
  3. A batch is cut where one request more would make another late, and a large one where it would take more than
     half of its first request's time: so that who comes when it begins is in time in the next.
- 4. A request that cannot be in time any more is given up only when others wait behind it; the last one runs,
-    because that costs little and teaches the latency model. Heads that could be in time are given up as well
+ 4. A request that cannot be in time any more is given up only when others wait for the device, of its own model or
+    of another; else it runs, because that costs little and teaches the latency model. For the same reason one in
+    eight runs of those that are in the way of other models alone. Heads that could be in time are given up as well
     when that saves more requests than smaller batches that keep them.
  5. A request is let in when it could be in time by itself, and of those who wait before it and could be so too
     there are not more than twice as many as can be served until its deadline.
  6. An idle lane with an empty queue admits everything that could still be in time by the clock, whatever
     the latency model says of it; so a model that was wrong for a while always recovers.
-
  7. Among several devices a batch goes to the one that is expected to finish it first, even if that is busy
     and another is idle; a slower one is used when so much waits that it finishes before the faster ones would.
+ 8. Among several models on a device, that one goes first whose first request must start soonest to be in time.
 
 Rules 2 to 4 follow the early drop of Nexus (Shen et al., SOSP 2019) with late binding.
 """
@@ -80,6 +81,9 @@ class Wait(NamedTuple):
 
 Decision = Dispatch | Drop | Wait
 _ADMITTED = Admit()
+# Of the requests that are late, alone and in the way of other models, so many are given up for one that is run, because
+# what is expected of their model may be wrong.
+_LEARN_FROM_ONE_IN = 8
 
 
 def admit(state: State, request: Request, now_ns: int) -> Admit | Refuse:
@@ -240,12 +244,20 @@ def _take_hopeless(state: State, queue: Queue, outlook: Outlook) -> tuple[Reques
     given_up: list[Request] = []
     for entries in list(queue.by_shape.values()):
         late = _late_heads(entries, outlook)
-        if late == len(entries) and queue.requests == late:
+        if late == len(entries) and queue.requests == late and _keeps_last(state, queue, outlook):
             late -= 1
         for entry in entries[: late + sacrifices(state, queue, entries, outlook, late)]:
             state.remove(entry[-1])
             given_up.append(entry[-1])
     return tuple(given_up)
+
+
+def _keeps_last(state: State, queue: Queue, outlook: Outlook) -> bool:
+    """Whether the last that waits is run though it will be late: nobody pays for it, or it is time to learn again."""
+    if not state.beside(queue, outlook.lane):
+        return True
+    queue.given_up_alone += 1
+    return queue.given_up_alone % _LEARN_FROM_ONE_IN == 0
 
 
 def _late_heads(entries: list[Entry], outlook: Outlook) -> int:

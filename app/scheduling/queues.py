@@ -121,7 +121,8 @@ def urgency(request: Request) -> tuple[int, int, int]:
 class Queue:
     """What waits for one version of one model, by shape. `max_waiting` and `waiting` are in samples.
 
-    `dated` is how many of the requests that wait have a deadline.
+    `dated` is how many of the requests that wait have a deadline, `given_up_alone` how many were given up, or run to
+    learn from them, when they were late, alone in the queue and in the way of another.
     """
 
     key: ModelKey
@@ -132,6 +133,7 @@ class Queue:
     retries: deque[tuple[Request, ...]] = field(default_factory=deque)
     waiting: int = 0
     dated: int = 0
+    given_up_alone: int = 0
 
     @property
     def requests(self) -> int:
@@ -185,6 +187,13 @@ class State:
     def having_room(self, queue: Queue) -> list[Lane]:
         """The queue's lanes that may be given a batch."""
         return [lane for lane in queue.lanes if self.has_room(lane)]
+
+    def beside(self, queue: Queue, lane: Lane) -> list[tuple[Queue, Lane]]:
+        """The other queues that wait for the same device as the lane, each with a lane of its own there."""
+        timeline = self.timeline(lane)
+        others = (other for other in self.queues.values() if other is not queue and other.waiting)
+        lanes = ((other, theirs) for other in others for theirs in other.usable_lanes[:1])
+        return [(other, theirs) for other, theirs in lanes if self.timeline(theirs) is timeline]
 
     def is_idle(self, queue: Queue) -> bool:
         """Whether a request that comes now would compute at once."""

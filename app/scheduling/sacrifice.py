@@ -141,7 +141,5 @@ class _Heads:
 
 def _owed_to_others_ns(state: State, queue: Queue, outlook: Outlook) -> int:
     """What a batch of each other queue takes that waits for the same device."""
-    timeline = state.timeline(outlook.lane)
-    others = (other for other in state.queues.values() if other is not queue and other.waiting)
-    lanes = ((other, lane) for other in others for lane in other.usable_lanes[:1] if state.timeline(lane) is timeline)
-    return sum(lane.behind_ns(min(other.waiting, other.max_batch)) for other, lane in lanes)
+    beside = state.beside(queue, outlook.lane)
+    return sum(lane.behind_ns(min(other.waiting, other.max_batch)) for other, lane in beside)

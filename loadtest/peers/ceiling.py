@@ -170,8 +170,9 @@ def main(
         write_text(json_file, json.dumps(document | {"rounds": [asdict(one) for one in done]}, indent=1) + "\n")
         console.print(bound_table(done), markup=False, soft_wrap=True)
         if page is not None:
-            where = f"Measured on {started_at} on {machine.cpu}, {machine.cores} cores, {generator.title}, load average"
-            replace_block(page, MARK, f"{where} at the start {machine.load_average:.2f}.\n\n{bound_table(done)}")
+            where = f"Measured on {started_at} on {machine.cpu}, {machine.cores} cores, {generator.title}"
+            how = f"Python {machine.python}, load average at the start {machine.load_average:.2f}"
+            replace_block(page, MARK, f"{where}, {how}.\n\n{bound_table(done)}")
     except ConvoyError as error:
         print(f"ceiling: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from error

@@ -48,7 +48,7 @@ def _conditions(results: Results) -> str:
         f"({asked.generator}); load average at the start {machine.load_average:.2f}. "
         f"{asked.threads} engine thread{'s' if asked.threads > 1 else ''} each, {asked.rounds} rounds of "
         f"{asked.duration_s:g} s after {asked.warm_up_s:g} s of warm-up, order drawn with seed {asked.seed}. "
-        f"Model: sha256 {asked.model_sha256[:12]}."
+        f"Model: sha256 {asked.model_sha256[:12]}. Python {machine.python}."
     ]
     if results.interrupted:
         lines.append("**The comparison was stopped before its end; the rounds that it finished are shown.**")

@@ -5,6 +5,7 @@ What it has found stays in `build/simulation`; a second call goes on where the f
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from loadtest.simulation import report
@@ -18,6 +19,7 @@ _FOUND = _ROOT / "build" / "simulation"
 
 
 def main() -> None:
+    argparse.ArgumentParser("python -m loadtest.simulation", description=__doc__).parse_args()
     chosen = scenarios()
     findings = []
     for finding in find(chosen, SEEDS, Kept(_FOUND, SEEDS)):

@@ -43,6 +43,19 @@ def test_three_times_the_capacity_costs_little_of_the_best_goodput(scenario: Sce
     assert overloaded >= 0.9 * max(goodput(load) for load in (0.6, 0.8, 1.0, 1.5))
 
 
+@pytest.mark.parametrize("kappa", [1.0, 5.0, 20.0])
+def test_a_light_model_beside_a_saturated_one_keeps_most_of_its_goodput(kappa: float) -> None:
+    """More in all would be in time if the largest batches went first, and next to nothing of the light one's."""
+    scenario = Scenario(Device(kappa), 5, (0.97, 0.03))
+    workload = draw(scenario, 3.0 * scenario.device.capacity, seed=1)
+    ended_ns = run_policy(workload, scenario.device).ended_ns[1]
+    arrived_ns = workload.times_ns[1]
+    in_time = sum(
+        0 < end_ns <= arrival_ns + workload.within_ns for arrival_ns, end_ns in zip(arrived_ns, ended_ns, strict=True)
+    )
+    assert in_time >= 0.6 * len(arrived_ns)
+
+
 @pytest.mark.slow
 def test_nobody_is_better(tmp_path: Path) -> None:
     chosen = [
@@ -50,6 +63,7 @@ def test_nobody_is_better(tmp_path: Path) -> None:
         Scenario(Device(0.2), 10),
         Scenario(Device(5.0), 10),
         Scenario(Device(5.0), 20, zipf(4)),
+        Scenario(Device(1.0), 5, zipf(4)),
         Scenario(Device(20.0), 5, arrivals="steps"),
     ]
     for finding in find(chosen, 4, Kept(tmp_path, 4)):

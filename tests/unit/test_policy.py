@@ -269,7 +269,7 @@ def test_who_cannot_be_in_time_is_given_up_only_when_others_wait_behind() -> Non
     assert dispatched(state, 2000).requests == (behind,)
 
 
-def test_somebody_who_waits_for_another_model_is_no_reason_to_give_up() -> None:
+def test_somebody_who_waits_for_another_device_is_no_reason_to_give_up() -> None:
     state = make_state(A, B)
     running, other = occupy(state), occupy(state, key=B)
     late = let_in(state, 1, deadline=predicted(1) + predicted(1))
@@ -277,6 +277,34 @@ def test_somebody_who_waits_for_another_model_is_no_reason_to_give_up() -> None:
     finish(state, running, 2000)
     assert dispatched(state, 2000).requests == (late,)
     finish(state, other, 2000)
+
+
+def test_who_is_late_and_in_the_way_of_another_model_is_given_up_but_for_one_in_eight() -> None:
+    """What is expected of its model may be wrong, and nothing else would correct that where others always wait."""
+    state = make_state(A, B, slots=1)
+    ran = []
+    for turn in range(24):
+        now = turn * 100_000
+        running = occupy(state, now, key=B)
+        late = let_in(state, now, key=A, deadline=now + predicted(1) + predicted(1))
+        other = let_in(state, now, key=B, deadline=now + 50_000)
+        now += 2000
+        finish(state, running, now)
+        decision = decide(state, now)
+        if isinstance(decision, Drop):
+            assert decision == Drop((late,), Outcome.HOPELESS)
+            decision = decide(state, now)
+        else:
+            assert isinstance(decision, Dispatch)
+            assert decision.requests == (late,)
+            ran.append(turn)
+            now += took(1)
+            finish(state, decision, now)
+            decision = decide(state, now)
+        assert isinstance(decision, Dispatch)
+        assert decision.requests == (other,)
+        finish(state, decision, now + took(1))
+    assert ran == [7, 15, 23]
 
 
 def test_a_head_gives_way_when_that_saves_more_than_it() -> None:
