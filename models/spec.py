@@ -117,6 +117,22 @@ class ImageSpec:
                 f"image resize_px {self.resize_px} is below the crop {self.height}x{self.width}; enlarge it"
             )
 
+    @staticmethod
+    def plain(height: int, width: int, channels: Literal[1, 3], front: Front) -> ImageSpec:
+        """Straight to a size, with values in [0, 1] as they are."""
+        return ImageSpec(
+            height=height,
+            width=width,
+            channels=channels,
+            resize_mode="exact",
+            resize_px=max(height, width),
+            interpolation="bilinear",
+            antialias=True,
+            mean=(0.0,) * channels,
+            std=(1.0,) * channels,
+            front=front,
+        )
+
     @property
     def tensor_shape(self) -> tuple[int, int, int]:
         """The shape of one sample, as the model takes it."""

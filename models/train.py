@@ -114,7 +114,8 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
     device = fit.choose_device(options.device)
     refuse_unwritable(options.out)
     dataset = load(options.dataset, options.data_root)
-    image = _image_spec(options.arch)
+    row = zoo.entry(options.arch)
+    image = ImageSpec.plain(row.height, row.width, row.channels, "uint8_nhwc")
     training, test = _decoded(dataset, "train", image, report), _decoded(dataset, "test", image, report)
     image = _with_statistics(image, _pixels(training))
 
@@ -187,23 +188,6 @@ def _require_torch() -> None:
 def _refuse_unknown(option: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise UsageError(f"{option} {value} is not known; use one of: {', '.join(allowed)}")
-
-
-def _image_spec(arch: str) -> ImageSpec:
-    """The network's input, straight to its size; mean and std are filled in from the training images."""
-    row = zoo.entry(arch)
-    return ImageSpec(
-        height=row.height,
-        width=row.width,
-        channels=row.channels,
-        resize_mode="exact",
-        resize_px=max(row.height, row.width),
-        interpolation="bilinear",
-        antialias=True,
-        mean=(0.0,) * row.channels,
-        std=(1.0,) * row.channels,
-        front="uint8_nhwc",
-    )
 
 
 def _decoded(dataset: Dataset, part: Part, image: ImageSpec, report: Report) -> DecodedPart:

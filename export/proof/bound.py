@@ -6,7 +6,7 @@ and the other wrong say anything: `lost` of them turned wrong, `won` turned righ
 
 from __future__ import annotations
 
-import math
+from scipy.special import betaincinv
 
 LEVEL = 0.05
 # The share of the error that is spent on what was lost. Most of it: `won` is often 0, and its bound then is too.
@@ -27,37 +27,4 @@ def loss_bound_points(lost: int, won: int, images: int, *, level: float = LEVEL)
 
 def binomial_upper(hits: int, trials: int, level: float) -> float:
     """The largest p for which as few as `hits` of `trials` would be seen with a probability of `level` or more."""
-    if hits >= trials:
-        return 1.0
-    low, high = hits / trials, 1.0
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        if _at_most(hits, trials, middle) > level:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def _at_most(hits: int, trials: int, p: float) -> float:
-    """P(X <= hits) for X binomial, from its largest term downwards, which cannot underflow where it matters."""
-    if p <= 0:
-        return 1.0
-    if p >= 1:
-        return 0.0
-    log_term = (
-        math.lgamma(trials + 1)
-        - math.lgamma(hits + 1)
-        - math.lgamma(trials - hits + 1)
-        + hits * math.log(p)
-        + (trials - hits) * math.log1p(-p)
-    )
-    total, term = 0.0, math.exp(log_term)
-    odds = (1 - p) / p
-    for count in range(hits, -1, -1):
-        total += term
-        # Above the mean terms grow towards it, below they only shrink.
-        if term < total * 1e-17 and count < trials * p:
-            break
-        term *= count / (trials - count + 1) * odds
-    return min(1.0, total)
+    return 1.0 if hits >= trials else float(betaincinv(hits + 1, trials - hits, 1 - level))

@@ -72,7 +72,7 @@ def resolve_image(
         known = size or default_size
         if known is None:
             raise UsageError("--preprocess unit needs the size of the input; pass --input, as in --input 3x32x32")
-        image = _unit(known, front)
+        image = ImageSpec.plain(known.height, known.width, known.channels, front)
     else:
         image = _from_file(Path(preprocess), front)
     found = InputSize(image.channels, image.height, image.width)
@@ -105,21 +105,6 @@ def _imagenet(size: InputSize, front: Front) -> ImageSpec:
         antialias=True,
         mean=_IMAGENET_MEAN,
         std=_IMAGENET_STD,
-        front=front,
-    )
-
-
-def _unit(size: InputSize, front: Front) -> ImageSpec:
-    return ImageSpec(
-        height=size.height,
-        width=size.width,
-        channels=size.channels,
-        resize_mode="exact",
-        resize_px=max(size.height, size.width),
-        interpolation="bilinear",
-        antialias=True,
-        mean=(0.0,) * size.channels,
-        std=(1.0,) * size.channels,
         front=front,
     )
 
