@@ -37,6 +37,8 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
             result = engine.run(parts)
         except EngineFailure as failure:
             raise RunFailed(str(failure), _REACH[failure.blast]) from failure
+        if [len(answers) for answers in result.outputs] != [len(request.wanted) for request in requests]:
+            raise RunFailed("the engine did not answer every request with the outputs that it wanted; this is a bug")
         times = StageTimes(result.copy_in_ns, result.compute_ns, result.copy_out_ns, result.waited_ns)
         return BatchAnswers(result.outputs, times)
 

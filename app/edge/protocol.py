@@ -235,8 +235,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._watch_reader()  # it closes when the client has read what is left
             return
         waits_for_rest = not self.pipeline and self.cycle is not None and self.cycle.more_body
-        if self.flow.read_paused:
-            self.flow.resume_reading()
+        self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif not waits_for_rest and not self._in_headers:  # those have time limits of their own

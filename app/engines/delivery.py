@@ -21,34 +21,43 @@ class Landed(NamedTuple):
     array: np.ndarray
     data: memoryview | None = None
 
+    def rows(self, start: int, end: int) -> Landed:
+        """The same of some of its samples."""
+        array, data = self
+        if data is not None:
+            row_bytes = len(data) // len(array)
+            data = data[start * row_bytes : end * row_bytes]
+        return Landed(array[start:end], data)
+
 
 def scatter(parts: Sequence[Part], landed: Sequence[Landed], *, batched: bool) -> tuple[tuple[TensorBytes, ...], ...]:
     """Each part's rows of each wanted output."""
     answers, start = [], 0
     for part in parts:
-        end = start + part.samples if batched else 0
+        end = start + part.samples
         wanted = zip(part.wanted, part.destinations, strict=True)
-        answers.append(tuple([_deliver(landed[index], start, end, destination) for index, destination in wanted]))
+        answers.append(
+            tuple(
+                [
+                    _deliver(landed[index].rows(start, end) if batched else landed[index], destination)
+                    for index, destination in wanted
+                ]
+            )
+        )
         start = end
     return tuple(answers)
 
 
-def _deliver(landed: Landed, start: int, end: int, destination: memoryview | None) -> TensorBytes:
-    """Copy rows from `start` to `end`, 0: all there is, to where they belong, or to memory of their own."""
-    array, data = landed
-    if data is not None and destination is not None:
-        if not end:
-            destination[:] = data
-            return TensorBytes(array.shape, destination)
-        whole = array.shape
-        row_bytes = len(data) // whole[0]
-        destination[:] = data[start * row_bytes : end * row_bytes]
-        return TensorBytes((end - start, *whole[1:]), destination)
-    rows = array[start:end] if end else array
+def _deliver(own: Landed, destination: memoryview | None) -> TensorBytes:
+    """Copy one request's rows to where they belong, or to memory of their own."""
+    rows, data = own
     if rows.dtype.hasobject:
         return TensorBytes(rows.shape, memoryview(pack(text.encode() for text in rows.flat)))
     if destination is None:
-        own = np.array(rows, order="C", copy=True)
-        return TensorBytes(own.shape, own.reshape(-1).view(np.uint8).data)
-    np.copyto(np.ndarray(rows.shape, rows.dtype, destination), rows)
+        copy = np.array(rows, order="C", copy=True)
+        return TensorBytes(copy.shape, copy.reshape(-1).view(np.uint8).data)
+    if data is None:
+        np.copyto(np.ndarray(rows.shape, rows.dtype, destination), rows)
+    else:
+        destination[:] = data
     return TensorBytes(rows.shape, destination)

@@ -253,7 +253,10 @@ def _take_hopeless(state: State, queue: Queue, outlook: Outlook) -> tuple[Reques
 
 
 def _keeps_last(state: State, queue: Queue, outlook: Outlook) -> bool:
-    """Whether the last that waits is run though it will be late: nobody pays for it, or it is time to learn again."""
+    """Whether the last that waits is run though it will be late: nobody pays for it, or it is time to learn again.
+
+    Counts those that somebody would pay for.
+    """
     if not state.beside(queue, outlook.lane):
         return True
     queue.given_up_alone += 1

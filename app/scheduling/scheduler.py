@@ -394,10 +394,7 @@ class Scheduler:
         self._report(self._observer.batch_ran, dispatch, result, [done for _, done in ended])
         for listener, done in ended:
             if listener is not None:
-                try:
-                    listener(done)
-                except Exception as error:
-                    self._complain(listener, error)
+                self._report(listener, done)
 
     def _blame(self, entry: _LaneEntry, dispatch: Dispatch, failure: RunFailed) -> None:
         self._report(self._observer.batch_failed, dispatch, str(failure))
@@ -445,14 +442,11 @@ class Scheduler:
             self._report(pending.on_done, done)
 
     def _report(self, listener: Callable[[*Args], None], *args: *Args) -> None:
+        # A bug in one who listens must not cost the others their answers.
         try:
             listener(*args)
         except Exception as error:
-            self._complain(listener, error)
-
-    def _complain(self, listener: Callable[..., None], error: Exception) -> None:
-        # A bug in one who listens must not cost the others their answers.
-        self._loop.call_exception_handler({"message": f"{listener!r} failed; this is a bug", "exception": error})
+            self._loop.call_exception_handler({"message": f"{listener!r} failed; this is a bug", "exception": error})
 
     def _move(self, slots: Iterable[SlotRef], state: SlotState) -> None:
         move = self._slab.move

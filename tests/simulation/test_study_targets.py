@@ -45,7 +45,7 @@ def test_three_times_the_capacity_costs_little_of_the_best_goodput(scenario: Sce
 
 @pytest.mark.parametrize("kappa", [1.0, 5.0, 20.0])
 def test_a_light_model_beside_a_saturated_one_keeps_most_of_its_goodput(kappa: float) -> None:
-    """More in all would be in time if the largest batches went first, and next to nothing of the light one's."""
+    """More in all would be in time if the largest batches went first, and a third of the light one's."""
     scenario = Scenario(Device(kappa), 5, (0.97, 0.03))
     workload = draw(scenario, 3.0 * scenario.device.capacity, seed=1)
     ended_ns = run_policy(workload, scenario.device).ended_ns[1]
