@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 
 from app.catalog import Catalog, Served
+from app.core_like import Spent
 from app.gpu_metrics import GpuWatch
 from app.health import Health, HealthOptions
 from app.lanes import Lanes
@@ -189,6 +190,10 @@ class Core(Reception):
     def call_ended(self, key: ModelKey | None, protocol: str, outcome: str, ns: int) -> None:
         """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
         self.tally.call(key, protocol, outcome, ns)
+
+    def call_answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
+        """Both at once, for a call that ended well."""
+        self.tally.answered(key, protocol, spent)
 
     def waiting_samples(self, served: Served) -> int:
         queue = self.scheduler.state.queues.get(served.key)

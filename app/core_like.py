@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from app.scheduling.request import Done, ModelKey, Request
 from app.scheduling.slab import Slab, Slot
@@ -17,6 +17,14 @@ from models.errors import RequestError
 from models.spec import ModelSpec
 
 Found = TypeVar("Found", covariant=True)
+
+
+class Spent(NamedTuple):
+    """Nanoseconds of a call that has its answer: of its stages at the edge, and from its arrival to its end."""
+
+    decode_ns: int
+    encode_ns: int
+    total_ns: int
 
 
 class Finder(Protocol[Found]):
@@ -96,3 +104,6 @@ class CoreLike(Protocol):
 
     def call_ended(self, key: ModelKey | None, protocol: str, outcome: str, ns: int) -> None:
         """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
+
+    def call_answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
+        """Both at once, for a call that ended well."""

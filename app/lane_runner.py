@@ -30,8 +30,8 @@ def lane_runner(slab: Slab, engine: Engine) -> Runner:
             shapes = whole.get(samples)
             if shapes is None:
                 shapes = whole[samples] = _whole(request) if engine.batched else request.shapes
-            inputs = tuple([slab.tensor(ref) for ref in request.inputs])
-            outputs = tuple([None if ref is None else slab.tensor(ref) for ref in request.outputs])
+            slots = request.slots
+            inputs, outputs = slab.tensors(slots, request.inputs), slab.tensors(slots, request.outputs)
             parts.append(Part(samples, shapes, inputs, request.wanted, outputs))
         try:
             result = engine.run(parts)

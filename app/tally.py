@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from app.catalog import Served
+from app.core_like import Spent
 from app.metrics import Metrics
 from app.scheduling.request import ModelKey
 
@@ -23,6 +24,7 @@ class Tally:
         self._live = live
         self._stages: defaultdict[tuple[ModelKey, str], list[int]] = defaultdict(list)
         self._calls: defaultdict[tuple[ModelKey | None, str, str], list[int]] = defaultdict(list)
+        self._answered: defaultdict[tuple[ModelKey, str], list[Spent]] = defaultdict(list)
         self._is_due = False
 
     def stage(self, key: ModelKey, stage: str, ns: int) -> None:
@@ -37,9 +39,21 @@ class Tally:
         if not self._is_due:
             self._count_soon()
 
+    def answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
+        """A call has ended well: both at once."""
+        self._answered[key, protocol].append(spent)
+        if not self._is_due:
+            self._count_soon()
+
     def count(self) -> None:
         """Count all that has come. Comes before a version's series end, while it can be found."""
         self._is_due = False
+        answered, self._answered = self._answered, defaultdict(list)
+        for (key, protocol), spent in answered.items():
+            decode_ns, encode_ns, total_ns = map(list, zip(*spent, strict=True))
+            self._stages[key, "decode"] += decode_ns
+            self._stages[key, "encode"] += encode_ns
+            self._calls[key, protocol, "success"] += total_ns
         stages, self._stages = self._stages, defaultdict(list)
         for (key, stage), values in stages.items():
             served = self._live(key)

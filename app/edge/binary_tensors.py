@@ -12,8 +12,8 @@ import numpy as np
 
 from app.core_like import ServedLike
 from app.edge.body import Body
-from app.edge.tensors import Asked, Source, Target, TensorIn
-from app.scheduling.request import Shape, TensorRef
+from app.edge.tensors import Asked, Source, Target, TensorIn, TensorRef
+from app.scheduling.request import Shape
 from app.shared_memory import SharedMemory
 from models.errors import InvalidRequest
 from models.spec import TensorSpec

@@ -14,8 +14,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from app.core_like import CoreLike, ServedLike
+from app.edge.tensors import TensorRef
 from app.outcomes import check
-from app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, Outcome, Request, Shape, SlotRef, TensorRef
+from app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, Outcome, Place, Request, Shape, SlotRef
 from app.scheduling.slab import Slot
 from app.shared_memory import Region
 from models.errors import DeadlineExceeded
@@ -117,14 +118,23 @@ class Exchange:
 
     def build_request(self, served: ServedLike, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
         """The scheduler's view of what was decoded, with room reserved for the outputs."""
+        outputs = self._reserve_outputs(served, inputs.samples, wanted)
+        slots: dict[SlotRef, int] = {}  # and their numbers in the request
+
+        def place(ref: TensorRef) -> Place:
+            return Place(slots.setdefault(ref.slot, len(slots)), ref.offset, ref.nbytes)
+
+        places_in = tuple([place(ref) for ref in inputs.tensors])
+        places_out = tuple([None if ref is None else place(ref) for ref in outputs])
         return Request(
             id=self.core.next_request_id(),
             key=served.key,
             samples=inputs.samples,
             shapes=inputs.shapes,
-            inputs=inputs.tensors,
+            slots=tuple(slots),
+            inputs=places_in,
             wanted=wanted,
-            outputs=self._reserve_outputs(served, inputs.samples, wanted),
+            outputs=places_out,
             arrival_ns=self.arrival_ns,
             priority=terms.priority,
             deadline_ns=None if terms.timeout_ms is None else self.arrival_ns + int(terms.timeout_ms * MILLISECOND_NS),
@@ -137,7 +147,7 @@ class Exchange:
         The slots are the scheduler's from here on; with an answer they are the edge's again.
         """
         future = self.core.submit(request)
-        own = {ref: self._slots.pop(ref) for ref in request.slots()}
+        own = {ref: self._slots.pop(ref) for ref in request.slots}
         try:
             done = await self._answer(future, request)
         except BaseException as error:

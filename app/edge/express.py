@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from app.core_like import CoreLike, ServedLike
+from app.core_like import CoreLike, ServedLike, Spent
 from app.edge.body import Body
 from app.edge.calls import Call, EdgeOptions, outcome_of
 from app.edge.compression import is_long_enough
@@ -32,10 +32,11 @@ from app.edge.oip_request import has_plain_inputs
 from app.edge.oip_response import render_infer
 from app.edge.outputs import WantedOutput
 from app.edge.replies import Reply, answer_head, error_reply, headers_of, internal_error
+from app.edge.tensors import TensorRef
 from app.edge.timing import SERVER_TIMING, server_timing, timing_ms
 from app.logs import request_id
 from app.outcomes import check
-from app.scheduling.request import Done, Request, Shape, TensorRef
+from app.scheduling.request import Done, Place, Request, Shape
 from app.scheduling.slab import ALIGNMENT_BYTES, Slot, SlotState
 from models.errors import RequestError, Unavailable
 from models.spec import ModelSpec
@@ -54,13 +55,6 @@ _MOST_CHARACTERS_A_BYTE = 6  # of numbers in JSON: `false,` is one byte, `-1.234
 _UNUSUAL = frozenset((b"content-encoding", b"transfer-encoding", b"expect", b"upgrade"))
 
 
-class Span(NamedTuple):
-    """Bytes of a slot."""
-
-    offset: int
-    nbytes: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Lesson:
     """What one kind of request means to one version, and how it is answered.
@@ -73,9 +67,9 @@ class Lesson:
     served: ServedLike
     samples: int
     shapes: tuple[Shape, ...]
-    inputs: tuple[Span, ...]
+    inputs: tuple[Place, ...]
     wanted: tuple[int, ...]
-    outputs: tuple[Span, ...]
+    outputs: tuple[Place, ...]
     room_bytes: int
     header_bytes: int
     rendering: Rendering
@@ -88,8 +82,8 @@ class Rendering(Protocol):
     @property
     def longest_bytes(self) -> int: ...
 
-    def answer(self, lesson: Lesson, done: Done, view: memoryview) -> tuple[bytes, list[bytes | memoryview]]:
-        """Status line and the headers that are the reply's own, and the body. `view`: of the request's slot."""
+    def answer(self, lesson: Lesson, done: Done) -> tuple[bytes, list[bytes | memoryview]]:
+        """Status line and the headers that are the reply's own, and the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +94,8 @@ class BinaryRendering:
     json: bytes
     longest_bytes: int
 
-    def answer(self, lesson: Lesson, done: Done, view: memoryview) -> tuple[bytes, list[bytes | memoryview]]:
-        return self.head, [self.json, *[view[offset : offset + nbytes] for offset, nbytes in lesson.outputs]]
+    def answer(self, lesson: Lesson, done: Done) -> tuple[bytes, list[bytes | memoryview]]:
+        return self.head, [self.json, *[one.data for one in done.answers]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +105,7 @@ class JsonRendering:
     request: InferRequest
     longest_bytes: int
 
-    def answer(self, lesson: Lesson, done: Done, view: memoryview) -> tuple[bytes, list[bytes | memoryview]]:
+    def answer(self, lesson: Lesson, done: Done) -> tuple[bytes, list[bytes | memoryview]]:
         response = render_infer(self.request, lesson.served, done)
         reply = Reply(200, response.pieces, response.content_type)
         return answer_head(200, headers_of(reply)), [*reply.pieces]
@@ -187,8 +181,8 @@ class Express:
         url: bytes = call.scope["raw_path"]
         kind = (url, body.nbytes, bytes(body.view[:length]))
         if kind not in self._lessons and has_plain_inputs(request, served.spec):
-            spans = tuple(Span(ref.offset, ref.nbytes) for ref in request.tensors if isinstance(ref, TensorRef))
-            lesson = _lesson(call, request, served, spans, body.nbytes, length, rendering)
+            inputs = tuple(Place(0, ref.offset, ref.nbytes) for ref in request.tensors if isinstance(ref, TensorRef))
+            lesson = _lesson(call, request, served, inputs, body.nbytes, length, rendering)
             self._make_room(url)
             self._lessons[kind] = lesson
 
@@ -201,7 +195,7 @@ class Express:
         form = json_form(text, request, served.spec)
         if form is not None:
             nbytes = form.count * form.dtype.itemsize
-            lesson = _lesson(call, request, served, (Span(0, nbytes),), nbytes, 0, rendering)
+            lesson = _lesson(call, request, served, (Place(0, 0, nbytes),), nbytes, 0, rendering)
             self._make_room(url)
             # The newest first: a client that says something else each time must not hide the one who repeats itself.
             self._json_lessons[url] = [(form, lesson), *self._json_lessons.get(url, ())][:_MOST_FORMS]
@@ -321,20 +315,20 @@ class Passage:
 
     def _decoded(self, data: bytes | memoryview, decode_ns: int) -> Request:
         started_ns = time.monotonic_ns() - decode_ns
-        lesson, core, ref = self._lesson, self._express.core, self._slot.ref
+        lesson, core = self._lesson, self._express.core
         self._slot.view[: len(data)] = data
         self._request = request = Request(
             core.next_request_id(),
             lesson.served.key,
             lesson.samples,
             lesson.shapes,
-            tuple([TensorRef(ref, offset, nbytes) for offset, nbytes in lesson.inputs]),
+            (self._slot.ref,),
+            lesson.inputs,
             lesson.wanted,
-            tuple([TensorRef(ref, offset, nbytes) for offset, nbytes in lesson.outputs]),
+            lesson.outputs,
             self._arrival_ns,
         )
         self._decode_ns = time.monotonic_ns() - started_ns
-        core.stage_took(request.key, "decode", self._decode_ns)
         return request
 
     def client_left(self) -> None:
@@ -366,12 +360,13 @@ class Passage:
         started_ns = time.monotonic_ns()
         core, lesson, slot = self._express.core, self._lesson, self._slot
         name, timing = server_timing(timing_ms(done, self._decode_ns, started_ns - self._arrival_ns))
-        head, body = lesson.rendering.answer(lesson, done, slot.view)
+        head, body = lesson.rendering.answer(lesson, done)
         self._send(200, [head, name, b": ", timing, b"\r\n", *self._own_headers(), *body])
         core.slab.free(slot.ref)
         ended_ns = time.monotonic_ns()
-        core.stage_took(lesson.served.key, "encode", ended_ns - started_ns)
-        self._leave("success", 200, ended_ns)
+        took_ns = ended_ns - self._arrival_ns
+        core.call_answered(lesson.served.key, "v2", Spent(self._decode_ns, ended_ns - started_ns, took_ns))
+        self._let_go(200, took_ns)
 
     def _refuse(self, error: RequestError, outcome: str | None = None) -> None:
         reply = error_reply(error)
@@ -412,19 +407,22 @@ class Passage:
             transport.close()
         self._protocol.on_response_complete()
 
-    def _leave(self, outcome: str, status: int, ended_ns: int = 0) -> None:
-        """Count the call and let go of everything but the memory, once; `status` 0: there was no answer.
-
-        `ended_ns` 0: now.
-        """
+    def _leave(self, outcome: str, status: int) -> None:
+        """Count a call without an answer that it wanted, once; `status` 0: there was none at all."""
         if self._has_left:
             return
+        core, key = self._express.core, self._lesson.served.key
+        took_ns = time.monotonic_ns() - self._arrival_ns
+        if self._request is not None:
+            core.stage_took(key, "decode", self._decode_ns)
+        core.call_ended(key, "v2", outcome, took_ns)
+        self._let_go(status, took_ns)
+
+    def _let_go(self, status: int, took_ns: int) -> None:
+        """Of everything but the memory; the call has been counted."""
         self._has_left = True
-        core, served = self._express.core, self._lesson.served
-        took_ns = (ended_ns or time.monotonic_ns()) - self._arrival_ns
-        core.call_ended(served.key, "v2", outcome, took_ns)
-        served.leave()
-        core.end_call()
+        self._lesson.served.leave()
+        self._express.core.end_call()
         entry = self._express.entry
         is_error = not 200 <= status < 400
         if entry.wants_line(is_error, took_ns / 1e6):
@@ -470,7 +468,7 @@ def _lesson(
     call: Call,
     request: InferRequest,
     served: ServedLike,
-    inputs: tuple[Span, ...],
+    inputs: tuple[Place, ...],
     nbytes: int,
     header_length: int,
     rendering: Rendering,
@@ -480,7 +478,7 @@ def _lesson(
     outputs = []
     for wanted in request.outputs:
         size = _nbytes(request, served.spec, wanted)
-        outputs.append(Span(offset, size))
+        outputs.append(Place(0, offset, size))
         offset += size
     return Lesson(
         call=f"POST {call.scope['path']}",

@@ -23,8 +23,8 @@ from app.edge.exchange import Exchange, Inputs, Terms
 from app.edge.outputs import WantedOutput, read_outputs
 from app.edge.parameters import check_parameters, whole_number
 from app.edge.shared_tensors import SharedBytes
-from app.edge.tensors import Asked, Elsewhere, Target, TensorIn, Values, brief, shown
-from app.scheduling.request import Done, Shape, TensorRef
+from app.edge.tensors import Asked, Elsewhere, Target, TensorIn, TensorRef, Values, brief, shown
+from app.scheduling.request import Done, Shape
 from app.shared_memory import Region
 from models.errors import InvalidRequest
 from models.spec import NUMPY_DTYPES, TensorSpec

@@ -22,8 +22,19 @@ from app.edge.inference import InferRequest, understand, wrong_request
 from app.edge.json_documents import loads
 from app.edge.json_forms import JsonForm, json_form
 from app.edge.shared_tensors import REGION, SharedInput, shared_place
-from app.edge.tensors import BINARY_ONLY, Asked, OutputIn, Source, Target, TensorIn, brief, in_range, shown
-from app.scheduling.request import ModelKey, TensorRef
+from app.edge.tensors import (
+    BINARY_ONLY,
+    Asked,
+    OutputIn,
+    Source,
+    Target,
+    TensorIn,
+    TensorRef,
+    brief,
+    in_range,
+    shown,
+)
+from app.scheduling.request import ModelKey
 from app.shared_memory import SharedMemory
 from models.errors import InvalidRequest
 from models.spec import ModelSpec

@@ -23,8 +23,8 @@ from app.edge.exchange import Exchange, Inputs, Terms
 from app.edge.multipart import boundary_of, split_files
 from app.edge.replies import Reply, error_reply
 from app.edge.scores import best_classes
+from app.edge.tensors import TensorRef
 from app.edge.timing import Timing, server_timing, timing_document, timing_ms
-from app.scheduling.request import TensorRef
 from models.errors import InvalidRequest, RequestError
 from models.images import decode_image_into, sniff
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from app.scheduling.request import Shape, TensorRef
+from app.scheduling.request import Shape, SlotRef
 from app.shared_memory import SharedMemory
 from models.errors import InvalidRequest
 from models.spec import TensorSpec
@@ -43,6 +43,14 @@ class Elsewhere(Protocol):
 
     def write_into(self, view: memoryview) -> None:
         """Fill the view, which has `nbytes` bytes. Raises InvalidRequest."""
+
+
+class TensorRef(NamedTuple):
+    """Bytes in the slab: `nbytes` from `offset` inside a slot."""
+
+    slot: SlotRef
+    offset: int
+    nbytes: int
 
 
 # BYTES are packed in each of the three forms; as an array they are an array of the packed bytes.

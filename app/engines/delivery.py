@@ -21,43 +21,45 @@ class Landed(NamedTuple):
     array: np.ndarray
     data: memoryview | None = None
 
-    def rows(self, start: int, end: int) -> Landed:
-        """The same of some of its samples."""
-        array, data = self
-        if data is not None:
-            row_bytes = len(data) // len(array)
-            data = data[start * row_bytes : end * row_bytes]
-        return Landed(array[start:end], data)
-
 
 def scatter(parts: Sequence[Part], landed: Sequence[Landed], *, batched: bool) -> tuple[tuple[TensorBytes, ...], ...]:
     """Each part's rows of each wanted output."""
-    answers, start = [], 0
-    for part in parts:
-        end = start + part.samples
-        wanted = zip(part.wanted, part.destinations, strict=True)
-        answers.append(
-            tuple(
-                [
-                    _deliver(landed[index].rows(start, end) if batched else landed[index], destination)
-                    for index, destination in wanted
-                ]
-            )
-        )
-        start = end
+    if not batched:
+        each = [zip(part.wanted, part.destinations, strict=True) for part in parts]
+        return tuple([tuple([_copied(landed[index].array, to) for index, to in wanted]) for wanted in each])
+    columns, answers, start = [_Column(one) for one in landed], [], 0
+    for samples, _, _, wanted, destinations in parts:
+        own = []
+        for index, destination in zip(wanted, destinations, strict=True):
+            own.append(columns[index].deliver(start, samples, destination))
+        answers.append(tuple(own))
+        start += samples
     return tuple(answers)
 
 
-def _deliver(own: Landed, destination: memoryview | None) -> TensorBytes:
+class _Column:
+    """An output of a batch, to be handed out by samples."""
+
+    def __init__(self, landed: Landed) -> None:
+        self._array, self._data = landed
+        self._row_shape = self._array.shape[1:]
+        self._row_bytes = 0 if self._data is None else len(self._data) // len(self._array)
+
+    def deliver(self, start: int, samples: int, destination: memoryview | None) -> TensorBytes:
+        data = self._data
+        if data is None or destination is None:
+            return _copied(self._array[start : start + samples], destination)
+        row_bytes = self._row_bytes
+        destination[:] = data[start * row_bytes : (start + samples) * row_bytes]
+        return TensorBytes((samples, *self._row_shape), destination)
+
+
+def _copied(rows: np.ndarray, destination: memoryview | None) -> TensorBytes:
     """Copy one request's rows to where they belong, or to memory of their own."""
-    rows, data = own
     if rows.dtype.hasobject:
         return TensorBytes(rows.shape, memoryview(pack(text.encode() for text in rows.flat)))
     if destination is None:
         copy = np.array(rows, order="C", copy=True)
         return TensorBytes(copy.shape, copy.reshape(-1).view(np.uint8).data)
-    if data is None:
-        np.copyto(np.ndarray(rows.shape, rows.dtype, destination), rows)
-    else:
-        destination[:] = data
+    np.copyto(np.ndarray(rows.shape, rows.dtype, destination), rows)
     return TensorBytes(rows.shape, destination)

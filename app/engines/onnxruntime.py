@@ -123,12 +123,13 @@ class OnnxRuntimeCpuEngine(Engine):
             if staging.is_strings:
                 staging.take_strings(parts, index)
                 continue
-            self._make_room(staging, sum([part.inputs[index].nbytes for part in parts]))
+            sources = [part.inputs[index] for part in parts]
+            self._make_room(staging, sum([source.nbytes for source in sources]))
             view, offset = staging.view, 0
-            for part in parts:
-                source = part.inputs[index]
-                view[offset : offset + source.nbytes] = source
-                offset += source.nbytes
+            for source in sources:
+                end = offset + source.nbytes
+                view[offset:end] = source
+                offset = end
 
     def _make_room(self, staging: Staging, nbytes: int) -> None:
         if staging.ensure(nbytes):

@@ -27,14 +27,13 @@ from app.processes.messages import (
     Lent,
     Menu,
     Message,
-    Place,
     Refused,
     Released,
     Report,
     Submit,
     Welcome,
 )
-from app.scheduling.request import ModelKey, Outcome, Shape, StageTimes
+from app.scheduling.request import ModelKey, Outcome, Place, Shape, StageTimes
 from models.records import from_jsonable, to_jsonable
 from models.spec import ModelSpec
 

@@ -204,7 +204,7 @@ class _Edge:
         self.channel.send(ended_of(done))
         if done.outcome is Outcome.ANSWERED:
             loan.is_told = True
-            for ref in done.request.slots():
+            for ref in done.request.slots:
                 self._core.slab.free(ref)
 
     def _take_report(self, report: Report) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from app.listing import Listing
-from app.scheduling.request import ModelKey, Outcome, Shape, StageTimes
+from app.scheduling.request import ModelKey, Outcome, Place, Shape, StageTimes
 from models.spec import ModelSpec
 
 PROTOCOL_VERSION = 1
@@ -23,14 +23,6 @@ PROTOCOL_VERSION = 1
 class Extent(NamedTuple):
     """`nbytes` from `offset` of the shared memory."""
 
-    offset: int
-    nbytes: int
-
-
-class Place(NamedTuple):
-    """Where a tensor lies: `nbytes` from `offset` of the request's extent of this number."""
-
-    extent: int
     offset: int
     nbytes: int
 
@@ -45,7 +37,10 @@ class Hello:
 
 
 class Submit(NamedTuple):
-    """A request, and the memory that it lends; the fields are those of `scheduling.request.Request`."""
+    """A request, and the memory that it lends; the fields are those of `scheduling.request.Request`.
+
+    `extents` are where its slots lie.
+    """
 
     id: int
     key: ModelKey

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from app.core_like import ServedLike
-from app.processes.messages import AnswerAt, Ended, Extent, Place, Submit
-from app.scheduling.request import Done, Request, SlotRef, TensorRef
+from app.processes.messages import AnswerAt, Ended, Extent, Submit
+from app.scheduling.request import Done, Place, Request
 from app.scheduling.slab import Slab, Slot
 from models.spec import ModelSpec, TensorSpec
 from models.tensors import TensorBytes
@@ -24,23 +24,18 @@ class WrongReference(ValueError):
 # At the edge
 
 
-def submission(request: Request, slots: Sequence[SlotRef], slab: Slab) -> Submit:
-    """The request for the core, with the places of its tensors in the shared memory."""
-    number = {ref: index for index, ref in enumerate(slots)}
-    held = [slab.slot(ref) for ref in slots]
-
-    def place(ref: TensorRef) -> Place:
-        return Place(number[ref.slot], ref.offset, ref.nbytes)
-
+def submission(request: Request, slab: Slab) -> Submit:
+    """The request for the core, with the places of its slots in the shared memory."""
+    held = [slab.slot(ref) for ref in request.slots]
     return Submit(
         request.id,
         request.key,
         request.samples,
         request.shapes,
         tuple([Extent(slot.offset, len(slot.view)) for slot in held]),
-        tuple([place(ref) for ref in request.inputs]),
+        request.inputs,
         request.wanted,
-        tuple([None if ref is None else place(ref) for ref in request.outputs]),
+        request.outputs,
         request.arrival_ns,
         request.priority,
         request.deadline_ns,
@@ -50,16 +45,13 @@ def submission(request: Request, slots: Sequence[SlotRef], slab: Slab) -> Submit
 
 def answers_of(ended: Ended, request: Request, slab: Slab) -> tuple[TensorBytes, ...]:
     """The answers, as views of this process's slots or of bytes that came apart."""
+    if not ended.answers:
+        return ()
+    views = slab.tensors(request.slots, request.outputs)
     return tuple(
-        TensorBytes(one.shape, _answer_bytes(one, ref, slab))
-        for one, ref in zip(ended.answers, request.outputs if ended.answers else (), strict=True)
+        TensorBytes(one.shape, view[: one.nbytes] if view is not None else memoryview(one.apart or b""))
+        for one, view in zip(ended.answers, views, strict=True)
     )
-
-
-def _answer_bytes(answer: AnswerAt, ref: TensorRef | None, slab: Slab) -> memoryview:
-    if answer.apart is not None or ref is None:
-        return memoryview(answer.apart or b"")
-    return slab.tensor(ref)[: answer.nbytes]
 
 
 # In the core
@@ -80,14 +72,10 @@ def request_of(submit: Submit, slots: Sequence[Slot]) -> Request:
         submit.key,
         submit.samples,
         submit.shapes,
-        tuple([TensorRef(slots[place.extent].ref, place.offset, place.nbytes) for place in submit.inputs]),
+        tuple([slot.ref for slot in slots]),
+        submit.inputs,
         submit.wanted,
-        tuple(
-            [
-                None if place is None else TensorRef(slots[place.extent].ref, place.offset, place.nbytes)
-                for place in submit.outputs
-            ]
-        ),
+        submit.outputs,
         submit.arrival_ns,
         submit.priority,
         submit.deadline_ns,
@@ -110,7 +98,7 @@ def check_request(submit: Submit, served: ServedLike) -> None:
             raise WrongReference(f"{place.nbytes} bytes for {submit.samples} x {shape} of input '{tensor.name}'")
     for index, output in zip(submit.wanted, submit.outputs, strict=True):
         _check_output(index, output, submit, spec)
-    if {place.extent for place in (*submit.inputs, *submit.outputs) if place is not None} != set(
+    if {place.slot for place in (*submit.inputs, *submit.outputs) if place is not None} != set(
         range(len(submit.extents))
     ):
         raise WrongReference("memory is lent that no tensor is in, so that it would never be given back")
@@ -128,10 +116,10 @@ def _check_output(index: int, place: Place | None, submit: Submit, spec: ModelSp
 
 
 def _check_place(place: Place, extents: Sequence[Extent]) -> None:
-    if not 0 <= place.extent < len(extents):
+    if not 0 <= place.slot < len(extents):
         raise WrongReference(f"{place} names an extent that is not there")
-    if min(place.offset, place.nbytes) < 0 or place.offset + place.nbytes > extents[place.extent].nbytes:
-        raise WrongReference(f"{place} leaves its extent, {extents[place.extent]}")
+    if min(place.offset, place.nbytes) < 0 or place.offset + place.nbytes > extents[place.slot].nbytes:
+        raise WrongReference(f"{place} leaves its extent, {extents[place.slot]}")
 
 
 def _nbytes(tensor: TensorSpec, samples: int, shape: Sequence[int], spec: ModelSpec) -> int:

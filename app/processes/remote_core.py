@@ -13,6 +13,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from app.core_like import Spent
 from app.outcomes import no_room
 from app.processes.channel import Channel
 from app.processes.edge_catalog import EdgeCatalog
@@ -125,12 +126,10 @@ class RemoteCore(Reception):
         """Lend the request's memory to the core. Raises Unavailable while there is none."""
         if not self.is_present:
             raise Unavailable(CORE_IS_AWAY)
-        slots = request.slots()
-        for ref in slots:
-            self.slab.move(ref, SlotState.QUEUED)
-        self._lent[request.id] = slots
+        self.slab.move(request.slots, SlotState.QUEUED)
+        self._lent[request.id] = request.slots
         self._waiting[request.id] = (request, on_end)
-        self._say(submission(request, slots, self.slab))
+        self._say(submission(request, self.slab))
 
     def cancel(self, request: Request, reason: str) -> None:
         """Nobody waits any more. Harmless after the end."""
@@ -146,6 +145,12 @@ class RemoteCore(Reception):
         """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
         self._report.calls.setdefault((key, protocol, outcome), []).append(ns)
         self._report_soon()
+
+    def call_answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
+        """Both at once, for a call that ended well."""
+        self.stage_took(key, "decode", spent.decode_ns)
+        self.stage_took(key, "encode", spent.encode_ns)
+        self.call_ended(key, protocol, "success", spent.total_ns)
 
     # What the core says
 
@@ -178,8 +183,7 @@ class RemoteCore(Reception):
                 self._free(ended.id)  # whoever waited stopped waiting a moment ago
             return
         if ended.outcome is Outcome.ANSWERED:
-            for ref in self._lent.pop(ended.id):
-                self.slab.move(ref, SlotState.ANSWERED)
+            self.slab.move(self._lent.pop(ended.id), SlotState.ANSWERED)
         answers = answers_of(ended, request, self.slab)
         _, outcome, _, times, queue_ns, batch_samples, reason = ended
         on_end(Done(request, outcome, answers, times, queue_ns, batch_samples, reason))
@@ -233,8 +237,7 @@ class RemoteCore(Reception):
             self._say(report)
 
     def _free(self, own_id: int) -> None:
-        for ref in self._lent.pop(own_id):
-            self.slab.free(ref)
+        self.slab.move(self._lent.pop(own_id), SlotState.FREE)
 
 
 def _error(refused: Refused) -> RequestError:

@@ -7,7 +7,7 @@ that each could be written to a socket as it stands.
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NewType, Protocol
 
 Shape = tuple[int, ...]
 
@@ -26,17 +26,17 @@ class ModelKey(NamedTuple):
     generation: int = 0
 
 
-class SlotRef(NamedTuple):
-    """A slot of the slab. The generation tells this use of it from every earlier and later one."""
-
-    number: int
-    generation: int
+# One use of some memory of the slab. It counts up, so none is ever mistaken for an earlier or a later one.
+SlotRef = NewType("SlotRef", int)
 
 
-class TensorRef(NamedTuple):
-    """Where a tensor's bytes lie: `nbytes` from `offset` inside the slot."""
+class Place(NamedTuple):
+    """Where a tensor's bytes lie: `nbytes` from `offset` inside the request's slot of this number.
 
-    slot: SlotRef
+    It names no slot, so that requests of one kind share their places.
+    """
+
+    slot: int
     offset: int
     nbytes: int
 
@@ -45,18 +45,20 @@ class Request(NamedTuple):
     """What one client wants from one model.
 
     `shapes` are the inputs' shapes without the batch dimension (whole where the model has none): requests
-    with equal shapes can share a batch. `outputs` has a place for each wanted output, None where its size
-    is not known before the run. A smaller `priority` goes first. Times are CLOCK_MONOTONIC nanoseconds:
-    the answer is worthless after `deadline_ns`, the run must begin before `latest_start_ns`.
+    with equal shapes can share a batch. `slots` are all that the request holds, each once. `outputs` has a place
+    for each wanted output, None where its size is not known before the run. A smaller `priority` goes first. Times
+    are CLOCK_MONOTONIC nanoseconds: the answer is worthless after `deadline_ns`, the run must begin before
+    `latest_start_ns`.
     """
 
     id: int
     key: ModelKey
     samples: int
     shapes: tuple[Shape, ...]
-    inputs: tuple[TensorRef, ...]
+    slots: tuple[SlotRef, ...]
+    inputs: tuple[Place, ...]
     wanted: tuple[int, ...]
-    outputs: tuple[TensorRef | None, ...]
+    outputs: tuple[Place | None, ...]
     arrival_ns: int
     priority: int = 0
     deadline_ns: int | None = None
@@ -69,14 +71,6 @@ class Request(NamedTuple):
         if deadline_ns is None or latest_start_ns is None:
             return latest_start_ns if deadline_ns is None else deadline_ns
         return min(deadline_ns, latest_start_ns)
-
-    def slots(self) -> tuple[SlotRef, ...]:
-        """Every slot that the request holds, once."""
-        found: tuple[SlotRef, ...] = ()
-        for ref in (*self.inputs, *self.outputs):
-            if ref is not None and ref.slot not in found:
-                found = (*found, ref.slot)
-        return found
 
 
 class Answer(Protocol):

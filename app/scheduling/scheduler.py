@@ -12,7 +12,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -74,7 +74,6 @@ class Observer(Protocol):
 class _Pending:
     on_done: OnDone | None  # None once nobody waits for the answer any more
     submitted_ns: int
-    slots: tuple[SlotRef, ...]
     was_split: bool = False  # its batch was halved for want of memory, which is done once
 
 
@@ -254,8 +253,8 @@ class Scheduler:
         verdict = admit(self.state, request, now_ns)
         if isinstance(verdict, Refuse):
             return verdict
-        self._pending[request.id] = pending = _Pending(on_done, now_ns, request.slots())
-        self._move(pending.slots, SlotState.QUEUED)
+        self._pending[request.id] = _Pending(on_done, now_ns)
+        self._slab.move(request.slots, SlotState.QUEUED)
         self._wake()
         return None
 
@@ -327,8 +326,7 @@ class Scheduler:
 
     def _start(self, dispatch: Dispatch, *, may_run_here: bool) -> None:
         entry = self._lanes[dispatch.lane.id]
-        slots = [slot for request in dispatch.requests for slot in self._pending[request.id].slots]
-        self._move(slots, SlotState.COPYING)
+        self._slab.move([slot for request in dispatch.requests for slot in request.slots], SlotState.COPYING)
         running = Running(dispatch, self._now_ns())
         entry.running.append(running)
         if may_run_here and entry.lane.expect_ns(dispatch.samples) <= entry.here_below_ns:
@@ -388,9 +386,9 @@ class Scheduler:
             listener = pending.on_done
             done = Done(request, Outcome.ANSWERED, answers, times, began_ns - pending.submitted_ns, samples)
             ended.append((listener, done))
-            (unwanted if listener is None else answered).extend(pending.slots)
-        self._move(unwanted, SlotState.FREE)
-        self._move(answered, SlotState.ANSWERED)
+            (unwanted if listener is None else answered).extend(request.slots)
+        self._slab.move(unwanted, SlotState.FREE)
+        self._slab.move(answered, SlotState.ANSWERED)
         self._report(self._observer.batch_ran, dispatch, result, [done for _, done in ended])
         for listener, done in ended:
             if listener is not None:
@@ -427,7 +425,7 @@ class Scheduler:
         for request in suspects:
             pending = self._pending[request.id]
             pending.was_split |= is_memory
-            self._move(pending.slots, SlotState.QUEUED)
+            self._slab.move(request.slots, SlotState.QUEUED)
 
     # Ends
 
@@ -448,13 +446,8 @@ class Scheduler:
         except Exception as error:
             self._loop.call_exception_handler({"message": f"{listener!r} failed; this is a bug", "exception": error})
 
-    def _move(self, slots: Iterable[SlotRef], state: SlotState) -> None:
-        move = self._slab.move
-        for slot in slots:
-            move(slot, state)
-
     def _free(self, request: Request) -> None:
-        self._move(request.slots(), SlotState.FREE)
+        self._slab.move(request.slots, SlotState.FREE)
 
     def _take_back(self, entry: _LaneEntry) -> None:
         entry.take_back()

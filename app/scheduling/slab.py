@@ -8,8 +8,8 @@ One block, bounded for ever: reserving a slot before a body is read is how bytes
          -> ANSWERED  the outputs are in it; the edge owns it again and encodes from it
          -> FREE
 
-A slot is named by its number and a generation that grows with every use, so a reference that outlived its
-slot is caught instead of reading another client's bytes. Used from one thread; the views may be read and
+A slot is named by a number that no later one ever gets, so a reference that outlived its slot is caught instead
+of reading another client's bytes. Used from one thread; the views may be read and
 written from others while the state allows.
 
 The memory may be one process's own, or shared by several of which each hands out its own part. Then the
@@ -20,13 +20,14 @@ it is free, and whoever lent it is told.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import count
+from typing import cast, overload
 
 from app.scheduling.extents import Extents
-from app.scheduling.request import SlotRef, TensorRef
+from app.scheduling.request import Place, SlotRef
 
 # Keeps every slot on cache lines of its own, so that two cores filling neighbours do not fight.
 ALIGNMENT_BYTES = 64
@@ -35,7 +36,7 @@ KEEP_RESIDENT_BYTES = 16 << 20
 
 
 class SlotState(IntEnum):
-    """A number, because every request moves its slots four times and other enumerations hash in Python."""
+    """A number, which finds its place in a tuple; other enumerations hash in Python."""
 
     FREE = 0
     FILLING = 1
@@ -94,8 +95,7 @@ class Slab:
         self._view = memoryview(self._part.memory)
         self._extents = Extents(self._part.offset, self.capacity_bytes)
         self._slots: dict[SlotRef, Slot] = {}
-        self._spare_numbers: list[int] = []
-        self._generations = count(1)
+        self._refs = cast("Iterator[SlotRef]", count(1))
         self._high_water = 0
         self.used_bytes = 0
         # A device has been told where the pages are, by this process or by another that shares them.
@@ -125,31 +125,56 @@ class Slab:
         slot.on_freed = on_freed
         return slot
 
-    def move(self, ref: SlotRef, state: SlotState) -> None:
-        """Take the slot to its next state; FREE gives its memory back. Raises SlotError."""
-        slot = self._slots.get(ref) or self.slot(ref)
-        if state not in _NEXT[slot.state]:
-            raise SlotError(f"slot {ref.number} cannot go from {slot.state.name} to {state.name}; this is a bug")
-        slot.state = state
-        if state is SlotState.FREE:
-            self._give_back(slot)
+    def move(self, refs: Iterable[SlotRef], state: SlotState) -> None:
+        """Take slots to their next state; FREE gives their memory back. Raises SlotError at the first that cannot go.
+
+        Every request does so four times; so it is one call for a whole batch.
+        """
+        slots = self._slots
+        for ref in refs:
+            slot = slots.get(ref)
+            if slot is None:
+                raise _stale(ref)
+            if state not in _NEXT[slot.state]:
+                raise SlotError(f"slot {ref} cannot go from {slot.state.name} to {state.name}; this is a bug")
+            slot.state = state
+            if state is SlotState.FREE:
+                self._give_back(slot)
 
     def free(self, ref: SlotRef) -> None:
         """Give the slot back. Raises SlotError for a slot that is already free."""
-        self.move(ref, SlotState.FREE)
+        self.move((ref,), SlotState.FREE)
 
     def state(self, ref: SlotRef) -> SlotState:
         """The slot's state; FREE for a reference whose use has ended."""
         slot = self._slots.get(ref)
         return SlotState.FREE if slot is None else slot.state
 
-    def tensor(self, ref: TensorRef) -> memoryview:
-        """The bytes that a tensor reference names. Raises SlotError when it is stale or leaves its slot."""
-        own, offset, nbytes = ref
-        view, end = self.slot(own).view, offset + nbytes
-        if not 0 <= offset <= end <= len(view):
-            raise SlotError(f"tensor at {offset}+{nbytes} leaves its slot of {len(view)}; this is a bug")
-        return view[offset:end]
+    @overload
+    def tensors(self, refs: Sequence[SlotRef], places: Iterable[Place]) -> tuple[memoryview, ...]: ...
+
+    @overload
+    def tensors(self, refs: Sequence[SlotRef], places: Iterable[Place | None]) -> tuple[memoryview | None, ...]: ...
+
+    def tensors(self, refs: Sequence[SlotRef], places: Iterable[Place | None]) -> tuple[memoryview | None, ...]:
+        """The bytes at each place in the slots of a request, None where it has none.
+
+        Raises SlotError when a slot is stale, or a place leaves it.
+        """
+        slots, found = self._slots, list[memoryview | None]()
+        for place in places:
+            if place is None:
+                found.append(None)
+                continue
+            number, offset, nbytes = place
+            slot = slots.get(refs[number])
+            if slot is None:
+                raise _stale(refs[number])
+            view, end = slot.view, offset + nbytes
+            if not 0 <= offset <= end <= len(view):
+                raise SlotError(f"tensor at {offset}+{nbytes} leaves its slot of {len(view)}; this is a bug")
+            found.append(view[offset:end])
+        return tuple(found)
 
     def page_lock(self, lock: Callable[[memoryview], bool]) -> None:
         """Let a device's engine lock the whole memory, unless one has; from then on every page stays."""
@@ -164,22 +189,22 @@ class Slab:
         """The slot behind a reference. Raises SlotError when it is stale."""
         slot = self._slots.get(ref)
         if slot is None:
-            raise SlotError(f"slot {ref.number} generation {ref.generation} is no longer in use; this is a bug")
+            raise _stale(ref)
         return slot
 
     def _add(self, offset: int, nbytes: int, extent: int) -> Slot:
         """`extent` of this slab's own memory have been taken for it: 0 for a slot in somebody else's."""
         if extent:
             self.used_bytes += extent
-            self._high_water = max(self._high_water, offset + nbytes - self._part.offset)
-        number = self._spare_numbers.pop() if self._spare_numbers else len(self._slots)
-        ref = SlotRef(number, next(self._generations))
+            end = offset + nbytes - self._part.offset
+            if end > self._high_water:
+                self._high_water = end
+        ref = next(self._refs)
         slot = self._slots[ref] = Slot(ref, offset, extent, self._view[offset : offset + nbytes])
         return slot
 
     def _give_back(self, slot: Slot) -> None:
         del self._slots[slot.ref]
-        self._spare_numbers.append(slot.ref.number)
         if slot.on_freed is not None:
             slot.on_freed()
             return
@@ -188,6 +213,10 @@ class Slab:
         if not self.used_bytes and self._high_water > KEEP_RESIDENT_BYTES and not self.is_page_locked:
             self._part.memory.madvise(self._advice, self._part.offset, self.capacity_bytes)
             self._high_water = 0
+
+
+def _stale(ref: SlotRef) -> SlotError:
+    return SlotError(f"slot {ref} is no longer in use; this is a bug")
 
 
 def _aligned(nbytes: int) -> int:

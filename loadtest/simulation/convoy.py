@@ -72,7 +72,7 @@ class _Convoy:
         key = ModelKey(str(number), 1)
         for index, arrival_ns in enumerate(times_ns):
             deadline_ns = arrival_ns + self.workload.within_ns
-            yield Request((number << 32) + index, key, 1, ((1,),), (), (), (), arrival_ns, deadline_ns=deadline_ns)
+            yield Request((number << 32) + index, key, 1, ((1,),), (), (), (), (), arrival_ns, deadline_ns=deadline_ns)
 
     def _pump(self) -> int:
         """Everything there is to decide now; when to ask again at the latest."""

@@ -235,6 +235,7 @@ def make_request(
         key=key,
         samples=samples,
         shapes=(shape,),
+        slots=(),
         inputs=(),
         wanted=(),
         outputs=(),

@@ -23,7 +23,7 @@ from app.health import HealthOptions
 from app.loading import LoadedModel, LoadOptions
 from app.outcomes import check
 from app.proving import ProvedEngine
-from app.scheduling.request import Request, TensorRef
+from app.scheduling.request import Place, Request
 from models.bundle import LatencyPoint
 from models.errors import RequestError
 from models.spec import ModelSpec, TensorSpec
@@ -120,22 +120,23 @@ class Workshop:
             key=served.key,
             samples=samples,
             shapes=((ROW,),),
-            inputs=(TensorRef(source.ref, 0, nbytes),),
+            slots=(source.ref, place.ref),
+            inputs=(Place(0, 0, nbytes),),
             wanted=(0,),
-            outputs=(TensorRef(place.ref, 0, nbytes),),
+            outputs=(Place(1, 0, nbytes),),
             arrival_ns=0,
         )
         served.enter()
         try:
             future = core.submit(request)
         except RequestError:
-            for slot in request.slots():
+            for slot in request.slots:
                 core.slab.free(slot)
             raise
         else:
             done = check(await future)
             rows = np.frombuffer(done.answers[0].data, np.float32) - value
-            for slot in request.slots():
+            for slot in request.slots:
                 core.slab.free(slot)
             first, *others = rows.tolist()
             assert set(others) <= {first}, "one answer by two engines"

@@ -6,7 +6,7 @@ import pytest
 
 from app.engines.fake import FakeEngine
 from app.lane_runner import lane_runner
-from app.scheduling.request import ModelKey, Request, TensorRef
+from app.scheduling.request import ModelKey, Place, Request
 from app.scheduling.scheduler import RunFailed
 from app.scheduling.slab import Slab
 from models.spec import TensorSpec
@@ -23,8 +23,8 @@ def test_an_engine_that_leaves_an_answer_out_has_failed(missing: str, monkeypatc
     requests = []
     for number in range(2):
         ref = slab.reserve(2 * NBYTES).ref
-        places = (TensorRef(ref, 0, NBYTES),), (0,), (TensorRef(ref, NBYTES, NBYTES),)
-        requests.append(Request(number, ModelKey("rows", 1), 1, ((1,),), *places, 0))
+        places = (Place(0, 0, NBYTES),), (0,), (Place(0, NBYTES, NBYTES),)
+        requests.append(Request(number, ModelKey("rows", 1), 1, ((1,),), (ref,), *places, 0))
     run = lane_runner(slab, engine)
     assert [len(answers) for answers in run(tuple(requests)).answers] == [1, 1]
 

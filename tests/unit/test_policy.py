@@ -52,7 +52,7 @@ def ask(
     latest_start: int | None = None,
 ) -> Request | Refuse:
     """A new request, let in; or why not."""
-    request = Request(next(ids), key, samples, ((shape,),), (), (), (), now, priority, deadline, latest_start)
+    request = Request(next(ids), key, samples, ((shape,),), (), (), (), (), now, priority, deadline, latest_start)
     verdict = admit(state, request, now)
     return request if isinstance(verdict, Admit) else verdict
 
@@ -197,7 +197,7 @@ def test_an_expiry_wakes_before_the_start() -> None:
     state, _ = staged_state()
     let_in(state, 1, latest_start=2000)
     assert decide(state, 1) == Wait(latest_start(state))
-    state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), 1, 0, None, 20))
+    state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), (), 1, 0, None, 20))
     assert decide(state, 1) == Wait(20)
 
 
@@ -312,7 +312,7 @@ def test_a_head_gives_way_when_that_saves_more_than_it() -> None:
     running = occupy(state)
     head = let_in(state, 1, deadline=predicted(1) + predicted(1))
     others = []
-    for request in [Request(next(ids), A, 1, ((1,),), (), (), (), 2, 0, 3750) for _ in range(6)]:
+    for request in [Request(next(ids), A, 1, ((1,),), (), (), (), (), 2, 0, 3750) for _ in range(6)]:
         state.enqueue(request)  # past admission, as if predictions had been better then
         others.append(request)
     now = predicted(1)
@@ -326,10 +326,10 @@ def test_a_head_gives_way_when_that_saves_more_than_it() -> None:
 
 def test_nobody_gives_way_to_a_lower_class() -> None:
     state = make_state()
-    head = Request(next(ids), A, 1, ((1,),), (), (), (), 0, 0, predicted(1))
+    head = Request(next(ids), A, 1, ((1,),), (), (), (), (), 0, 0, predicted(1))
     state.enqueue(head)
     for _ in range(6):
-        state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), 0, 1, predicted(7)))
+        state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), (), 0, 1, predicted(7)))
     assert dispatched(state, 0).requests == (head,)
 
 
@@ -402,7 +402,7 @@ def test_who_cannot_be_in_time_any_more_takes_nobodys_place() -> None:
     occupy(state)
     doomed, deadline = predicted(1) + predicted(1) - 1, predicted(1) + predicted(8)
     for _ in range(16):
-        state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), 0, 0, doomed))
+        state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), (), 0, 0, doomed))
     for _ in range(16):
         let_in(state, 0, deadline=deadline)
     assert isinstance(ask(state, 0, deadline=deadline), Refuse)

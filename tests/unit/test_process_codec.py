@@ -23,14 +23,13 @@ from app.processes.messages import (
     Lent,
     Menu,
     Message,
-    Place,
     Refused,
     Released,
     Report,
     Submit,
     Welcome,
 )
-from app.scheduling.request import ModelKey, Outcome, StageTimes
+from app.scheduling.request import ModelKey, Outcome, Place, StageTimes
 from models.spec import ImageSpec, ModelSpec, TensorSpec
 
 number = st.integers(0, (1 << 63) - 1)

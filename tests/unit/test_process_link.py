@@ -19,11 +19,11 @@ import pytest
 
 from app.core import Core, CoreOptions
 from app.edge.exchange import Exchange, Inputs, Terms
+from app.edge.tensors import TensorRef
 from app.loading import LoadOptions
 from app.processes.desk import Desk
 from app.processes.messages import Extent
 from app.processes.remote_core import RemoteCore
-from app.scheduling.request import TensorRef
 from app.scheduling.slab import SharedPart, Slab
 from models.errors import NotFound, RequestError, Unavailable
 from tests.support.fake_devices import ROW, Workshop, until

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from app.processes.messages import Extent, Place, Submit
+from app.processes.messages import Extent, Submit
 from app.processes.references import WrongReference, adopted, check_request, request_of, submission
-from app.scheduling.request import ModelKey, Request, TensorRef
+from app.scheduling.request import ModelKey, Place, Request
 from app.scheduling.slab import SharedPart, Slab, SlotState
 from models.spec import ModelSpec, TensorSpec
 
@@ -72,26 +72,27 @@ def test_what_the_edge_writes_is_what_the_core_reads_and_the_other_way_round() -
         RIGHT.key,
         2,
         RIGHT.shapes,
-        (TensorRef(body.ref, 0, 32), TensorRef(body.ref, 40, 6)),
+        (body.ref, answer.ref),
+        (Place(0, 0, 32), Place(0, 40, 6)),
         (0, 1),
-        (TensorRef(answer.ref, 0, 16), None),
+        (Place(1, 0, 16), None),
         arrival_ns=5,
         latest_start_ns=7,
     )
-    submit = submission(request, (body.ref, answer.ref), edge)
+    submit = submission(request, edge)
     assert submit == RIGHT
     check_request(submit, Served())
     freed: list[int] = []
     slots = adopted(submit, PART, core, lambda: freed.append(1))
     there = request_of(submit, slots)
-    assert core.tensor(there.inputs[0]) == bytes(range(32))
-    place = there.outputs[0]
+    assert core.tensors(there.slots, there.inputs)[0] == bytes(range(32))
+    place, _ = core.tensors(there.slots, there.outputs)
     assert place is not None
-    core.tensor(place)[:] = b"y" * 16
+    place[:] = b"y" * 16
     assert answer.view == b"y" * 16
     assert core.used_bytes == 0, "what is adopted is counted where it is lent from"
     for slot in slots:
-        core.move(slot.ref, SlotState.QUEUED)
+        core.move((slot.ref,), SlotState.QUEUED)
         core.free(slot.ref)
     assert freed == [1, 1]
     assert edge.used_bytes == 64 + 64
@@ -110,7 +111,7 @@ def test_whatever_passes_lies_inside(inputs: list[Place], outputs: list[Place | 
         return
     for place in (*submit.inputs, *submit.outputs):
         if place is not None:
-            assert 0 <= place.offset <= place.offset + place.nbytes <= submit.extents[place.extent].nbytes
+            assert 0 <= place.offset <= place.offset + place.nbytes <= submit.extents[place.slot].nbytes
 
 
 @given(st.integers(-PAGE, 5 * PAGE), st.integers(-PAGE, 5 * PAGE))

@@ -30,7 +30,7 @@ def give_up(state: State, deadlines: list[int], *, priorities: list[int] | None 
     """How many heads are given up at time 0 when requests with these deadlines wait."""
     queue, ids = state.queues[A], count()
     for deadline, priority in zip(deadlines, priorities or [0] * len(deadlines), strict=True):
-        state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), 0, priority, deadline))
+        state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), (), 0, priority, deadline))
     entries = queue.by_shape[((1,),)]
     return sacrifices(state, queue, entries, state.outlook(queue.lanes[0], 0), 0)
 
@@ -53,7 +53,7 @@ def test_what_the_device_owes_to_other_models_delays_those_who_stay() -> None:
     deadlines = [300] + [1100] * 7
     assert give_up(make_state(100, 100), deadlines) == 0
     state = make_state(100, 100, A, B)
-    state.enqueue(Request(1 << 20, B, 1, ((1,),), (), (), (), 0, 0, 10_000))
+    state.enqueue(Request(1 << 20, B, 1, ((1,),), (), (), (), (), 0, 0, 10_000))
     assert give_up(state, deadlines) == 1
 
 
@@ -77,7 +77,7 @@ def test_requests_without_deadlines_are_never_given_up() -> None:
     state = make_state(1000, 100)
     queue = state.queues[A]
     for number in range(20):
-        state.enqueue(Request(number, A, 1, ((1,),), (), (), (), 0))
+        state.enqueue(Request(number, A, 1, ((1,),), (), (), (), (), 0))
     assert sacrifices(state, queue, queue.by_shape[((1,),)], state.outlook(queue.lanes[0], 0), 0) == 0
 
 
@@ -87,7 +87,7 @@ def test_a_tight_request_is_not_given_up_for_time_that_nobody_needs() -> None:
 
 
 def heads(count: int, deadline_ns: int | None) -> list[Entry]:
-    return [order_of(Request(number, A, 1, ((1,),), (), (), (), 0, 0, deadline_ns)) for number in range(count)]
+    return [order_of(Request(number, A, 1, ((1,),), (), (), (), (), 0, 0, deadline_ns)) for number in range(count)]
 
 
 @pytest.mark.parametrize(

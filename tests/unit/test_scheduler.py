@@ -21,9 +21,9 @@ from app.scheduling.request import (
     Done,
     ModelKey,
     Outcome,
+    Place,
     Request,
     StageTimes,
-    TensorRef,
 )
 from app.scheduling.scheduler import Reach, RunFailed, Scheduler
 from app.scheduling.slab import Slab, SlotState
@@ -49,7 +49,7 @@ class Engine:
     def __call__(self, requests: tuple[Request, ...]) -> BatchAnswers:
         self.batches.append(tuple(request.id for request in requests))
         self.threads.add(threading.current_thread().name)
-        inputs = [self.slab.tensor(request.inputs[0]) for request in requests]
+        inputs = [self.slab.tensors(request.slots, request.inputs)[0] for request in requests]
         self.gate.wait()
         if self.broken is not None:
             raise self.broken
@@ -57,10 +57,10 @@ class Engine:
             raise RunFailed("somebody here is poisonous")
         answers = []
         for request, data in zip(requests, inputs, strict=True):
-            ref = request.outputs[0]
-            assert ref is not None
-            self.slab.tensor(ref)[:] = bytes(data)[::-1]
-            answers.append((TensorBytes((NBYTES,), self.slab.tensor(ref)),))
+            (place,) = self.slab.tensors(request.slots, request.outputs)
+            assert place is not None
+            place[:] = bytes(data)[::-1]
+            answers.append((TensorBytes((NBYTES,), place),))
         return BatchAnswers(tuple(answers), self.times)
 
 
@@ -122,9 +122,10 @@ class Shop:
             key=KEY,
             samples=samples,
             shapes=((NBYTES,),),
-            inputs=(TensorRef(source.ref, 0, NBYTES),),
+            slots=(source.ref, place.ref),
+            inputs=(Place(0, 0, NBYTES),),
             wanted=(0,),
-            outputs=(TensorRef(place.ref, 0, NBYTES),),
+            outputs=(Place(1, 0, NBYTES),),
             arrival_ns=self.now_ns,
             priority=priority,
             deadline_ns=deadline_ns,
@@ -142,12 +143,12 @@ class Shop:
         if done.outcome is Outcome.ANSWERED:
             (answer,) = done.answers
             assert bytes(answer.data) == number.to_bytes(NBYTES)[::-1], "somebody else's answer"
-            for slot in done.request.slots():
+            for slot in done.request.slots:
                 assert self.slab.state(slot) is SlotState.ANSWERED
                 self.slab.free(slot)
 
     def states(self, request: Request) -> set[SlotState]:
-        return {self.slab.state(slot) for slot in request.slots()}
+        return {self.slab.state(slot) for slot in request.slots}
 
     def outcome(self, request: Request) -> Outcome | None:
         done = self.ended.get(request.id)
@@ -362,7 +363,7 @@ def test_a_bug_in_who_is_told_costs_nobody_else_his_answer(culprit: str) -> None
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["message"]))
 
         def clumsy(*args: object) -> None:
-            for slot in unlucky.slots():
+            for slot in unlucky.slots:
                 shop.slab.free(slot)
             raise LookupError("a bug")
 
@@ -391,7 +392,7 @@ def test_who_is_refused_keeps_his_slots() -> None:
         assert isinstance(refusal, Refuse)
         assert refusal.reason is RefusalReason.QUEUE_FULL
         assert shop.states(refused) == {SlotState.FILLING}
-        for slot in refused.slots():
+        for slot in refused.slots:
             shop.slab.free(slot)
 
     with_shop(scenario, max_waiting=8)
@@ -791,7 +792,7 @@ def test_thousands_of_requests_with_departures_poison_and_lost_lanes(lanes: int,
                     for engine in shop.engines:
                         engine.poisonous = set(poisonous)
                 if shop.scheduler.submit(request, shop._on_done) is not None:
-                    for slot in request.slots():
+                    for slot in request.slots:
                         shop.slab.free(slot)
                     continue
                 submitted.append(request)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from app.scheduling.request import SlotRef, TensorRef
+from app.scheduling.request import Place, SlotRef
 from app.scheduling.slab import ALIGNMENT_BYTES, KEEP_RESIDENT_BYTES, Slab, Slot, SlotError, SlotState
 
 CAPACITY = 64 * ALIGNMENT_BYTES
@@ -55,16 +55,16 @@ class SlabMachine(RuleBasedStateMachine):
     def move(self, slot: Slot, state: SlotState) -> None:
         if slot.ref not in self.live:
             with pytest.raises(SlotError):
-                self.slab.move(slot.ref, state)
+                self.slab.move((slot.ref,), state)
         elif state in ALLOWED[slot.state]:
-            self.slab.move(slot.ref, state)
+            self.slab.move((slot.ref,), state)
             assert self.slab.state(slot.ref) is state
             if state is SlotState.FREE:
                 del self.live[slot.ref]
         else:
             before = slot.state
             with pytest.raises(SlotError):
-                self.slab.move(slot.ref, state)
+                self.slab.move((slot.ref,), state)
             assert self.slab.state(slot.ref) is before
 
     @rule(target=dead_refs, slot=consumes(live_slots))
@@ -79,21 +79,21 @@ class SlabMachine(RuleBasedStateMachine):
         assert self.slab.state(ref) is SlotState.FREE
         for misuse in (
             lambda: self.slab.free(ref),
-            lambda: self.slab.move(ref, SlotState.FILLING),
-            lambda: self.slab.tensor(TensorRef(ref, 0, 0)),
+            lambda: self.slab.move((ref,), SlotState.FILLING),
+            lambda: self.slab.tensors((ref,), (Place(0, 0, 0),)),
         ):
             with pytest.raises(SlotError):
                 misuse()
 
     @rule(slot=live_slots, offset=st.integers(-2, 200), nbytes=st.integers(-2, 200))
     def take_a_tensor(self, slot: Slot, offset: int, nbytes: int) -> None:
-        ref = TensorRef(slot.ref, offset, nbytes)
+        place = Place(0, offset, nbytes)
         inside = offset >= 0 and nbytes >= 0 and offset + nbytes <= len(slot.view)
         if slot.ref in self.live and inside:
-            assert self.slab.tensor(ref) == bytes([self.marks[slot.ref]]) * nbytes
+            assert self.slab.tensors((slot.ref,), (None, place)) == (None, bytes([self.marks[slot.ref]]) * nbytes)
         else:
             with pytest.raises(SlotError):
-                self.slab.tensor(ref)
+                self.slab.tensors((slot.ref,), (place,))
 
     @invariant()
     def slots_lie_inside_and_apart(self) -> None:
@@ -152,9 +152,9 @@ def test_a_reused_slot_does_not_answer_to_its_old_name() -> None:
     slab.free(first.ref)
     second = slab.reserve(8)
     assert second is not None
-    assert first.ref.number == second.ref.number
+    assert first.offset == second.offset
     with pytest.raises(SlotError, match="this is a bug"):
-        slab.tensor(TensorRef(first.ref, 0, 8))
+        slab.tensors((first.ref,), (Place(0, 0, 8),))
     assert slab.state(second.ref) is SlotState.FILLING
 
 

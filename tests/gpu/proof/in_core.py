@@ -22,7 +22,7 @@ from app.engines.base import Engine, Part, RunResult
 from app.loading import LoadedModel, LoadOptions
 from app.model_control import ControlOptions
 from app.proving import ProvedEngine, measure
-from app.scheduling.request import Done, Outcome, Request, TensorRef
+from app.scheduling.request import Done, Outcome, Place, Request
 from models.bundle import LatencyPoint
 from models.spec import ModelSpec
 from models.store import StoredVersion
@@ -152,7 +152,7 @@ class CoreBench:
             now_ns = time.monotonic_ns()
             if done.outcome is not Outcome.ANSWERED:
                 raise Unanswered(f"a request ended as {done.outcome.value}: {done.reason}")
-            for slot in request.slots():
+            for slot in request.slots:
                 self._core.slab.free(slot)
             answered.append(_Answered(now_ns, now_ns - request.arrival_ns, done.batch_samples))
             if now_ns >= end_ns:
@@ -162,19 +162,18 @@ class CoreBench:
         (image,), (output,) = served.spec.inputs, served.spec.outputs
         assert image.sample_bytes is not None
         assert output.sample_bytes is not None
+        nbytes_in, nbytes_out = samples * image.sample_bytes, samples * output.sample_bytes
         return Request(
             id=self._core.next_request_id(),
             key=served.key,
             samples=samples,
             shapes=(image.shape,),
-            inputs=(self._reserve(samples * image.sample_bytes),),
+            slots=(self._core.reserve(nbytes_in).ref, self._core.reserve(nbytes_out).ref),
+            inputs=(Place(0, 0, nbytes_in),),
             wanted=(0,),
-            outputs=(self._reserve(samples * output.sample_bytes),),
+            outputs=(Place(1, 0, nbytes_out),),
             arrival_ns=time.monotonic_ns(),
         )
-
-    def _reserve(self, nbytes: int) -> TensorRef:
-        return TensorRef(self._core.reserve(nbytes).ref, 0, nbytes)
 
 
 def _row(setting: Setting, samples: int, answered: Sequence[_Answered], began_ns: int) -> CoreRow:
