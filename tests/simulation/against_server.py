@@ -7,16 +7,16 @@ runs at each load. Without options the server has a fake engine; `--store DIR --
 What the server costs beside the engine is measured, in closed loops, where nothing depends on how batches are formed:
 while one batch runs the other clients wait, so that N clients get N answers every `2 a + c N`. Several N give the line
 through whatever a batch costs, its gathering, its hand-over and its answers with it; and what one client waits beyond
-`a + c` is the edge's. Both are measured anew before each run, because a machine's speed drifts. As root the load
-generator runs before everything else; on two cores it would be late otherwise. A benchmark: it asserts nothing.
+`a + c` is the edge's. Both are measured anew before each run, because a machine's speed drifts. The load
+generator goes before everything else where it may; on two cores it would be late otherwise. What decodes images there
+takes time from the engine, which the simulator does not know: `--body binary` sends their tensors. A benchmark: it
+asserts nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -100,20 +100,21 @@ class _Disturbed(Exception):
 def main() -> None:
     wishes = _wishes()
     with _serving(wishes.store, timeout_ms=0) as plain:
-        line = _measured(plain, wishes.model)
+        line = _measured(plain, wishes.model, wishes.body)
         objective_ms = wishes.objective * line.single_ms
         print(f"{_shown(line)}; objective {objective_ms:.1f} ms", flush=True)
         found = []
         with _serving(wishes.store, timeout_ms=_timeout_ms(objective_ms)) as server:
-            for load in LOADS:
+            for load in wishes.loads:
                 per_second = load * line.scenario(objective_ms).bound / line.per_sample_ms * 1000
                 try:
-                    found.append(_compare(plain, server, wishes.model, per_second, objective_ms))
+                    found.append(_compare(plain, server, wishes.model, wishes.body, per_second, objective_ms))
                     print(_in_words(found[-1]), flush=True)
                 except _Disturbed as reason:
                     print(f"at {load:g} of the bound nothing could be measured: {reason}", flush=True)
     document = {
         "model": wishes.model if wishes.store else "fake engine",
+        "body": wishes.body,
         "line": asdict(line),
         "objective_ms": objective_ms,
         "loads": [asdict(one) | {"ratio": one.ratio} for one in found],
@@ -126,6 +127,8 @@ def _wishes() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, help="a store; a fake engine otherwise")
     parser.add_argument("--model", default="rows", help="the model")
     parser.add_argument("--objective", type=float, default=10.0, help="in units of what one sample takes alone")
+    parser.add_argument("--body", default="auto", help="as for `convoy loadtest`")
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="in units of the bound")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "simulation-agreement.json")
     return parser.parse_args()
 
@@ -143,18 +146,18 @@ def _serving(store: Path | None, timeout_ms: int) -> Iterator[Server]:
             yield server
 
 
-def _measured(server: Server, model: str) -> Line:
-    cycles_ms = np.array([_cycle_ms(server, model, clients) for clients in CLIENTS])
+def _measured(server: Server, model: str, body: str) -> Line:
+    cycles_ms = np.array([_cycle_ms(server, model, body, clients) for clients in CLIENTS])
     # Each cycle counts by its own length: the long ones would else settle the line alone.
     equations = np.array([(2.0, clients) for clients in CLIENTS]) / cycles_ms[:, None]
     (fixed_ms, per_sample_ms), *_ = np.linalg.lstsq(equations, np.ones(len(CLIENTS)), rcond=None)
     line = Line(max(0.0, float(fixed_ms)), float(per_sample_ms), 0.0)
-    return replace(line, edge_ms=max(0.0, _cycle_ms(server, model, 1) - line.single_ms))
+    return replace(line, edge_ms=max(0.0, _cycle_ms(server, model, body, 1) - line.single_ms))
 
 
-def _cycle_ms(server: Server, model: str, clients: int) -> float:
+def _cycle_ms(server: Server, model: str, body: str, clients: int) -> float:
     """How long it takes until each of the clients has had an answer."""
-    figures = _load(server, model, CLOSED_S, "--concurrency", str(clients))
+    figures = _load(server, model, body, CLOSED_S, "--concurrency", str(clients))
     return 1000 * clients / float(figures["throughput_rps"])
 
 
@@ -163,13 +166,15 @@ def _timeout_ms(objective_ms: float) -> int:
     return round(objective_ms - ALLOWANCE_MS)
 
 
-def _compare(plain: Server, server: Server, model: str, per_second: float, objective_ms: float) -> Comparison:
+def _compare(
+    plain: Server, server: Server, model: str, body: str, per_second: float, objective_ms: float
+) -> Comparison:
     """`plain` has no time limit, which a closed loop would come up against."""
     runs = []
     for seed in range(RUNS):
-        line = _measured(plain, model)
+        line = _measured(plain, model, body)
         wishes = ("--rate", f"{per_second:.1f}", "--slo-ms", f"{objective_ms:g}", "--seed", str(seed))
-        figures = _load(server, model, DURATION_S, *wishes)
+        figures = _load(server, model, body, DURATION_S, *wishes)
         good = figures["offered_rps"] * figures["goodput"]
         runs.append(Run(line, good, _simulated(line, per_second, objective_ms, seed)))
     return Comparison(per_second, runs)
@@ -185,12 +190,12 @@ def _simulated(line: Line, per_second: float, objective_ms: float, seed: int) ->
     return per_second * seen.good_share
 
 
-def _load(server: Server, model: str, duration_s: float, *options: str) -> dict:
+def _load(server: Server, model: str, body: str, duration_s: float, *options: str) -> dict:
     """The load test's figures. Raises _Disturbed where no run was what it should have been."""
     for _ in range(_TRIES):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "load.json"
-            where = ("--url", server.url, "--model", model, "--json", str(file))
+            where = ("--url", server.url, "--model", model, "--body", body, "--json", str(file))
             # In overload requests are refused, and the load tester's exit code says so.
             subprocess.run(
                 (
@@ -214,11 +219,6 @@ def _load(server: Server, model: str, duration_s: float, *options: str) -> dict:
         if figures["void"] is None:
             return figures
     raise _Disturbed(figures["void"])
-
-
-def _first() -> tuple[str, ...]:
-    """What makes a command run before all others; nothing where that is not ours to say."""
-    return ("chrt", "--fifo", "1") if os.geteuid() == 0 and shutil.which("chrt") else ()
 
 
 def _in_words(found: Comparison) -> str:
