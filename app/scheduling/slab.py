@@ -9,8 +9,8 @@ One block, bounded for ever: reserving a slot before a body is read is how bytes
          -> FREE
 
 A slot is named by a number that no later one ever gets, so a reference that outlived its slot is caught instead
-of reading another client's bytes. Used from one thread; the views may be read and
-written from others while the state allows.
+of reading another client's bytes. Used from one thread; the views may be read and written from others while the
+state allows.
 
 The memory may be one process's own, or shared by several of which each hands out its own part. Then the
 process with the engines adopts a slot that another has filled: it is a slot like its own from there on, until
