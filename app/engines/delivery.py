@@ -14,8 +14,8 @@ from models.tensors import TensorBytes, pack
 class Landed(NamedTuple):
     """One output of a whole batch, where the run has left it: [samples, ...] where the model has a batch dimension.
 
-    `data` are its bytes once more, where they lie in memory that stays. It is sliced for every request, and numpy
-    remembers each array that a view has been taken of.
+    `data` are its bytes once more, where they lie in memory that stays: to slice them for every request costs less than
+    to slice the array.
     """
 
     array: np.ndarray

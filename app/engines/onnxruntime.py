@@ -97,10 +97,10 @@ class OnnxRuntimeCpuEngine(Engine):
     def run(self, parts: Sequence[Part]) -> RunResult:
         started_ns = time.monotonic_ns()
         samples = sum([part.samples for part in parts])
-        shapes = tuple(
-            (samples, *shape[1:]) if self.batched else shape  # all parts agree but in the first dimension
-            for shape in parts[0].shapes
-        )
+        shapes = parts[0].shapes  # all parts agree but in the first dimension
+        if self.batched:
+            # Through a list: a tuple made of a generator leaves its interpreter one more spare tuple each time.
+            shapes = tuple([(samples, *shape[1:]) for shape in shapes])
         self._gather(parts)
         gathered_ns = time.monotonic_ns()
         landed = self._execute(shapes, samples)
