@@ -69,8 +69,7 @@ class Reception(ABC):
             if future.done():
                 # Whoever waited stopped waiting a moment ago, so nobody else gives the memory back.
                 if isinstance(end, Done) and end.outcome is Outcome.ANSWERED:
-                    for ref in request.slots:
-                        self.slab.free(ref)
+                    self.slab.free(*request.slots)
             elif isinstance(end, Done):
                 future.set_result(end)
             else:

@@ -102,8 +102,7 @@ class Exchange:
         """Give back every slot that is still the edge's. Comes after the answer has been sent."""
         if self._presence is not None:
             self._presence.cancel()
-        for ref in self._slots:
-            self.core.slab.free(ref)
+        self.core.slab.free(*self._slots)
         self._slots.clear()
         if self._regions is not None:
             for region in self._regions:

@@ -34,7 +34,6 @@ from app.processes.messages import (
 )
 from app.processes.references import WrongReference, adopted, check_request, ended_of, request_of
 from app.scheduling.request import Done, ModelKey, Outcome, Request
-from app.scheduling.slab import Slot
 from models.errors import RequestError
 
 _log = logging.getLogger("convoy")
@@ -189,13 +188,12 @@ class _Edge:
         try:
             self._core.take(request, lambda done: self._ended(done, loan))
         except RequestError as error:
-            self._refuse(request, slots, loan, error)
+            self._refuse(request, loan, error)
 
-    def _refuse(self, request: Request, slots: Sequence[Slot], loan: _Loan, error: RequestError) -> None:
+    def _refuse(self, request: Request, loan: _Loan, error: RequestError) -> None:
         del self._requests[request.id]
         loan.is_told = True
-        for slot in slots:
-            self._core.slab.free(slot.ref)
+        self._core.slab.free(*request.slots)
         reason, retry_after_s = getattr(error, "reason", ""), error.retry_after_s or 0.0
         self.channel.send(Refused(request.id, type(error).__name__, str(error), reason, retry_after_s))
 
@@ -204,8 +202,7 @@ class _Edge:
         self.channel.send(ended_of(done))
         if done.outcome is Outcome.ANSWERED:
             loan.is_told = True
-            for ref in done.request.slots:
-                self._core.slab.free(ref)
+            self._core.slab.free(*done.request.slots)
 
     def _take_report(self, report: Report) -> None:
         # What was found while another core spoke is not known here, and is nobody's to count.

@@ -237,7 +237,7 @@ class RemoteCore(Reception):
             self._say(report)
 
     def _free(self, own_id: int) -> None:
-        self.slab.move(self._lent.pop(own_id), SlotState.FREE)
+        self.slab.free(*self._lent.pop(own_id))
 
 
 def _error(refused: Refused) -> RequestError:

@@ -387,7 +387,7 @@ class Scheduler:
             done = Done(request, Outcome.ANSWERED, answers, times, began_ns - pending.submitted_ns, samples)
             ended.append((listener, done))
             (unwanted if listener is None else answered).extend(request.slots)
-        self._slab.move(unwanted, SlotState.FREE)
+        self._slab.free(*unwanted)
         self._slab.move(answered, SlotState.ANSWERED)
         self._report(self._observer.batch_ran, dispatch, result, [done for _, done in ended])
         for listener, done in ended:
@@ -447,7 +447,7 @@ class Scheduler:
             self._loop.call_exception_handler({"message": f"{listener!r} failed; this is a bug", "exception": error})
 
     def _free(self, request: Request) -> None:
-        self._slab.move(request.slots, SlotState.FREE)
+        self._slab.free(*request.slots)
 
     def _take_back(self, entry: _LaneEntry) -> None:
         entry.take_back()

@@ -79,6 +79,13 @@ class Slot:
         self.on_freed: Callable[[], None] | None = None  # only of a slot that was adopted
 
 
+class _Slots(dict[SlotRef, Slot]):
+    """The slots in use. Raises SlotError for a stale reference."""
+
+    def __missing__(self, ref: SlotRef) -> Slot:
+        raise SlotError(f"slot {ref} is no longer in use; this is a bug")
+
+
 class Slab:
     """A bounded block of memory, handed out in slots: memory of its own, or its part of what is shared."""
 
@@ -94,7 +101,7 @@ class Slab:
             self._advice = mmap.MADV_REMOVE
         self._view = memoryview(self._part.memory)
         self._extents = Extents(self._part.offset, self.capacity_bytes)
-        self._slots: dict[SlotRef, Slot] = {}
+        self._slots = _Slots()
         self._refs = cast("Iterator[SlotRef]", count(1))
         self._high_water = 0
         self.used_bytes = 0
@@ -132,18 +139,16 @@ class Slab:
         """
         slots = self._slots
         for ref in refs:
-            slot = slots.get(ref)
-            if slot is None:
-                raise _stale(ref)
+            slot = slots[ref]
             if state not in _NEXT[slot.state]:
                 raise SlotError(f"slot {ref} cannot go from {slot.state.name} to {state.name}; this is a bug")
             slot.state = state
             if state is SlotState.FREE:
                 self._give_back(slot)
 
-    def free(self, ref: SlotRef) -> None:
-        """Give the slot back. Raises SlotError for a slot that is already free."""
-        self.move((ref,), SlotState.FREE)
+    def free(self, *refs: SlotRef) -> None:
+        """Give slots back. Raises SlotError for one that is already free."""
+        self.move(refs, SlotState.FREE)
 
     def state(self, ref: SlotRef) -> SlotState:
         """The slot's state; FREE for a reference whose use has ended."""
@@ -167,10 +172,7 @@ class Slab:
                 found.append(None)
                 continue
             number, offset, nbytes = place
-            slot = slots.get(refs[number])
-            if slot is None:
-                raise _stale(refs[number])
-            view, end = slot.view, offset + nbytes
+            view, end = slots[refs[number]].view, offset + nbytes
             if not 0 <= offset <= end <= len(view):
                 raise SlotError(f"tensor at {offset}+{nbytes} leaves its slot of {len(view)}; this is a bug")
             found.append(view[offset:end])
@@ -187,18 +189,13 @@ class Slab:
 
     def slot(self, ref: SlotRef) -> Slot:
         """The slot behind a reference. Raises SlotError when it is stale."""
-        slot = self._slots.get(ref)
-        if slot is None:
-            raise _stale(ref)
-        return slot
+        return self._slots[ref]
 
     def _add(self, offset: int, nbytes: int, extent: int) -> Slot:
         """`extent` of this slab's own memory have been taken for it: 0 for a slot in somebody else's."""
         if extent:
             self.used_bytes += extent
-            end = offset + nbytes - self._part.offset
-            if end > self._high_water:
-                self._high_water = end
+            self._high_water = max(self._high_water, offset + nbytes - self._part.offset)
         ref = next(self._refs)
         slot = self._slots[ref] = Slot(ref, offset, extent, self._view[offset : offset + nbytes])
         return slot
@@ -213,10 +210,6 @@ class Slab:
         if not self.used_bytes and self._high_water > KEEP_RESIDENT_BYTES and not self.is_page_locked:
             self._part.memory.madvise(self._advice, self._part.offset, self.capacity_bytes)
             self._high_water = 0
-
-
-def _stale(ref: SlotRef) -> SlotError:
-    return SlotError(f"slot {ref} is no longer in use; this is a bug")
 
 
 def _aligned(nbytes: int) -> int:

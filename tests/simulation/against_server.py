@@ -97,18 +97,59 @@ class _Disturbed(Exception):
     """The load generator was late, time and again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is asked for what, and how."""
+
+    server: Server
+    model: str
+    body: str
+
+    def load(self, duration_s: float, *options: str) -> dict:
+        """The load test's figures. Raises _Disturbed where no run was what it should have been."""
+        for _ in range(_TRIES):
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "load.json"
+                where = ("--url", self.server.url, "--model", self.model, "--body", self.body, "--json", str(file))
+                # In overload requests are refused, and the load tester's exit code says so.
+                subprocess.run(
+                    (
+                        "nice",
+                        "-n",
+                        "-15",
+                        sys.executable,
+                        "-m",
+                        "loadtest",
+                        *where,
+                        "--duration",
+                        str(duration_s),
+                        *options,
+                    ),
+                    cwd=ROOT,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    check=False,
+                )
+                figures: dict = json.loads(file.read_text())
+            if figures["void"] is None:
+                return figures
+        raise _Disturbed(figures["void"])
+
+
 def main() -> None:
     wishes = _wishes()
-    with _serving(wishes.store, timeout_ms=0) as plain:
-        line = _measured(plain, wishes.model, wishes.body)
+    with _serving(wishes.store, timeout_ms=0) as server:
+        plain = Target(server, wishes.model, wishes.body)
+        line = _measured(plain)
         objective_ms = wishes.objective * line.single_ms
         print(f"{_shown(line)}; objective {objective_ms:.1f} ms", flush=True)
         found = []
-        with _serving(wishes.store, timeout_ms=_timeout_ms(objective_ms)) as server:
+        with _serving(wishes.store, timeout_ms=_timeout_ms(objective_ms)) as other:
+            limited = replace(plain, server=other)
             for load in wishes.loads:
                 per_second = load * line.scenario(objective_ms).bound / line.per_sample_ms * 1000
                 try:
-                    found.append(_compare(plain, server, wishes.model, wishes.body, per_second, objective_ms))
+                    found.append(_compare(plain, limited, per_second, objective_ms))
                     print(_in_words(found[-1]), flush=True)
                 except _Disturbed as reason:
                     print(f"at {load:g} of the bound nothing could be measured: {reason}", flush=True)
@@ -146,18 +187,18 @@ def _serving(store: Path | None, timeout_ms: int) -> Iterator[Server]:
             yield server
 
 
-def _measured(server: Server, model: str, body: str) -> Line:
-    cycles_ms = np.array([_cycle_ms(server, model, body, clients) for clients in CLIENTS])
+def _measured(target: Target) -> Line:
+    cycles_ms = np.array([_cycle_ms(target, clients) for clients in CLIENTS])
     # Each cycle counts by its own length: the long ones would else settle the line alone.
     equations = np.array([(2.0, clients) for clients in CLIENTS]) / cycles_ms[:, None]
     (fixed_ms, per_sample_ms), *_ = np.linalg.lstsq(equations, np.ones(len(CLIENTS)), rcond=None)
     line = Line(max(0.0, float(fixed_ms)), float(per_sample_ms), 0.0)
-    return replace(line, edge_ms=max(0.0, _cycle_ms(server, model, body, 1) - line.single_ms))
+    return replace(line, edge_ms=max(0.0, _cycle_ms(target, 1) - line.single_ms))
 
 
-def _cycle_ms(server: Server, model: str, body: str, clients: int) -> float:
+def _cycle_ms(target: Target, clients: int) -> float:
     """How long it takes until each of the clients has had an answer."""
-    figures = _load(server, model, body, CLOSED_S, "--concurrency", str(clients))
+    figures = target.load(CLOSED_S, "--concurrency", str(clients))
     return 1000 * clients / float(figures["throughput_rps"])
 
 
@@ -166,15 +207,13 @@ def _timeout_ms(objective_ms: float) -> int:
     return round(objective_ms - ALLOWANCE_MS)
 
 
-def _compare(
-    plain: Server, server: Server, model: str, body: str, per_second: float, objective_ms: float
-) -> Comparison:
+def _compare(plain: Target, limited: Target, per_second: float, objective_ms: float) -> Comparison:
     """`plain` has no time limit, which a closed loop would come up against."""
     runs = []
     for seed in range(RUNS):
-        line = _measured(plain, model, body)
+        line = _measured(plain)
         wishes = ("--rate", f"{per_second:.1f}", "--slo-ms", f"{objective_ms:g}", "--seed", str(seed))
-        figures = _load(server, model, body, DURATION_S, *wishes)
+        figures = limited.load(DURATION_S, *wishes)
         good = figures["offered_rps"] * figures["goodput"]
         runs.append(Run(line, good, _simulated(line, per_second, objective_ms, seed)))
     return Comparison(per_second, runs)
@@ -188,37 +227,6 @@ def _simulated(line: Line, per_second: float, objective_ms: float, seed: int) ->
     result = run_policy(workload, scenario.device)
     seen = Result(replace(workload, within_ns=line.virtual_ns(objective_ms - line.edge_ms)), result.ended_ns)
     return per_second * seen.good_share
-
-
-def _load(server: Server, model: str, body: str, duration_s: float, *options: str) -> dict:
-    """The load test's figures. Raises _Disturbed where no run was what it should have been."""
-    for _ in range(_TRIES):
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "load.json"
-            where = ("--url", server.url, "--model", model, "--body", body, "--json", str(file))
-            # In overload requests are refused, and the load tester's exit code says so.
-            subprocess.run(
-                (
-                    "nice",
-                    "-n",
-                    "-15",
-                    sys.executable,
-                    "-m",
-                    "loadtest",
-                    *where,
-                    "--duration",
-                    str(duration_s),
-                    *options,
-                ),
-                cwd=ROOT,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                check=False,
-            )
-            figures: dict = json.loads(file.read_text())
-        if figures["void"] is None:
-            return figures
-    raise _Disturbed(figures["void"])
 
 
 def _in_words(found: Comparison) -> str:

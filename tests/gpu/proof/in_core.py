@@ -152,8 +152,7 @@ class CoreBench:
             now_ns = time.monotonic_ns()
             if done.outcome is not Outcome.ANSWERED:
                 raise Unanswered(f"a request ended as {done.outcome.value}: {done.reason}")
-            for slot in request.slots:
-                self._core.slab.free(slot)
+            self._core.slab.free(*request.slots)
             answered.append(_Answered(now_ns, now_ns - request.arrival_ns, done.batch_samples))
             if now_ns >= end_ns:
                 return
