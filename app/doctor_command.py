@@ -18,7 +18,7 @@ from app.engines.cuda.device import Device
 from app.engines.machine import Machine, find_machine
 from app.engines.select import Availability, availabilities
 from app.plan_inventory import PlanInventory, take_inventory
-from app.version import VERSION
+from app.version import VERSION, is_compiled
 
 _LIBRARIES = (
     *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "tensorrt"),
@@ -43,10 +43,12 @@ class GpuFound:
 class Diagnosis:
     """Everything `doctor` knows. `libraries` maps a distribution to its version, None where it is missing.
 
-    `gpus` are `gpu_devices` in words, or what the driver alone sees; `gpu_note` says why none can be used.
+    `compiled`: the hot path is machine code. `gpus` are `gpu_devices` in words, or what the driver alone sees;
+    `gpu_note` says why none can be used.
     """
 
     convoy: str
+    compiled: bool
     python: str
     system: str
     cpu: str
@@ -79,6 +81,7 @@ def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
     gpus = tuple(_found(gpu) for gpu in machine.gpus)
     return Diagnosis(
         convoy=VERSION,
+        compiled=is_compiled(),
         python=platform.python_version(),
         system=platform.platform(),
         cpu=cpu.cpu_model(),
@@ -133,7 +136,8 @@ def _version(distribution: str) -> str | None:
 
 def _machine(diagnosis: Diagnosis) -> Table:
     table = Table("machine", "", show_header=False)
-    table.add_row("Convoy", f"{diagnosis.convoy} on Python {diagnosis.python}, {diagnosis.system}")
+    form = "compiled" if diagnosis.compiled else "interpreted"
+    table.add_row("Convoy", f"{diagnosis.convoy} ({form}) on Python {diagnosis.python}, {diagnosis.system}")
     int8 = "8-bit dot products" if diagnosis.int8_dot_product else "no 8-bit dot products, so INT8 gains little"
     table.add_row("CPU", f"{diagnosis.cpu}, {diagnosis.cpu_cores} cores to use, {int8}")
     # As text: the brackets of an extra are no markup.

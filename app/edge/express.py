@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
@@ -286,8 +286,8 @@ class Passage:
         *("_request", "_slot", "_trace"),
         *("disconnected", "keep_alive", "response_complete", "template"),
     )
-    more_body = False
-    message_event = _Heard()
+    more_body: ClassVar = False
+    message_event: ClassVar = _Heard()
 
     def __init__(self, express: Express, protocol: GuardedProtocol, asked: Asked, slot: Slot, arrival_ns: int) -> None:
         self._express, self._protocol, self._slot, self._arrival_ns = express, protocol, slot, arrival_ns

@@ -44,7 +44,7 @@ class Staging:
             largest = max(self._mean_ns)
             mean_ns = self._mean_ns[largest] * 2 ** (power - largest)  # in proportion to what is copied
         else:
-            mean_ns = _UNKNOWN_NS
+            mean_ns = float(_UNKNOWN_NS)
         return int(_MARGIN * mean_ns) + WAKING_NS
 
 

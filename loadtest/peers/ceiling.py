@@ -30,6 +30,7 @@ from loadtest.peers.contender import convoy_launch
 from loadtest.peers.generator import Generator, Salvo, choose_generator, write_requests
 from loadtest.peers.marks import replace_block
 from loadtest.peers.network import convoy
+from loadtest.peers.own_build import ensure_build
 from loadtest.peers.results import write_text
 from loadtest.peers.server import Running, free_ports, serving
 from loadtest.peers.stand import shot_of
@@ -83,7 +84,7 @@ def measure(
     bare = {subject: open_bare(bundle) for subject, bundle in zip(subjects, bundles, strict=True)}
     lots, done = random.Random(0), list[Round]()
     ports = free_ports()
-    launch = convoy_launch(home / "store", ports, ())
+    launch = convoy_launch(ensure_build(home.parent), home / "store", ports, ())
     with (
         tempfile.TemporaryDirectory(prefix="convoy-peers-", ignore_cleanup_errors=True) as temporary,
         serving("Convoy", launch, ports.http, Path(temporary), _is_ready) as server,

@@ -21,6 +21,7 @@ from loadtest.peers.definition import Peer, find_peers
 from loadtest.peers.environment import ensure_environment
 from loadtest.peers.exam import set_exam
 from loadtest.peers.generator import Choice, choose_generator
+from loadtest.peers.own_build import ensure_build
 from loadtest.peers.page import tables, write_page
 from loadtest.peers.results import Conditions, Failure, Load, Results, write_json
 from loadtest.peers.stand import Stand
@@ -35,7 +36,8 @@ Tell = Callable[[str], None]
 class Options:
     """One comparison. `model` None: the classic CIFAR CNN; `page` None: no page is written.
 
-    `convoy_options` are words for `convoy serve`; none is the untouched configuration.
+    `convoy_options` are words for `convoy serve`; none is the untouched configuration. `interpreted`: Convoy runs as it
+    stands here, and not compiled.
     """
 
     peers: tuple[str, ...]
@@ -46,6 +48,7 @@ class Options:
     threads: int
     generator: Choice
     convoy_options: str
+    interpreted: bool
     effort: Effort
     warm_up_s: float
     json_file: Path
@@ -60,6 +63,8 @@ def run(options: Options, console: Console) -> int:
     def tell(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    tell(f"Convoy: {'as it stands here' if options.interpreted else 'compiled'}")
+    build = None if options.interpreted else ensure_build(options.home)
     model = options.model or network.ensure_network(options.home)
     installed, absent = _install(peers, options.home, tell)
     asked = _conditions(options, peers, model, generator.title)
@@ -72,7 +77,7 @@ def run(options: Options, console: Console) -> int:
     stand = Stand(set_exam(model, options.effort.seed), generator, options.warm_up_s)
     with tempfile.TemporaryDirectory(prefix="convoy-peers-") as temporary:
         store = network.make_store(Path(temporary), model)
-        convoy = convoy_contender(store, options.threads, tuple(shlex.split(options.convoy_options)))
+        convoy = convoy_contender(build, store, options.threads, tuple(shlex.split(options.convoy_options)))
         campaign = Campaign(stand, convoy, entrants, options.effort, tell)
         interrupted = _run_to_the_end(campaign, tell)
     results = campaign.results(asked, absent, interrupted=interrupted)
@@ -109,7 +114,8 @@ def _install(peers: Sequence[Peer], home: Path, tell: Tell) -> tuple[list[tuple[
 
 def _conditions(options: Options, peers: Sequence[Peer], model: Path, generator: str) -> Conditions:
     effort = options.effort
-    untouched = f"started with {options.convoy_options}" if options.convoy_options else ""
+    form = "not compiled" if options.interpreted else "compiled, as in its image"
+    untouched = f"{form}; started with {options.convoy_options}" if options.convoy_options else form
     return Conditions(
         started_at=conditions.now(),
         machine=conditions.machine(),

@@ -52,12 +52,12 @@ def peer_contender(peer: Peer, python: Path, model: Path, threads: int) -> Conte
     return Contender(peer.name, peer.title, peer.routes, launch)
 
 
-def convoy_contender(store: Path, threads: int, options: tuple[str, ...]) -> Contender:
-    """Convoy, the same for every load: a setting is not even looked at."""
+def convoy_contender(build: Path | None, store: Path, threads: int, options: tuple[str, ...]) -> Contender:
+    """Convoy, the same for every load: a setting is not even looked at. `build` as in `convoy_launch`."""
     path = f"/v2/models/{MODEL}/infer"
 
     def launch(_: Setting, ports: Ports) -> Launch:
-        return convoy_launch(store, ports, ("--threads", str(threads), *options))
+        return convoy_launch(build, store, ports, ("--threads", str(threads), *options))
 
     routes: dict[BodyKind, Route] = {
         "binary": Route(FORMS["v2-binary"], path),
@@ -66,8 +66,15 @@ def convoy_contender(store: Path, threads: int, options: tuple[str, ...]) -> Con
     return Contender(CONVOY, "Convoy", routes, launch)
 
 
-def convoy_launch(store: Path, ports: Ports, options: tuple[str, ...]) -> Launch:
-    """`convoy serve` with nothing said but where, and `options`."""
+def convoy_launch(build: Path | None, store: Path, ports: Ports, options: tuple[str, ...]) -> Launch:
+    """`convoy serve` with nothing said but where, and `options`.
+
+    `build` is the folder that it is installed in; None: wherever this program comes from.
+    """
     where = ("--host", "127.0.0.1", "--port", str(ports.http), "--grpc-port", str(ports.spare))
-    serve = (sys.executable, "-m", "convoy", "serve", "--store", str(store.absolute()))
-    return Launch((*serve, *where, *options), {}, READY_WITHIN_S)
+    # -P: not what lies in the working directory, which may be a checkout.
+    python, found_in = (
+        ((sys.executable,), {}) if build is None else ((sys.executable, "-P"), {"PYTHONPATH": str(build)})
+    )
+    serve = (*python, "-m", "convoy", "serve", "--store", str(store.absolute()))
+    return Launch((*serve, *where, *options), found_in, READY_WITHIN_S)

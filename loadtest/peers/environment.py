@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from loadtest.peers.definition import REQUIREMENTS, Peer
@@ -37,10 +38,12 @@ def ensure_environment(peer: Peer, home: Path) -> Path:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     has_requirements = any(line.strip() for line in requirements.read_text().splitlines())
-    _run(peer, interpreter, "-m", "venv", *(() if has_requirements else ("--without-pip",)), str(folder))
+    run_installer(
+        peer.title, (interpreter, "-m", "venv", *(() if has_requirements else ("--without-pip",)), str(folder))
+    )
     if has_requirements:
         pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement")
-        _run(peer, *pip, str(requirements))
+        run_installer(peer.title, (*pip, str(requirements)))
     stamp.write_text(wanted)
     return python
 
@@ -76,11 +79,12 @@ def _named(version: str) -> list[str]:
     return [*(name for name in found if name), *map(str, managed)]
 
 
-def _run(peer: Peer, *command: str) -> None:
+def run_installer(what: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Run what installs `what`, with this process's environment or another. Raises JobError with its last words."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_WITHIN_S)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=INSTALL_WITHIN_S)
     except subprocess.TimeoutExpired:
-        raise JobError(f"installing {peer.title} took longer than {INSTALL_WITHIN_S:g} s; try again") from None
+        raise JobError(f"installing {what} took longer than {INSTALL_WITHIN_S:g} s; try again") from None
     if done.returncode != 0:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("WARNING")]
-        raise JobError(f"{peer.title} cannot be installed: {' / '.join(lines[-_LAST_LINES:])}")
+        raise JobError(f"{what} cannot be installed: {' / '.join(lines[-_LAST_LINES:])}")

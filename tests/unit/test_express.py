@@ -11,11 +11,11 @@ import json
 import random
 import re
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,17 +25,18 @@ from uvicorn.server import ServerState
 
 from app.edge.body import BodyLimits
 from app.edge.calls import EdgeOptions
-from app.edge.express import Express, Passage
+from app.edge.express import Express
 from app.edge.gate import Gate
 from app.edge.infer import InferRoute
 from app.edge.pool import DecodePool
 from app.edge.protocol import ConnectionLimits, GuardedProtocol, guarded_protocol
 from app.edge.replies import Reply, send_reply
 from app.edge.shortcut import Shortcut
-from app.engines.base import EngineFailure
+from app.engines.base import EngineFailure, Part, RunResult
 from app.logs import request_id
 from app.scheduling.request import Request
 from models.errors import Overloaded
+from models.tensors import TensorBytes
 from tests.support.fake_devices import MAX_BATCH, ROW, Workshop, in_workshop, until
 from tests.support.wire import WireReply, chunk, head, read_reply
 
@@ -808,7 +809,7 @@ async def busy(house: House, workshop: Workshop) -> tuple[threading.Event, list[
     return gate, connections
 
 
-@pytest.mark.parametrize("broken", ["next_request_id", "take", "answer"])
+@pytest.mark.parametrize("broken", ["next_request_id", "take", "run"])
 def test_a_bug_is_a_500_that_the_log_explains(
     workshop: Workshop, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -817,13 +818,25 @@ def test_a_bug_is_a_500_that_the_log_explains(
 
     async def scene(house: House, workshop: Workshop) -> None:
         connection = await house.taught()
-        where = (Passage, "_answer") if broken == "answer" else (house.core, broken)
+        (engine,) = workshop.engines
+        run = engine.run
+
+        def run_without_answers(parts: Sequence[Part]) -> RunResult:
+            answers = tuple(
+                tuple(TensorBytes((part.samples, ROW), cast(Any, None)) for _ in part.wanted) for part in parts
+            )
+            return run(parts)._replace(outputs=answers)
+
         with monkeypatch.context() as patch:
-            patch.setattr(*where, bug)
+            if broken == "run":
+                patch.setattr(engine, "run", run_without_answers)
+            else:
+                patch.setattr(house.core, broken, bug)
             reply = await connection.ask(rows(1.0))
         assert reply.status == 500
         assert reply.error == f"internal error; the log has it under request {reply.headers['x-request-id']}"
-        assert "nobody foresaw this" in caplog.text
+        assert "failed; this is a bug" in caplog.text
+        assert ("TypeError" if broken == "run" else "nobody foresaw this") in caplog.text
         await until(lambda: house.counted("failed") == 1)
         assert house.core.slab.used_bytes == 0
         assert shift(await connection.ask(rows(2.0))) == 2.0 + OFFSET
