@@ -86,5 +86,7 @@ def run_installer(what: str, command: Sequence[str], environment: Mapping[str, s
     except subprocess.TimeoutExpired:
         raise JobError(f"installing {what} took longer than {INSTALL_WITHIN_S:g} s; try again") from None
     if done.returncode != 0:
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("WARNING")]
+        # Where a package's own build fails, pip shows its output and then talks of itself.
+        output, _, _ = (done.stdout + done.stderr).partition("[end of output]")
+        lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("WARNING")]
         raise JobError(f"{what} cannot be installed: {' / '.join(lines[-_LAST_LINES:])}")

@@ -16,7 +16,15 @@ from tests.support.onnx_models import identity
 from tests.support.stores import ROOT
 
 PEERS = ROOT / "tests" / "support" / "peers"
-QUICK = ["--rounds=1", "--duration=0.3", "--sweep=0.2", "--sweep-rounds=1", "--warm-up=0.1", "--generator=own"]
+QUICK = [
+    "--interpreted",
+    "--rounds=1",
+    "--duration=0.3",
+    "--sweep=0.2",
+    "--sweep-rounds=1",
+    "--warm-up=0.1",
+    "--generator=own",
+]
 
 pytestmark = pytest.mark.slow
 
