@@ -35,8 +35,9 @@ if os.environ.get("CONVOY_USE_MYPYC") == "1":
         sys.exit("what is installed as editable is interpreted, so that a change is what runs; unset CONVOY_USE_MYPYC")
     from mypyc.build import mypycify
 
-    # What is imported need not be installed here; `make check` has checked the types with all of it.
-    options = ["--ignore-missing-imports", "--follow-imports=silent", *COMPILED]
+    # Libraries are not looked at, whether they are here or not, so that every build is the same; `make check` has
+    # checked the types with them.
+    options = ["--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent", *COMPILED]
     setup(ext_modules=mypycify(options, opt_level="3", debug_level="0", group_name="convoy"))
 else:
     setup()

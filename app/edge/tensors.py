@@ -10,7 +10,7 @@ import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class TensorRef(NamedTuple):
 
 
 # BYTES are packed in each of the three forms; as an array they are an array of the packed bytes.
-Values = TensorRef | np.ndarray | Elsewhere
+Values: TypeAlias = TensorRef | np.ndarray | Elsewhere
 
 
 @dataclass(frozen=True, slots=True)
