@@ -5,8 +5,10 @@ so many that all others fit into one batch. Each is followed to its end: a batch
 request to be in time, then what the device owes to other models, then the rest likewise, as far as it can be in time.
 
 A course of several batches has a price. It keeps the device longer than one batch of as many would, and takes that
-time from requests that are still to come. It counts in full where what waits takes half of a request's time: then
-the device is not idle again soon.
+time from requests that are still to come: as many as the device answers in such a time, of all models that wait for it.
+It counts in full where what waits takes half of a request's time: then the device is not idle again soon. Other models'
+batches keep it busy, too, but where batches are mostly fixed cost that says little: who comes meanwhile makes them
+larger and hardly longer.
 Simulation chose the figures here (docs/simulation.md).
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
+from typing import NamedTuple
 
 from app.scheduling.queues import Entry, Outlook, Queue, State
 
@@ -56,18 +59,20 @@ def sacrifices(state: State, queue: Queue, entries: list[Entry], outlook: Outloo
         return 0
     merged = heads.fill(enough) - enough
     takes_ns = max(1, outlook.lane.behind_ns(heads.samples(enough, enough + merged)))
-    busy = min(1.0, 2 * takes_ns / _time_ns(entries[first + enough]))
-    price_per_ns = busy * merged / takes_ns
-    owed_ns = _owed_to_others_ns(state, queue, outlook)
+    others = _others(state, queue, outlook)
+    all_ns, time_ns = takes_ns + others.takes_ns, _time_ns(entries[first + enough])
+    by_samples = max(0.0, 1 - 2 * outlook.lane.behind_ns(1) / takes_ns)
+    busy = max(min(1.0, 2 * takes_ns / time_ns), by_samples * min(1.0, 2 * all_ns / time_ns))
+    price_per_ns = busy * (merged + others.requests) / all_ns
 
     def value(given_up: int) -> float:
         if given_up == enough:
             return merged
-        kept, longer_ns = heads.course(given_up, owed_ns)
+        kept, longer_ns = heads.course(given_up, others.takes_ns)
         return kept - longer_ns * price_per_ns
 
-    time_ns = _time_ns(entries[first])
-    some = {min(enough, heads.with_less_than(round(share * time_ns))) for share in _TIME_LEFT}
+    first_time_ns = _time_ns(entries[first])
+    some = {min(enough, heads.with_less_than(round(share * first_time_ns))) for share in _TIME_LEFT}
     return max(sorted({0, enough, *some}), key=value)
 
 
@@ -139,7 +144,17 @@ class _Heads:
             start_ns, work_ns, position = start_ns + takes_ns, work_ns + takes_ns, after
 
 
-def _owed_to_others_ns(state: State, queue: Queue, outlook: Outlook) -> int:
-    """What a batch of each other queue takes that waits for the same device."""
-    beside = state.beside(queue, outlook.lane)
-    return sum(lane.behind_ns(min(other.waiting, other.max_batch)) for other, lane in beside)
+class _Others(NamedTuple):
+    """A batch of each other queue that waits for the same device: how many requests, and what they take."""
+
+    requests: int
+    takes_ns: int
+
+
+def _others(state: State, queue: Queue, outlook: Outlook) -> _Others:
+    requests = takes_ns = 0
+    for other, lane in state.beside(queue, outlook.lane):
+        samples = min(other.waiting, other.max_batch)
+        requests += other.requests * samples // other.waiting
+        takes_ns += lane.behind_ns(samples)
+    return _Others(requests, takes_ns)
