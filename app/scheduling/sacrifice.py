@@ -26,6 +26,9 @@ _TIME_LEFT = (0.25, 0.5, 0.75)
 # one by one.
 _ALWAYS_ALLOWED = 32
 _SINGLES_ALLOWED = 10
+# What a single request takes, in parts of a batch: so little that who comes meanwhile makes the next batch longer; so
+# much that he does not.
+_HARDLY_FIXED, _MOSTLY_FIXED = 0.1, 0.4
 
 
 def most_samples(queue: Queue, entries: list[Entry], outlook: Outlook, first: int) -> int:
@@ -61,7 +64,7 @@ def sacrifices(state: State, queue: Queue, entries: list[Entry], outlook: Outloo
     takes_ns = max(1, outlook.lane.behind_ns(heads.samples(enough, enough + merged)))
     others = _others(state, queue, outlook)
     all_ns, time_ns = takes_ns + others.takes_ns, _time_ns(entries[first + enough])
-    by_samples = max(0.0, 1 - 2 * outlook.lane.behind_ns(1) / takes_ns)
+    by_samples = _by_samples(outlook.lane.behind_ns(1) / takes_ns)
     busy = max(min(1.0, 2 * takes_ns / time_ns), by_samples * min(1.0, 2 * all_ns / time_ns))
     price_per_ns = busy * (merged + others.requests) / all_ns
 
@@ -74,6 +77,11 @@ def sacrifices(state: State, queue: Queue, entries: list[Entry], outlook: Outloo
     first_time_ns = _time_ns(entries[first])
     some = {min(enough, heads.with_less_than(round(share * first_time_ns))) for share in _TIME_LEFT}
     return max(sorted({0, enough, *some}), key=value)
+
+
+def _by_samples(fixed: float) -> float:
+    """How much of a batch's time its samples make, for those who come later: all, up to this part of fixed cost."""
+    return max(0.0, min(1.0, (_MOSTLY_FIXED - fixed) / (_MOSTLY_FIXED - _HARDLY_FIXED)))
 
 
 def _time_ns(entry: Entry) -> int:
