@@ -16,13 +16,13 @@ DEVICE = "device"
 MAX_BATCH = 8
 
 
-def make_state(fixed: int, per_sample: int, *keys: ModelKey) -> State:
+def make_state(fixed: int, per_sample: int, *keys: ModelKey, max_batch: int = MAX_BATCH) -> State:
     """One device; a batch of b takes `fixed + per_sample * b`, and a little more as its margin."""
     state = State({DEVICE: 1})
     for number, key in enumerate(keys or (A,)):
-        sizes = tuple(range(1, MAX_BATCH + 1))
-        latency = LatencyModel({size: fixed + per_sample * size for size in (1, 2, 4, 8)})
-        state.queues[key] = Queue(key, MAX_BATCH, 1000, [Lane(number, 0, DEVICE, sizes, latency)])
+        sizes = tuple(range(1, max_batch + 1))
+        latency = LatencyModel({size: fixed + per_sample * size for size in (1, 2, 4, max_batch)})
+        state.queues[key] = Queue(key, max_batch, 1000, [Lane(number, 0, DEVICE, sizes, latency)])
     return state
 
 
@@ -84,6 +84,22 @@ def test_requests_without_deadlines_are_never_given_up() -> None:
 def test_a_tight_request_is_not_given_up_for_time_that_nobody_needs() -> None:
     # The others have a hundred times the time that they need: the device will be idle again soon.
     assert give_up(make_state(1000, 100), [1200] + [200_000] * 7) == 0
+
+
+@pytest.mark.parametrize(
+    ("per_sample", "others", "given_up"),
+    [
+        pytest.param(100, 0, 0, id="the-device-will-be-idle-again-soon"),
+        pytest.param(100, 2, 1, id="others-keep-it-busy"),
+        pytest.param(5, 2, 0, id="batches-that-are-mostly-fixed-cost-hardly-grow"),
+    ],
+)
+def test_time_is_dear_where_other_models_need_it(per_sample: int, others: int, given_up: int) -> None:
+    keys = [A, *(ModelKey(f"other-{number}", 1) for number in range(others))]
+    state = make_state(1000, per_sample, *keys, max_batch=64)
+    for number, key in enumerate(key for key in keys[1:] for _ in range(64)):
+        state.enqueue(Request((1 << 20) + number, key, 1, ((1,),), (), (), (), (), 0, 0, 200_000))
+    assert give_up(state, [1200] + [200_000] * 63) == given_up
 
 
 def heads(count: int, deadline_ns: int | None) -> list[Entry]:
