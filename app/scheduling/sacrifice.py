@@ -26,8 +26,8 @@ _TIME_LEFT = (0.25, 0.5, 0.75)
 # one by one.
 _ALWAYS_ALLOWED = 32
 _SINGLES_ALLOWED = 10
-# What a single request takes, in parts of a batch: so little that who comes meanwhile makes the next batch longer; so
-# much that he does not.
+# Of a batch's time, what a single request would take: below the first, who comes for it makes it longer by his whole
+# share; above the second, hardly at all.
 _HARDLY_FIXED, _MOSTLY_FIXED = 0.1, 0.4
 
 
@@ -80,7 +80,7 @@ def sacrifices(state: State, queue: Queue, entries: list[Entry], outlook: Outloo
 
 
 def _by_samples(fixed: float) -> float:
-    """How much of a batch's time its samples make, for those who come later: all, up to this part of fixed cost."""
+    """To what part a batch grows longer with those who come for it; `fixed` is what a single request takes of it."""
     return max(0.0, min(1.0, (_MOSTLY_FIXED - fixed) / (_MOSTLY_FIXED - _HARDLY_FIXED)))
 
 

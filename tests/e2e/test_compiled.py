@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,15 @@ import pytest
 from loadtest.peers.own_build import ensure_build
 from tests.support.stores import ROOT
 
+HEADER = Path(sysconfig.get_path("include"), "Python.h")
+
 # A compiler has much to do for a minute, and then come hundreds of tests.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler; run apt-get install gcc"),
+    pytest.mark.skipif(not HEADER.is_file(), reason=f"{HEADER} is missing; run apt-get install python3-dev"),
+]
 # Of the compiled modules, and of the servers that are made of them.
 TESTS = (
     *("tests/simulation/test_policy_properties.py", "tests/simulation/test_policy_over_time.py"),
