@@ -29,6 +29,8 @@ _SINGLES_ALLOWED = 10
 # Of a batch's time, what a single request would take: below the first, who comes for it makes it longer by his whole
 # share; above the second, hardly at all.
 _HARDLY_FIXED, _MOSTLY_FIXED = 0.1, 0.4
+# Of what other models' next batches will hold, only a part waits by now.
+_STILL_TO_COME = 1.5
 
 
 def most_samples(queue: Queue, entries: list[Entry], outlook: Outlook, first: int) -> int:
@@ -64,8 +66,10 @@ def sacrifices(state: State, queue: Queue, entries: list[Entry], outlook: Outloo
     takes_ns = max(1, outlook.lane.behind_ns(heads.samples(enough, enough + merged)))
     others = _others(state, queue, outlook)
     all_ns, time_ns = takes_ns + others.takes_ns, _time_ns(entries[first + enough])
-    by_samples = _by_samples(outlook.lane.behind_ns(1) / takes_ns)
-    busy = max(min(1.0, 2 * takes_ns / time_ns), by_samples * min(1.0, 2 * all_ns / time_ns))
+    busy = min(1.0, 2 * takes_ns / time_ns)
+    if others.takes_ns:
+        by_samples = _by_samples(outlook.lane.behind_ns(1) / takes_ns)
+        busy = max(busy, _STILL_TO_COME * by_samples * min(1.0, 2 * all_ns / time_ns))
     price_per_ns = busy * (merged + others.requests) / all_ns
 
     def value(given_up: int) -> float:
