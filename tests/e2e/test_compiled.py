@@ -30,7 +30,7 @@ TESTS = (
     *("tests/unit/test_scheduler.py", "tests/unit/test_policy.py", "tests/unit/test_sacrifice.py"),
     *("tests/unit/test_slab.py", "tests/unit/test_extents.py", "tests/unit/test_latency.py"),
     *("tests/unit/test_lane_runner.py", "tests/unit/test_express.py", "tests/unit/test_garbage.py"),
-    *("tests/contract", "tests/e2e/test_short_way.py", "tests/e2e/test_edges.py"),
+    *("tests/contract", "tests/e2e/test_short_way.py"),
 )
 WHERE = "import importlib, sys; print(*(importlib.import_module(name).__file__ for name in sys.argv[1:]), sep='\\n')"
 
