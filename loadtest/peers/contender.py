@@ -72,9 +72,8 @@ def convoy_launch(build: Path | None, store: Path, ports: Ports, options: tuple[
     `build` is the folder that it is installed in; None: wherever this program comes from.
     """
     where = ("--host", "127.0.0.1", "--port", str(ports.http), "--grpc-port", str(ports.spare))
+    serve = ("-m", "convoy", "serve", "--store", str(store.absolute()), *where, *options)
+    if build is None:
+        return Launch((sys.executable, *serve), {}, READY_WITHIN_S)
     # -P: not what lies in the working directory, which may be a checkout.
-    python, found_in = (
-        ((sys.executable,), {}) if build is None else ((sys.executable, "-P"), {"PYTHONPATH": str(build)})
-    )
-    serve = (*python, "-m", "convoy", "serve", "--store", str(store.absolute()))
-    return Launch((*serve, *where, *options), found_in, READY_WITHIN_S)
+    return Launch((sys.executable, "-P", *serve), {"PYTHONPATH": str(build)}, READY_WITHIN_S)

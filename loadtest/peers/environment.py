@@ -11,13 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from loadtest.peers.definition import REQUIREMENTS, Peer
 from models.errors import JobError
 
-STAMP = ".complete"
+PIP_INSTALL = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+_STAMP = ".complete"
 INSTALL_WITHIN_S = 1800.0
 _LAST_LINES = 5
 _DESCRIBE = "import sys, sysconfig; print(sys.version, bool(sysconfig.get_config_var('Py_ENABLE_SHARED')), sep='|')"
@@ -33,19 +34,26 @@ def ensure_environment(peer: Peer, home: Path) -> Path:
     python = folder / "bin" / "python"
     requirements = peer.folder / REQUIREMENTS
     wanted = hashlib.sha256(description.encode() + requirements.read_bytes()).hexdigest()
-    stamp = folder / STAMP
-    if stamp.is_file() and stamp.read_text() == wanted:
-        return python
-    shutil.rmtree(folder, ignore_errors=True)
     has_requirements = any(line.strip() for line in requirements.read_text().splitlines())
-    run_installer(
-        peer.title, (interpreter, "-m", "venv", *(() if has_requirements else ("--without-pip",)), str(folder))
-    )
-    if has_requirements:
-        pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement")
-        run_installer(peer.title, (*pip, str(requirements)))
-    stamp.write_text(wanted)
+
+    def make() -> None:
+        without_pip = () if has_requirements else ("--without-pip",)
+        run_installer(peer.title, (interpreter, "-m", "venv", *without_pip, str(folder)))
+        if has_requirements:
+            run_installer(peer.title, (str(python), *PIP_INSTALL, "--requirement", str(requirements)))
+
+    make_once(folder, wanted, make)
     return python
+
+
+def make_once(folder: Path, wanted: str, make: Callable[[], None]) -> None:
+    """Call `make`, which fills the folder, unless an earlier call has done so with the same `wanted`."""
+    stamp = folder / _STAMP
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    make()
+    stamp.write_text(wanted)
 
 
 def own_libraries(peer: Peer, python: Path) -> dict[str, str]:

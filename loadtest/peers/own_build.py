@@ -14,7 +14,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from loadtest.peers.environment import STAMP, run_installer
+from loadtest.peers.environment import PIP_INSTALL, make_once, run_installer
 from models.errors import JobError
 
 ROOT = Path(__file__).parents[2]
@@ -29,30 +29,23 @@ def ensure_build(home: Path) -> Path:
     JobError where there is no checkout, no mypyc or no C compiler.
     """
     folder = (home / "convoy").absolute()
-    stamp = folder / STAMP
-    wanted = _digest()
-    if stamp.is_file() and stamp.read_text() == wanted:
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
+    make_once(folder, _digest(), lambda: _build(folder))
+    return folder
+
+
+def _build(folder: Path) -> None:
     # From a copy: setuptools leaves what it makes beside its sources, and takes it for its own the next time.
     with tempfile.TemporaryDirectory(prefix="convoy-build-") as sources:
         for name in _PROJECT:
             shutil.copy(ROOT / name, sources)
         for package in _PACKAGES:
             shutil.copytree(ROOT / package, Path(sources, package), ignore=shutil.ignore_patterns("__pycache__"))
-        _install(Path(sources), folder)
-    stamp.write_text(wanted)
-    return folder
-
-
-def _install(sources: Path, folder: Path) -> None:
-    where = ("--no-deps", "--no-build-isolation", "--target", str(folder))
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *where, str(sources))
-    try:
-        run_installer("Convoy, compiled,", pip, os.environ | {"CONVOY_USE_MYPYC": "1"})
-    except JobError as error:
-        needs = "compiling needs gcc and Python's headers; --interpreted measures Convoy as it stands here"
-        raise JobError(f"{error}; {needs}") from error
+        pip = (sys.executable, *PIP_INSTALL, "--no-deps", "--no-build-isolation", "--target", str(folder), sources)
+        try:
+            run_installer("Convoy, compiled,", pip, os.environ | {"CONVOY_USE_MYPYC": "1"})
+        except JobError as error:
+            needs = "compiling needs gcc and Python's headers; --interpreted measures Convoy as it stands here"
+            raise JobError(f"{error}; {needs}") from error
 
 
 def _digest() -> str:
