@@ -10,19 +10,25 @@ BIN := $(VENV)/bin
 RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve test check image-test demo bench simulate peers ceiling zoo-table clean
+.PHONY: serve test test-long test-all check image-test demo bench simulate peers ceiling zoo-table clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu and not image"
+	$(BIN)/python -m pytest -m "not gpu and not image and not long"
+
+# What is long by nature: crowds of leavers, the compiled form, whole exports. An hour has to be enough for both.
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "long and not gpu and not image"
+
+test-all: test test-long
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not gpu and not slow and not image"
+	$(BIN)/python -m pytest -m "not gpu and not slow and not image and not long"
 
 # As root, with buildah and debootstrap; some minutes. IMAGE_TARGET=gpu builds the larger one: 15 GB of disk meanwhile.
 image-test: $(VENV)/.dev

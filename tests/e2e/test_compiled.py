@@ -19,7 +19,7 @@ HEADER = Path(sysconfig.get_path("include"), "Python.h")
 
 # A compiler has much to do for a minute, and then come hundreds of tests.
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(900),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler; run apt-get install gcc"),
     pytest.mark.skipif(not HEADER.is_file(), reason=f"{HEADER} is missing; run apt-get install python3-dev"),

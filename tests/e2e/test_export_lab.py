@@ -31,7 +31,7 @@ from models.bundle import Bundle, Variant, open_bundle
 from models.datasets import load
 from models.train import TrainOptions, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 Weights = dict[str, np.ndarray]
 
