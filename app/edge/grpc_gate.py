@@ -3,6 +3,9 @@
 In: a request id, the API key, the bytes as a message. Out: the id, a status with words for every error, the
 access log. Messages are parsed here and not by the library, which answers bytes that it cannot parse with
 an internal error.
+
+The library's context must not be touched after its call has ended: its C object is gone then, and the process with
+it. So what is known of a call is read when it begins, and whoever handles it never sees the context.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -20,6 +24,7 @@ from google.protobuf.message import DecodeError, Message
 
 from app.edge.entry import KEY_IS_WRONG, Entry
 from app.logs import request_id
+from app.scheduling.request import MILLISECOND_NS, SECOND_NS
 from models.errors import InvalidRequest, RequestError, Unauthorized
 
 _errors = logging.getLogger("convoy")
@@ -32,24 +37,26 @@ _ADMIN = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
 
 @dataclass(slots=True)
 class GrpcCall:
-    """One call as far as it is known. `context` is grpc's."""
+    """One call as far as it is known. `client` is its address, `deadline_ns` on the clock of `time.monotonic_ns`."""
 
     method: str
-    context: Any
     metadata: dict[str, bytes]
     id: bytes
+    client: str
+    deadline_ns: int | None = None
     status: str = "OK"
     started_ns: int = field(default_factory=time.monotonic_ns)
 
     def timeout_ms(self) -> float | None:
         """What is left of the client's deadline; None where it has none."""
-        remaining_s = self.context.time_remaining()
-        # Without a deadline the library says some centuries, or nothing, by version.
-        return None if remaining_s is None or remaining_s > 1e6 else max(0.001, remaining_s * 1e3)
+        if self.deadline_ns is None:
+            return None
+        return max(0.001, (self.deadline_ns - time.monotonic_ns()) / MILLISECOND_NS)
 
 
 Unary = Callable[[Any, GrpcCall], Awaitable[Message]]
-Stream = Callable[[AsyncIterator[bytes], GrpcCall], AsyncIterator[Message]]
+# An asynchronous generator: the gate closes it when its call ends.
+Stream = Callable[[AsyncIterator[bytes], GrpcCall], AsyncGenerator[Message]]
 
 
 class GrpcGate:
@@ -68,7 +75,7 @@ class GrpcGate:
                 reply: bytes = (await handle(parse(message, data), call)).SerializeToString()
                 return reply
             except BaseException as error:
-                await self._fail(call, error)
+                await self._fail(call, context, error)
             finally:
                 self._log(call)
 
@@ -77,14 +84,17 @@ class GrpcGate:
     def stream(self, method: str, handle: Stream) -> Any:
         """The library's handler for a method with a stream of each."""
 
-        async def guarded(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        # Not a generator: of a call that is cancelled the library forgets one as it stands, and what it has to end
+        # would end at some later time.
+        async def guarded(messages: AsyncIterator[bytes], context: Any) -> None:
             call = self._enter(method, context)
             try:
                 self._check_key(call)
-                async for reply in handle(messages, call):
-                    yield reply.SerializeToString()
+                async with aclosing(handle(messages, call)) as replies:
+                    async for reply in replies:
+                        await _write(context, reply.SerializeToString())
             except BaseException as error:
-                await self._fail(call, error)
+                await self._fail(call, context, error)
             finally:
                 self._log(call)
 
@@ -94,7 +104,7 @@ class GrpcGate:
         metadata = {name: _as_bytes(value) for name, value in context.invocation_metadata() or ()}
         own_id = self._entry.request_id(metadata.get("x-request-id"))
         request_id.set(own_id.decode())
-        call = GrpcCall(method, context, metadata, own_id)
+        call = GrpcCall(method, metadata, own_id, _address(context.peer()), _deadline_ns(context.time_remaining()))
         context.set_trailing_metadata(_trailer(call))
         return call
 
@@ -105,7 +115,7 @@ class GrpcGate:
         if not (keys.is_admin_token(given) and call.method in _ADMIN):
             raise Unauthorized(KEY_IS_WRONG)
 
-    async def _fail(self, call: GrpcCall, error: BaseException) -> NoReturn:
+    async def _fail(self, call: GrpcCall, context: Any, error: BaseException) -> NoReturn:
         """End the call with the error's status. Raises, as the library wants it."""
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             call.status = "CANCELLED"  # by the client, by its deadline, or by the end of the process
@@ -119,16 +129,14 @@ class GrpcGate:
         trailer = _trailer(call)
         if retry_after_s is not None:
             trailer += (("retry-after", str(max(1, math.ceil(retry_after_s)))),)
-        await call.context.abort(getattr(grpc.StatusCode, call.status), words[:_MOST_DETAILS], trailer)
+        await context.abort(getattr(grpc.StatusCode, call.status), words[:_MOST_DETAILS], trailer)
         raise AssertionError("abort always raises")
 
     def _log(self, call: GrpcCall) -> None:
         took_ms = (time.monotonic_ns() - call.started_ns) / 1e6
         trace = call.metadata.get("traceparent")
         line = f"gRPC {call.method}"
-        self._entry.log(
-            _address(call.context.peer()), line, call.status, took_ms, is_error=call.status != "OK", trace=trace
-        )
+        self._entry.log(call.client, line, call.status, took_ms, is_error=call.status != "OK", trace=trace)
 
 
 def parse(message: type[Message], data: bytes) -> Any:
@@ -139,6 +147,14 @@ def parse(message: type[Message], data: bytes) -> Any:
         raise InvalidRequest(f"the request is not a {message.DESCRIPTOR.name}; use the protocol's own stubs") from error
 
 
+async def _write(context: Any, reply: bytes) -> None:
+    """Raises CancelledError where the client has left, which the library learns here before it tells."""
+    try:
+        await context.write(reply)
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError from error
+
+
 def _trailer(call: GrpcCall) -> tuple[tuple[str, str], ...]:
     own: tuple[tuple[str, str], ...] = (("x-request-id", call.id.decode()),)
     trace = call.metadata.get("traceparent")
@@ -147,6 +163,13 @@ def _trailer(call: GrpcCall) -> tuple[tuple[str, str], ...]:
 
 def _as_bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode()
+
+
+def _deadline_ns(remaining_s: float | None) -> int | None:
+    """Without a deadline the library says some centuries, or nothing, by version."""
+    if remaining_s is None or remaining_s > 1e6:
+        return None
+    return time.monotonic_ns() + int(remaining_s * SECOND_NS)
 
 
 def _address(peer: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from tritonclient.grpc import service_pb2
@@ -54,29 +54,35 @@ class GrpcInference:
             took_ns = time.monotonic_ns() - exchange.arrival_ns
             self._core.call_ended(None if served is None else served.key, _PROTOCOL, outcome, took_ns)
 
-    async def stream(self, messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[Any]:
+    async def stream(self, messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncGenerator[Any]:
         """One response per request, in the order of the requests; several of them run at once."""
-        pending: _Pending = asyncio.Queue(_STREAM_WINDOW)
-        reader = asyncio.ensure_future(self._read(messages, call, pending))
+        pending: _Pending = asyncio.Queue()
+        room = asyncio.Semaphore(_STREAM_WINDOW)
+        reader = asyncio.ensure_future(self._read(messages, call, pending, room))
         try:
             while (running := await pending.get()) is not None:
                 try:
                     yield await running
                 finally:
                     running.cancel()  # does nothing to one that has ended
+                room.release()
         finally:
             reader.cancel()
             while not pending.empty():
                 left = pending.get_nowait()
                 if left is not None:
                     left.cancel()
+            await asyncio.wait([reader])  # it reads from the call, which must not end before
 
-    async def _read(self, messages: AsyncIterator[bytes], call: GrpcCall, pending: _Pending) -> None:
+    async def _read(
+        self, messages: AsyncIterator[bytes], call: GrpcCall, pending: _Pending, room: asyncio.Semaphore
+    ) -> None:
         try:
             async for data in messages:
-                await pending.put(asyncio.ensure_future(self._one_of_stream(data, call)))
+                await room.acquire()
+                pending.put_nowait(asyncio.ensure_future(self._one_of_stream(data, call)))
         finally:
-            await pending.put(None)
+            pending.put_nowait(None)
 
     async def _one_of_stream(self, data: bytes, call: GrpcCall) -> Any:
         """A stream outlives a request that fails: its error is a message like any other."""
