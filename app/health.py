@@ -7,6 +7,9 @@ that overload can never fail health.
 
 A short batch runs on the event loop itself. Should it hang, nothing here can look after it any more, so a thread
 does, and the process ends.
+
+A machine may stop and go on, as a virtual one that is suspended. What ran meanwhile did not hang, and has its time
+again.
 """
 
 from __future__ import annotations
@@ -40,12 +43,34 @@ class HealthOptions:
     watch_every_s: float = 0.25
 
 
+class _Absence:
+    """Notices that the process was stopped: whoever looks so often was not there for much longer."""
+
+    _NOTICED_S = 1.0
+
+    def __init__(self, watch_every_s: float) -> None:
+        self._most_ns = int((watch_every_s + self._NOTICED_S) * SECOND_NS)
+        self._looked_ns = time.monotonic_ns()
+        self._back_ns = 0
+
+    def look(self) -> None:
+        now_ns = time.monotonic_ns()
+        if now_ns - self._looked_ns > self._most_ns:
+            self._back_ns = now_ns
+        self._looked_ns = now_ns
+
+    def ran_s(self, since_ns: int) -> float:
+        """How long something that began then has run, or has run since the process is back."""
+        return (self._looked_ns - max(since_ns, self._back_ns)) / SECOND_NS
+
+
 class Health:
     """Watches the lanes of one core."""
 
     def __init__(self, core: Core, options: HealthOptions) -> None:
         self._core = core
         self._options = options
+        self._absence = _Absence(options.watch_every_s)
         self._probing: set[asyncio.Task[None]] = set()
         self._is_over = threading.Event()
 
@@ -59,9 +84,11 @@ class Health:
 
     def _watch_loop(self) -> None:
         """A batch that hangs on the loop's own thread stops everything that could replace its engine."""
+        absence = _Absence(self._options.watch_every_s)
         while not self._is_over.wait(self._options.watch_every_s):
             since_ns = self._core.scheduler.here_since_ns
-            ran_s = (time.monotonic_ns() - since_ns) / SECOND_NS
+            absence.look()
+            ran_s = absence.ran_s(since_ns)
             # Such a batch was predicted to take a millisecond.
             if since_ns and ran_s > self._options.hang_after_s:
                 faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
@@ -71,6 +98,7 @@ class Health:
     async def _watch_lanes(self) -> None:
         while True:
             await asyncio.sleep(self._options.watch_every_s)
+            self._absence.look()
             self._give_up_hung_lanes()
             for served in self._core.catalog.served():
                 for one in served.lanes:
@@ -78,11 +106,10 @@ class Health:
                         self._start_canary(one)
 
     def _give_up_hung_lanes(self) -> None:
-        now_ns = time.monotonic_ns()
         for lane, running in list(self._core.scheduler.running()):
             predicted_s = running.dispatch.predicted_ns / SECOND_NS
             limit_s = max(self._options.hang_after_s, self._options.hang_after_predictions * predicted_s)
-            ran_s = (now_ns - running.started_ns) / SECOND_NS
+            ran_s = self._absence.ran_s(running.started_ns)
             if ran_s > limit_s:
                 faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
                 self._core.scheduler.give_up_lane(lane, f"a batch has run for {ran_s:.1f} s")
@@ -106,12 +133,28 @@ class Health:
         lane, proved = one.lane, one.proved
         if lane.stopping:
             return  # it was lost or began to leave in the same moment
-        probe = self._core.scheduler.probe(lane, lambda: proved.canary.run(proved.engine, samples=1))
+        probe = asyncio.ensure_future(
+            self._core.scheduler.probe(lane, lambda: proved.canary.run(proved.engine, samples=1))
+        )
         try:
-            await asyncio.wait_for(probe, self._options.hang_after_s)
+            await self._until_hung(probe)
         except TimeoutError:
             self._core.scheduler.give_up_lane(lane, f"the canary has run for {self._options.hang_after_s:g} s")
         except Exception as failure:  # a wrong answer, or whatever an engine raises: it is not well
             self._core.scheduler.give_up_lane(lane, f"the canary failed: {failure}")
         else:
             one.last_success_ns = time.monotonic_ns()
+
+    async def _until_hung(self, probe: asyncio.Future[None]) -> None:
+        """Raises TimeoutError, or what the probe raises."""
+        started_ns, limit_s = time.monotonic_ns(), self._options.hang_after_s
+        try:
+            while not probe.done():
+                self._absence.look()
+                left_s = limit_s - self._absence.ran_s(started_ns)
+                if left_s <= 0:
+                    raise TimeoutError
+                await asyncio.wait([probe], timeout=left_s)
+        finally:
+            probe.cancel()  # does nothing to one that has ended
+        probe.result()

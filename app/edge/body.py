@@ -8,6 +8,7 @@ a slot of twice the size when it is full. A client that sends too slowly is give
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from app.scheduling.slab import Slot
 from models.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 
 _FIRST_SLOT_BYTES = 64 << 10
+# A time limit that passes while there are bytes to read is looked at again so much later.
+LOOK_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,37 @@ def declared_length(headers: dict[bytes, bytes], limits: BodyLimits) -> int | No
     return int(raw)
 
 
-async def read_body(receive: Receive, exchange: Exchange, declared: int | None, limits: BodyLimits) -> Body:
-    """Read to the end. Raises BodyTooLarge, Overloaded, RequestTimeout or ClientGone."""
+async def read_body(
+    receive: Receive,
+    exchange: Exchange,
+    declared: int | None,
+    limits: BodyLimits,
+    is_here: Callable[[], bool] = lambda: False,
+) -> Body:
+    """Read to the end. Raises BodyTooLarge, Overloaded, RequestTimeout or ClientGone.
+
+    `is_here` tells whether more of it has come that nobody has read yet, as after a time in which the process stood
+    still; then the client is not too slow.
+    """
     patience_s = limits.seconds_for(limits.max_bytes if declared is None else declared)
     slot = exchange.reserve(_FIRST_SLOT_BYTES if declared is None else declared)
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
     try:
-        async with asyncio.timeout(patience_s):
-            return await _fill(receive, exchange, slot, limits)
+        async with asyncio.timeout(None) as limit:
+
+            def look() -> None:
+                nonlocal timer
+                if is_here():
+                    timer = loop.call_later(LOOK_AGAIN_S, look)
+                else:
+                    limit.reschedule(loop.time())
+
+            timer = loop.call_later(patience_s, look)
+            try:
+                return await _fill(receive, exchange, slot, limits)
+            finally:
+                timer.cancel()
     except TimeoutError as error:
         raise RequestTimeout(f"the body did not arrive within {patience_s:.0f} s; send it faster") from error
 

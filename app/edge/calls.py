@@ -101,7 +101,8 @@ class HotRoute(ABC):
         declared = declared_length(call.headers, self.options.body)
         body = _arrived_body(call, self.options.body)
         if body is None:
-            body = await read_body(call.receive, call.exchange, declared, self.options.body)
+            is_here = call.line.has_unread_bytes if call.line is not None else lambda: False
+            body = await read_body(call.receive, call.exchange, declared, self.options.body, is_here)
         _watch_client(call)
         if encoding is not None:
             body = await inflate(body, encoding, call.exchange, self.pool, self.options.body)

@@ -38,6 +38,10 @@ class DirectLine:
     def client_is_gone(self) -> bool:
         return bool(self._cycle.disconnected)
 
+    def has_unread_bytes(self) -> bool:
+        """Whether the client has sent what nobody has read yet."""
+        return bool(self._protocol.has_unread_bytes())
+
     def hang_up(self) -> None:
         """The call is over. Here the references would go in a circle, which only the garbage collector undoes."""
         self._cycle = self._protocol = None

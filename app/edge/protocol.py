@@ -3,6 +3,9 @@
 uvicorn limits how long an idle connection may stay between requests. It does not limit how long a client
 may take to send its headers, how long it may refuse to read an answer, nor how long it may go on sending a
 body that has been answered already; each holds a connection for ever.
+
+A request that offers another protocol is answered in this one, as RFC 9110 (7.8) allows. A process that has been
+stopped finds all its timers late: time in which nobody read here is not the client's.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from app.edge.body import LOOK_AGAIN_S
 from app.edge.direct import EXTENSION, DirectLine
 from app.edge.express import Express, Passage, Template
 from app.edge.replies import error_body
@@ -143,7 +148,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._data = data if self._is_between and not self._unparsed_bytes else None
         awaited_before = self._headers_begun if self._in_headers else 0
         begun_before, self._has_moved = self._headers_begun, False
-        super().data_received(data)
+        self._feed(data)
         self._data = None
         if self.transport.is_closing():
             return
@@ -164,6 +169,29 @@ class GuardedProtocol(HttpToolsProtocol):
             self._unparsed_bytes += len(data)
             if self._unparsed_bytes > self.limits.header_bytes:
                 self._refuse_headers()
+
+    def _feed(self, data: bytes) -> None:
+        """Let the parser read, whatever other protocol a request offers to speak."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser has read the headers and takes all the rest for the other protocol's.
+                if self.parser.get_method() == b"CONNECT":
+                    self._refuse(405, "this server is no proxy; send the request to where it is to be answered")
+                    return
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+            except httptools.HttpParserError:
+                self.send_400_response("")
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        kept = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"".join((method, b" ", self.url, b" HTTP/", version, b"\r\n", *kept, b"\r\n"))
 
     def on_message_begin(self) -> None:
         self._idle_since_s = None  # with any bytes it would be too early: empty lines are no request
@@ -190,6 +218,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # they come again, without the offer
         self._has_moved = True
         self._in_headers = False
         if self._header_timer is not None:
@@ -210,6 +240,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._has_moved = self._is_between = True
         if self._undecided_since_ns:
             if self._go_the_short_way():
@@ -265,6 +297,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse_headers()
         else:
             self._refuse(400, "this is not an HTTP/1.1 request")
+
+    def has_unread_bytes(self) -> bool:
+        """Whether the client has sent what has not been read yet."""
+        return _bytes_in_kernel(self.transport, termios.FIONREAD) > 0
 
     def _may_go_express(self) -> bool:
         """Whether it is worth waiting for the body before ASGI is troubled."""
@@ -332,6 +368,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.flow.read_paused:
             self._arm_header_timer()  # it is we who do not read, until the requests before have been answered
             return
+        if self.has_unread_bytes():
+            self._header_timer = self.loop.call_later(LOOK_AGAIN_S, self._headers_are_too_slow)
+            return
         self._refuse(408, f"the headers did not arrive within {self.limits.header_timeout_s:g} s")
 
     def _refuse_headers(self) -> None:
@@ -380,6 +419,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._idle_since_s is None:
             return
         left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if left_s <= 0 and self.has_unread_bytes():
+            left_s = LOOK_AGAIN_S
         if left_s > 0:
             self._idle_timer = self.loop.call_later(left_s, self._check_idle)
         else:
@@ -388,11 +429,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
 def _unsent_bytes(transport: Any) -> int:
     """What the client has not taken yet, in our buffer and in the kernel's, which is refilled in large steps."""
-    in_kernel = array.array("i", [0])
-    # Where the kernel does not say, or the socket has just been closed, our own buffer tells nearly as much.
+    # Where the kernel does not say, our own buffer tells nearly as much.
+    return int(transport.get_write_buffer_size()) + _bytes_in_kernel(transport, termios.TIOCOUTQ)
+
+
+def _bytes_in_kernel(transport: Any, question: int) -> int:
+    """What the kernel says of a connection; 0 where it says nothing, or the socket has just been closed."""
+    answer = array.array("i", [0])
     with suppress(OSError):
-        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, in_kernel)
-    return int(transport.get_write_buffer_size()) + in_kernel[0]
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), question, answer)
+    return answer[0]
 
 
 def guarded_protocol(limits: ConnectionLimits, express: Express | None = None) -> type[GuardedProtocol]:

@@ -43,7 +43,7 @@ class Proxy:
         except OSError:
             await send_reply(send, _without_core(scope["path"]))
             return
-        upstream = _Upstream(reader, writer)
+        upstream = _Upstream(reader, writer, scope["method"])
         pump = asyncio.ensure_future(_send_request(upstream, scope, receive))
         try:
             await _send_answer(upstream, send)
@@ -53,15 +53,20 @@ class Proxy:
 
 
 class _Upstream:
-    """One connection to the core, for one request."""
+    """One connection to the core, for one request.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    The request is written as it came, because the core is to judge it and not a library on the way to it; h11 reads
+    the answer, and hears of the request what it needs for that.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, method: str) -> None:
         self._reader, self._writer = reader, writer
         self._http = h11.Connection(h11.CLIENT)
+        self._http.send(h11.Request(method=method, target="/", headers=[("host", "convoy")]))
         self.is_abandoned = False  # the client has gone before its request was whole
 
-    async def send(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> None:
-        self._writer.write(self._http.send(event) or b"")
+    async def send(self, *pieces: bytes) -> None:
+        self._writer.writelines(pieces)
         await self._writer.drain()
 
     def abandon(self) -> None:
@@ -82,33 +87,37 @@ class _Upstream:
 
 async def _send_request(upstream: _Upstream, scope: Scope, receive: Receive) -> None:
     """To its end, or until the core has answered without it."""
-    with suppress(OSError, h11.ProtocolError):
-        await upstream.send(_head(scope))
+    is_chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    with suppress(OSError):
+        await upstream.send(_head(scope, is_chunked=is_chunked))
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 upstream.abandon()
                 return
             if body := message.get("body"):
-                await upstream.send(h11.Data(data=body))
+                await upstream.send(*((b"%x\r\n" % len(body), body, b"\r\n") if is_chunked else (body,)))
             if not message.get("more_body", False):
-                await upstream.send(h11.EndOfMessage())
+                if is_chunked:
+                    await upstream.send(b"0\r\n\r\n")
                 return
 
 
-def _head(scope: Scope) -> h11.Request:
-    headers: Headers = [(name, value) for name, value in scope["headers"] if name not in _HOP | _GATES]
+def _head(scope: Scope, *, is_chunked: bool) -> bytes:
+    left_out = _HOP | _GATES | ({b"content-length"} if is_chunked else set())
+    headers: Headers = [(name, value) for name, value in scope["headers"] if name not in left_out]
     # No `connection: close`: the core would close on what it has not read, and with that on its own answer.
     headers.append((b"x-request-id", request_id.get().encode()))
     headers += [(name, value) for name, value in scope["headers"] if name == b"traceparent"]
     if not any(name == b"host" for name, _ in headers):
         headers.append((b"host", b"convoy"))  # HTTP/1.0 clients send none
-    if any(name == b"transfer-encoding" for name, _ in scope["headers"]):
-        headers = [(name, value) for name, value in headers if name != b"content-length"]
+    if is_chunked:
         headers.append((b"transfer-encoding", b"chunked"))
     query: bytes = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
-    return h11.Request(method=scope["method"], target=target, headers=headers)
+    lines = [b"%b %b HTTP/1.1\r\n" % (scope["method"].encode(), target)]
+    lines += [b"%b: %b\r\n" % (name, value) for name, value in headers]
+    return b"".join((*lines, b"\r\n"))
 
 
 async def _send_answer(upstream: _Upstream, send: Send) -> None:

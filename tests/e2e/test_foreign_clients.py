@@ -1,0 +1,232 @@
+"""Clients that are not ours: what they send beside a request, and a machine that stops under them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import Server, rows_request, start_fake_server, start_server
+from tests.support.stores import digit
+from tests.support.wire import Wire, chunk, head
+
+UPGRADE = {
+    "Connection": "Upgrade, HTTP2-Settings",
+    "Upgrade": "h2c",
+    "HTTP2-Settings": "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA",
+}
+DIGITS = "/predictions/digits"
+# What would be a request, if it were not a body.
+SMUGGLED = b"GET /v2/health/live HTTP/1.1\r\nHost: smuggled\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[tuple[Server, Server]]:
+    """One process, and the same behind edges; they serve the demo."""
+    with start_server("--edges", "0") as alone, start_server("--edges", "2") as behind_edges:
+        yield alone, behind_edges
+
+
+@pytest.fixture(params=[0, 1], ids=["one process", "behind edges"])
+def server(request: pytest.FixtureRequest, both: tuple[Server, Server]) -> Server:
+    return both[request.param]
+
+
+# Another protocol is offered
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_an_upgrade_is_ignored_and_the_request_answered(server: Server, version: str) -> None:
+    body = digit("seven")
+    with Wire(server.port) as wire:
+        opening = head(DIGITS, {"Content-Length": str(len(body)), **UPGRADE}).replace(
+            b"HTTP/1.1", b"HTTP/" + version.encode()
+        )
+        wire.send(opening + body)
+        assert wire.reply().json()["predictions"][0]["label"] == "7"
+
+
+def test_a_body_that_comes_after_the_headers_of_an_upgrade_is_a_body(server: Server) -> None:
+    body = digit("seven")
+    with Wire(server.port) as wire:
+        wire.send(head(DIGITS, {"Content-Length": str(len(body)), **UPGRADE}))
+        time.sleep(0.1)  # so that it comes by itself
+        for start in range(0, len(body), 500):
+            wire.send(body[start : start + 500])
+        assert wire.reply().json()["predictions"][0]["label"] == "7"
+        assert wire.ask(DIGITS, digit("two")).json()["predictions"][0]["label"] == "2", "the connection goes on"
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("comes_later", [False, True])
+def test_no_byte_of_a_body_is_ever_a_request(server: Server, *, is_chunked: bool, comes_later: bool) -> None:
+    framing = {"Transfer-Encoding": "chunked"} if is_chunked else {"Content-Length": str(len(SMUGGLED))}
+    body = chunk(SMUGGLED) + chunk(b"") if is_chunked else SMUGGLED
+    with Wire(server.port) as wire:
+        opening = head(DIGITS, {**framing, **UPGRADE})
+        if comes_later:
+            wire.send(opening)
+            time.sleep(0.1)
+            wire.send(body)
+        else:
+            wire.send(opening + body)
+        assert wire.reply().status == 400  # it is no image
+        assert wire.ask("/ping", method="GET").status == 200, "the next answer is the next request's"
+
+
+def test_pipelined_requests_may_each_offer_it(server: Server) -> None:
+    names = ("seven", "two", "five")
+    with Wire(server.port) as wire:
+        for name in names:
+            wire.send(head(DIGITS, {"Content-Length": str(len(digit(name))), **UPGRADE}) + digit(name))
+        assert [wire.reply().json()["predictions"][0]["label"] for _ in names] == ["7", "2", "5"]
+
+
+def test_the_same_upgrade_again_and_again_is_answered_each_time(server: Server) -> None:
+    """Also where a connection repeats itself byte by byte, and the parser is not asked any more."""
+    text = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "images",
+                    "shape": [1, 32, 32, 3],
+                    "datatype": "UINT8",
+                    "parameters": {"binary_data_size": 3072},
+                }
+            ]
+        }
+    ).encode()
+    framing = {"Content-Length": str(len(text) + 3072), "Inference-Header-Content-Length": str(len(text))}
+    with Wire(server.port) as wire:
+        answers = []
+        for _ in range(6):
+            wire.send(head("/v2/models/digits/infer", {**framing, **UPGRADE}) + text + bytes(3072))
+            answers.append(wire.reply().json()["outputs"])
+        assert answers == answers[:1] * 6
+
+
+def test_websockets_are_ignored_too(server: Server) -> None:
+    asked = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Key": "x" * 24,
+        "Sec-WebSocket-Version": "13",
+    }
+    with Wire(server.port) as wire:
+        assert wire.ask("/v2/health/live", headers=asked, method="GET").json() == {"live": True}
+
+
+def test_a_tunnel_is_refused_and_what_follows_is_nobodys_request(server: Server) -> None:
+    with Wire(server.port) as wire:
+        wire.send(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n" + SMUGGLED)
+        reply = wire.reply()
+        assert (reply.status, reply.headers["connection"]) == (405, "close")
+        assert "proxy" in reply.error
+        assert wire.is_closed()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_curl_may_ask_for_http_2(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "seven.png").write_bytes(digit("seven"))
+    command = ["curl", "--silent", "--http2", "--data-binary", f"@{tmp_path}/seven.png", f"{server.url}{DIGITS}"]
+    answer = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert json.loads(answer.stdout)["predictions"][0]["label"] == "7"
+
+
+# Headers that a library would not send
+
+
+ODD_HEADERS = {
+    "two hosts": b"Host: one\r\nHost: two\r\n",
+    "an empty host": b"Host:\r\n",
+    "no host": b"",
+    "a host that is none": b"Host: a b/c?d\r\n",
+    "bytes beyond ASCII": b"Host: test\r\nX-Odd: \xe9\xff\r\n",
+    "a name with odd characters": b"Host: test\r\nX!#$%&'*+-.^_`|~: 1\r\n",
+    "two lengths that agree": b"Host: test\r\nContent-Length: 0\r\nContent-Length: 0\r\n",
+    "expectations": b"Host: test\r\nExpect: a-miracle\r\n",
+    "te and trailer": b"Host: test\r\nTE: trailers\r\nTrailer: X-Sum\r\n",
+}
+
+
+@pytest.mark.parametrize("path", ["/v2/health/ready", "/nowhere", "/v2/models/d%69gits?x=%zz&="])
+@pytest.mark.parametrize("odd", list(ODD_HEADERS.values()), ids=list(ODD_HEADERS))
+def test_behind_edges_is_said_what_one_process_says_and_at_once(
+    both: tuple[Server, Server], odd: bytes, path: str
+) -> None:
+    answers = []
+    for server in both:
+        with Wire(server.port, timeout_s=5.0) as wire:  # less than the time to send one's headers
+            wire.send(b"GET " + path.encode() + b" HTTP/1.1\r\n" + odd + b"\r\n")
+            reply = wire.reply()
+            answers.append((reply.status, reply.body))
+    assert answers[0] == answers[1]
+
+
+# A machine that stops
+
+
+def test_connections_that_waited_through_a_stop_are_answered() -> None:
+    """As of a virtual machine that is suspended: all timers are late, and every client has sent its next request."""
+    with start_fake_server() as server, ExitStack() as stack:
+        wires = [stack.enter_context(Wire(server.port)) for _ in range(40)]
+        body = json.dumps(rows_request(3.0)).encode()
+        for wire in wires:
+            assert wire.ask("/v2/models/rows/infer", body).status == 200
+        server.signal(signal.SIGSTOP)
+        try:
+            for wire in wires:
+                wire.send(head("/v2/models/rows/infer", {"Content-Length": str(len(body))}) + body)
+            time.sleep(6.5)  # more than a connection may be idle
+        finally:
+            server.signal(signal.SIGCONT)
+        assert [wire.reply().status for wire in wires] == [200] * len(wires)
+
+
+def test_headers_that_came_during_a_stop_came_in_time() -> None:
+    with start_fake_server(header_timeout_s=1) as server, Wire(server.port) as wire:
+        wire.send(b"GET /v2/health/live HTT")
+        time.sleep(0.2)  # it has been read
+        server.signal(signal.SIGSTOP)
+        try:
+            wire.send(b"P/1.1\r\nHost: test\r\n\r\n")
+            time.sleep(1.5)
+        finally:
+            server.signal(signal.SIGCONT)
+        assert wire.reply().status == 200
+
+
+def test_a_body_that_came_during_a_stop_came_in_time() -> None:
+    body = json.dumps(rows_request(3.0)).encode()
+    with start_fake_server(body_timeout_s=1) as server, Wire(server.port) as wire:
+        wire.send(head("/v2/models/rows/infer", {"Content-Length": str(len(body))}) + body[:20])
+        time.sleep(0.2)
+        server.signal(signal.SIGSTOP)
+        try:
+            wire.send(body[20:])
+            time.sleep(1.5)
+        finally:
+            server.signal(signal.SIGCONT)
+        assert wire.reply().status == 200
+
+
+@pytest.mark.parametrize("in_caller", [False, True], ids=["in a thread", "on the event loop"])
+def test_a_batch_that_ran_through_a_stop_does_not_hang(*, in_caller: bool) -> None:
+    health = {"hang_after_s": 1.6, "hang_after_predictions": 0.1, "watch_every_s": 0.05}
+    fake = {"latency_ms": 2400.0, "health": health, "in_caller": in_caller}
+    body = json.dumps(rows_request(3.0)).encode()
+    with start_fake_server(fake=fake) as server, Wire(server.port) as wire:
+        wire.send(head("/v2/models/rows/infer", {"Content-Length": str(len(body))}) + body)
+        time.sleep(0.3)  # it runs
+        server.signal(signal.SIGSTOP)
+        time.sleep(1.3)
+        server.signal(signal.SIGCONT)
+        assert wire.reply().status == 200
+        assert "has run for" not in server.log
