@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from app.core import DEMO_STORE, CoreOptions
 from app.edge.body import BodyLimits
 from app.edge.calls import EdgeOptions
+from app.edge.own_pages import is_loopback
 from app.edge.protocol import ConnectionLimits
 from app.engines.cpu import cpu_budget
 from app.engines.machine import CPU_ONLY, find_machine
@@ -66,6 +66,7 @@ class Settings(BaseSettings):
     server_name: str = Field("convoy", description="The name in /v2; some clients insist on 'triton'.")
     api_key_file: Path | None = Field(None, description="File with the API key that clients must send.")
     admin_token_file: Path | None = Field(None, description="File with the token that loading models wants.")
+    allowed_host: str = Field("", description="Names, such as a,b, of pages that may load models without a token.")
     # A line for each request costs a fifth of a small one; the statistics tell of those that went well.
     access_log: Literal["all", "errors", "off"] = Field("errors", description="errors: errors and slow requests.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
@@ -110,9 +111,6 @@ class Settings(BaseSettings):
             raise ValueError(f"version_policy must be latest, all, or numbers such as 1,3; got {self.version_policy!r}")
         return tuple(int(number) for number in numbers)
 
-    def _load_model(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.load_model.split(",") if name.strip())
-
     def plan_folder(self) -> Path:
         """Where plans and tunings are kept. Raises UsageError."""
         try:
@@ -132,7 +130,7 @@ class Settings(BaseSettings):
                 machine=CPU_ONLY if self.engine == "cpu" else find_machine(),
                 plan_cache=self.plan_folder(),
             ),
-            control=ControlOptions(self.model_control, self.versions(), self.poll_interval_s, self._load_model()),
+            control=ControlOptions(self.model_control, self.versions(), self.poll_interval_s, _names(self.load_model)),
             max_queue=self.max_queue,
             max_inflight_bytes=self.max_inflight_mb * MIB,
             allow_shared_memory=self.allow_shared_memory,
@@ -147,7 +145,8 @@ class Settings(BaseSettings):
             server_name=self.server_name,
             api_key=_secret("--api-key-file", self.api_key_file),
             admin_token=_secret("--admin-token-file", self.admin_token_file),
-            is_loopback=_is_loopback(self.host),
+            is_loopback=is_loopback(self.host),
+            allowed_hosts=_names(self.allowed_host.lower()),
             access_log=self.access_log,
         )
 
@@ -193,11 +192,5 @@ def _secret(option: str, path: Path | None) -> str | None:
     return secret
 
 
-def _is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address; a name other than localhost could mean anything."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())

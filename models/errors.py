@@ -8,6 +8,7 @@
         ├── InvalidRequest      the request is wrong                            400, INVALID_ARGUMENT
         │   └── ImageError      the bytes are not an image we accept
         ├── Unauthorized        the API key is missing or wrong                 401, UNAUTHENTICATED
+        ├── Forbidden           a page of somebody else's asks          403, PERMISSION_DENIED
         ├── NotFound            no such model, version or page                  404, NOT_FOUND
         ├── RequestTimeout      the body came too slowly                        408, DEADLINE_EXCEEDED
         ├── BodyTooLarge        the body exceeds the limit                      413, INVALID_ARGUMENT
@@ -70,6 +71,13 @@ class Unauthorized(RequestError):
 
     http_status = 401
     grpc_code = "UNAUTHENTICATED"
+
+
+class Forbidden(RequestError):
+    """The caller may not ask this, whatever the request says."""
+
+    http_status = 403
+    grpc_code = "PERMISSION_DENIED"
 
 
 class NotFound(RequestError):

@@ -23,7 +23,10 @@ from models.errors import InvalidRequest, RequestError
 
 @dataclass(frozen=True, slots=True)
 class EdgeOptions:
-    """What the edge is told. `default_timeout_ms` 0: none. `is_loopback`: nobody else can reach the server."""
+    """What the edge is told. `default_timeout_ms` 0: none. `is_loopback`: nobody else can reach the server.
+
+    `allowed_hosts`: names by which own pages reach the routes that change something, beside this machine's.
+    """
 
     body: BodyLimits
     decode_threads: int
@@ -33,6 +36,7 @@ class EdgeOptions:
     api_key: str | None = None
     admin_token: str | None = None
     is_loopback: bool = False
+    allowed_hosts: tuple[str, ...] = ()
     access_log: str = "all"
     slow_request_ms: float = 1000.0
 

@@ -18,6 +18,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status, description in (
         (400, "The request is wrong"),
         (401, "The API key is missing or wrong"),
+        (403, "A web page of somebody else's asks"),
         (404, "There is no such model, version, region or page"),
         (413, "The body is too large"),
         (501, "An extension that is not offered"),

@@ -27,6 +27,7 @@ from app.edge.gate import Gate
 from app.edge.infer import InferRoute
 from app.edge.not_offered import not_offered_routes
 from app.edge.openapi import document_hot_routes
+from app.edge.own_pages import OwnPages
 from app.edge.pool import DecodePool
 from app.edge.predictions import PredictionsRoute
 from app.edge.replies import Reply, as_response, error_body, error_reply
@@ -80,9 +81,10 @@ def create_app(core: Core, options: EdgeOptions, express: Express | None = None)
         Route("/predictions/{model}/{version}", predictions, methods=["POST"]),
     ]
     # The last one has `/v2/models/{model}`, so those that go on from there come before it.
-    for router in (not_offered_routes(), shared_memory_routes(core), torchserve_routes(core)):
+    own_pages = OwnPages(options)
+    for router in (not_offered_routes(), shared_memory_routes(core, own_pages), torchserve_routes(core)):
         app.include_router(router)
-    app.include_router(repository_routes(core, Keys(options)))
+    app.include_router(repository_routes(core, Keys(options), own_pages))
     app.include_router(control_routes(core, options))
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)

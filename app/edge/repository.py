@@ -1,7 +1,7 @@
 """The routes of the repository extension: what there is, and loading and unloading it.
 
 Loading and unloading change what everybody is answered, so they want the admin token; a server that nobody
-else can reach does without.
+else can reach does without, but for other people's web pages.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from app.edge import documents
 from app.edge.entry import Keys
 from app.edge.error_docs import ERRORS
 from app.edge.overrides import read_override
+from app.edge.own_pages import OwnPages
 from app.edge.small_body import read_object
 from models.errors import InvalidRequest, Unsupported
 
@@ -23,8 +24,15 @@ _REPOSITORY = "/v2/repository"
 _LOAD_EXAMPLE = '{"parameters": {"config": "{\\"max_batch_size\\": 16}"}}'
 
 
-def repository_routes(core: Core, keys: Keys) -> APIRouter:
+def repository_routes(core: Core, keys: Keys, own_pages: OwnPages) -> APIRouter:
     router = APIRouter(tags=["repository"], responses=ERRORS)
+
+    def check_admin(request: Request) -> None:
+        core.control.check_explicit()
+        authorization = _authorization(request)
+        keys.check_admin(authorization)
+        if not keys.is_admin_token(authorization):
+            own_pages.check(request.headers)
 
     @router.post(f"{_REPOSITORY}/index", summary="What is served and what not, and why")
     async def index(request: Request) -> Response:
@@ -37,15 +45,13 @@ def repository_routes(core: Core, keys: Keys) -> APIRouter:
 
     @router.post(f"{_REPOSITORY}/models/{{model}}/load", summary="Load a model, or load it again if it changed")
     async def load(model: str, request: Request) -> Response:
-        core.control.check_explicit()
-        keys.check_admin(_authorization(request))
+        check_admin(request)
         await load_model(core, model, _parameters(await read_object(request, _LOAD_EXAMPLE)))
         return Response()
 
     @router.post(f"{_REPOSITORY}/models/{{model}}/unload", summary="Unload every version of a model")
     async def unload(model: str, request: Request) -> Response:
-        core.control.check_explicit()
-        keys.check_admin(_authorization(request))
+        check_admin(request)
         await unload_model(core, model, _parameters(await read_object(request, '{"parameters": {}}')))
         return Response()
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.core import Core
 from app.edge.error_docs import ERRORS
+from app.edge.own_pages import OwnPages
 from app.edge.small_body import read_object
 from app.edge.tensors import brief
 from app.shared_memory import Region
@@ -22,9 +23,9 @@ _EXAMPLE = '{"key": "/input", "offset": 0, "byte_size": 128}'
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 
 
-def shared_memory_routes(core: Core) -> APIRouter:
+def shared_memory_routes(core: Core, own_pages: OwnPages) -> APIRouter:
     router = APIRouter(tags=["shared memory"], responses=ERRORS)
-    _add_system(router, core)
+    _add_system(router, core, own_pages)
     _add_cuda(router)
     return router
 
@@ -34,7 +35,7 @@ def status_document(regions: list[Region]) -> list[dict[str, Any]]:
     return [{"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.byte_size} for one in regions]
 
 
-def _add_system(router: APIRouter, core: Core) -> None:
+def _add_system(router: APIRouter, core: Core, own_pages: OwnPages) -> None:
     @router.get(f"{_SYSTEM}/status", summary="All registered regions")
     @router.get(f"{_SYSTEM}/region/{{name}}/status", summary="One registered region")
     async def status(name: str | None = None) -> Response:
@@ -45,6 +46,7 @@ def _add_system(router: APIRouter, core: Core) -> None:
     )
     async def register(name: str, request: Request) -> Response:
         core.shared_memory.check_allowed()
+        own_pages.check(request.headers)
         body = await read_object(request, _EXAMPLE)
         key, offset, byte_size = body.get("key"), body.get("offset", 0), body.get("byte_size")
         if not isinstance(key, str) or type(offset) is not int or type(byte_size) is not int:
@@ -54,7 +56,8 @@ def _add_system(router: APIRouter, core: Core) -> None:
 
     @router.post(f"{_SYSTEM}/unregister", summary="Forget all regions", response_class=Response)
     @router.post(f"{_SYSTEM}/region/{{name}}/unregister", summary="Forget a region", response_class=Response)
-    async def unregister(name: str | None = None) -> Response:
+    async def unregister(request: Request, name: str | None = None) -> Response:
+        own_pages.check(request.headers)
         core.shared_memory.unregister(name)
         return Response()
 
