@@ -67,13 +67,14 @@ ENV PATH=/opt/convoy/bin:/opt/libraries/bin:${PATH} \
     PYTHONDONTWRITEBYTECODE=1 \
     ORT_DISABLE_TELEMETRY=1 \
     CONVOY_STORE=/store \
-    CONVOY_PLAN_CACHE=/cache
+    CONVOY_PLAN_CACHE=/cache \
+    CONVOY_ADDRESS_FILE=/tmp/convoy-address
 USER 10001:10001
 WORKDIR /home/convoy
 EXPOSE 8000 8001
-# The ready route, not the port: a server whose engine hangs still listens.
+# Asks where the server says that it listens, also with `serve --port 9000`.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
-    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ.get('CONVOY_PORT', '8000') + '/v2/health/ready', timeout=2)"]
+    CMD ["python3", "-m", "app.healthcheck"]
 ENTRYPOINT ["convoy"]
 CMD ["serve"]
 

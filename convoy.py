@@ -1,7 +1,8 @@
 """The `convoy` command: hands each subcommand to its package, which is imported only then.
 
-Every option has a twin in the environment, `CONVOY_` and the option's name. Priority: command line,
-environment, default. Exit codes: 0 done, 1 the job failed, 2 wrong call; `serve` has more (`app.main`).
+Every option has a twin in the environment, `CONVOY_` and the option's name, or `CONVOY_EXPORT_MAX_BATCH` where
+another command has an option of that name that means something else. Priority: command line, environment, default.
+Exit codes: 0 done, 1 the job failed, 2 wrong call; `serve` has more (`app.main`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from models.errors import ConvoyError
 
 Store = Annotated[Path, typer.Option(help="Folder of models.")]
 DEFAULT_STORE = Path("store")
+# What means something else to each command that has it, and so has the command's name in its twin's.
+OWN_MEANINGS = frozenset({"json", "max_batch", "seed"})
 
 cli = typer.Typer(
     name="convoy",
@@ -138,7 +141,7 @@ def predict(
     """Ask a running server to classify images."""
     from app.client import predict as ask
 
-    raise typer.Exit(ask(url, name, images, top_k, _read_key(api_key_file), _console()))
+    raise typer.Exit(ask(url, name, images, top_k, _read_key(api_key_file)))
 
 
 @cli.command()
@@ -248,10 +251,11 @@ def _command(arguments: list[str]) -> Any:
         gc.disable()  # nothing that a start makes is garbage; the server enables it again
         _add_serve()  # the settings import the server; nobody else should wait for that
     command: Any = typer.main.get_command(cli)
-    for subcommand in command.commands.values():
+    for name, subcommand in command.commands.items():
         for parameter in subcommand.params:
             if parameter.param_type_name == "option" and parameter.name != "help":
-                parameter.envvar = f"CONVOY_{parameter.name.upper()}"
+                own = f"{name}_" if parameter.name in OWN_MEANINGS and name != "serve" else ""
+                parameter.envvar = f"CONVOY_{own}{parameter.name}".upper()
     return command
 
 

@@ -32,18 +32,24 @@ class Prediction:
 
 
 def predict(
-    url: str, model: str, images: Sequence[Path], top_k: int, api_key: str | None, console: Console | None = None
+    url: str,
+    model: str,
+    images: Sequence[Path],
+    top_k: int,
+    api_key: str | None,
+    console: Console | None = None,
+    errors: Console | None = None,
 ) -> int:
     """Asks for each image and prints label and score of its `top_k` best classes. Gives the exit code.
 
-    An image that cannot be read or is refused is one line, and the others go on: exit code 1. Raises JobError
+    An image that cannot be read or is refused is one line on stderr, and the others go on: exit code 1. Raises JobError
     where going on makes no sense (no server, no such model, wrong key), UsageError for a wrong call.
     """
     if not images:
         raise UsageError("name at least one image file")
     if top_k < 1:
         raise UsageError(f"--top-k must be at least 1, not {top_k}")
-    console = console or Console()
+    console, errors = console or Console(), errors or Console(stderr=True)
     table = Table("image", "label", "class", "score")
     problems: list[str] = []
     with _open(url, api_key) as http:
@@ -57,7 +63,7 @@ def predict(
     if table.row_count:
         console.print(table)
     for problem in problems:
-        console.print(escape(problem), style="red", soft_wrap=True)
+        errors.print(escape(problem), style="red", soft_wrap=True)
     return 1 if problems else 0
 
 
@@ -78,7 +84,7 @@ def ask(http: httpx.Client, model: str, image: Path, top_k: int) -> list[Predict
     if response.status_code == 404:
         raise NotFound(f"{words}; {_what_is_served(http)}")
     if response.status_code == 401:
-        raise Unauthorized(f"{words}; give the key with --api-key or CONVOY_API_KEY")
+        raise Unauthorized(f"{words}; give a file with the key: --api-key-file or CONVOY_API_KEY_FILE")
     raise RequestError(words)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
+from pathlib import Path
 
 from models.errors import UsageError
 
@@ -29,3 +31,18 @@ def announce(listener: socket.socket) -> None:
     """Say where the server listens."""
     host, port = listener.getsockname()[:2]
     _log.info("listening on http://%s:%d", "localhost" if host in ("0.0.0.0", "::") else host, port)
+
+
+def write_address(listener: socket.socket, file: Path) -> None:
+    """The URL at which this machine reaches the server, as the file's only line; whole whenever somebody reads it.
+
+    A server whose disk cannot be written serves all the same, and says so.
+    """
+    host, port = listener.getsockname()[:2]
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        partial.write_text(f"http://[{own}]:{port}\n" if ":" in own else f"http://{own}:{port}\n")
+        partial.replace(file)
+    except OSError as error:
+        _log.warning("--address-file %s cannot be written (%s); name a folder that can", file, error.strerror)

@@ -30,7 +30,7 @@ from app.edge.grpc_host import GrpcHost, take_port
 from app.edge.http import create_app
 from app.edge.protocol import guarded_protocol
 from app.exits import ENGINE_LOST, NOTHING_TO_SERVE
-from app.listening import announce, listen
+from app.listening import announce, listen, write_address
 from app.processes.launch import become_supervisor
 from app.runtime import collect_only_what_comes, give_large_allocations_back, loop_factory, raise_file_limit
 from app.settings import Settings, read_settings
@@ -45,6 +45,8 @@ def serve(settings: Settings) -> int:
     raise_file_limit()
     give_large_allocations_back()
     listener = listen(settings.host, settings.port)
+    if settings.address_file is not None:
+        write_address(listener, settings.address_file)
     edges = settings.edge_count()
     if edges.count:
         _log.info("%d edge processes: %s", edges.count, edges.why)

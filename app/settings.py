@@ -39,6 +39,7 @@ class Settings(BaseSettings):
     store: Path | None = Field(None, description="Folder of bundles and bare models. Without it the demo is served.")
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
+    address_file: Path | None = Field(None, description="File to write the HTTP URL to, once the server listens.")
     grpc_port: int = Field(8001, ge=-1, le=65535, description="gRPC port; 0 takes a free one, -1 leaves gRPC out.")
     engine: EngineChoice = Field("auto", description="Which engine may serve: that one, or a clear failure.")
     precision: PrecisionChoice = Field("auto", description="Which variant of a bundle serves.")

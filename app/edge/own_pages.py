@@ -17,7 +17,6 @@ from starlette.datastructures import Headers
 from app.edge.calls import EdgeOptions
 from models.errors import Forbidden
 
-
 _PLACE = re.compile(r"[\w.:\[\]-]+", re.ASCII)  # nothing that a URL has before or behind it
 
 

@@ -44,7 +44,7 @@ def server() -> Server:
 
 @pytest.fixture
 def ask(server, monkeypatch):
-    """Calls predict; gives the exit code and what was printed."""
+    """Calls predict; gives the exit code and what was printed, errors last."""
     real = httpx.Client
 
     def mocked(**options):
@@ -53,9 +53,9 @@ def ask(server, monkeypatch):
     monkeypatch.setattr(client.httpx, "Client", mocked)
 
     def ask(*images, model="digits", top_k=5, key=None):
-        console = Console(file=io.StringIO(), width=200)
-        code = client.predict("http://host:8000", model, images, top_k, key, console)
-        return code, console.file.getvalue()
+        console, errors = Console(file=io.StringIO(), width=200), Console(file=io.StringIO(), width=200)
+        code = client.predict("http://host:8000", model, images, top_k, key, console, errors)
+        return code, console.file.getvalue() + errors.file.getvalue()
 
     return ask
 
@@ -99,7 +99,7 @@ def test_an_unknown_model_names_those_that_are_ready(ask, image):
 
 
 def test_a_wrong_key_says_how_to_give_it(ask, image):
-    with pytest.raises(JobError, match="--api-key or CONVOY_API_KEY"):
+    with pytest.raises(JobError, match="--api-key-file or CONVOY_API_KEY_FILE"):
         ask(image, key="wrong")
 
 

@@ -1,0 +1,95 @@
+"""`convoy predict` as people call it, and the health check that the image runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import Server, run_convoy, start_server
+from tests.support.stores import DATA, ROOT
+
+SEVEN = str(DATA / "seven.png")
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    key = tmp_path_factory.mktemp("key") / "key"
+    key.write_text("secret\n")
+    with start_server("--api-key-file", str(key)) as server:
+        yield server
+
+
+def test_without_its_key_it_names_options_that_exist(locked: Server, tmp_path: Path) -> None:
+    done = run_convoy("predict", "digits", SEVEN, "--url", locked.url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--api-key-file" in done.stderr
+    assert "CONVOY_API_KEY_FILE" in done.stderr
+    key = tmp_path / "key"
+    key.write_text("secret")
+    assert "0.99" in run_convoy("predict", "digits", SEVEN, "--url", locked.url, "--api-key-file", str(key)).stdout
+
+
+def test_answers_go_to_stdout_and_errors_to_stderr(locked: Server, tmp_path: Path) -> None:
+    key, text = tmp_path / "key", tmp_path / "notes.txt"
+    key.write_text("secret")
+    text.write_text("hello")
+    images = (SEVEN, str(text), str(tmp_path / "missing.png"))
+    done = run_convoy("predict", "digits", *images, "--url", locked.url, "--api-key-file", str(key))
+    assert done.returncode == 1
+    assert "seven.png" in done.stdout
+    assert "notes.txt" not in done.stdout
+    assert "missing.png" not in done.stdout
+    assert f"{text}: " in done.stderr
+    assert "missing.png: cannot be read" in done.stderr
+
+
+def health_check() -> list[str]:
+    """The command that stands in the Dockerfile, for this Python."""
+    _, _, rest = (ROOT / "Dockerfile").read_text().partition("HEALTHCHECK")
+    _, _, command = rest.partition("CMD ")
+    words: list[str] = json.loads(command.splitlines()[0])
+    return [sys.executable, *words[1:]]
+
+
+def check_health(**env: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
+    return subprocess.run(
+        health_check(), cwd=ROOT, env={**inherited, **env}, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+@pytest.mark.parametrize("edges", ["0", "1"])
+def test_the_health_check_asks_the_port_that_is_served(tmp_path: Path, edges: str) -> None:
+    """Whatever the environment says of a port; here the command line has said that any free one will do."""
+    address = tmp_path / "address"
+    env = {"CONVOY_ADDRESS_FILE": str(address), "CONVOY_PORT": "1"}
+    assert check_health(**env).returncode == 1
+    with start_server("--edges", edges, env=env) as server:
+        assert address.read_text() == f"http://127.0.0.1:{server.port}\n"
+        done = check_health(**env)
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    done = check_health(**env)
+    assert done.returncode == 1
+    assert str(server.port) in done.stdout
+
+
+def test_the_health_check_says_what_is_not_ready() -> None:
+    with ExitStack() as stack:
+        taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = str(taken.getsockname()[1])
+        taken.close()
+        assert "refused" in check_health(CONVOY_PORT=port).stdout
+
+
+def test_a_server_that_cannot_write_its_address_serves_all_the_same() -> None:
+    with start_server("--address-file", "/proc/nowhere/address") as server:
+        assert "--address-file /proc/nowhere/address cannot be written" in server.log
+        assert check_health(CONVOY_PORT=str(server.port)).returncode == 0

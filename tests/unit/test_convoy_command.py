@@ -1,0 +1,49 @@
+"""The command line: one variable of the environment is one option, whichever command reads it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+import convoy
+
+# Options that are the same thing to every command that has them.
+SHARED = {"CONVOY_STORE", "CONVOY_URL", "CONVOY_API_KEY_FILE", "CONVOY_PLAN_CACHE", "CONVOY_DATA_ROOT"}
+
+
+@pytest.fixture(scope="module")
+def readers() -> dict[str, set[str]]:
+    """Variable -> the commands that read it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    command: Any = convoy._command([])  # with every subcommand, as `convoy --help` has it
+    for name, subcommand in command.commands.items():
+        for parameter in subcommand.params:
+            if parameter.envvar:
+                found[parameter.envvar].add(name)
+    return found
+
+
+def test_no_variable_is_read_differently_by_two_commands(readers: dict[str, set[str]]) -> None:
+    assert {variable for variable, commands in readers.items() if len(commands) > 1} <= SHARED
+
+
+def test_what_means_something_else_has_the_commands_name(readers: dict[str, set[str]]) -> None:
+    assert readers["CONVOY_MAX_BATCH"] == {"serve"}
+    assert readers["CONVOY_EXPORT_MAX_BATCH"] == {"export"}
+    assert readers["CONVOY_DOCTOR_JSON"] == {"doctor"}
+    assert readers["CONVOY_LOADTEST_JSON"] == {"loadtest"}
+    assert "CONVOY_JSON" not in readers
+
+
+def test_every_option_has_a_twin(readers: dict[str, set[str]]) -> None:
+    command: Any = convoy._command([])
+    options = [
+        parameter
+        for subcommand in command.commands.values()
+        for parameter in subcommand.params
+        if parameter.param_type_name == "option" and parameter.name != "help"
+    ]
+    assert len(options) > 60
+    assert all(option.envvar for option in options)
