@@ -100,7 +100,6 @@ class Container:
         self._images, self.name = images, name
         self._volumes = [f"--volume={volume}" for volume in volumes]
         self.config: dict[str, Any] = json.loads(images.buildah("inspect", name))["Docker"]["config"]
-        self._environment: list[str] = []
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """A command beside the server, as `docker exec` runs it."""
@@ -114,10 +113,9 @@ class Container:
 
     @contextmanager
     def serving(self) -> Iterator[Server]:
-        """The image's entry point on free ports of the host; ready when the body starts."""
-        port, grpc_port = _free_port(), _free_port()
-        self._environment = [f"--env=CONVOY_PORT={port}", f"--env=CONVOY_GRPC_PORT={grpc_port}"]
-        command = self._command([*self.config["Entrypoint"], *self.config["Cmd"]])
+        """The image's entry point on free ports of the host, which only the command line names; ready when it starts."""
+        ports = ("--port", str(_free_port()), "--grpc-port", str(_free_port()))
+        command = self._command([*self.config["Entrypoint"], *self.config["Cmd"], *ports])
         with tempfile.NamedTemporaryFile(prefix="convoy-container-") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             server = Server(process, Path(log.name))
@@ -131,7 +129,7 @@ class Container:
                 process.wait()
 
     def _command(self, command: list[str] | tuple[str, ...]) -> list[str]:
-        how = ("--isolation", "chroot", *self._volumes, *self._environment)
+        how = ("--isolation", "chroot", *self._volumes)
         return self._images.command("run", *how, self.name, "--", *command)
 
 
