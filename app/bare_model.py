@@ -6,13 +6,17 @@ from `config.pbtxt` where there is one, and whether the first dimension really i
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from app.engines.batching import objection_to_batching
+from app.engines.batching import PROOF_ROWS, objection_to_batching
+from app.engines.memory import check_batch
 from app.engines.onnxruntime import Signature, open_session, read_signature
 from models.errors import BundleError
+from models.files import read_small, stays_inside
+from models.onnx_digest import check_onnx_files
 from models.spec import ModelSpec, TensorSpec
 from models.store import BARE_MODEL, CONFIG, StoredVersion
 
@@ -43,9 +47,10 @@ def read_bare_model(stored: StoredVersion, threads: int, configured_batch: int |
     Raises BundleError.
     """
     path = stored.folder / BARE_MODEL
+    check_onnx_files(path)
     signature = read_signature(open_session(path, threads), path)
     config_path = stored.folder.parent / CONFIG
-    config = _read_config(config_path) if config_path.exists() else None
+    config = _read_config(config_path) if os.path.lexists(config_path) else None
     if configured_batch is not None:
         asked = replace(config or _Config(0, {}, ()), max_batch_size=configured_batch)
         spec = _spec_from_config(stored, signature, asked)
@@ -57,6 +62,7 @@ def read_bare_model(stored: StoredVersion, threads: int, configured_batch: int |
     dynamic = all(spec.shape[:1] == (-1,) for spec in (*signature.inputs, *signature.outputs))
     if not dynamic:
         return BareModel(path, whole, "not batched: not every input and output has a dynamic first dimension")
+    check_batch(whole.inputs, whole.outputs, PROOF_ROWS)
     objection = objection_to_batching(path, signature, threads)
     if objection:
         return BareModel(path, whole, f"not batched: {objection}")
@@ -100,13 +106,13 @@ def _read_config(path: Path) -> _Config:
     from tritonclient.grpc import model_config_pb2
 
     try:
-        message: Any = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+        message: Any = text_format.Parse(read_small(path).decode(), model_config_pb2.ModelConfig())
     except (OSError, ValueError, text_format.ParseError) as error:
         raise BundleError(f"{path}: cannot be read ({error}); correct it or remove it") from error
     tensors = [*message.input, *message.output]
     if any(tensor.HasField("reshape") for tensor in tensors):
         raise BundleError(f"{path}: reshape is not supported; export the model with the shape that clients send")
-    labels = [_read_labels(path.parent / output.label_filename) for output in message.output if output.label_filename]
+    labels = [_read_labels(path.parent, output.label_filename) for output in message.output if output.label_filename]
     return _Config(
         max_batch_size=message.max_batch_size,
         dims={tensor.name: tuple(tensor.dims) for tensor in tensors},
@@ -114,8 +120,11 @@ def _read_config(path: Path) -> _Config:
     )
 
 
-def _read_labels(path: Path) -> tuple[str, ...]:
+def _read_labels(folder: Path, name: str) -> tuple[str, ...]:
+    if not stays_inside(name):
+        raise BundleError(f"{folder / CONFIG}: label_filename {name!r} leads out of {folder}; put the labels there")
+    path = folder / name
     try:
-        return tuple(path.read_text().splitlines())
+        return tuple(read_small(path).decode().splitlines())
     except (OSError, ValueError) as error:
         raise BundleError(f"{path}: the labels that {CONFIG} names cannot be read ({error})") from error

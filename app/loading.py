@@ -17,12 +17,15 @@ from app.canary import CanaryCheck, CanaryFailed
 from app.engines import cpu
 from app.engines.base import Engine, EngineFailure
 from app.engines.machine import CPU_ONLY, Machine
+from app.engines.memory import check_batch
 from app.engines.onnxruntime import LIBRARY, OnnxRuntimeCpuEngine
 from app.engines.select import EngineChoice, PrecisionChoice, choose_on_cpu, measured_here, targets
 from app.gpu_loading import GpuJob, PlanWish, Untuned, load_on_gpus, open_bare_on_gpus
 from app.proving import Candidate, NotProved, ProvedEngine, measure, pick, prove
 from models.bundle import Bundle, LatencyTable, Variant, open_bundle
 from models.errors import BundleError
+from models.files import check_only_files
+from models.onnx_digest import check_onnx_files
 from models.spec import ModelSpec
 from models.store import StoredVersion
 
@@ -68,6 +71,10 @@ class LoadedModel:
 def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     """Load one version and prove it. Raises BundleError, whose message says what to do."""
     started = time.monotonic()
+    try:
+        check_only_files(stored.folder)
+    except OSError as error:
+        raise BundleError(f"{stored.folder}: cannot be read ({error}); mend it or remove it") from error
     return _load_bundle(stored, options, started) if stored.is_bundle else _load_bare(stored, options, started)
 
 
@@ -75,7 +82,8 @@ def _load_bundle(stored: StoredVersion, options: LoadOptions, started: float) ->
     bundle = open_bundle(stored.folder)
     spec = bundle.manifest.spec
     _check_configured(spec, options)
-    limit = _limit(spec.max_batch_size, options)
+    _check_external_data(bundle)
+    limit = _limit(spec, options)
     wanted, skipped = targets(options.machine, options.engine)
     on_gpus = load_on_gpus(_gpu_job(bundle, limit, options), wanted)
     skipped += tuple(dict.fromkeys(on_gpus.skipped))
@@ -152,7 +160,7 @@ def _latencies(candidates: list[Candidate]) -> tuple[LatencyTable, ...]:
 
 def _load_bare(stored: StoredVersion, options: LoadOptions, started: float) -> LoadedModel:
     bare = read_bare_model(stored, options.threads, options.configured_batch)
-    limit = _limit(bare.spec.max_batch_size, options)
+    limit = _limit(bare.spec, options)
     wanted, skipped = targets(options.machine, options.engine)
     engines: list[ProvedEngine] = []
     if "tensorrt" in wanted:
@@ -233,10 +241,23 @@ def _proved_by_itself(bare: BareModel, engine: Engine, reference: CanaryCheck | 
     return ProvedEngine(engine, canary, table.points, f"bare model: {bare.batch_reason}", _ONNX_PLATFORM)
 
 
-def _limit(max_batch_size: int, options: LoadOptions) -> int:
-    """The model's own limit, lowered by its configuration and the operator's; 0 stays 0."""
-    limits = (max_batch_size, options.max_batch, options.configured_batch)
-    return min(limit for limit in limits if limit is not None)
+def _limit(spec: ModelSpec, options: LoadOptions) -> int:
+    """The model's own limit, lowered by its configuration and the operator's; 0 stays 0. Raises BundleError."""
+    limits = (spec.max_batch_size, options.max_batch, options.configured_batch)
+    limit = min(limit for limit in limits if limit is not None)
+    check_batch(spec.inputs, spec.outputs, limit)
+    return limit
+
+
+def _check_external_data(bundle: Bundle) -> None:
+    """Every byte that a library will read for a bundle is one that was checked. Raises BundleError."""
+    for variant in bundle.manifest.variants:
+        unknown = set(check_onnx_files(bundle.path(variant.file))) - set(bundle.manifest.files)
+        if unknown:
+            raise BundleError(
+                f"{bundle.folder}: {variant.file} keeps tensors in {sorted(unknown)[0]!r}, of which the manifest has "
+                "no digest; export the model again"
+            )
 
 
 def _check_configured(spec: ModelSpec, options: LoadOptions) -> None:

@@ -24,6 +24,7 @@ import safetensors
 import safetensors.numpy
 
 from models.errors import BundleError
+from models.files import is_file_name, open_regular, read_small
 from models.records import RecordError, from_jsonable, to_jsonable
 from models.spec import ModelSpec
 
@@ -228,6 +229,9 @@ class Bundle:
         return self.folder / file
 
     def canary(self) -> Canary:
+        """Raises BundleError where the bundle has none."""
+        if CANARY not in self.manifest.files:
+            raise BundleError(f"{self.folder}: the manifest names no {CANARY}; export the model again")
         tensors = safetensors.numpy.load_file(self.folder / CANARY)
         return Canary(
             inputs={k.removeprefix("input:"): v for k, v in tensors.items() if k.startswith("input:")},
@@ -236,7 +240,8 @@ class Bundle:
 
 
 def sha256_file(path: Path) -> str:
-    with path.open("rb") as handle:
+    """Raises OSError, or BundleError where it is no file but something that might never end."""
+    with open_regular(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
@@ -252,6 +257,12 @@ def open_bundle(folder: Path) -> Bundle:
     Raises BundleError, whose message names the file and what to do.
     """
     manifest = read_manifest(folder)
+    for name in (*manifest.files, *(variant.file for variant in manifest.variants)):
+        if not is_file_name(name):
+            raise BundleError(f"{folder}: the manifest names a file outside the bundle ({name!r}); do not use it")
+    for variant in manifest.variants:
+        if variant.file not in manifest.files:
+            raise BundleError(f"{folder}: the manifest has no digest of {variant.file!r}; export the model again")
     for name, record in manifest.files.items():
         _check_file(folder, name, record)
     return Bundle(folder, manifest)
@@ -261,7 +272,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest alone, its seal checked, the files it names not. Raises BundleError."""
     path = folder / MANIFEST
     try:
-        raw = path.read_bytes()
+        raw = read_small(path)
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror}; export the model again") from error
     try:
@@ -293,8 +304,6 @@ def canary_bytes(canary: Canary) -> bytes:
 
 def _check_file(folder: Path, name: str, record: FileRecord) -> None:
     path = folder / name
-    if Path(name).name != name:
-        raise BundleError(f"{folder}: the manifest names a file outside the bundle ({name!r}); do not use it")
     try:
         size = path.stat().st_size
         digest = sha256_file(path) if size == record.bytes else ""

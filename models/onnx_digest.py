@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 import re
 from pathlib import Path
 
 from models.bundle import sha256_file
-from models.errors import JobError
+from models.errors import BundleError, JobError
+from models.files import check_regular, open_regular
 
 # TensorProto.external_data (field 13) of one entry, key "location", value: as every protobuf writer lays it out.
 # The lengths are varints: of one byte up to 127, of two up to 16383.
@@ -27,19 +29,43 @@ def onnx_digest(path: Path) -> str:
     model cannot be read.
     """
     own = sha256_file(path)
-    locations = external_data(path)
-    if not locations:
+    beside = external_files(path)
+    if not beside:
         return own
     whole = hashlib.sha256(own.encode())
-    for location in locations:
-        whole.update(f"\n{location}\n{sha256_file(_inside(path, location))}".encode())
+    for location, file in beside.items():
+        whole.update(f"\n{location}\n{sha256_file(file)}".encode())
     return whole.hexdigest()
+
+
+def external_files(path: Path) -> dict[str, Path]:
+    """Where the external data really lies, by the names that the model gives it, sorted; each is a regular file.
+
+    Raises JobError where one is missing, no file, or outside the model's folder, OSError where the model cannot be
+    read.
+    """
+    return {location: _inside(path, location) for location in external_data(path)}
+
+
+def check_onnx_files(path: Path) -> tuple[str, ...]:
+    """The files that a library will open for a model, judged before it does: the model's own and its external data.
+
+    Gives the names of the external data, without detours, as they lie in the model's folder. Raises BundleError.
+    """
+    try:
+        return tuple(os.path.normpath(location) for location in external_files(path))
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read ({error.strerror}); copy it into the store again") from error
+    except BundleError:
+        raise
+    except JobError as error:
+        raise BundleError(str(error)) from error
 
 
 def external_data(path: Path) -> tuple[str, ...]:
     """The names of the files beside `path` that hold its tensors, sorted; empty where it holds them itself."""
-    with path.open("rb") as handle:
-        if path.stat().st_size == 0:
+    with open_regular(path) as handle:
+        if os.fstat(handle.fileno()).st_size == 0:
             return ()
         with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
             names = {_value(data, match) for match in _LOCATION.finditer(data)}
@@ -58,6 +84,7 @@ def _inside(model: Path, location: str) -> Path:
     file = (folder / location).resolve()
     if not file.is_relative_to(folder):
         raise JobError(f"{model}: its external data {location!r} lies outside its folder; do not use this model")
-    if not file.is_file():
+    if not file.exists():
         raise JobError(f"{model}: its external data {location!r} is missing; copy it beside the model")
+    check_regular(file)
     return file

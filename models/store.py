@@ -1,6 +1,8 @@
 """A store: a folder of models, each a folder of numbered versions.
 
-Knows which versions are there, which number comes next, and how a finished folder becomes a version.
+Knows which versions are there, which number comes next, and how a finished folder becomes a version. No name
+leads out of it: whatever names a model, on a wire or on a command line, is checked here before a path is made of it.
+A link that lies in the store leads where its owner wants it to.
 Knows nothing of what is inside a version; `models.bundle` reads bundles and the server reads bare models.
 """
 
@@ -23,6 +25,7 @@ BARE_MODEL = "model.onnx"
 CONFIG = "config.pbtxt"
 # A version being written; the leading dot keeps every reader away from it.
 _PARTIAL_PREFIX = ".writing-"
+_SHOWN_LETTERS = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # As in Triton: a version is a number without leading zeros; every other folder is not a version.
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
@@ -39,7 +42,7 @@ class StoredVersion:
     @property
     def is_bundle(self) -> bool:
         """Whether it claims to be a bundle; without a manifest it can only be a bare model."""
-        return (self.folder / MANIFEST).exists() or not (self.folder / BARE_MODEL).exists()
+        return os.path.lexists(self.folder / MANIFEST) or not os.path.lexists(self.folder / BARE_MODEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +57,24 @@ class Store:
         return Store(root)
 
     def names(self) -> list[str]:
-        """The names of all models, sorted."""
-        return sorted(p.name for p in self.root.iterdir() if p.is_dir() and _NAME.fullmatch(p.name))
+        """The names of all models, sorted; also of those whose folder cannot be looked into. Raises OSError."""
+        return sorted(name for name in _folders(self.root) if _NAME.fullmatch(name))
 
     def versions(self, name: str) -> list[StoredVersion]:
-        """All versions of a model, highest first; empty where there are none."""
-        folder = self.root / name
-        if not folder.is_dir():
+        """All versions of a model, highest first; empty where there are none. One that cannot be read is among them.
+
+        Raises OSError where the model's folder cannot be read, UsageError where the name is none.
+        """
+        folder = self.root / check_name(name)
+        try:
+            numbers = [int(one) for one in _folders(folder) if _VERSION.fullmatch(one)]
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        numbers = (int(p.name) for p in folder.iterdir() if p.is_dir() and _VERSION.fullmatch(p.name))
-        return [StoredVersion(name, number, folder / str(number)) for number in sorted(numbers, reverse=True)]
+        return [self.version(name, number) for number in sorted(numbers, reverse=True)]
+
+    def version(self, name: str, number: int) -> StoredVersion:
+        """Where a version lies, whether it is there or not. Raises UsageError where the name is none."""
+        return StoredVersion(name, number, self.root / check_name(name) / str(number))
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
@@ -107,10 +118,24 @@ class Store:
 def check_name(name: str) -> str:
     """The name itself. Raises UsageError if it cannot be a folder and a part of a URL."""
     if not _NAME.fullmatch(name):
+        shown = name if len(name) <= _SHOWN_LETTERS else f"{name[:_SHOWN_LETTERS]}..."
         raise UsageError(
-            f"{name!r} cannot be a model's name; use letters, digits, '.', '_' and '-', starting with a letter or digit"
+            f"{shown!r} cannot be a model's name; use up to 128 letters, digits, '.', '_' and '-', "
+            "starting with a letter or digit"
         )
     return name
+
+
+def _folders(folder: Path) -> Iterator[str]:
+    """The names of the folders in a folder, and of what might be one if only it could be told. Raises OSError."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                is_folder = entry.is_dir()
+            except OSError:  # a link that goes round in a circle, a disk that is away: whoever opens it is told why
+                is_folder = True
+            if is_folder:
+                yield entry.name
 
 
 @contextmanager

@@ -76,7 +76,8 @@ class Staging:
 
     def clear(self, shape: tuple[int, ...]) -> None:
         """Zeros, or empty strings, for a run that nobody asked for."""
-        self.memory[:] = 0
+        if not self.is_strings:
+            self.memory[: math.prod(shape) * self.spec.numpy_dtype.itemsize] = 0
         self._strings = [""] * math.prod(shape)
 
     def take_strings(self, parts: Sequence[Part], index: int) -> None:

@@ -20,6 +20,7 @@ import onnxruntime as ort
 from app.engines import cpu
 from app.engines.base import Engine, EngineFailure, EngineInfo, Part, RunResult
 from app.engines.delivery import Landed, scatter
+from app.engines.memory import Growth, check_batch
 from app.engines.onnx_tensors import Staging, bind_input, bind_output, has_strings, tensor_spec, unbound_array
 from models.bundle import Precision
 from models.errors import BundleError
@@ -51,7 +52,7 @@ class OnnxRuntimeCpuEngine(Engine):
     """One ONNX file in one session with `threads` intra-op threads, spinning off.
 
     `inputs` and `outputs` give per-sample shapes when `max_batch_size` is at least 1, whole shapes when
-    it is 0, as in `ModelSpec`. Raises BundleError when the file cannot be loaded.
+    it is 0, as in `ModelSpec`. Raises BundleError when the file cannot be loaded, or a batch has no room in memory.
     """
 
     text_only = True
@@ -69,6 +70,7 @@ class OnnxRuntimeCpuEngine(Engine):
     ) -> None:
         self.inputs, self.outputs = inputs, outputs
         self.batched = max_batch_size > 0
+        check_batch(inputs, outputs, max_batch_size)
         self._session = open_session(model, threads)
         check_names(model, read_signature(self._session, model), inputs, outputs)
         self._has_strings = has_strings(model, (*inputs, *outputs))
@@ -86,8 +88,7 @@ class OnnxRuntimeCpuEngine(Engine):
         self._bindings: dict[Shapes, _Bound] = {}
 
     def warm_up(self) -> None:
-        sizes = sorted({1, self.info.batch_sizes[-1]})
-        for samples in sizes:
+        for samples in Growth(self.info.batch_sizes[-1]).sizes():
             shapes = tuple(self._whole_shape(spec, samples) for spec in self.inputs)
             for staging, shape in zip(self._staging_in, shapes, strict=True):
                 self._make_room(staging, math.prod(shape) * staging.spec.numpy_dtype.itemsize)

@@ -1,0 +1,182 @@
+"""How large a batch may be: what it needs, held against the memory that there is.
+
+Sizes come from outside: from a request to load, a configuration, a manifest, a graph. What does not fit must be
+refused in words, because the system does not refuse it: it promises the memory, and kills the process that uses it.
+Two looks: before anything is allocated at what the tensors alone take, and while an engine warms up at what a sample
+really costs, activations included.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from app.engines.base import Blast, EngineFailure
+from models.errors import BundleError
+from models.spec import TensorSpec
+
+# No device gains by a larger batch, and lists as long as the batch are kept for it.
+MOST_SAMPLES = 1 << 16
+# Of what is available. The other half is for the run itself, and for everybody else.
+_TENSORS_SHARE = 0.5
+# Of what is available, for what a larger batch takes more than the last one did.
+_RUN_SHARE = 0.75
+# Below this a difference of the process's size says nothing about a batch: other threads work, too.
+_PROBE_SAMPLES = 8
+_PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
+    """Memory that this process may still take: what is free here, within what its container may use.
+
+    What the system would give up for it (file caches) counts as free. None where nobody tells.
+    """
+    known = [room for room in (_free(proc), *_rooms(proc, cgroup)) if room is not None]
+    return max(0, min(known)) if known else None
+
+
+def resident_bytes(proc: Path = _PROC) -> int:
+    """The memory that this process uses now; 0 where nobody tells."""
+    try:
+        return int((proc / "self" / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def sample_bytes(tensors: Sequence[TensorSpec]) -> int:
+    """What one sample of all these tensors takes at least; a size that only a request tells counts as 1."""
+    total = 0
+    for spec in tensors:
+        elements = 1
+        for size in spec.shape:
+            elements *= max(1, size)
+        total += elements * (spec.numpy_dtype.itemsize if not spec.is_strings else 1)
+    return total
+
+
+def check_batch(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    max_batch_size: int,
+    available: Callable[[], int | None] = available_bytes,
+) -> None:
+    """Raises BundleError where a batch's tensors alone would not fit, with the largest batch that does."""
+    samples = max(1, max_batch_size)
+    each, free = sample_bytes((*inputs, *outputs)), available()
+    room = MOST_SAMPLES if free is None else min(MOST_SAMPLES, int(free * _TENSORS_SHARE) // max(1, each))
+    if samples <= room:
+        return
+    if room == 0:
+        raise BundleError(
+            f"one sample's tensors take {_mib(each)} MiB, and {_mib(free or 0)} MiB of memory are available, of which "
+            "half is for tensors; make the model's tensors smaller, or give the server more memory"
+        )
+    why = f"one sample's tensors take {each:,} bytes" if room < MOST_SAMPLES else "more gains nothing"
+    raise BundleError(f"max_batch_size {max_batch_size} is too large for this machine: {why}; at most {room} is allowed")
+
+
+class Growth:
+    """What batches have cost while an engine warmed up, and so what the largest would.
+
+    `sizes` are those to run, in this order; each comes only if it is expected to fit. Raises EngineFailure in its
+    place where it is not.
+    """
+
+    def __init__(
+        self,
+        largest: int,
+        *,
+        available: Callable[[], int | None] = available_bytes,
+        resident: Callable[[], int] = resident_bytes,
+    ) -> None:
+        self._largest = largest
+        self._available, self._resident = available, resident
+
+    def sizes(self) -> Iterator[int]:
+        ran, start = 0, self._resident()
+        before = start
+        each = 0.0  # bytes that one sample more has cost
+        size = 1
+        while True:
+            self._check(ran, size, each)
+            yield size
+            now = self._resident()
+            each = max(0.0, now - before) / (size - ran)
+            if size == self._largest:
+                return
+            if size >= _PROBE_SAMPLES:
+                each = max(each, (now - start) / size)
+                if self._fits(2 * each * (self._largest - size)):
+                    ran, before, size = size, now, self._largest
+                    continue
+            ran, before, size = size, now, min(2 * size, self._largest)
+
+    def _fits(self, nbytes: float) -> bool:
+        free = self._available()
+        return free is None or nbytes <= free * _RUN_SHARE
+
+    def _check(self, ran: int, size: int, each: float) -> None:
+        if self._fits(each * (size - ran)):
+            return
+        free = self._available() or 0
+        room = max(1, ran + int(free * _RUN_SHARE / each))
+        raise EngineFailure(
+            f"max_batch_size {self._largest} is too large for this machine: a sample takes {_mib(each)} MiB while it "
+            f"runs, and {_mib(free)} MiB are available; at most {room} is allowed",
+            Blast.MEMORY,
+        )
+
+
+def _free(proc: Path) -> int | None:
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _rooms(proc: Path, cgroup: Path) -> Iterator[int | None]:
+    """What each control group that this process is in still has, its own and those around it."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        if kinds == "":
+            yield from (_room(folder, "memory.max", "memory.current") for folder in _upwards(cgroup, path))
+        elif "memory" in kinds.split(","):
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            yield from (_room(folder, *names) for folder in _upwards(cgroup / "memory", path))
+
+
+def _upwards(root: Path, path: str) -> Iterator[Path]:
+    """A group's folder and all above it. Inside a container the path is the host's, and only the root is there."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    for count in range(len(parts), -1, -1):
+        yield root.joinpath(*parts[:count])
+
+
+def _room(folder: Path, limit: str, usage: str) -> int | None:
+    try:
+        most = (folder / limit).read_text().strip()
+        if most == "max":
+            return None
+        used = int((folder / usage).read_text())
+        return int(most) - max(0, used - _caches(folder))
+    except (OSError, ValueError):
+        return None
+
+
+def _caches(folder: Path) -> int:
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counters = dict(line.split()[:2] for line in lines if " " in line)
+    return int(counters.get("total_inactive_file", counters.get("inactive_file", 0)))
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / (1 << 20):,.1f}"
