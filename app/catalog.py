@@ -135,9 +135,21 @@ class Catalog:
 
     def drop_absent(self, name: str, on_disk: Container[int]) -> None:
         """Say nothing more of versions that have left the store."""
-        for place in [(one, version) for one, version in self._others if one == name and version not in on_disk]:
+        gone = [(one, version) for one, version in self._others if one == name and version not in on_disk]
+        for place in gone:
             del self._others[place]
-        self.changed()
+        if gone:
+            self.changed()
+
+    def reason(self, name: str, version: int) -> str:
+        """Why it was refused when it was last tried; nothing where it was not."""
+        listing = self._others.get((name, version))
+        return listing.reason if listing is not None else ""
+
+    def forget_refusal(self, name: str, version: int) -> None:
+        """What stood in the way is gone, and nothing had to be loaded."""
+        if self._others.pop((name, version), None) is not None:
+            self.changed()
 
     def add(self, served: Served) -> Served | None:
         """Let new requests find it. What was served under its name and version is withdrawn and returned."""

@@ -120,7 +120,6 @@ class Core(Reception):
             if not any(one.lane.in_flight for one in served.lanes):
                 await self.lanes.close_all(served)
         self.gpus.stop()
-        self.control.close()
 
     @property
     def inflight_bytes(self) -> int:
@@ -252,7 +251,6 @@ class Core(Reception):
             self.on_fatal(self.load_failure)
             return
         _log.info("ready: %s", ", ".join(f"{s.key.model}/{s.key.version}" for s in loaded) or "no model is loaded")
-        await self.control.watch()
 
     def put_into_service(self, loaded: LoadedModel) -> None:
         """Let requests find engines that have proved themselves; what they replace answers the rest of its own."""

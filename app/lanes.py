@@ -10,14 +10,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
 from app.catalog import Served, ServedLane
 from app.lane_runner import lane_runner
 from app.loading import LoadedModel, LoadOptions
+from app.loose_threads import begin
 from app.proving import ProvedEngine
 from app.scheduling.latency import LatencyModel
 from app.scheduling.queues import Lane
@@ -145,10 +146,8 @@ class Lanes:
 
     async def _load_again(self, served: Served) -> LoadedModel | None:
         """The version once more, beside a lost engine that may never give its memory back; None: nothing is left."""
-        # The loader's only thread may be stuck with the engine that is lost, so this one has its own.
-        replacer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replace")
-        loop, options = asyncio.get_running_loop(), self._core.control.load_options(served.key.model)
-        loading = loop.run_in_executor(replacer, self._load_version, served.loaded.stored, options)
+        options = self._core.control.load_options(served.key.model)
+        loading = begin(partial(self._load_version, served.loaded.stored, options), "replace")
         within_s = self._core.options.health.replace_within_s
         try:
             return await asyncio.wait_for(loading, within_s)
@@ -157,8 +156,6 @@ class Lanes:
                 reason = str(error) or f"it did not load within {within_s:g} s"
                 self._core.on_fatal(f"the engine of {served.key.model} could not be replaced: {reason}")
             return None
-        finally:
-            replacer.shutdown(wait=False)
 
     async def _take_over(self, served: Served, loaded: LoadedModel) -> None:
         """Of what was loaded again, take the engines for devices that have none; the others are not needed."""

@@ -24,9 +24,13 @@ class ModelState(Enum):
     UNLOADING = "UNLOADING"
 
 
+# In the place of a version: the model's folder itself, whose versions nobody can see.
+WHOLE_MODEL = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One line of the repository's index."""
+    """One line of the repository's index; `version` may be WHOLE_MODEL."""
 
     name: str
     version: int

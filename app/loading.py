@@ -15,7 +15,7 @@ from pathlib import Path
 from app.bare_model import BareModel, read_bare_model
 from app.canary import CanaryCheck, CanaryFailed
 from app.engines import cpu
-from app.engines.base import Engine, EngineFailure
+from app.engines.base import Blast, Engine, EngineFailure
 from app.engines.machine import CPU_ONLY, Machine
 from app.engines.memory import check_batch
 from app.engines.onnxruntime import LIBRARY, OnnxRuntimeCpuEngine
@@ -30,6 +30,8 @@ from models.spec import ModelSpec
 from models.store import StoredVersion
 
 _log = logging.getLogger("convoy")
+# Reading 10 GB from a slow disk twice, or tuning a large network on a GPU, takes less.
+DEFAULT_LIMIT_S = 300.0
 _ONNX_PLATFORM = "onnxruntime_onnx"
 
 
@@ -38,7 +40,7 @@ class LoadOptions:
     """What the operator decided about engines, and the machine they run on. `max_batch` None: as the model says.
 
     `configured_batch` stands in the place of what the model's configuration says; None: as it says.
-    `plan_cache` None: no plan is kept or looked for.
+    `plan_cache` None: no plan is kept or looked for. A load that takes longer than `limit_s` is given up.
     """
 
     precision: PrecisionChoice
@@ -48,6 +50,7 @@ class LoadOptions:
     engine: EngineChoice = "auto"
     machine: Machine = CPU_ONLY
     plan_cache: Path | None = None
+    limit_s: float = DEFAULT_LIMIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,8 @@ def _proved_by_itself(bare: BareModel, engine: Engine, reference: CanaryCheck | 
         (table,) = measure([engine])
     except EngineFailure as failure:
         engine.close()
-        raise NotProved(f"{bare.path}: does not run on zeros or random input ({failure})") from failure
+        why = str(failure) if failure.blast is Blast.MEMORY else f"does not run on zeros or random input ({failure})"
+        raise NotProved(f"{bare.path}: {why}") from failure
     except CanaryFailed as failure:
         engine.close()
         raise NotProved(f"{bare.path}: does not answer as the CPU does: {failure}") from failure

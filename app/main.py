@@ -32,11 +32,20 @@ from app.edge.protocol import guarded_protocol
 from app.exits import ENGINE_LOST, NOTHING_TO_SERVE
 from app.listening import announce, listen, write_address
 from app.processes.launch import become_supervisor
-from app.runtime import collect_only_what_comes, give_large_allocations_back, loop_factory, raise_file_limit
+from app.runtime import (
+    collect_only_what_comes,
+    end_if_held_up,
+    end_within,
+    give_large_allocations_back,
+    loop_factory,
+    raise_file_limit,
+)
 from app.settings import Settings, read_settings
 from models.errors import UsageError
 
 _log = logging.getLogger("convoy")
+# What ends in good order needs less; what hangs is not waited for.
+_GRACE_S = 10.0
 
 
 def serve(settings: Settings) -> int:
@@ -95,6 +104,7 @@ class Host:
         await self._server.serve(sockets=[self._listener])
         opening.cancel()
         await self._close_grpc()
+        end_if_held_up(self._exit_code)
         return self._exit_code
 
     def _make_grpc(self, settings: Settings) -> GrpcHost | None:
@@ -132,6 +142,7 @@ class Host:
             _log.info("stopped: every accepted request was answered")
         else:
             _log.error("stopped: %d requests were not answered in time", self.core.open_calls)
+        end_within(_GRACE_S, lambda: self._exit_code)
         await self._close_grpc()
         self._server.should_exit = True
 

@@ -13,23 +13,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from app.loading import LoadedModel, LoadOptions
-from app.store_scan import look_at_model, look_at_store
-from app.version_plan import Found, Known, Load, Policy, Seen, Stamp, Unload, next_step, settle
-from models.errors import InvalidRequest, JobError, NotFound, Unavailable
-from models.store import Store, StoredVersion
+from app.listing import WHOLE_MODEL
+from app.loading import LoadOptions
+from app.loads import Loads, LoadVersion
+from app.store_scan import ModelLook
+from app.store_watch import StoreWatch
+from app.version_plan import Found, Known, Load, Policy, Unload, next_step, settle
+from models.errors import BundleError, InvalidRequest, JobError, NotFound, Unavailable, UsageError
+from models.store import Store, StoredVersion, check_name
 
 if TYPE_CHECKING:
     from app.core import Core
 
 _log = logging.getLogger("convoy")
 ControlMode = Literal["none", "explicit", "poll"]
-LoadVersion = Callable[[StoredVersion, LoadOptions], LoadedModel]
 EVERYTHING = "*"
 
 
@@ -52,21 +53,26 @@ class Override:
 
 
 _NO_OVERRIDE = Override()
+_NOTHING = ModelLook()
 
 
 class ModelControl:
-    """Loads and unloads for one core."""
+    """Loads and unloads for one core. Raises UsageError where what is to be loaded at the start can be no name."""
 
     def __init__(
         self, core: Core, store: Store, options: ControlOptions, load_options: LoadOptions, load_version: LoadVersion
     ) -> None:
         self._core, self._store, self._options = core, store, options
-        self._load_options, self._load_version = load_options, load_version
+        self._load_options = load_options
         self._known: defaultdict[str, dict[int, Known]] = defaultdict(dict)
         self._overrides: dict[str, Override] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._last_look: dict[str, dict[int, Seen]] = {}
-        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
+        self._last_look: dict[str, ModelLook] = {}
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._watch = StoreWatch(store)
+        self._loads = Loads(load_version, load_options.limit_s, self._load_came_late)
+        for name in set(options.at_start) - {EVERYTHING}:
+            check_name(name)
 
     @property
     def may_be_empty(self) -> bool:
@@ -74,43 +80,73 @@ class ModelControl:
         return self._options.mode != "none"
 
     async def load_initially(self) -> None:
-        """Load what the store holds, or what was named. Raises OSError when the store cannot be read."""
-        self._last_look = await asyncio.to_thread(look_at_store, self._store)
+        """Load what the store holds, or what was named. Raises OSError when the store cannot be read.
+
+        In mode poll the store is followed from here on, so that one model that takes long holds up no other.
+        """
+        self._last_look = await self._watch.look()
         names = sorted(self._last_look)
         if self._options.mode == "explicit" and EVERYTHING not in self._options.at_start:
             names = [name for name in names if name in self._options.at_start]
             for missing in sorted(set(self._options.at_start) - set(names)):
                 _log.error("there is no model '%s' to load in %s", missing, self._store.root)
         for name in names:
-            await self._converge(name, settle(None, self._last_look[name]))
+            self._follow(name, None, self._last_look[name])
+        first = list(self._following.values())
+        if self._options.mode == "poll":
+            self._core.spawn(self._poll())
+        await asyncio.gather(*first)
 
-    async def watch(self) -> None:
-        """In mode poll: follow the store until cancelled."""
-        if self._options.mode != "poll":
-            return
+    async def _poll(self) -> None:
+        """Follow the store until cancelled."""
         while True:
             await asyncio.sleep(self._options.poll_interval_s)
             try:
-                now = await asyncio.to_thread(look_at_store, self._store)
+                now = await self._watch.look()
             except OSError as error:  # a network file system that is away for a while is no order to unload
                 _log.warning("the store cannot be read (%s); what is loaded goes on serving", error)
                 continue
             before, self._last_look = self._last_look, now
             for name in sorted({*before, *now, *self._known}):
-                await self._follow(name, settle(before.get(name, {}), now.get(name, {})))
+                self._follow(name, before.get(name, _NOTHING), now.get(name, _NOTHING))
+
+    def _follow(self, name: str, before: ModelLook | None, now: ModelLook) -> None:
+        """Begin to do what one model's folder asks for, unless what it asked for before is still being done."""
+        if now.trouble:
+            self._set_trouble(name, now.trouble)
+            return
+        if name not in self._following:
+            found = settle(None if before is None else before.versions, now.versions)
+            self._following[name] = self._core.spawn(self._obey(name, found))
+            self._following[name].add_done_callback(lambda _: self._following.pop(name, None))
+
+    def _set_trouble(self, name: str, trouble: str) -> None:
+        """Its versions cannot be seen. What is loaded goes on serving."""
+        if self._core.catalog.reason(name, WHOLE_MODEL) != trouble:
+            _log.error("refused %s: %s", name, trouble)
+            self._core.catalog.set_refused(name, WHOLE_MODEL, trouble)
 
     async def load(self, name: str, override: Override = _NO_OVERRIDE) -> None:
-        """Load a model, or load it again if it changed; return when it serves.
+        """Load a model, or load it again if it changed; return when it serves. Goes on if nobody waits any more.
 
-        Raises Unavailable in another mode, NotFound, or InvalidRequest when a version was refused.
+        Raises Unavailable in another mode, NotFound, or InvalidRequest when the name is none or a version was refused.
         """
         self.check_explicit()
-        seen = await asyncio.to_thread(look_at_model, self._store, name)
+        _check_asked(name)
+        await self._see_through(self._load_asked(name, override))
+
+    async def _load_asked(self, name: str, override: Override) -> None:
+        look = await self._watch.look_at(name)
+        if look.trouble:
+            self._set_trouble(name, look.trouble)
+            raise InvalidRequest(f"load failed for model '{name}': {look.trouble}")
+        seen = look.versions
         if not seen:
             raise NotFound(
                 f"failed to load '{name}', failed to poll from model repository; there is no version of it in the store"
             )
         async with self._locks[name]:
+            self._core.catalog.forget_refusal(name, WHOLE_MODEL)
             # Asked for by a person: what was refused before deserves another try.
             known = self._known[name]
             known |= {version: replace(own, refused=None) for version, own in known.items()}
@@ -126,9 +162,14 @@ class ModelControl:
     async def unload(self, name: str) -> None:
         """Unload every version of a model; return when its last request is answered and its memory is free.
 
-        A model that is not loaded is no error. Raises Unavailable in another mode.
+        A model that is not loaded is no error. Raises Unavailable in another mode, InvalidRequest for what is no name.
         """
         self.check_explicit()
+        _check_asked(name)
+        if name in self._locks:  # else it was never loaded
+            await self._see_through(self._unload_asked(name))
+
+    async def _unload_asked(self, name: str) -> None:
         async with self._locks[name]:
             versions = [version for version, own in self._known.pop(name, {}).items() if own.loaded is not None]
             self._overrides.pop(name, None)
@@ -137,9 +178,23 @@ class ModelControl:
                 self._core.catalog.set_refused(name, version, "unloaded")
         await asyncio.gather(*(task for task in leaving if task is not None))
 
+    async def _see_through(self, work: Coroutine[object, object, None]) -> None:
+        """What has begun is finished whether the client that asked for it waits or leaves."""
+        task = self._core.spawn(work)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(task)
+
     async def names_in_store(self) -> list[str]:
-        """In mode explicit, every name that could be loaded; else nothing, since all of it is listed anyway."""
-        return await asyncio.to_thread(self._store.names) if self._options.mode == "explicit" else []
+        """In mode explicit, every name that could be loaded; else nothing, since all of it is listed anyway.
+
+        Raises Unavailable where the store cannot be read.
+        """
+        if self._options.mode != "explicit":
+            return []
+        try:
+            return await self._watch.names()
+        except OSError as error:
+            raise Unavailable(f"the store cannot be read ({error}); see whether its disk is there") from error
 
     def check_explicit(self) -> None:
         """Raises Unavailable unless models are loaded on request; the words are Triton's."""
@@ -156,14 +211,13 @@ class ModelControl:
         override = self._overrides.get(name, _NO_OVERRIDE)
         return replace(self._load_options, configured_batch=override.max_batch_size)
 
-    def close(self) -> None:
-        self._loader.shutdown(wait=False, cancel_futures=True)
-
-    async def _follow(self, name: str, found: tuple[Found, ...]) -> None:
+    async def _obey(self, name: str, found: tuple[Found, ...]) -> None:
         try:
             await self._converge(name, found)
         except Exception:  # a bug, which must not end the watch over the other models
             _log.exception("following %s failed; this is a bug", name)
+        if self._options.mode != "poll":
+            return
         on_disk = {one.version for one in found}
         for version in [v for v, own in self._known[name].items() if v not in on_disk and own.loaded is None]:
             del self._known[name][version]
@@ -176,32 +230,42 @@ class ModelControl:
             await self._converge_locked(name, found)
 
     async def _converge_locked(self, name: str, found: tuple[Found, ...]) -> None:
-        stamps = {one.version: one.stamp for one in found}
+        by_version = {one.version: one for one in found}
         policy = self._overrides.get(name, _NO_OVERRIDE).versions or self._options.versions
+        self._forget_what_is_mended(name, found)
         while (step := next_step(found, self._known[name], policy)) is not None:
             match step:
                 case Load(version):
-                    await self._load(name, version, stamps[version])
+                    await self._load(name, by_version[version])
                 case Unload(version):
-                    self._unload(name, version, is_on_disk=version in stamps)
+                    self._unload(name, version, is_on_disk=version in by_version)
 
-    async def _load(self, name: str, version: int, stamp: Stamp) -> None:
+    def _forget_what_is_mended(self, name: str, found: tuple[Found, ...]) -> None:
+        """Where the files are again those that serve, nothing is wrong with them any more."""
+        for one in found:
+            known = self._known[name].get(one.version)
+            if known is not None and known.refused is not None and known.loaded == one.stamp:
+                self._known[name][one.version] = replace(known, refused=None)
+                self._core.catalog.forget_refusal(name, one.version)
+
+    async def _load(self, name: str, found: Found) -> None:
+        version = found.version
         known = self._known[name].get(version, Known(version))
         if known.loaded is None:
             self._core.catalog.set_loading(name, version)
-        stored = StoredVersion(name, version, self._store.root / name / str(version))
-        loop = asyncio.get_running_loop()
         try:
-            loaded = await loop.run_in_executor(self._loader, self._load_version, stored, self.load_options(name))
+            if found.trouble:
+                raise BundleError(found.trouble)
+            loaded = await self._loads.load(self._store.version(name, version), self.load_options(name))
         except Exception as error:  # a file nobody thought of, or a bug: the other versions are not to blame
             is_foreseen = isinstance(error, JobError)
             reason = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
             _log.error("refused %s version %d: %s", name, version, reason, exc_info=None if is_foreseen else error)
             self._core.catalog.set_refused(name, version, reason)
-            self._known[name][version] = replace(known, refused=stamp)
+            self._known[name][version] = replace(known, refused=found.stamp)
             return
         self._core.put_into_service(loaded)
-        self._known[name][version] = Known(version, loaded=stamp)
+        self._known[name][version] = Known(version, loaded=found.stamp)
         for proved in loaded.engines:
             info = proved.engine.info
             _log.info(
@@ -211,6 +275,12 @@ class ModelControl:
         for reason in loaded.skipped:
             _log.info("passed over for %s version %d: %s", name, version, reason)
 
+    def _load_came_late(self, stored: StoredVersion) -> None:
+        """Its disk answers again, so a version that was refused for that deserves another look."""
+        known = self._known.get(stored.name, {}).get(stored.version)
+        if known is not None and known.refused is not None:
+            self._known[stored.name][stored.version] = replace(known, refused=None)
+
     def _unload(self, name: str, version: int, *, is_on_disk: bool) -> None:
         self._core.take_out_of_service(name, version)
         del self._known[name][version]
@@ -219,7 +289,15 @@ class ModelControl:
 
     def _refusal(self, name: str, version: int) -> str:
         catalog = self._core.catalog
-        (reason,) = (one.reason for one in catalog.index() if (one.name, one.version) == (name, version))
+        reason = catalog.reason(name, version)
         still = [str(served.key.version) for served in catalog.versions(name)]
         serving = f"; version {', '.join(still)} serves" if still else ""
         return f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason}{serving}"
+
+
+def _check_asked(name: str) -> None:
+    """Raises InvalidRequest for what cannot be a model's name."""
+    try:
+        check_name(name)
+    except UsageError as error:
+        raise InvalidRequest(str(error)) from error

@@ -22,7 +22,7 @@ from app.edge.protocol import ConnectionLimits
 from app.engines.cpu import cpu_budget
 from app.engines.machine import CPU_ONLY, find_machine
 from app.engines.select import EngineChoice, PrecisionChoice
-from app.loading import LoadOptions
+from app.loading import DEFAULT_LIMIT_S, LoadOptions
 from app.model_control import ControlMode, ControlOptions
 from app.processes.edge_count import MOST_EDGES, EdgeCount, choose_edges, has_gpu_driver
 from app.version_plan import Policy
@@ -52,6 +52,7 @@ class Settings(BaseSettings):
     version_policy: str = Field("latest", description="latest, all, or numbers such as 1,3.")
     model_control: ControlMode = Field("none", description="none, explicit (over the network), or poll (the store).")
     load_model: str = Field("", description="With explicit: names to load at the start, such as a,b, or *.")
+    load_timeout_s: float = Field(DEFAULT_LIMIT_S, gt=0, description="A version that takes longer to load is refused.")
     poll_interval_s: float = Field(2, gt=0, description="With poll: look at the store so often.")
     max_queue: int = Field(1024, ge=1, description="Samples that may wait per model.")
     max_inflight_mb: int = Field(256, ge=1, description="Memory for requests in flight, MiB.")
@@ -130,6 +131,7 @@ class Settings(BaseSettings):
                 engine=self.engine,
                 machine=CPU_ONLY if self.engine == "cpu" else find_machine(),
                 plan_cache=self.plan_folder(),
+                limit_s=self.load_timeout_s,
             ),
             control=ControlOptions(self.model_control, self.versions(), self.poll_interval_s, _names(self.load_model)),
             max_queue=self.max_queue,

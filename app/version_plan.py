@@ -24,19 +24,27 @@ Policy = Literal["latest", "all"] | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One version as one look at the disk found it. `is_sealed`: something that is written last is there."""
+    """One version as one look at the disk found it. `is_sealed`: something that is written last is there.
+
+    `trouble`: why it could not be looked at, if it could not; the stamp is then of that.
+    """
 
     stamp: Stamp
     is_sealed: bool
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One version on disk. `is_complete`: nobody seems to be writing or removing it just now."""
+    """One version on disk. `is_complete`: nobody seems to be writing or removing it just now.
+
+    `trouble`: why it cannot be loaded as it is, which is known without trying.
+    """
 
     version: int
     stamp: Stamp
     is_complete: bool
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +74,18 @@ def settle(before: Mapping[int, Seen] | None, now: Mapping[int, Seen]) -> tuple[
     counts as complete.
     """
     if before is None:
-        found = [Found(version, seen.stamp, True) for version, seen in now.items()]
+        found = [Found(version, seen.stamp, True, seen.trouble) for version, seen in now.items()]
     else:
         found = [
-            Found(version, seen.stamp, seen.is_sealed or (version in before and before[version].stamp == seen.stamp))
+            Found(version, seen.stamp, seen.is_sealed or _is_unchanged(before.get(version), seen), seen.trouble)
             for version, seen in now.items()
         ]
         found += [Found(version, seen.stamp, False) for version, seen in before.items() if version not in now]
     return tuple(sorted(found, key=lambda one: -one.version))
+
+
+def _is_unchanged(before: Seen | None, now: Seen) -> bool:
+    return before is not None and before.stamp == now.stamp
 
 
 def next_step(found: Collection[Found], known: Mapping[int, Known], policy: Policy) -> Load | Unload | None:

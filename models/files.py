@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from models.errors import BundleError
 
@@ -22,7 +22,7 @@ def check_regular(path: Path) -> None:
     _check_mode(path, path.stat().st_mode)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """The file, open for reading; never waits for a writer. Raises BundleError where it is none, OSError."""
     check_regular(path)  # merely opening some devices does something
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -21,6 +21,7 @@ from app.edge.calls import EdgeOptions
 from app.edge.error_docs import ERRORS
 from app.edge.lookup import find_served
 from app.edge.model_config import model_config
+from app.listing import WHOLE_MODEL, Listing
 from app.plan_builder import PlanBuild
 from app.proving import ProvedEngine
 from app.statistics import STAGES
@@ -109,7 +110,7 @@ def _add_statistics(router: APIRouter, core: Core) -> None:
                 "unfinished_requests": core.scheduler.unfinished,
                 "models": [_last_minute(core, served) for served in core.catalog.served()],
                 "gpus": [dataclasses.asdict(reading) for reading in core.gpus.readings],
-                "refused": [dataclasses.asdict(one) | {"state": one.state.value} for one in core.catalog.refused()],
+                "refused": [_refused(one) for one in core.catalog.refused()],
             }
         )
 
@@ -158,6 +159,12 @@ def _plan_build(build: PlanBuild | None) -> _Json | None:
     if build is None:
         return None
     return dataclasses.asdict(build) | {"plan": None if build.plan is None else build.plan.name}
+
+
+def _refused(one: Listing) -> _Json:
+    """`version` is null where it is the model's folder that cannot be read."""
+    version = None if one.version == WHOLE_MODEL else one.version
+    return dataclasses.asdict(one) | {"version": version, "state": one.state.value}
 
 
 def _json(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

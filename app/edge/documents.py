@@ -12,6 +12,7 @@ from app.catalog import Served
 from app.core import Core
 from app.edge.calls import EdgeOptions
 from app.edge.lookup import find_served
+from app.listing import WHOLE_MODEL, Listing
 from app.statistics import BatchSizeStatistics, Duration
 from app.version import VERSION
 from models.spec import TensorSpec
@@ -51,15 +52,16 @@ def model_metadata(core: Core, model: str, version: str | None) -> Document:
 async def repository_index(core: Core, *, only_ready: bool) -> list[Document]:
     """Every version that is known, and by name alone what could be loaded and never was."""
     index = core.catalog.index()
-    listed: list[Document] = [
-        {"name": one.name, "version": str(one.version), "state": one.state.value, "reason": one.reason}
-        for one in index
-        if one.state.value == "READY" or not only_ready
-    ]
+    listed = [_line(one) for one in index if one.state.value == "READY" or not only_ready]
     if only_ready:
         return listed
     never_loaded = set(await core.control.names_in_store()) - {one.name for one in index}
     return listed + [{"name": name} for name in sorted(never_loaded)]
+
+
+def _line(one: Listing) -> Document:
+    version = {} if one.version == WHOLE_MODEL else {"version": str(one.version)}
+    return {"name": one.name, **version, "state": one.state.value, "reason": one.reason}
 
 
 def model_statistics(core: Core, model: str | None, version: str | None) -> Document:

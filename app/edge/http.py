@@ -14,6 +14,7 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -56,7 +57,10 @@ def create_app(core: Core, options: EdgeOptions, express: Express | None = None)
         """FastAPI behind the gate and the shortcut, which must come before its own middlewares."""
 
         def build_middleware_stack(self) -> ASGIApp:
-            return Gate(Shortcut(super().build_middleware_stack(), infer, predictions), core, options)
+            stack = super().build_middleware_stack()
+            # It would answer what nobody foresaw in plain text and without an id, before the gate hears of it.
+            assert isinstance(stack, ServerErrorMiddleware)
+            return Gate(Shortcut(stack.app, infer, predictions), core, options)
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or self.middleware_stack is None:

@@ -73,7 +73,10 @@ def check_batch(
             "half is for tensors; make the model's tensors smaller, or give the server more memory"
         )
     why = f"one sample's tensors take {each:,} bytes" if room < MOST_SAMPLES else "more gains nothing"
-    raise BundleError(f"max_batch_size {max_batch_size} is too large for this machine: {why}; at most {room} is allowed")
+    raise BundleError(
+        f"max_batch_size {max_batch_size} is too large for this machine: {why}; at most {room} is allowed, "
+        "by max_batch_size or --max-batch"
+    )
 
 
 class Growth:
@@ -123,7 +126,7 @@ class Growth:
         room = max(1, ran + int(free * _RUN_SHARE / each))
         raise EngineFailure(
             f"max_batch_size {self._largest} is too large for this machine: a sample takes {_mib(each)} MiB while it "
-            f"runs, and {_mib(free)} MiB are available; at most {room} is allowed",
+            f"runs, and {_mib(free)} MiB are available; at most {room} is allowed, by max_batch_size or --max-batch",
             Blast.MEMORY,
         )
 

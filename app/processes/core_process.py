@@ -29,7 +29,7 @@ from app.processes.control import SERVING, Orderly, belong_to
 from app.processes.desk import Desk
 from app.processes.messages import Extent
 from app.processes.orders import NO_SOCKET, CoreOrders, own_orders
-from app.runtime import collect_only_what_comes, give_large_allocations_back, loop_factory
+from app.runtime import collect_only_what_comes, end_if_held_up, give_large_allocations_back, loop_factory
 from app.scheduling.slab import SharedPart
 from app.settings import Settings
 from models.errors import UsageError
@@ -72,6 +72,7 @@ class _CoreProcess:
         for task in opening:
             task.cancel()
         await self._close_grpc()
+        end_if_held_up(self._exit_code)
         return self._exit_code
 
     def _config(self) -> uvicorn.Config:
