@@ -25,11 +25,14 @@ def run(root: Path | None, name: str | None, console: Console) -> int:
     """Print every version of one model, or of all. Gives 1 when any is broken, else 0. Raises UsageError."""
     store = Store.at(root or DEMO_STORE)
     names = store.names() if name is None else [name]
-    versions = [version for one in names for version in store.versions(one)]
-    if not versions:
+    versions, unreadable = _found(store, names)
+    if not versions and not unreadable:
         what = f"model {name!r}" if name is not None else "model"
         raise UsageError(f"there is no {what} in {store.root}; export one with `convoy export`")
     broken = 0
+    for error in unreadable:
+        console.print("[bold red]broken[/]  ", end="")
+        console.print(error, markup=False, highlight=False, soft_wrap=True)
     for version in versions:
         try:
             console.print(_shown(version, is_detailed=name is not None))
@@ -39,7 +42,19 @@ def run(root: Path | None, name: str | None, console: Console) -> int:
             console.print(str(error), markup=False, highlight=False, soft_wrap=True)
     if broken:
         console.print(f"{broken} of {len(versions)} versions are broken and will not be served", style="red")
-    return 1 if broken else 0
+    return 1 if broken or unreadable else 0
+
+
+def _found(store: Store, names: list[str]) -> tuple[list[StoredVersion], list[str]]:
+    """The versions of these models, and of each whose folder cannot be read, why. Raises UsageError for no name."""
+    versions: list[StoredVersion] = []
+    unreadable: list[str] = []
+    for name in names:
+        try:
+            versions += store.versions(name)
+        except OSError as error:
+            unreadable.append(f"{name}: {error.filename}: cannot be read ({error.strerror}); mend it or remove it")
+    return versions, unreadable
 
 
 def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:

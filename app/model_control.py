@@ -57,7 +57,7 @@ _NOTHING = ModelLook()
 
 
 class ModelControl:
-    """Loads and unloads for one core. Raises UsageError where what is to be loaded at the start can be no name."""
+    """Loads and unloads for one core."""
 
     def __init__(
         self, core: Core, store: Store, options: ControlOptions, load_options: LoadOptions, load_version: LoadVersion
@@ -71,8 +71,6 @@ class ModelControl:
         self._following: dict[str, asyncio.Task[None]] = {}
         self._watch = StoreWatch(store)
         self._loads = Loads(load_version, load_options.limit_s, self._load_came_late)
-        for name in set(options.at_start) - {EVERYTHING}:
-            check_name(name)
 
     @property
     def may_be_empty(self) -> bool:

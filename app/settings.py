@@ -23,10 +23,11 @@ from app.engines.cpu import cpu_budget
 from app.engines.machine import CPU_ONLY, find_machine
 from app.engines.select import EngineChoice, PrecisionChoice
 from app.loading import DEFAULT_LIMIT_S, LoadOptions
-from app.model_control import ControlMode, ControlOptions
+from app.model_control import EVERYTHING, ControlMode, ControlOptions
 from app.processes.edge_count import MOST_EDGES, EdgeCount, choose_edges, has_gpu_driver
 from app.version_plan import Policy
 from models.errors import UsageError
+from models.store import check_name
 
 MIB = 1 << 20
 
@@ -81,7 +82,15 @@ class Settings(BaseSettings):
         self._check_edges()
         if self.load_model and self.model_control != "explicit":
             raise ValueError("load_model needs model_control explicit; otherwise everything in the store is loaded")
+        self._check_load_model()
         return self
+
+    def _check_load_model(self) -> None:
+        try:
+            for name in set(self._load_model()) - {EVERYTHING}:
+                check_name(name)
+        except UsageError as error:
+            raise ValueError(f"load_model: {error}") from error
 
     def _check_edges(self) -> None:
         if self.edges == "auto":

@@ -60,6 +60,8 @@ def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int]]:
                     yield entry.name, status.st_size, status.st_mtime_ns, status.st_ino
             except FileNotFoundError:
                 continue  # removed between the two calls; the next look will show it
+            except OSError as error:  # whoever loads the version is told why, if it needs the file
+                yield entry.name, -1, error.errno or 0, 0
 
 
 class Sweep:

@@ -13,6 +13,7 @@ import socket
 from dataclasses import replace
 from typing import NoReturn
 
+from app.core import DEMO_STORE
 from app.edge.grpc_host import take_port
 from app.processes.balance import BOARD_BYTES
 from app.processes.edge_process import EdgeProfile
@@ -20,6 +21,7 @@ from app.processes.orders import NO_SOCKET, FleetOrders, Part, command, environm
 from app.settings import MIB, Settings
 from models.errors import UsageError
 from models.records import to_jsonable
+from models.store import Store
 
 CORE_MODULE = "app.processes.core_process"
 SUPERVISOR_MODULE = "app.processes.supervisor"
@@ -29,6 +31,7 @@ def become_supervisor(
     settings: Settings, edges: int, listener: socket.socket, core_module: str = CORE_MODULE
 ) -> NoReturn:
     """Start the server in `edges` edge processes and one that runs `core_module`. Raises UsageError."""
+    Store.at(settings.store or DEMO_STORE)  # the core would find out after the port has been announced
     parts = divide(settings.max_inflight_mb * MIB, edges + 1)
     grpc = take_port(settings.host, settings.grpc_port) if settings.grpc_port >= 0 else None
     memory = os.memfd_create("convoy-slab", 0)

@@ -7,13 +7,16 @@ a batch; BYTES may be any bytes. What a sample of `rows` starts with says
 what its engine does: POISON fails its batch, HANG never returns, DIE is fatal for the engine.
 
 `FAKE_OPTIONS` is JSON: `latency_ms`, `per_sample_ms`, `max_batch`, `reload_ms` (how long it takes to replace
-an engine), `health` (arguments of HealthOptions). `FAKE_SWITCHES` is a folder; a file in it changes at once
+an engine), `health` (arguments of HealthOptions), `hang_from_start` (what to put into the
+switch `hang_load`). `FAKE_SWITCHES` is a folder; a file in it changes at once
 every engine that is there, and none that is loaded later:
     wrong       answers are wrong, so the canary fails
     hang        every run hangs, the canary's too
     break       every run fails
     hold        every run waits until the file is gone
-Two concern loading: with `fail_load` nothing can be loaded any more, with `hang_load` loading never ends.
+Two concern loading: with `fail_load` nothing can be loaded any more, with `hang_load` loading does not end before the
+file is gone. Where `hang_load` has text, it is the name of the only model that it concerns. `bug` raises in every
+route and method, as a mistake in it would; it is looked at only with `"bugs": true` among the options.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -29,6 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fastapi.routing import APIRoute
+from starlette.routing import Route
 
 from app import logs
 from app.canary import CanaryCheck
@@ -69,8 +75,8 @@ class Fakes:
         if stored.name in self._loaded:
             time.sleep(self._reload_s)
         self._loaded.add(stored.name)
-        if (self._switches / "hang_load").exists():
-            threading.Event().wait()
+        while self._hangs(stored.name):
+            time.sleep(0.01)
         if (self._switches / "fail_load").exists():
             raise BundleError(f"{stored.folder}: the switch says that nothing can be loaded")
         spec = self._spec(stored.name)
@@ -83,6 +89,12 @@ class Fakes:
         engine._run_rows = lambda arrays: self._run(arrays, plain(arrays), born_ns)
         engine.is_poisonous = lambda arrays: bool((arrays[0].reshape(-1) == POISON).any())
         return self._loaded_model(stored, spec, engine)
+
+    def _hangs(self, name: str) -> bool:
+        try:
+            return (self._switches / "hang_load").read_text() in ("", name)
+        except FileNotFoundError:
+            return False
 
     def _loaded_model(self, stored: StoredVersion, spec: ModelSpec, engine: FakeEngine) -> LoadedModel:
         sizes = (1, max(1, spec.max_batch_size))
@@ -143,9 +155,45 @@ def _point(size: int, ms: float) -> LatencyPoint:
 def make_core(core_options: CoreOptions, **own: Any) -> Core:
     """A core over fake engines; what they do is in the environment."""
     options = json.loads(os.environ.get("FAKE_OPTIONS", "{}"))
-    fakes = Fakes(options, Path(os.environ["FAKE_SWITCHES"]))
+    switches = Path(os.environ["FAKE_SWITCHES"])
+    fakes = Fakes(options, switches)
     health = HealthOptions(**options.get("health", {}))
-    return Core(replace(core_options, health=health), load_version=fakes.load, **own)
+    kind = Core
+    if options.get("bugs"):
+        kind = _with_bugs(switches / "bug")
+        _put_bugs_into_routes(switches / "bug")
+    return kind(replace(core_options, health=health), load_version=fakes.load, **own)
+
+
+# What answers a call whose handler fails, or is asked at times when there is no call.
+_NO_HANDLERS = ("gate", "grpc_gate", "grpc_host", "grpc_server", "http", "protocol", "entry")
+
+
+def _with_bugs(switch: Path) -> type[Core]:
+    """A core that cannot be used by any handler of either wire while the switch is on."""
+    sound = tuple(f"app.edge.{name}" for name in _NO_HANDLERS)
+
+    class CoreWithBugs(Core):
+        def __getattribute__(self, name: str) -> Any:
+            user = sys._getframe(1).f_globals["__name__"]
+            if user.startswith("app.edge.") and user not in sound and switch.exists():
+                raise RuntimeError("the switch says that there is a bug")
+            return super().__getattribute__(name)
+
+    return CoreWithBugs
+
+
+def _put_bugs_into_routes(switch: Path) -> None:
+    """Those routes, too, that do not need the core; the framework's own pages among them."""
+    for kind in (Route, APIRoute):
+        sound: Any = kind.handle
+
+        async def handle(self: Any, *args: Any, sound: Any = sound) -> None:
+            if os.path.exists(switch):  # noqa: ASYNC240, PTH110 - of a temporary folder
+                raise RuntimeError("the switch says that there is a bug")
+            await sound(self, *args)
+
+        kind.handle = handle  # type: ignore[method-assign]
 
 
 def main() -> int:
@@ -154,6 +202,8 @@ def main() -> int:
     echoes = [f"{kind}_{dtype.lower()}" for dtype in NUMPY_DTYPES for kind in ("echo", "scalar")]
     for name in ("rows", "images", *(echoes if options.get("echo") else ())):
         (store / name / "1").mkdir(parents=True, exist_ok=True)
+    if hanging := options.get("hang_from_start"):
+        (store.parent / "hang_load").write_text(hanging)
     settings = read_settings({"store": store})
     logs.configure(settings.log_level)
     raise_file_limit()

@@ -143,13 +143,16 @@ def start_server(
     exit_code: int = 0,
     wait_ready: bool = True,
     clean_log: bool = True,
+    under: tuple[str, ...] = (),
 ) -> Iterator[Server]:
     """`convoy serve` on a free port; ready when the body starts, ended with `exit_code` when it ends.
+
+    `under` is a command that runs it, such as one that takes rights away.
 
     With `clean_log` a stack trace or an admitted bug in the log fails the test, whatever was answered.
     """
     place = () if store is None else ("--store", str(store))
-    command = [sys.executable, "convoy.py", "serve", "--port", "0", "--grpc-port", "0", *place, *options]
+    command = [*under, sys.executable, "convoy.py", "serve", "--port", "0", "--grpc-port", "0", *place, *options]
     with _started(command, env or {}, exit_code, wait_ready=wait_ready, clean_log=clean_log) as server:
         yield server
 
@@ -160,6 +163,7 @@ def start_fake_server(
     fake: dict[str, Any] | None = None,
     exit_code: int = 0,
     clean_log: bool = True,
+    wait_ready: bool = True,
     **settings: object,
 ) -> Iterator[FakeServer]:
     """The real host, core and edge over fake engines; `tests.support.fake_server` says what `fake` may hold.
@@ -170,7 +174,9 @@ def start_fake_server(
         command = [sys.executable, "-m", "tests.support.fake_server"]
         env = {f"CONVOY_{name.upper()}": str(value) for name, value in {"port": 0, "grpc_port": 0, **settings}.items()}
         env |= {"FAKE_OPTIONS": json.dumps(fake or {}), "FAKE_SWITCHES": switches}
-        with _started(command, env, exit_code, wait_ready=True, clean_log=clean_log, switches=Path(switches)) as server:
+        with _started(
+            command, env, exit_code, wait_ready=wait_ready, clean_log=clean_log, switches=Path(switches)
+        ) as server:
             assert isinstance(server, FakeServer)
             yield server
 
@@ -182,8 +188,15 @@ class FakeServer(Server):
         super().__init__(process, log_path)
         self._switches = switches
 
-    def switch_on(self, name: str) -> None:
-        (self._switches / name).touch()
+    @property
+    def store(self) -> Path:
+        """What it serves from: a folder for each version, with nothing in it."""
+        return self._switches / "store"
+
+    def switch_on(self, name: str, text: str = "") -> None:
+        whole = self._switches / f".{name}"
+        whole.write_text(text)
+        whole.replace(self._switches / name)
 
     def switch_off(self, name: str) -> None:
         (self._switches / name).unlink()

@@ -1,0 +1,414 @@
+"""A store that somebody else has filled, and names that somebody else has chosen."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+from onnx import TensorProto, helper, numpy_helper
+from tritonclient.utils import InferenceServerException
+
+from models.bundle import MANIFEST, Manifest, seal
+from models.records import from_jsonable
+from tests.support.servers import Server, run_convoy, start_fake_server, start_server, wait_until
+from tests.support.stores import StoreFolder
+
+pytestmark = pytest.mark.slow
+EXPLICIT = ("--model-control", "explicit", "--host", "127.0.0.1")
+POLL = ("--model-control", "poll", "--poll-interval-s", "0.05")
+ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
+# Root may read everything, unless it gives that up.
+UNPRIVILEGED = (
+    ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all") if os.geteuid() == 0 else ()
+)
+
+
+def can_be_unprivileged() -> bool:
+    return not UNPRIVILEGED or subprocess.run([*UNPRIVILEGED, "true"], check=False, capture_output=True).returncode == 0
+
+
+def load(server: Server, name: str, **config: Any) -> httpx.Response:
+    body = {"parameters": {"config": json.dumps(config)}} if config else {}
+    return server.post(f"/v2/repository/models/{name}/load", json=body)
+
+
+def index(server: Server) -> dict[str, tuple[str, str]]:
+    """State and reason by name and version, or by name alone; empty while there is no core."""
+    reply = server.post("/v2/repository/index")
+    rows = reply.json() if reply.status_code == 200 else []
+    places = [f"{row['name']}/{row['version']}" if "version" in row else row["name"] for row in rows]
+    return {place: (row.get("state", ""), row.get("reason", "")) for place, row in zip(places, rows, strict=True)}
+
+
+def answer(server: Server, name: str) -> Any:
+    reply = server.post(f"/v2/models/{name}/infer", json=ROW)
+    return reply.json()["outputs"][0]["data"][0] if reply.status_code == 200 else reply.status_code
+
+
+# Names
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A server, and beside its store another folder that is laid out as one."""
+    root = tmp_path_factory.mktemp("stores")
+    StoreFolder(root / "store").add_shift(1.0)
+    StoreFolder(root / "store").add_shift(1.0, name="inner", version=1)
+    StoreFolder(root / "other").add_shift(2.0, name="a")
+    shutil.copytree(root / "other" / "a", root / "store" / "inner" / "sub")
+    with start_server(*EXPLICIT, store=root / "store") as server:
+        yield server, root
+
+
+def test_no_name_leads_out_of_the_store(beside: tuple[Server, Path]) -> None:
+    server, root = beside
+    names = ["../other/a", str(root / "other" / "a"), "inner/sub", "..", ".", "", "shift/../../other/a", "a\0b", "a\nb",
+             "shift/", " shift", "x" * 300, "%2e%2e", "shift\\..", ".hidden", "é"]  # fmt: skip
+    with triton_grpc.InferenceServerClient(server.grpc_address) as client:
+        for name in names:
+            for call in (client.load_model, client.unload_model):
+                with pytest.raises(InferenceServerException) as refused:
+                    call(name)
+                assert refused.value.status() == "StatusCode.INVALID_ARGUMENT", name
+                assert "cannot be a model's name" in refused.value.message()
+    for name in ("..%2fother%2fa", "%2e%2e%2fother%2fa", "..%252fother%252fa", "%2Fetc", "x" * 300, "a%00b", "a%0Ab"):
+        for verb in ("load", "unload"):
+            reply = server.post(f"/v2/repository/models/{name}/{verb}", json={})
+            assert reply.status_code in (400, 404, 405), (name, reply.text)
+            assert list(reply.json()) == ["error"]
+        for path in (f"/v2/models/{name}/infer", f"/predictions/{name}"):
+            reply = server.post(path, json=ROW)
+            assert reply.status_code in (400, 404, 405), (path, reply.text)
+    assert index(server) == {"inner": ("", ""), "shift": ("", "")}
+    assert not re.search(r"INFO +loaded ", server.log)
+    assert load(server, "shift").status_code == 200
+
+
+def test_a_link_in_the_store_is_the_operators_own_wish(store: StoreFolder, tmp_path: Path) -> None:
+    StoreFolder(tmp_path / "other").add_shift(2.0, name="a")
+    (store.root / "linked").symlink_to(tmp_path / "other" / "a")
+    with start_server(*EXPLICIT, store=store.root) as server:
+        assert load(server, "linked").status_code == 200
+        assert answer(server, "linked") == 2.0
+
+
+@pytest.mark.parametrize("name", ["../other/a", "/etc", "x" * 300])
+def test_a_name_at_the_start_that_is_none_is_one_line_and_2(store: StoreFolder, name: str) -> None:
+    ended = run_convoy("serve", *EXPLICIT, "--load-model", f"a,{name}", "--store", str(store.root), "--port", "0")
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1), ended.stderr
+    assert "cannot be a model's name" in ended.stderr
+    shown = run_convoy("inspect", name, "--store", str(store.root))
+    assert (shown.returncode, "cannot be a model's name" in shown.stderr) == (2, True)
+
+
+def test_a_store_that_is_not_there_is_one_line_and_2_with_edges_too() -> None:
+    ended = run_convoy("serve", "--store", "/nowhere/at/all", "--port", "0", "--edges", "1", "--max-inflight-mb", "512")
+    assert ended.returncode == 2
+    assert "there is no store at /nowhere/at/all" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_label_file_elsewhere_is_not_read(store: StoreFolder, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2\n" * 16)
+    os.mkfifo(tmp_path / "pipe")
+    config = 'max_batch_size: 4 output [{{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] label_filename: "{}" }}]'
+    names = {"up": "../../secret", "whole": str(secret), "fine": "labels/ok.txt", "pipe": "labels/pipe"}
+    for name, label_file in names.items():
+        store.add_add_sub(name=name)
+        (store.root / name / "config.pbtxt").write_text(config.format(label_file))
+        (store.root / name / "labels").mkdir()
+        (store.root / name / "labels" / "ok.txt").write_text("one\n" * 16)
+        (store.root / name / "labels" / "pipe").symlink_to(tmp_path / "pipe")
+    with start_server(store=store.root) as server:
+        found = index(server)
+        assert found["fine/1"] == ("READY", "")
+        for name in ("up", "whole"):
+            assert "leads out of" in found[f"{name}/1"][1]
+        assert "is a pipe" in found["pipe/1"][1]
+        assert "hunter2" not in server.post("/v2/repository/index").text + server.log
+
+
+def external(path: Path, location: str) -> None:
+    """A model that keeps its weights elsewhere."""
+    weights = numpy_helper.from_array(np.arange(4, dtype=np.float32), "w")
+    weights.ClearField("raw_data")
+    weights.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", "16")):
+        weights.external_data.add(key=key, value=value)
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", sides[:1], sides[1:], [weights])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+
+
+def test_external_data_elsewhere_is_not_read_and_a_pipe_is_not_waited_for(store: StoreFolder, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(16))
+    places = {"up": "../../../secret", "whole": str(tmp_path / "secret"), "link": "link", "pipe": "pipe", "fine": "w"}
+    for name, location in places.items():
+        external(store.root / name / "1" / "model.onnx", location)
+        (store.root / name / "1" / "w").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    (store.root / "link" / "1" / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(store.root / "pipe" / "1" / "pipe")
+    with start_server(store=store.root) as server:
+        found = index(server)
+        assert answer(server, "fine") == 0.0
+        for name in ("up", "whole", "link"):
+            assert "lies outside its folder" in found[f"{name}/1"][1]
+        assert "is a pipe" in found["pipe/1"][1]
+
+
+def changed_manifest(folder: Path, old: str, new: str) -> None:
+    """The same bundle with another text in its manifest, sealed anew as anybody can."""
+    document = json.loads((folder / MANIFEST).read_text().replace(old, new))
+    document.pop("manifest_sha256")
+    (folder / MANIFEST).chmod(0o644)
+    (folder / MANIFEST).write_bytes(seal(from_jsonable(Manifest, document, "manifest")))
+
+
+def test_a_manifest_names_nothing_but_files_of_its_own(store: StoreFolder) -> None:
+    store.add_digits(name="digits")
+    shutil.copy(store.root / "digits" / "1" / "fp32.onnx", store.root / "fp32.onnx")
+    changed_manifest(store.add_digits(name="both"), '"fp32.onnx"', '"../../fp32.onnx"')
+    changed_manifest(store.add_digits(name="variant"), '"file": "fp32.onnx"', '"file": "../../fp32.onnx"')
+    changed_manifest(store.add_digits(name="unhashed"), '"file": "fp32.onnx"', '"file": "other.onnx"')
+    with start_server(store=store.root) as server:
+        found = index(server)
+        assert found["digits/1"] == ("READY", "")
+        for name in ("both", "variant"):
+            assert "names a file outside the bundle" in found[f"{name}/1"][1]
+        assert "no digest of 'other.onnx'" in found["unhashed/1"][1]
+
+
+# Sizes
+
+
+def test_a_batch_that_does_not_fit_is_refused_with_the_largest_that_would(store: StoreFolder) -> None:
+    store.add_shift(1.0)
+    store.add_digits()
+    with start_server(*EXPLICIT, store=store.root) as server:
+        assert load(server, "shift").status_code == 200
+        before = server.rss_bytes
+        for asked in (2147483647, 1 << 20):
+            refused = load(server, "shift", max_batch_size=asked)
+            assert refused.status_code == 400
+            told = re.search(
+                rf"max_batch_size {asked} is too large .* at most (\d+) is allowed", refused.json()["error"]
+            )
+            assert told, refused.text
+            assert 32 <= int(told[1]) <= 1 << 16
+            assert load(server, "digits", max_batch_size=asked).status_code == 400
+        assert server.rss_bytes < before + (256 << 20)
+        assert answer(server, "shift") == 1.0
+        assert load(server, "shift", max_batch_size=1024).status_code == 200
+        assert answer(server, "shift") == 1.0
+        with triton_grpc.InferenceServerClient(server.grpc_address) as client:
+            with pytest.raises(InferenceServerException, match="at most") as over_grpc:
+                client.load_model("shift", config=json.dumps({"max_batch_size": "2147483647"}))
+            assert over_grpc.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_sizes_in_a_configuration_a_manifest_or_a_graph_are_held_against_the_memory(store: StoreFolder) -> None:
+    store.add_shift(1.0, name="sound")
+    store.add_shift(1.0, name="batch")
+    (store.root / "batch" / "config.pbtxt").write_text("max_batch_size: 2147483647")
+    store.add_identity("FP32", ("batch", "size"), name="dims")
+    tensor = 'name: "{}" data_type: TYPE_FP32 dims: [ 9000000000000000 ]'
+    (store.root / "dims" / "config.pbtxt").write_text(
+        f"max_batch_size: 4 input [{{ {tensor.format('x')} }}] output [{{ {tensor.format('y')} }}]"
+    )
+    store.add_identity("FP32", ("batch", 1 << 40), name="graph")
+    changed_manifest(store.add_digits(name="manifest"), '"max_batch_size": 64', '"max_batch_size": 2147483647')
+    with start_server(store=store.root) as server:
+        found = index(server)
+        assert answer(server, "sound") == 1.0
+        for name in ("batch", "manifest"):
+            assert re.search(r"max_batch_size 2147483647 is too large .* at most \d+ is allowed", found[f"{name}/1"][1])
+        for name in ("dims", "graph"):
+            assert "one sample's tensors take" in found[f"{name}/1"][1]
+    # The operator's word lowers what the others ask for, and can only do that.
+    with start_server("--max-batch", "8", store=store.root) as server:
+        assert index(server)["batch/1"] == ("READY", "")
+        assert server.get("/v2/models/batch/config").json()["max_batch_size"] == 8
+
+
+# What cannot be read
+
+
+def spoil_links(store: StoreFolder) -> dict[str, str]:
+    """Folders and files that go round in a circle; by name and version, what is to be told of each."""
+    (store.root / "loop").symlink_to("loop")
+    store.add_shift(5.0, name="version", version=1)
+    (store.root / "version" / "2").symlink_to("2")
+    store.add_shift(5.0, name="file", version=1)
+    (store.root / "file" / "2").mkdir()
+    (store.root / "file" / "2" / "model.onnx").symlink_to("model.onnx")
+    return {"loop": "loop", "version/2": "version/2", "file/2": "model.onnx"}
+
+
+@pytest.mark.parametrize("mode", [(), POLL], ids=["at the start", "polling"])
+def test_a_link_in_a_circle_is_refused_and_the_others_are_served(store: StoreFolder, mode: tuple[str, ...]) -> None:
+    store.add_shift(1.0)
+    expected = spoil_links(store)
+    with start_server(*mode, store=store.root) as server:
+        found = index(server)
+        for place, words in expected.items():
+            state, reason = found[place]
+            assert state == "UNAVAILABLE"
+            assert words in reason
+            assert "symbolic links" in reason
+        assert [answer(server, name) for name in ("shift", "version", "file")] == [1.0, 5.0, 5.0]
+        assert answer(server, "loop") == 404
+        assert {one["name"] for one in server.stats()["refused"]} == {"loop", "version", "file"}
+        if mode == POLL:
+            store.add_shift(2.0, version=2)
+            wait_until(lambda: answer(server, "shift") == 2.0, "what is sound is followed")
+            (store.root / "loop").unlink()
+            (store.root / "version" / "2").unlink()
+            store.add_shift(6.0, name="version", version=2)
+            wait_until(lambda: answer(server, "version") == 6.0, "what is mended is served")
+            wait_until(lambda: "loop" not in index(server), "what is gone is forgotten")
+    shown = run_convoy("inspect", "--store", str(store.root))
+    assert shown.returncode == 1
+    assert "Traceback" not in shown.stdout + shown.stderr
+
+
+@pytest.mark.skipif(not can_be_unprivileged(), reason="needs setpriv, or a user who is not root")
+@pytest.mark.parametrize("mode", [(), POLL, EXPLICIT], ids=["at the start", "polling", "explicit"])
+def test_what_may_not_be_read_is_refused_and_the_others_are_served(store: StoreFolder, mode: tuple[str, ...]) -> None:
+    store.add_shift(1.0)
+    for name in ("folder", "version", "file"):
+        store.add_shift(5.0, name=name)
+    store.add_shift(6.0, name="version", version=2)
+    store.add_shift(6.0, name="file", version=2)
+    locked = [store.root / "folder", store.root / "version" / "2", store.root / "file" / "2" / "model.onnx"]
+    for path in locked:
+        path.chmod(0o000)
+    try:
+        with start_server(*mode, store=store.root, under=UNPRIVILEGED) as server:
+            if mode == EXPLICIT:
+                assert load(server, "shift").status_code == 200
+                for name in ("folder", "version", "file"):
+                    refused = load(server, name)
+                    assert refused.status_code == 400
+                    assert "ermission denied" in refused.json()["error"]
+            found = index(server)
+            for place in ("folder", "version/2", "file/2"):
+                assert found[place][0] == "UNAVAILABLE"
+                assert "ermission denied" in found[place][1]
+            assert [answer(server, name) for name in ("shift", "version", "file")] == [1.0, 5.0, 5.0]
+            if mode == POLL:
+                store.add_shift(2.0, version=2)
+                wait_until(lambda: answer(server, "shift") == 2.0, "what is sound is followed")
+                for path in locked:
+                    path.chmod(0o755)
+                wait_until(lambda: [answer(server, name) for name in ("folder", "version")] == [5.0, 6.0], "it is read")
+                store.root.joinpath("folder").chmod(0o000)
+                wait_until(lambda: "folder" in index(server), "its folder is locked again")
+                assert answer(server, "folder") == 5.0, "what is loaded goes on serving"
+                store.root.joinpath("folder").chmod(0o755)
+                wait_until(lambda: "folder" not in index(server), "and nothing is wrong any more")
+    finally:
+        for path in locked:
+            path.chmod(0o755)
+
+
+# What never ends
+
+
+@pytest.mark.parametrize("mode", [(), POLL, EXPLICIT], ids=["at the start", "polling", "explicit"])
+def test_a_pipe_in_the_place_of_any_file_is_refused_at_once(store: StoreFolder, mode: tuple[str, ...]) -> None:
+    store.add_shift(1.0, name="zero")
+    os.mkfifo(store.add_digits(name="beside") / "stray")
+    for name in ("model.onnx", "config.pbtxt"):
+        path = store.add_shift(5.0, name=f"bare-{name}")
+        place = path if name == "model.onnx" else path.parent.parent / name
+        place.unlink(missing_ok=True)
+        os.mkfifo(place)
+    for name in (MANIFEST, "canary.safetensors", "fp32.onnx"):
+        place = store.add_digits(name=f"bundle-{name}") / name
+        place.unlink()
+        os.mkfifo(place)
+    with start_server(*mode, store=store.root) as server:
+        refused = {path.name for path in store.root.iterdir()} - {"zero"}
+        if mode == EXPLICIT:
+            assert load(server, "zero").status_code == 200
+            for name in refused:
+                reply = load(server, name)
+                assert reply.status_code == 400, name
+                assert "is a pipe" in reply.json()["error"]
+        found = index(server)
+        for name in refused:
+            assert found[f"{name}/1"][0] == "UNAVAILABLE"
+            assert "is a pipe" in found[f"{name}/1"][1]
+        assert answer(server, "zero") == 1.0
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_a_load_that_hangs_holds_up_no_other_and_ends_as_refused(edges: int) -> None:
+    settings = {"model_control": "explicit", "host": "127.0.0.1", "load_timeout_s": 4, "edges": edges}
+    with start_fake_server(max_inflight_mb=512, **settings) as server, ThreadPoolExecutor(1) as pool:
+        server.switch_on("hang_load", "rows")
+        hanging = pool.submit(load, server, "rows")
+        wait_until(lambda: index(server).get("rows/1", ("",))[0] == "LOADING", "it hangs")
+        assert load(server, "images").status_code == 200
+        assert not hanging.done()
+        assert server.get("/v2/models/images/ready").status_code == 200
+        refused = hanging.result()
+        assert refused.status_code == 400
+        assert "did not load within 4 s" in refused.json()["error"]
+        assert "did not load within 4 s" in index(server)["rows/1"][1]
+        again = load(server, "rows")
+        assert (again.status_code, "still hangs" in again.json()["error"]) == (400, True)
+        server.switch_off("hang_load")
+        wait_until(lambda: load(server, "rows").status_code == 200, "its disk answers again")
+        assert server.infer(1.0).status_code == 200
+
+
+def test_while_polling_a_load_that_hangs_holds_up_no_other_and_is_tried_again() -> None:
+    settings = {"model_control": "poll", "poll_interval_s": 0.05, "load_timeout_s": 4}
+    with start_fake_server(**settings) as server:
+        server.switch_on("hang_load", "rows")
+        store = server.store
+        (store / "rows" / "2").mkdir()
+        wait_until(lambda: index(server).get("rows/2", ("",))[0] == "LOADING", "it hangs")
+        (store / "images" / "2").mkdir()
+        wait_until(lambda: index(server).get("images/2", ("",))[0] == "READY", "the other is loaded")
+        assert index(server)["rows/2"][0] == "LOADING"
+        wait_until(lambda: "did not load within 4 s" in index(server)["rows/2"][1], "it is given up")
+        assert server.infer(1.0).json()["model_version"] == "1"
+        server.switch_off("hang_load")
+        wait_until(lambda: index(server)["rows/2"][0] == "READY", "its disk answers again")
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+@pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
+def test_the_process_ends_while_a_load_hangs(mode: str, edges: int) -> None:
+    settings = {"model_control": mode, "host": "127.0.0.1", "poll_interval_s": 0.05, "edges": edges}
+    with ThreadPoolExecutor(1) as pool, start_hanging(settings, at_start=mode != "explicit") as server:
+        if mode == "explicit":
+            server.switch_on("hang_load", "rows")
+            pool.submit(load, server, "rows")
+        wait_until(lambda: index(server).get("rows/1", ("",))[0] == "LOADING", "it hangs")
+        server.signal()
+        assert server.wait(20) == 0
+        assert "stopped" in server.log
+
+
+def start_hanging(settings: dict[str, Any], *, at_start: bool) -> Any:
+    options: dict[str, Any] = {"max_inflight_mb": 512, **settings}
+    if at_start:
+        return start_fake_server(fake={"hang_from_start": "rows"}, wait_ready=False, **options)
+    return start_fake_server(**options)

@@ -1,0 +1,128 @@
+"""What nobody foresaw: on every route and method it is an error in words, with the id under which the log has it."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.support.servers import FakeServer, start_fake_server
+from tests.support.wire import Wire
+
+pytestmark = pytest.mark.slow
+# Mounted, and not in the document.
+UNDOCUMENTED = [("GET", "/docs"), ("GET", "/redoc"), ("GET", "/openapi.json"), ("GET", "/docs/oauth2-redirect"),
+                ("GET", "/v2/")]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "one edge"])
+def server(request: pytest.FixtureRequest) -> Iterator[FakeServer]:
+    settings = {"edges": request.param, "model_control": "explicit", "load_model": "*", "host": "127.0.0.1"}
+    with start_fake_server(fake={"bugs": True}, clean_log=False, max_inflight_mb=512, **settings) as one:
+        yield one
+
+
+def routes(server: FakeServer) -> list[tuple[str, str]]:
+    """Every verb and path that the server has."""
+    document = server.get("/openapi.json").json()
+    paths = [(verb.upper(), path) for path, verbs in document["paths"].items() for verb in verbs]
+    names = {"model": "rows", "version": "1", "repository": "r", "region": "r", "name": "r"}
+    return [(verb, re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], "x"), path)) for verb, path in paths]
+
+
+def test_a_bug_in_any_route_is_json_with_the_requests_id_and_a_trace_in_the_log(server: FakeServer) -> None:
+    known = routes(server) + UNDOCUMENTED
+    assert len(known) > 40
+    server.switch_on("bug")
+    try:
+        with Wire(server.port) as wire:
+            for verb, path in known:
+                own = uuid.uuid4().hex
+                reply = wire.ask(path, b"{}", {"X-Request-Id": own, "Content-Type": "application/json"}, method=verb)
+                assert reply.headers["x-request-id"] == own
+                assert reply.headers["content-type"] == "application/json", (verb, path)
+                if reply.status != 500:  # an edge has refused the body before anything could fail
+                    assert 400 <= reply.status < 500, (verb, path, reply.status)
+                    assert path.startswith(("/predictions", "/v2/models/rows")), (verb, path)
+                    assert reply.error
+                    continue
+                assert reply.error == f"internal error; the log has it under request {own}", (verb, path)
+                (told,) = [line for line in server.log.splitlines() if "this is a bug" in line and own in line]
+                assert f"{verb} {path}" in told
+    finally:
+        server.switch_off("bug")
+    assert "the switch says that there is a bug" in server.log
+    assert "Traceback" in server.log
+    assert server.infer(1.0).status_code == 200
+
+
+def test_a_bug_in_any_method_is_internal_with_the_calls_id(server: FakeServer) -> None:
+    messages = {
+        "ServerLive": service_pb2.ServerLiveRequest(),
+        "ServerReady": service_pb2.ServerReadyRequest(),
+        "ModelReady": service_pb2.ModelReadyRequest(name="rows"),
+        "ServerMetadata": service_pb2.ServerMetadataRequest(),
+        "ModelMetadata": service_pb2.ModelMetadataRequest(name="rows"),
+        "ModelInfer": service_pb2.ModelInferRequest(model_name="rows"),
+        "ModelConfig": service_pb2.ModelConfigRequest(name="rows"),
+        "ModelStatistics": service_pb2.ModelStatisticsRequest(name="rows"),
+        "RepositoryIndex": service_pb2.RepositoryIndexRequest(),
+        "RepositoryModelLoad": service_pb2.RepositoryModelLoadRequest(model_name="rows"),
+        "RepositoryModelUnload": service_pb2.RepositoryModelUnloadRequest(model_name="rows"),
+        "SystemSharedMemoryStatus": service_pb2.SystemSharedMemoryStatusRequest(),
+        "SystemSharedMemoryRegister": service_pb2.SystemSharedMemoryRegisterRequest(name="r", key="r", byte_size=1),
+        "SystemSharedMemoryUnregister": service_pb2.SystemSharedMemoryUnregisterRequest(name="r"),
+    }
+    server.switch_on("bug")
+    try:
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            for method, message in messages.items():
+                own = uuid.uuid4().hex
+                if method == "ServerLive":  # nothing is asked that could fail
+                    assert stub.ServerLive(message).live
+                    continue
+                with pytest.raises(grpc.RpcError) as failed:
+                    getattr(stub, method)(message, metadata=(("x-request-id", own),))
+                error = failed.value
+                assert error.code() is grpc.StatusCode.INTERNAL, method
+                assert error.details() == f"internal error; the log has it under request {own}"
+                assert dict(error.trailing_metadata())["x-request-id"] == own
+                assert [line for line in server.log.splitlines() if f"{method} failed; this is a bug" in line]
+    finally:
+        server.switch_off("bug")
+
+
+def test_a_long_name_is_refused_in_words_on_every_way(server: FakeServer) -> None:
+    long = "a" * 300
+    for path in (f"/v2/repository/models/{long}/load", f"/v2/repository/models/{long}/unload"):
+        answer = server.post(path, json={})
+        assert answer.status_code == 400
+        assert "cannot be a model's name" in answer.json()["error"]
+        assert len(answer.text) < 400
+    for verb, path in (
+        ("GET", f"/v2/models/{long}"),
+        ("GET", f"/v2/models/{long}/ready"),
+        ("GET", f"/v2/models/{long}/stats"),
+        ("GET", f"/v2/models/{long}/config"),
+        ("GET", f"/models/{long}"),
+        ("POST", f"/v2/models/{long}/infer"),
+        ("POST", f"/predictions/{long}"),
+    ):
+        with server.client() as client:
+            answer = client.request(verb, path)
+        assert answer.status_code in (400, 404), path
+        assert list(answer.json()) == ["error"]
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for call in (
+            lambda: stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=long)),
+            lambda: stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=long)),
+        ):
+            with pytest.raises(grpc.RpcError) as failed:
+                call()
+            assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,142 @@
+"""Loads and looks that hang: whoever comes behind them gets on, and what they bring too late is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import loads
+from app.loading import LoadedModel, LoadOptions
+from app.loads import Loads
+from app.loose_threads import at_work, begin
+from app.store_scan import ModelLook, look_at_model
+from app.store_watch import StoreWatch
+from models.errors import BundleError
+from models.store import Store, StoredVersion
+from tests.support.fake_devices import until
+
+OPTIONS = LoadOptions("auto", 1, None)
+
+
+@dataclass
+class Disk:
+    """Loads versions; those named in `away` do not come back before their event is set."""
+
+    away: dict[str, threading.Event] = field(default_factory=dict)
+    running: list[str] = field(default_factory=list)
+    most_at_once: int = 0
+    closed: list[str] = field(default_factory=list)
+
+    def load(self, stored: StoredVersion, _: LoadOptions) -> LoadedModel:
+        self.running.append(stored.name)
+        self.most_at_once = max(self.most_at_once, len(self.running))
+        if stored.name in self.away:
+            self.away[stored.name].wait()
+        self.running.remove(stored.name)
+        if stored.name.startswith("bad"):
+            raise BundleError("bad")
+        disk = self
+
+        class _Proved:
+            class engine:  # noqa: N801 - in the place of an attribute
+                @staticmethod
+                def close() -> None:
+                    disk.closed.append(stored.name)
+
+        loaded: Any = LoadedModel(stored, None, (_Proved(),), (), 0.0)  # type: ignore[arg-type]
+        return loaded  # type: ignore[no-any-return]
+
+
+def version(name: str) -> StoredVersion:
+    return StoredVersion(name, 1, Path("store") / name / "1")
+
+
+def test_loads_take_turns_and_one_that_takes_long_gives_its_turn_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        disk = Disk()
+        own = Loads(disk.load, 60.0, lambda _: None)
+        names = [f"m{number}" for number in range(20)]
+        loaded = await asyncio.gather(*(own.load(version(name), OPTIONS) for name in names))
+        assert [one.stored.name for one in loaded] == names
+        assert disk.most_at_once == 1
+        disk.away["slow"] = threading.Event()
+        slow = asyncio.ensure_future(own.load(version("slow"), OPTIONS))
+        await until(lambda: disk.running == ["slow"])
+        assert (await own.load(version("m"), OPTIONS)).stored.name == "m"
+        disk.away["slow"].set()
+        assert (await slow).stored.name == "slow"
+        assert disk.closed == []
+
+    monkeypatch.setattr(loads, "_PATIENCE_S", 0.01)
+    asyncio.run(scenario())
+
+
+def test_a_load_that_is_given_up_is_closed_when_it_ends_after_all() -> None:
+    async def scenario() -> None:
+        late: list[str] = []
+        disk = Disk(away={name: threading.Event() for name in ("hung", "bad")})
+        own = Loads(disk.load, 0.01, lambda stored: late.append(stored.name))
+        for name in ("hung", "bad"):
+            with pytest.raises(BundleError, match="did not load within"):
+                await own.load(version(name), OPTIONS)
+            with pytest.raises(BundleError, match="still hangs"):
+                await own.load(version(name), OPTIONS)
+            disk.away.pop(name).set()
+            await until(lambda name=name: name in late)  # type: ignore[misc]
+        await until(lambda: disk.closed == ["hung"])
+        assert (await own.load(version("hung"), OPTIONS)).stored.name == "hung"
+
+    asyncio.run(scenario())
+
+
+def test_work_that_does_not_end_keeps_nobody_and_is_known_by_name() -> None:
+    release = threading.Event()
+
+    async def scenario() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await begin(lambda: 1 / 0, "fails")
+        hung = begin(release.wait, "hangs")
+        await asyncio.wait({hung}, timeout=0.01)
+        assert not hung.done()
+
+    asyncio.run(scenario())  # a pool's thread would be waited for here
+    assert at_work() == ["hangs"]
+    release.set()
+    assert at_work(within_s=60.0) == []
+
+
+@pytest.mark.parametrize("away", [["b"], ["a"], ["a", "b", "d"], ["d"]])
+def test_a_model_whose_folder_does_not_answer_is_left_out_of_the_look(
+    tmp_path: Path, away: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abcd":
+        (tmp_path / name / "1").mkdir(parents=True)
+    answers = {name: threading.Event() for name in away}
+    looks: list[str] = []
+
+    def look(store: Store, name: str) -> ModelLook:
+        looks.append(name)
+        if name in answers:
+            answers[name].wait()
+        return look_at_model(store, name)
+
+    async def scenario() -> None:
+        watch = StoreWatch(Store(tmp_path), patience_s=0.05)
+        for _ in range(2):
+            found = await watch.look()
+            assert sorted(found) == list("abcd")
+            assert [name for name in "abcd" if "does not answer within" in found[name].trouble] == sorted(away)
+            assert all(list(found[name].versions) == [1] for name in "abcd" if name not in away)
+        assert [looks.count(name) for name in away] == [1] * len(away), "nobody else goes where one hangs"
+        for event in answers.values():
+            event.set()
+        await until(lambda: not watch._hanging)
+        assert not any(one.trouble for one in (await watch.look()).values())
+
+    monkeypatch.setattr("app.store_watch.look_at_model", look)
+    asyncio.run(scenario())

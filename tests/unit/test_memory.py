@@ -1,0 +1,129 @@
+"""How large a batch may be, with memory that is told and not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.engines.base import EngineFailure
+from app.engines.memory import MOST_SAMPLES, Growth, available_bytes, check_batch, sample_bytes
+from app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from models.errors import BundleError
+from models.spec import TensorSpec
+from tests.support import onnx_models
+
+MIB = 1 << 20
+IMAGE = TensorSpec("x", "UINT8", (1024, 1024))
+
+
+def machine(tmp_path: Path, *, free_kib: int = 1 << 20, group: str = "0::/", **numbers: str) -> tuple[Path, Path]:
+    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {free_kib} kB\n")
+    (proc / "self" / "cgroup").write_text(f"1:name=systemd:/x\n{group}\n")
+    for path, text in numbers.items():
+        file = cgroup / path.replace("__", "/").replace("_DOT_", ".")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return proc, cgroup
+
+
+def test_what_is_available_is_the_least_of_the_machine_and_every_group_around_the_process(tmp_path: Path) -> None:
+    proc, cgroup = machine(tmp_path, group="0::/pod/box", pod__box__memory_DOT_max="max",
+                           pod__box__memory_DOT_current="5", pod__memory_DOT_max=str(300 * MIB),
+                           pod__memory_DOT_current=str(250 * MIB),
+                           pod__memory_DOT_stat=f"anon 1\ninactive_file {50 * MIB}\n")  # fmt: skip
+    assert available_bytes(proc, cgroup) == 100 * MIB
+
+
+def test_the_older_kind_of_group_is_read_too(tmp_path: Path) -> None:
+    proc, cgroup = machine(tmp_path, group="4:memory:/box", memory__box__memory_DOT_limit_in_bytes=str(64 * MIB),
+                           memory__box__memory_DOT_usage_in_bytes=str(80 * MIB))  # fmt: skip
+    assert available_bytes(proc, cgroup) == 0
+
+
+def test_without_a_group_the_machine_counts_and_without_either_nobody_tells(tmp_path: Path) -> None:
+    assert available_bytes(*machine(tmp_path, free_kib=7)) == 7 << 10
+    assert available_bytes(tmp_path / "none", tmp_path / "none") is None
+
+
+def test_strings_and_free_sizes_count_as_little() -> None:
+    assert sample_bytes([TensorSpec("s", "BYTES", (3,)), TensorSpec("f", "FP32", (-1, 2)), IMAGE]) == 3 + 8 + MIB
+
+
+@given(st.integers(1, 1 << 31), st.integers(0, 1 << 40))
+def test_the_batch_that_is_named_as_the_largest_is_allowed_and_the_next_is_not(asked: int, free: int) -> None:
+    def verdict(samples: int) -> str:
+        try:
+            check_batch([IMAGE], [], samples, lambda: free)
+        except BundleError as error:
+            return str(error)
+        return ""
+
+    words = verdict(asked)
+    if not words:
+        assert asked <= MOST_SAMPLES
+        assert asked * MIB <= free
+    elif "one sample's tensors take 1.0 MiB" in words:
+        assert verdict(1)
+    else:
+        room = int(words.rpartition("at most ")[2].split()[0])
+        assert asked > room
+        assert not verdict(room)
+        assert verdict(room + 1)
+
+
+class Pretended:
+    """A process that grows with each batch as it is told, on a machine with so much memory."""
+
+    def __init__(self, free: int, each: int, fixed: int = 0) -> None:
+        self.free, self.each, self.fixed, self.used = free, each, fixed, 0
+
+    def run(self, largest: int) -> list[int]:
+        ran = []
+        for size in Growth(largest, available=lambda: self.free - self.used, resident=lambda: self.used).sizes():
+            self.used = max(self.used, self.fixed + size * self.each)
+            assert self.used <= self.free, "it would have been killed"
+            ran.append(size)
+        return ran
+
+
+def test_a_batch_that_fits_by_far_is_run_after_a_few_small_ones() -> None:
+    assert Pretended(8 << 30, MIB).run(64) == [1, 2, 4, 8, 64]
+    assert Pretended(8 << 30, 0).run(1) == [1]
+    assert Pretended(8 << 30, MIB).run(3) == [1, 2, 3]
+
+
+def test_one_that_may_just_fit_is_approached_in_steps() -> None:
+    assert Pretended(1000 * MIB, 10 * MIB).run(64) == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_one_that_does_not_fit_is_never_run_and_a_size_is_named_that_is() -> None:
+    with pytest.raises(EngineFailure, match=r"max_batch_size 4096 is too large .* a sample takes 10\.0 MiB") as refused:
+        Pretended(1000 * MIB, 10 * MIB).run(4096)
+    room = int(str(refused.value).rpartition("at most ")[2].split()[0])
+    assert 48 <= room <= 100
+    Pretended(1000 * MIB, 10 * MIB).run(room)
+
+
+@given(st.integers(1, 1 << 12), st.integers(0, 1 << 20), st.integers(0, 1 << 28))
+def test_whatever_a_sample_costs_the_process_is_not_killed(largest: int, each_kib: int, fixed: int) -> None:
+    process = Pretended(2 << 30, each_kib << 10, fixed)
+    if process.fixed + process.each > process.free:
+        return  # nothing is known before the first
+    try:
+        assert process.run(largest)[-1] == largest
+    except EngineFailure as failure:  # as it may be, in words
+        if "is too large" not in str(failure):
+            raise
+
+
+def test_an_engine_refuses_before_it_allocates(tmp_path: Path) -> None:
+    model = onnx_models.identity(tmp_path / "m" / "1" / "model.onnx", "FP32", ("batch", 1 << 20))
+    tensors = [TensorSpec(name, "FP32", (1 << 20,)) for name in ("x", "y")]
+    with pytest.raises(BundleError, match="at most"):
+        OnnxRuntimeCpuEngine(model, inputs=(tensors[0],), outputs=(tensors[1],), max_batch_size=(1 << 31) - 1,
+                             precision="fp32", threads=1)  # fmt: skip
