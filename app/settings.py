@@ -87,7 +87,7 @@ class Settings(BaseSettings):
 
     def _check_load_model(self) -> None:
         try:
-            for name in set(self._load_model()) - {EVERYTHING}:
+            for name in set(_names(self.load_model)) - {EVERYTHING}:
                 check_name(name)
         except UsageError as error:
             raise ValueError(f"load_model: {error}") from error

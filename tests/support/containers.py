@@ -113,7 +113,7 @@ class Container:
 
     @contextmanager
     def serving(self) -> Iterator[Server]:
-        """The image's entry point on free ports of the host, which only the command line names; ready when it starts."""
+        """The image's entry point on free ports that only the command line names; ready when the body starts."""
         ports = ("--port", str(_free_port()), "--grpc-port", str(_free_port()))
         command = self._command([*self.config["Entrypoint"], *self.config["Cmd"], *ports])
         with tempfile.NamedTemporaryFile(prefix="convoy-container-") as log:
