@@ -204,13 +204,16 @@ def _prove_onnx(job: GpuJob, device: Device, variant: Variant, found: GpuEngines
     """
     opener = _opener(job, device, variant)
     if any(wish.device is device for wish in found.wishes) and not opener.is_tuned():
-        try:
-            candidate = _open_and_prove(job, variant, opener.open_untuned)
-        except NotProved as failure:
-            _log.info("%s is tuned before it serves, because it does not run as it comes: %s", opener.onnx, failure)
-        else:
-            found.untuned.append(Untuned(device, variant))
-            return candidate
+        # Not every model can be captured in graphs.
+        for way in (ConvolutionTuning(), ConvolutionTuning(graphs=False)):
+            try:
+                candidate = _open_and_prove(job, variant, partial(opener.open_as, way))
+            except NotProved as failure:
+                _log.info("%s does not run as it comes (%s): %s", opener.onnx, way, failure)
+            else:
+                found.untuned.append(Untuned(device, variant))
+                return candidate
+        _log.info("%s is tuned before it serves", opener.onnx)
     return _open_and_prove(job, variant, opener.open)
 
 
@@ -250,15 +253,14 @@ class _OnnxOpener:
     def is_tuned(self) -> bool:
         return remembered(self._memory()) is not None
 
-    def open_untuned(self) -> Engine:
+    def open_as(self, tuning: ConvolutionTuning) -> Engine:
         """Raises BundleError or EngineFailure."""
-        # Not every model can be captured in graphs, and only tuning would find out.
-        return self._open(ConvolutionTuning(graphs=False), bucket_sizes(self.max_batch_size))
+        return self._open(tuning, bucket_sizes(self.max_batch_size))
 
     def open(self) -> Engine:
         """Raises BundleError or EngineFailure."""
         sizes, memory, started_s = bucket_sizes(self.max_batch_size), self._memory(), time.monotonic()
-        tuning = tuned(lambda way, size: self._open(way, (size,), slots=1), sizes[-1], memory)
+        tuning = tuned(lambda way, trial_sizes: self._open(way, trial_sizes, slots=1), sizes[-1], memory)
         _log.info("%s on %s: %s, found in %.1f s", self.onnx, self.device.name, tuning, time.monotonic() - started_s)
         return self._open(tuning, sizes)
 

@@ -100,10 +100,19 @@ class Health:
             await asyncio.sleep(self._options.watch_every_s)
             self._absence.look()
             self._give_up_hung_lanes()
+            if self._is_a_device_lost():
+                return
             for served in self._core.catalog.served():
                 for one in served.lanes:
                     if self._needs_canary(one):
                         self._start_canary(one)
+
+    def _is_a_device_lost(self) -> bool:
+        """Whether only a new process can use some GPU again; whoever found out, the process is told to end."""
+        lost = next((gpu for gpu in self._core.options.load.machine.gpus if gpu.lost), None)
+        if lost is not None:
+            self._core.on_fatal(f"{lost.name} is lost for this process ({lost.lost}); a new one may use it again")
+        return lost is not None
 
     def _give_up_hung_lanes(self) -> None:
         for lane, running in list(self._core.scheduler.running()):

@@ -86,6 +86,7 @@ class TensorRtEngine(CudaEngine):
         )
         self._trt = trt
         self._wants_graphs = graphs
+        self._plan_sizes = sizes
         self._logger = collecting_logger(trt)
         self._scratch = 0
         self._ways: dict[tuple[Slot, int], _Way] = {}
@@ -94,8 +95,9 @@ class TensorRtEngine(CudaEngine):
         try:
             scratch_bytes = max(plan.record.scratch_bytes[: len(self.info.batch_sizes)])
             device.check_room(len(plan.data) + scratch_bytes, plan.path.name)
-            self._runtime = trt.Runtime(self._logger)
-            self._engine = self._load(plan)
+            with self._cuda.beside_captures():
+                self._runtime = trt.Runtime(self._logger)
+                self._engine = self._load(plan)
             self._check_tensors(plan)
             self._scratch_bytes = max(1, self._needed_scratch())
             self._open_slots(library_bytes=self._scratch_bytes)
@@ -136,9 +138,17 @@ class TensorRtEngine(CudaEngine):
     def _fits(self, spec: TensorSpec) -> bool:
         dtype = getattr(self._trt.DataType, _DATA_TYPES.get(spec.dtype, ""), None)
         have, want = tuple(self._engine.get_tensor_shape(spec.name)), self._whole_shape(spec, -1)
+        if len(self._plan_sizes) == 1:
+            # Where the only profile has one size, that is no dimension of run time, and TensorRT may say so.
+            have, want = self._batch_of_one_size(have), self._batch_of_one_size(want)
         # -1: TensorRT knows the size only when a batch comes.
         same_shape = len(have) == len(want) and all(h in (w, -1) for h, w in zip(have, want, strict=True))
         return self._engine.get_tensor_dtype(spec.name) == dtype and same_shape
+
+    def _batch_of_one_size(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self.batched and shape[:1] == (-1,):
+            return (*self._plan_sizes, *shape[1:])
+        return shape
 
     def _needed_scratch(self) -> int:
         profiles = range(len(self.info.batch_sizes))
@@ -147,11 +157,12 @@ class TensorRtEngine(CudaEngine):
     # Preparing
 
     def _prepare(self, slot: Slot, size: int) -> None:
-        way = _Way(self._bound_context(slot, size))
-        self._ways[slot, size] = way
-        # The first enqueue settles what TensorRT puts off until then; a graph of it would be a graph of that.
-        self._enqueue(way, slot, size)
-        self._cuda.wait_for_stream(slot.stream)
+        with self._cuda.beside_captures():
+            way = _Way(self._bound_context(slot, size))
+            self._ways[slot, size] = way
+            # The first enqueue settles what TensorRT puts off until then; a graph of it would be a graph of that.
+            self._enqueue(way, slot, size)
+            self._cuda.wait_for_stream(slot.stream)
         if self._wants_graphs:
             way.graph = self._captured(way, slot, size)
 
@@ -213,10 +224,11 @@ class TensorRtEngine(CudaEngine):
                 owned.callback(self._cuda.destroy_graph, graph)
 
     def _release_library(self) -> None:
-        # Contexts before the engine, the engine before the runtime: each holds a bare pointer to the next.
-        self._ways.clear()
-        self._engine = None
-        self._runtime = None
+        with self._cuda.beside_captures():
+            # Contexts before the engine, the engine before the runtime: each holds a bare pointer to the next.
+            self._ways.clear()
+            self._engine = None
+            self._runtime = None
 
 
 @dataclass(slots=True)

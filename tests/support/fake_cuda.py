@@ -6,7 +6,9 @@ address is checked against what is allocated, page-locked and still alive. And t
 piece of work occupies one of the device's engines (copy in, compute, copy out) for as long as it says.
 
 Threads count as in CUDA: each has its current device and its capture mode, and while somebody captures for the
-whole process, a thread that did not say otherwise may neither wait nor allocate.
+whole process, a thread that did not say otherwise may neither wait nor allocate. What concerns a whole device (to
+wait for it, to allocate, to free, to lock pages) fails while any stream of it is captured, in whatever mode, and
+the capture with it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import ctypes
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -26,13 +28,13 @@ GIB = 1 << 30
 OUT_OF_MEMORY, ILLEGAL_ADDRESS, INVALID_VALUE, NO_DEVICE, INSUFFICIENT_DRIVER = 2, 700, 1, 100, 35
 STREAM_CAPTURE_UNSUPPORTED, STREAM_CAPTURE_INVALIDATED = 900, 901
 GLOBAL, THREAD_LOCAL = 0, 1  # cudaStreamCaptureMode
+CONTEXT_IS_DESTROYED = 709
+BLOCKING_SYNC = 1  # cudaEventBlockingSync
+_DEVICE_WIDE = frozenset(["cudaMalloc", "cudaFree", "cudaDeviceSynchronize"])
+# Page-locked memory is every device's.
+_PROCESS_WIDE = frozenset(["cudaHostAlloc", "cudaFreeHost", "cudaHostRegister", "cudaHostUnregister"])
 # What CUDA calls potentially unsafe while a capture is under way.
-_UNSAFE = frozenset(
-    [
-        *("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "cudaHostRegister", "cudaHostUnregister"),
-        *("cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize"),
-    ]
-)
+_UNSAFE = _DEVICE_WIDE | _PROCESS_WIDE | {"cudaEventSynchronize", "cudaStreamSynchronize"}
 _TELLS_OF_NO_OTHER_CALL = ("cudaGetErrorString", "cudaGetDeviceCount")
 _TEXTS = {
     0: "no error",
@@ -41,6 +43,7 @@ _TEXTS = {
     INSUFFICIENT_DRIVER: "CUDA driver version is insufficient for CUDA runtime version",
     NO_DEVICE: "no CUDA-capable device is detected",
     ILLEGAL_ADDRESS: "an illegal memory access was encountered",
+    CONTEXT_IS_DESTROYED: "context is destroyed",
     STREAM_CAPTURE_UNSUPPORTED: "operation not permitted when stream is capturing",
     STREAM_CAPTURE_INVALIDATED: "operation failed due to a previous error during capture",
 }
@@ -71,6 +74,7 @@ class Mark:
 class Event:
     gpu: FakeGpu
     last: Mark | None = None
+    sleeps: bool = False
 
 
 @dataclass(eq=False)
@@ -132,6 +136,7 @@ class FakeCuda:
 
     `interleaves`: streams take turns at every piece of work, instead of each running as late as it may. The call
     with the number `fails_at`, counted from 1 over all names, answers `fails_with`; `failed_call` is its name.
+    `spun` counts waits for an event that kept a core busy, `broken_captures` captures that something came into.
     """
 
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
@@ -144,7 +149,6 @@ class FakeCuda:
         self.calls: Counter[str] = Counter()
         self.now_ns = 0
         self.sticky = 0  # what every call answers since a kernel broke the context
-        self.is_curable = True
         self.driver_status = 0
         self.batch_status = 0 if batched_copies else 801
         self.interleaves = interleaves
@@ -152,6 +156,7 @@ class FakeCuda:
         self.fails_at: int | None = None
         self.fails_with = 1
         self.failed_call = ""
+        self.spun = self.broken_captures = 0
         self._failures: dict[str, deque[int]] = {}
         self._lock = threading.RLock()
         self._local = threading.local()
@@ -182,17 +187,25 @@ class FakeCuda:
         planned = self._failures.get(name)
         if planned and (status := planned.popleft()):
             return status
-        if self.sticky and name != "cudaDeviceReset":
+        if self.sticky and name != "cudaSetDevice":  # which does not look
             return self.sticky
-        return STREAM_CAPTURE_UNSUPPORTED if name in _UNSAFE and self._breaks_a_capture() else 0
+        return STREAM_CAPTURE_UNSUPPORTED if name in _UNSAFE and self._breaks_a_capture(name) else 0
 
-    def _breaks_a_capture(self) -> bool:
+    def _breaks_a_capture(self, name: str) -> bool:
         """Whether a capture forbids this thread what may be unsafe; to try it all the same breaks the capture."""
         own, mode = threading.get_ident(), getattr(self._local, "capture_mode", GLOBAL)
-        recordings = [stream.recording for stream in self._streams.values() if stream.recording is not None]
-        broken = [one for one in recordings if one.thread == own or mode == one.mode == GLOBAL]
+        recorded = [(one.gpu, one.recording) for one in self._streams.values() if one.recording is not None]
+        broken = [
+            one
+            for gpu, one in recorded
+            if one.thread == own
+            or mode == one.mode == GLOBAL
+            or name in _PROCESS_WIDE
+            or (name in _DEVICE_WIDE and gpu is self._gpu)
+        ]
         for recording in broken:
             recording.is_broken = True
+        self.broken_captures += len(broken)
         return bool(broken)
 
     # What tests say and ask
@@ -232,10 +245,10 @@ class FakeCuda:
             if status:
                 raise RuntimeError(f"cudaGraphLaunch failed: {_TEXTS[status]}")
 
-    def drop_graphs(self, graphs: dict[Any, Graph]) -> None:
+    def drop_graphs(self, graphs: Mapping[Any, Graph | None]) -> None:
         """What becomes of a library's graphs when their owner goes."""
         with self._lock:
-            self._graphs.difference_update(graphs.values())
+            self._graphs.difference_update(graph for graph in graphs.values() if graph is not None)
 
     def spoil_capture(self, stream: int) -> None:
         """What a library does that cannot be captured."""
@@ -246,6 +259,8 @@ class FakeCuda:
     def allocate_for(self, owner: object, nbytes: int) -> int | None:
         """Device memory that a library takes on the thread's device, and gives back when `owner` goes."""
         with self._lock:
+            if self._breaks_a_capture("cudaMalloc"):
+                raise RuntimeError(f"CUDA failure 900: {_TEXTS[STREAM_CAPTURE_UNSUPPORTED]} ; expr=cudaMalloc")
             status, address = object.__getattribute__(self, "cudaMalloc")(nbytes)
             if status:
                 return None
@@ -296,10 +311,17 @@ class FakeCuda:
     def cudaGetDeviceProperties(self, device: int) -> tuple[int, Any]:
         gpu = self.gpus[device]
         major, minor = gpu.capability
-        return 0, SimpleNamespace(name=gpu.name.encode(), major=major, minor=minor, totalGlobalMem=gpu.total_bytes)
+        return 0, SimpleNamespace(
+            name=gpu.name.encode(),
+            major=major,
+            minor=minor,
+            totalGlobalMem=gpu.total_bytes,
+            uuid=SimpleNamespace(bytes=bytes([device]) * 16),
+        )
 
     def cudaDeviceGetPCIBusId(self, length: int, device: int) -> tuple[int, bytes]:
-        return 0, f"0000:{device:02x}:00.0".encode().ljust(length, b"\0")
+        # The whole buffer, and rubbish where nothing was written.
+        return 0, (f"0000:{device:02x}:00.0".encode() + b"\0").ljust(length, b"\xa5")
 
     def cudaDriverGetVersion(self) -> tuple[int, int]:
         return 0, 13000
@@ -312,17 +334,6 @@ class FakeCuda:
             if stream.gpu is self._gpu:
                 self._run_all(stream)
         return (self.sticky,)
-
-    def cudaDeviceReset(self) -> tuple[int]:
-        for address in [a for a, block in self._blocks.items() if block.gpu is self._gpu]:
-            self._forget(address)
-        self._streams = {n: stream for n, stream in self._streams.items() if stream.gpu is not self._gpu}
-        self._events = {event for event in self._events if event.gpu is not self._gpu}
-        self._graphs = {graph for graph in self._graphs if graph.gpu is not self._gpu}
-        told = self.sticky
-        if self.is_curable:
-            self.sticky = 0
-        return (told,)
 
     def cudaThreadExchangeStreamCaptureMode(self, mode: int) -> tuple[int, int]:
         before = getattr(self._local, "capture_mode", GLOBAL)
@@ -419,8 +430,8 @@ class FakeCuda:
         return (0,)
 
     def cudaEventCreateWithFlags(self, flags: int) -> tuple[int, Event]:
-        assert flags == 0, "the events' times are used"
-        event = Event(self._gpu)
+        assert flags in (0, BLOCKING_SYNC), "the events' times are used"
+        event = Event(self._gpu, sleeps=flags == BLOCKING_SYNC)
         self._events.add(event)
         return 0, event
 
@@ -435,6 +446,7 @@ class FakeCuda:
         return (0,)
 
     def cudaEventSynchronize(self, event: Event) -> tuple[int]:
+        self.spun += not event.sleeps
         if event.last is not None:
             self._reach(event.last)
             self.now_ns = max(self.now_ns, event.last.happened_ns or 0)
@@ -563,6 +575,7 @@ class FakeCuda:
     def _forget_if_live(self, address: int) -> None:
         with self._lock:
             if address in self._blocks:
+                self._breaks_a_capture("cudaFree")
                 self._forget(address)
 
     def _forget(self, address: int) -> None:

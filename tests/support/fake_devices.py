@@ -19,6 +19,7 @@ from app.catalog import Served
 from app.core import Core, CoreOptions
 from app.engines.base import EngineFailure, Part, RunResult
 from app.engines.fake import FakeEngine
+from app.engines.machine import CPU_ONLY, Machine
 from app.health import HealthOptions
 from app.loading import LoadedModel, LoadOptions
 from app.outcomes import check
@@ -82,6 +83,7 @@ class Workshop:
     models: tuple[str, ...] = ("rows",)
     slots: int = 2
     health: HealthOptions = field(default_factory=HealthOptions)
+    machine: Machine = CPU_ONLY
     engines: list[WatchedEngine] = field(default_factory=list)
     fatal: list[str] = field(default_factory=list)
     # Called in the loader's thread before anything is loaded.
@@ -104,7 +106,7 @@ class Workshop:
     async def open(self) -> None:
         for name in self.models:
             (self.folder / name / "1").mkdir(parents=True, exist_ok=True)
-        options = CoreOptions(self.folder, LoadOptions("auto", 1, None), health=self.health)
+        options = CoreOptions(self.folder, LoadOptions("auto", 1, None, machine=self.machine), health=self.health)
         self.core = Core(options, load_version=self.load, on_fatal=self.fatal.append)
         await self.core.start()
         await until(lambda: self.core.ready)

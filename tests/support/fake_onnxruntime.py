@@ -5,6 +5,11 @@ puts work on the stream that the options name.
 
 Graphs are as the real provider has them: a thread's own, captured in its third run of an id and for the whole
 process, replayed with the addresses of that run whatever binding comes later.
+
+So are convolutions, of which every node counts as one: a session keeps the plans of its last batch size and makes new
+ones for another, but not where a graph is replayed; and without TF32 no plan for tensor cores is taken, whatever the
+precision. And so is the placing of nodes: what computes with sizes goes to the CPU. A session that is closed on a
+broken device ends the process, which is counted.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +35,14 @@ Arrays = Mapping[str, np.ndarray]
 NODES_ON_CPU = (
     "[ONNXRuntimeError] : 1 : FAIL : This session contains graph nodes that are assigned to the default CPU EP, but "
     "fallback to CPU EP has been explicitly disabled by the user."
+)
+NO_GRAPH_CAPTURE = (
+    "[ONNXRuntimeError] : 1 : FAIL : This session cannot use the graph capture feature as requested by the user as all "
+    "compute graph nodes have not been partitioned to the CUDAExecutionProvider"
+)
+NOT_RECORDED = (
+    "[ONNXRuntimeError] : 1 : FAIL : 1Session configuration entry 'session.record_ep_graph_assignment_info' must be "
+    'set to "1" to retrieve EP graph assignment information.'
 )
 # Plain runs of a graph id on a thread, before one is captured.
 PLAIN_RUNS = 2
@@ -45,6 +59,9 @@ class FakeRuntime:
     `takes_ns` is how long a batch of so many samples computes under the provider's options. `refuses` may
     raise when a session is opened, `spoils` when a run is launched, with the inputs that it would see.
     `while_capturing` is called in every capture. `loads` False: the provider's libraries are missing.
+    `plan_ns` is what it takes to make plans for another batch size, and `plan_builds` how often that was done;
+    `without_tensor_cores` is how many times longer everything takes then. `lacking` are operators without a kernel on
+    a GPU. `terminated` counts sessions that took the process with them.
     """
 
     cuda: FakeCuda
@@ -54,6 +71,11 @@ class FakeRuntime:
     refuses: Callable[[Mapping[str, str]], None] = lambda options: None
     spoils: Callable[[Arrays], None] | None = None
     while_capturing: Callable[[], None] = lambda: None
+    plan_ns: float = 0.0
+    plan_builds: int = 0
+    without_tensor_cores: float = 1.0
+    lacking: frozenset[str] = frozenset()
+    terminated: int = 0
     sessions: weakref.WeakSet[FakeSession] = field(default_factory=weakref.WeakSet)
     opened: list[dict[str, str]] = field(default_factory=list)
     captures: Counter[tuple[int, str]] = field(default_factory=Counter)
@@ -61,6 +83,9 @@ class FakeRuntime:
     __version__ = ort.__version__
     SessionOptions = ort.SessionOptions
     RunOptions = ort.RunOptions
+
+    def session_goes(self) -> None:
+        self.terminated += bool(self.cuda.sticky)
 
     def get_available_providers(self) -> list[str]:
         return list(self.providers)
@@ -74,11 +99,17 @@ class FakeRuntime:
     ) -> FakeSession:
         ((name, provider_options),) = providers
         assert name == "CUDAExecutionProvider"
-        if not self.loads and _bans_the_cpu(options):
+        placed = placement(path, self.lacking) if self.loads else []
+        on_cpu = [node for provider, node in placed if provider != name]
+        if _has(options, "session.disable_cpu_ep_fallback") and (on_cpu or not self.loads):
             raise Fail(NODES_ON_CPU)
+        if provider_options["enable_cuda_graph"] == "1" and any(node.op_type in self.lacking for node in on_cpu):
+            raise Fail(NO_GRAPH_CAPTURE)
         try:
             self.refuses(provider_options)
             session = FakeSession(self, path, provider_options)
+            if _has(options, "session.record_ep_graph_assignment_info"):
+                session.placed = placed
         except RuntimeError as error:
             if not enable_fallback:
                 raise
@@ -97,6 +128,9 @@ class FakeSession:
         self.can_fall_back = True
         self._graphs: dict[tuple[int, str], Graph] = {}
         self._plain_runs: Counter[tuple[int, str]] = Counter()
+        self._planned_for: int | None = None
+        self.placed: list[tuple[str, Any]] | None = None
+        weakref.finalize(self, runtime.session_goes).atexit = False
         if runtime.loads and runtime.cuda.allocate_for(self, Path(path).stat().st_size) is None:
             raise RuntimeError("CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc((void**)&p, size);")
         weakref.finalize(self, runtime.cuda.drop_graphs, self._graphs).atexit = False
@@ -106,6 +140,11 @@ class FakeSession:
 
     def get_providers(self) -> list[str]:
         return list(self._runtime.providers if self._runtime.loads else PROVIDERS[1:])
+
+    def get_provider_graph_assignment_info(self) -> list[SimpleNamespace]:
+        if self.placed is None:
+            raise Fail(NOT_RECORDED)
+        return [SimpleNamespace(ep_name=provider, get_nodes=lambda node=node: [node]) for provider, node in self.placed]
 
     def get_inputs(self) -> Any:
         return self._session.get_inputs()
@@ -134,6 +173,9 @@ class FakeSession:
 
     def _run_with_graph(self, binding: FakeBinding, graph_id: str) -> None:
         key = threading.get_ident(), graph_id
+        if graph_id == "-1":
+            self._enqueue(binding)
+            return
         if key not in self._graphs:
             self._plain_runs[key] += 1
             if self._plain_runs[key] <= PLAIN_RUNS:
@@ -147,23 +189,37 @@ class FakeSession:
         cuda = self._runtime.cuda
         cuda.finish(self._stream)
         cuda.capture_for_all(self._stream)
-        self._runtime.while_capturing()
-        self._enqueue(binding)
+        try:
+            self._runtime.while_capturing()
+            self._enqueue(binding)
+        except BaseException:
+            cuda.drop_graphs({None: cuda.captured(self._stream)})
+            raise
         graph = cuda.captured(self._stream)
         if graph is None:
-            raise RuntimeError("cudaStreamEndCapture failed: operation failed due to a previous error during capture")
+            raise RuntimeError(
+                "CUDA failure 901: operation failed due to a previous error during capture ; GPU=0 ; "
+                "expr=cudaStreamEndCapture(stream_, &graph_);"
+            )
         return graph
 
     def _enqueue(self, binding: FakeBinding) -> None:
         samples = next((bound.shape[0] for bound in binding.inputs.values() if bound.shape), 1)
-        session = weakref.ref(self)
+        session, runtime = weakref.ref(self), self._runtime
+        takes_ns = runtime.takes_ns(samples, self.options)
+        if self.options.get("use_tf32", "1") == "0":
+            takes_ns *= runtime.without_tensor_cores
+        if samples != self._planned_for:
+            self._planned_for = samples
+            runtime.plan_builds += 1
+            takes_ns += runtime.plan_ns
 
         def compute() -> None:
             alive = session()
             assert alive is not None, "the session was released with work under way"
             alive._compute(binding)
 
-        self._runtime.cuda.enqueue(self._stream, compute, self._runtime.takes_ns(samples, self.options))
+        runtime.cuda.enqueue(self._stream, compute, takes_ns)
 
     def _inputs(self, binding: FakeBinding) -> dict[str, np.ndarray]:
         return {name: bound.array(self._runtime.cuda) for name, bound in binding.inputs.items()}
@@ -177,11 +233,28 @@ class FakeSession:
             np.copyto(bound.array(self._runtime.cuda), array)
 
 
-def _bans_the_cpu(options: ort.SessionOptions) -> bool:
+def _has(options: ort.SessionOptions, entry: str) -> bool:
     try:
-        return bool(options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1")
+        return bool(options.get_session_config_entry(entry) == "1")
     except RuntimeError:  # the entry was not made
         return False
+
+
+def placement(path: str, lacking: frozenset[str]) -> list[tuple[str, SimpleNamespace]]:
+    """Each node's provider: the CPU for what has no kernel on a GPU, and for what computes with sizes from Shape on."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    constants, on_host, placed = {one.name for one in graph.initializer}, set[str](), []
+    for node in graph.node:
+        known = on_host | constants
+        from_sizes = any(name in on_host for name in node.input) and all(name in known for name in node.input)
+        if node.op_type in ("Shape", "Size") or from_sizes:
+            on_host.update(node.output)
+        is_there = node.op_type not in lacking and not set(node.output) & on_host
+        told = SimpleNamespace(name=node.name, domain=node.domain, op_type=node.op_type)
+        placed.append((PROVIDERS[0] if is_there else PROVIDERS[1], told))
+    return placed
 
 
 def cpu_session(path: str) -> ort.InferenceSession:

@@ -66,12 +66,39 @@ def shift(path: Path, by: float) -> Path:
     return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("batch", 4))])
 
 
+def resized(path: Path, *, named: bool = True) -> Path:
+    """Every pixel four times, by a size that is computed from the input's own, as an upsampling by size does."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"], name="shape"),
+        helper.make_node("Slice", ["shape", "zero", "two"], ["head"], name="slice"),
+        helper.make_node("Concat", ["head", "target"], ["sizes"], name="concat", axis=0),
+        helper.make_node(
+            "Resize",
+            ["x", "", "", "sizes"],
+            ["y"],
+            name="resize",
+            mode="nearest",
+            nearest_mode="floor",
+            coordinate_transformation_mode="asymmetric",
+        ),
+    ]
+    if not named:
+        for node in nodes:
+            node.ClearField("name")
+    numbers = {"zero": [0], "two": [2], "target": [8, 8]}
+    constants = [helper.make_tensor(name, TensorProto.INT64, [len(n)], n) for name, n in numbers.items()]
+    ends = [_tensor("x", "FP32", ("batch", 3, 4, 4))], [_tensor("y", "FP32", ("batch", 3, 8, 8))]
+    return _save(path, nodes, *ends, constants)
+
+
 def _tensor(name: str, dtype: str, dims: Dims) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, ONNX_TYPES[dtype], list(dims))
 
 
-def _save(path: Path, nodes: list[onnx.NodeProto], inputs: list, outputs: list) -> Path:
-    graph = helper.make_graph(nodes, path.parent.parent.name or "graph", inputs, outputs)
+def _save(
+    path: Path, nodes: list[onnx.NodeProto], inputs: list, outputs: list, constants: Sequence[onnx.TensorProto] = ()
+) -> Path:
+    graph = helper.make_graph(nodes, path.parent.parent.name or "graph", inputs, outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     onnx.checker.check_model(model)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 
 from app.engines.base import Blast, EngineFailure
 from app.engines.cuda import driver
-from app.engines.cuda.device import Device
-from app.engines.cuda.driver import Cuda, CudaUnavailable, probe_cuda
+from app.engines.cuda.captures import CaptureGate
+from app.engines.cuda.device import Device, are_cores_few
+from app.engines.cuda.driver import CaptureDisturbed, Cuda, CudaUnavailable, probe_cuda
 from tests.support.fake_cuda import (
+    CONTEXT_IS_DESTROYED,
     ILLEGAL_ADDRESS,
     INSUFFICIENT_DRIVER,
     INVALID_VALUE,
@@ -24,6 +27,8 @@ from tests.support.fake_cuda import (
     FakeGpu,
 )
 
+CALLERS = ("_call", "_ask", "_ask_all", "_invoke", "_again", "_beside_captures")
+
 
 def calls_of_the_driver() -> dict[str, set[int]]:
     """Every name of the bindings that the driver's source calls, and with how many arguments."""
@@ -31,7 +36,7 @@ def calls_of_the_driver() -> dict[str, set[int]]:
     for node in ast.walk(ast.parse(Path(driver.__file__).read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name, arguments = node.func.attr, node.args
-            if name in ("_call", "_ask", "_ask_all", "_invoke") and isinstance(arguments[0], ast.Constant):
+            if name in CALLERS and isinstance(arguments[0], ast.Constant):
                 name, arguments = arguments[0].value, arguments[1:]
             if name.startswith("cuda") and name != "cudaMemcpyAttributes":
                 calls.setdefault(name, set()).add(sum(_length(argument) for argument in arguments))
@@ -105,8 +110,8 @@ def test_the_sticky_errors_are_those_of_the_real_bindings() -> None:
         (INVALID_VALUE, Blast.BATCH),
         (OUT_OF_MEMORY, Blast.MEMORY),
         (ILLEGAL_ADDRESS, Blast.DEVICE),
+        (CONTEXT_IS_DESTROYED, Blast.DEVICE),
         (999, Blast.DEVICE),
-        (900, Blast.BATCH),
     ],
 )
 def test_an_error_names_the_call_and_reaches_as_far_as_it_must(status: int, blast: Blast) -> None:
@@ -234,7 +239,7 @@ def test_a_thread_may_wait_while_a_library_captures_in_another() -> None:
     fake = FakeCuda()
     cuda = Cuda(fake)
     cuda.use(0)
-    mine, captured = cuda.make_stream(), cuda.make_stream()
+    mine, captured, event = cuda.make_stream(), cuda.make_stream(), cuda.make_event()
     fake.capture_for_all(int(captured))
 
     failures: list[EngineFailure] = []
@@ -243,7 +248,7 @@ def test_a_thread_may_wait_while_a_library_captures_in_another() -> None:
         try:
             cuda.use(0)
             cuda.wait_for_stream(mine)
-            cuda.free(cuda.allocate(100))
+            cuda.wait_for_event(event)
         except EngineFailure as failure:
             failures.append(failure)
 
@@ -264,6 +269,170 @@ def test_the_capture_mode_is_said_once_for_each_thread() -> None:
     thread.start()
     thread.join()
     assert fake.calls["cudaThreadExchangeStreamCaptureMode"] == 2
+
+
+# Captures and what no capture survives
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver.time, "sleep", lambda s: None)
+
+
+DEVICE_WIDE = {
+    "synchronise": lambda cuda, block: cuda.check_device(),
+    "allocate and free": lambda cuda, block: cuda.free(cuda.allocate(100)),
+    "allocate and free on the host": lambda cuda, block: cuda.free_host(cuda.allocate_host(100)),
+    "lock pages": lambda cuda, block: (cuda.pin(block.ctypes.data, 4096), cuda.unpin(block.ctypes.data)),
+}
+
+
+def in_a_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("what", DEVICE_WIDE)
+def test_what_no_capture_survives_waits_for_its_end(what: str) -> None:
+    fake, block, done = FakeCuda(), np.zeros(4096, np.uint8), threading.Event()
+    cuda = Cuda(fake)
+    cuda.use(0)
+    stream = cuda.make_stream()
+
+    def other() -> None:
+        cuda.use(0)
+        DEVICE_WIDE[what](cuda, block)
+        done.set()
+
+    def captured() -> None:
+        threads.append(in_a_thread(other))
+        # So long it would take a thread that did not wait; one that does is not there yet, however long this lasts.
+        assert not done.wait(0.05)
+
+    threads: list[threading.Thread] = []
+    cuda.destroy_graph(cuda.capture(stream, captured))
+    for thread in threads:
+        thread.join()
+    assert done.is_set()
+    assert fake.broken_captures == 0
+    assert len(threads) == 1, "nothing was tried again"
+
+
+@pytest.mark.parametrize("what", DEVICE_WIDE)
+def test_another_devices_capture_matters_to_nothing_but_the_hosts_memory(what: str) -> None:
+    fake, block = FakeCuda(FakeGpu(), FakeGpu()), np.zeros(4096, np.uint8)
+    cuda = Cuda(fake)
+    cuda.use(1)
+    stream, done = cuda.make_stream(), threading.Event()
+
+    def other() -> None:
+        cuda.use(0)
+        DEVICE_WIDE[what](cuda, block)
+        done.set()
+
+    threads: list[threading.Thread] = []
+
+    def captured() -> None:
+        threads.append(in_a_thread(other))
+        assert done.wait(0.05 if "host" in what or "lock" in what else 10) is not ("host" in what or "lock" in what)
+
+    cuda.capture(stream, captured)
+    threads[0].join()
+    assert fake.broken_captures == 0
+
+
+def test_a_capture_that_somebody_came_into_is_made_again() -> None:
+    fake = FakeCuda()
+    cuda = Cuda(fake)
+    cuda.use(0)
+    stream, attempts, done = cuda.make_stream(), [], []
+
+    def work() -> None:
+        attempts.append(1)
+        fake.enqueue(int(stream), lambda: done.append(1))
+        if len(attempts) < 3:
+            in_a_thread(lambda: fake.cudaDeviceSynchronize()).join()  # without the house's bindings
+
+    graph = cuda.capture(stream, work)
+    assert len(attempts) == 3
+    cuda.launch_graph(graph, stream)
+    cuda.wait_for_stream(stream)
+    assert done == [1]
+
+
+def test_a_library_that_notices_the_broken_capture_itself_does_not_end_the_attempts() -> None:
+    fake = FakeCuda()
+    cuda = Cuda(fake)
+    stream, attempts = cuda.make_stream(), []
+
+    def work() -> None:
+        attempts.append(1)
+        if len(attempts) == 1:
+            in_a_thread(lambda: fake.cudaDeviceSynchronize()).join()
+            raise EngineFailure("TensorRT refused a batch")
+
+    cuda.destroy_graph(cuda.capture(stream, work))
+    assert len(attempts) == 2
+
+
+def test_attempts_to_capture_end() -> None:
+    fake = FakeCuda()
+    cuda = Cuda(fake)
+    stream, attempts = cuda.make_stream(), []
+
+    def work() -> None:
+        attempts.append(1)
+        fake.spoil_capture(int(stream))
+
+    with pytest.raises(CaptureDisturbed, match=r"CUDA error 901"):
+        cuda.capture(stream, work)
+    assert len(attempts) == 3
+
+
+@pytest.mark.parametrize("status", [900, 901])
+def test_whoever_meets_a_capture_of_others_tries_again_and_nothing_is_broken(status: int, no_pauses: None) -> None:
+    fake = FakeCuda()
+    device = Device(Cuda(fake), 0)
+    fake.fail("cudaDeviceSynchronize", status, status)
+    device.ensure_works()
+    fake.fail("cudaMalloc", status, status, status)
+    address = device.cuda.allocate(100)
+    fake.fail("cudaFree", status)
+    device.cuda.free(address)
+    assert fake.live.total() == 0
+    fake.fail("cudaDeviceSynchronize", *[status] * 100)
+    with pytest.raises(CaptureDisturbed) as failed:
+        device.ensure_works()
+    assert failed.value.blast is Blast.BATCH
+    assert not device.lost
+
+
+def test_a_failed_batch_beside_an_endless_capture_waits_at_least_for_its_own_streams(no_pauses: None) -> None:
+    fake = FakeCuda()
+    cuda = Cuda(fake)
+    device, stream, done = Device(cuda, 0), cuda.make_stream(), []
+    fake.enqueue(int(stream), lambda: done.append(1))
+    fake.fail("cudaDeviceSynchronize", *[900] * 100)
+    device.settle(EngineFailure("the library says: no"), stream)
+    assert done == [1]
+
+
+def test_a_gate_lets_device_wide_calls_in_together_and_captures_only_alone() -> None:
+    gate, inside, left = CaptureGate(), threading.Event(), threading.Event()
+
+    def other() -> None:
+        with gate.beside_others():
+            inside.set()
+            left.wait(10)
+
+    thread = in_a_thread(other)
+    inside.wait(10)
+    with gate.beside_others(), pytest.raises(RuntimeError, match="this is a bug"), gate.alone():
+        pass
+    left.set()
+    with gate.alone(), gate.beside_others():
+        assert not thread.is_alive() or thread.join() is None
 
 
 # A device's turns and its health
@@ -310,28 +479,22 @@ def test_a_lost_device_is_recognised_behind_a_library_that_did_not_notice() -> N
     assert failed.value.blast is Blast.DEVICE
 
 
-def test_a_curable_device_lives_again_and_its_pins_are_forgotten() -> None:
+def test_a_device_that_is_lost_stays_lost_and_is_not_reset() -> None:
     fake, block = FakeCuda(), np.zeros(4096, np.uint8)
     cuda = Cuda(fake)
     device = Device(cuda, 0)
     device.ensure_works()
-    assert device.life == 1
+    assert not device.lost
     cuda.pin(block.ctypes.data, 4096)
-    cuda.make_stream()
     fake.sticky = ILLEGAL_ADDRESS
-    device.ensure_works()
-    assert device.life == 2
-    assert not cuda.is_pinned(block.ctypes.data, 4096)
-    assert fake.live["stream"] == 0
-    device.ensure_works()
-    assert device.life == 2
-
-
-def test_an_incurable_device_needs_another_process() -> None:
-    fake = FakeCuda()
-    device = Device(Cuda(fake), 0)
-    fake.sticky, fake.is_curable = ILLEGAL_ADDRESS, False
     for _ in range(2):
-        with pytest.raises(EngineFailure) as failed:
+        with pytest.raises(EngineFailure, match="illegal memory access") as failed:
             device.ensure_works()
         assert failed.value.blast is Blast.DEVICE
+        fake.sticky = 0  # whatever these bindings would say from now on
+    assert "illegal memory access" in device.lost
+
+
+@pytest.mark.parametrize(("cores", "gpus", "few"), [(2, 1, True), (7, 1, True), (8, 1, False), (16, 8, True)])
+def test_cores_are_few_where_others_need_those_that_wait(cores: int, gpus: int, few: bool) -> None:
+    assert are_cores_few(cores, gpus) is few

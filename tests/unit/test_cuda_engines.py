@@ -119,8 +119,17 @@ def test_whichever_call_fails_nothing_is_kept(tmp_path: Path, kind: str) -> None
     assert number > 80
     assert not any("\n" in message for message in messages)
     # Without a graph and without its speed, or in closing; nothing else may pass in silence.
-    graphs = {"cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"} if kind == "tensorrt" else set()
-    assert survived <= {"", "cudaSetDevice", "cudaMemcpyBatchAsync", "cudaGraphExecDestroy", *GIVES_BACK, *graphs}
+    own = {"cudaStreamBeginCapture", "cudaGraphInstantiate"} if kind == "tensorrt" else set()
+    graphs = own | {"cudaStreamEndCapture"}  # a library's capture that broke is made again
+    assert survived <= {
+        "",
+        "cudaSetDevice",
+        "cudaDeviceSynchronize",
+        "cudaMemcpyBatchAsync",
+        "cudaGraphExecDestroy",
+        *GIVES_BACK,
+        *graphs,
+    }
 
 
 @pytest.mark.parametrize("call", ["cudaEventSynchronize", "cudaStreamSynchronize"])
@@ -262,6 +271,62 @@ def test_each_device_is_used_by_whoever_runs_on_it(tmp_path: Path, kind: str) ->
     assert bench.cuda.live.total() == 0
 
 
+# Captures beside others' work
+
+
+def test_engines_are_opened_captured_and_closed_beside_each_other(tmp_path: Path) -> None:
+    bench = TwoEngines(tmp_path, max_batch_size=4)
+    serving = bench.ready("tensorrt")
+    answers: list[bool] = []
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            answers.append(bench.runs_right(serving, 3))
+
+    def fail() -> None:
+        while not over.is_set():
+            bench.device.settle(EngineFailure("a batch that failed"))
+
+    def open_and_close(kind: str) -> None:
+        for _ in range(6):
+            engine = bench.ready(kind)
+            answers.append(bench.runs_right(engine, 2, 1))
+            engine.close()
+
+    failures: list[BaseException] = []
+
+    def watched(work: Callable[..., None], *args: str) -> None:
+        try:
+            work(*args)
+        except BaseException as failure:
+            failures.append(failure)
+
+    loaders = [threading.Thread(target=watched, args=(open_and_close, kind)) for kind in (*KINDS, *KINDS)]
+    others = [threading.Thread(target=watched, args=(work,)) for work in (serve, fail)]
+    for thread in (*loaders, *others):
+        thread.start()
+    for thread in loaders:
+        thread.join()
+    over.set()
+    for thread in others:
+        thread.join()
+    assert failures == []
+    assert all(answers)
+    assert bench.cuda.broken_captures == 0
+
+
+def test_a_spinning_core_is_spent_on_waiting_only_where_there_are_enough(tmp_path: Path, kind: str) -> None:
+    for sleeps in (True, False):
+        bench = TwoEngines(tmp_path)
+        bench.device = Device(bench.bindings, 0, sleeps=sleeps)
+        engine = bench.ready(kind)
+        bench.cuda.spun = 0
+        assert bench.runs_right(engine, 3)
+        assert bench.cuda.spun == (0 if sleeps else 1)
+        engine.close()
+
+
 # Failures of a batch
 
 
@@ -322,23 +387,22 @@ def test_a_batch_that_breaks_the_device_takes_every_engine_with_it(bench: TwoEng
             one.run(bench.batch(1).parts)
         assert failed.value.blast is Blast.DEVICE
         one.close()
-    bench.device.ensure_works()
-    bench.onnxruntime.spoils = bench.tensorrt.spoils = None
-    assert bench.runs_right(bench.ready(kind), 3, 1)
+    # Closing a library's session would have ended the process.
+    assert bench.onnxruntime.terminated == 0
+    with pytest.raises(EngineFailure) as failed:
+        bench.device.ensure_works()
+    assert failed.value.blast is Blast.DEVICE
 
 
-def test_an_engine_from_before_a_reset_runs_nothing_and_frees_nothing(bench: TwoEngines, kind: str) -> None:
-    old = bench.ready(kind)
-    bench.cuda.sticky = ILLEGAL_ADDRESS
-    bench.device.ensure_works()
-    new = bench.ready(kind)
-    with pytest.raises(EngineFailure, match="cuda:0 was reset") as failed:
-        old.run(bench.batch(1).parts)
-    assert failed.value.blast is Blast.ENGINE
+def test_an_engine_that_nobody_asked_since_its_device_was_lost_is_not_closed(bench: TwoEngines, kind: str) -> None:
+    idle = bench.ready(kind)
     live = bench.cuda.live
-    old.close()
+    bench.cuda.sticky = ILLEGAL_ADDRESS
+    idle.close()
+    del idle
     assert bench.cuda.live == live
-    assert bench.runs_right(new, 3)
+    assert bench.onnxruntime.terminated == 0
+    assert "illegal memory access" in bench.device.lost
 
 
 def test_a_library_that_does_not_notice_is_told_by_the_device(bench: TwoEngines, kind: str) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import onnxruntime as ort
 import pytest
 
-from app.engines.base import Blast, EngineFailure
+from app.engines.base import Blast, EngineFailure, run_arrays
 from app.engines.cuda.engine import CudaEngine
 from app.engines.onnxruntime_cuda import ConvolutionTuning
 from models.errors import BundleError
 from models.spec import TensorSpec
+from tests.support import fake_onnxruntime, onnx_models
 from tests.support.fake_cuda import FakeCuda, FakeGpu
-from tests.support.fake_onnxruntime import NODES_ON_CPU, Fail
+from tests.support.fake_onnxruntime import NODES_ON_CPU, PROVIDERS, Fail, FakeSession, placement
 from tests.support.gpu_bench import TwoEngines
 
 
@@ -48,12 +51,117 @@ def test_the_provider_is_asked_for_what_was_promised(bench: TwoEngines) -> None:
     assert not session.can_fall_back
 
 
-def test_no_node_may_run_on_the_cpu(bench: TwoEngines) -> None:
-    asked: list[object] = []
-    options = bench.onnxruntime.SessionOptions
-    bench.onnxruntime.SessionOptions = lambda: asked.append(options()) or asked[-1]  # type: ignore[method-assign, assignment, misc, func-returns-value]
-    bench.open_onnxruntime()
-    assert [one.get_session_config_entry("session.disable_cpu_ep_fallback") for one in asked] == ["1"]  # type: ignore[attr-defined]
+@pytest.mark.parametrize(("precision", "ns"), [("fp16", 1e6), ("fp32", 8e6)])
+def test_only_full_precision_gives_up_tensor_cores(bench: TwoEngines, precision: str, ns: float) -> None:
+    bench.onnxruntime.takes_ns, bench.onnxruntime.without_tensor_cores = lambda samples, options: 1e6, 8.0
+    engine = bench.ready("onnxruntime", precision=precision)
+    assert engine.run(bench.batch(2).parts).compute_ns == pytest.approx(ns)
+
+
+# Where nodes run
+
+
+@pytest.fixture
+def resizing(bench: TwoEngines) -> TwoEngines:
+    """A network that asks for its own size while it runs, as an upsampling to the size of another map does."""
+    onnx_models.resized(bench.model)
+    bench.inputs, bench.outputs = (TensorSpec("x", "FP32", (3, 4, 4)),), (TensorSpec("y", "FP32", (3, 8, 8)),)
+    return bench
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_what_computes_with_sizes_may_be_on_the_cpu(resizing: TwoEngines, graphs: bool) -> None:
+    placed = placement(str(resizing.model), frozenset())
+    assert {node.op_type for provider, node in placed if provider != PROVIDERS[0]} == {"Shape", "Slice", "Concat"}
+    images = np.random.default_rng(0).random((3, 3, 4, 4), np.float32)
+    engine = resizing.ready("onnxruntime", graphs=graphs)
+    assert np.array_equal(run_arrays(engine, {"x": images})["y"], images.repeat(2, axis=2).repeat(2, axis=3))
+
+
+def test_a_node_that_sees_the_clients_values_may_not(resizing: TwoEngines) -> None:
+    resizing.onnxruntime.lacking = frozenset({"Resize"})
+    with pytest.raises(BundleError, match=r"node 'resize' \(Resize\) would run on CPUExecutionProvider.*--engine cpu"):
+        resizing.open_onnxruntime(graphs=False)
+    with pytest.raises(BundleError, match="all compute graph nodes have not been partitioned"):
+        resizing.open_onnxruntime(graphs=True)
+    assert resizing.cuda.live.total() == 0
+
+
+def test_of_nodes_without_a_name_every_one_of_their_kind_must_be_harmless(resizing: TwoEngines) -> None:
+    onnx_models.resized(resizing.model, named=False)
+    assert resizing.ready("onnxruntime", graphs=False)
+    resizing.onnxruntime.lacking = frozenset({"Resize"})
+    with pytest.raises(BundleError, match=r"a node \(Resize\) would run on"):
+        resizing.open_onnxruntime(graphs=False)
+
+
+@pytest.mark.parametrize(("op_type", "may"), [("Gather", True), ("Conv", False)])
+def test_of_nodes_that_onnxruntime_adds_only_what_arranges_is_taken_for_sizes(
+    bench: TwoEngines, monkeypatch: pytest.MonkeyPatch, op_type: str, may: bool
+) -> None:
+    added = SimpleNamespace(name=f"{op_type}_token_7", domain="", op_type=op_type)
+    monkeypatch.setattr(fake_onnxruntime, "placement", lambda path, lacking: [(PROVIDERS[1], added)])
+    if may:
+        bench.open_onnxruntime()
+        return
+    with pytest.raises(BundleError, match=r"node 'Conv_token_7' \(Conv\) would run on"):
+        bench.open_onnxruntime()
+
+
+def test_the_real_one_tells_where_nodes_run_as_the_fake_does(resizing: TwoEngines) -> None:
+    def told(session: object) -> list[tuple[str, list[tuple[str, str, str]]]]:
+        info = session.get_provider_graph_assignment_info()  # type: ignore[attr-defined]
+        return [(part.ep_name, [(node.name, node.op_type, node.domain) for node in part.get_nodes()]) for part in info]
+
+    engine = resizing.open_onnxruntime()
+    options = ort.SessionOptions()
+    session = FakeSession(resizing.onnxruntime, str(resizing.model), resizing.onnxruntime.opened[0])
+    with pytest.raises(Fail, match="must be set to") as asked_the_fake:
+        session.get_provider_graph_assignment_info()
+    with pytest.raises(Exception, match="must be set to") as asked:
+        ort.InferenceSession(resizing.model, options, ["CPUExecutionProvider"]).get_provider_graph_assignment_info()
+    assert str(asked.value) == str(asked_the_fake.value)
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    real = told(ort.InferenceSession(resizing.model, options, ["CPUExecutionProvider"]))
+    fake = told(engine._sessions[1])
+    assert [nodes for _, nodes in real] == [nodes for _, nodes in fake]
+    assert {provider for provider, _ in real} == {"CPUExecutionProvider"}
+
+
+# Plans, which a convolution keeps for one batch size
+
+
+def alternate(bench: TwoEngines, engine: CudaEngine) -> int:
+    """How many plans are made while batches of all sizes follow each other."""
+    before = bench.onnxruntime.plan_builds
+    assert all(bench.runs_right(engine, samples, seed=samples) for samples in (1, 8, 3, 1, 2, 8) * 3)
+    return bench.onnxruntime.plan_builds - before
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_no_batch_waits_for_plans_when_the_size_changes(bench: TwoEngines, graphs: bool) -> None:
+    assert alternate(bench, bench.ready("onnxruntime", graphs=graphs)) == 0
+
+
+def test_the_warm_up_makes_plans_once_for_each_size(bench: TwoEngines) -> None:
+    bench.ready("onnxruntime")
+    assert bench.onnxruntime.plan_builds <= 2 * len(bench.sizes)  # once more where each is tried after all is prepared
+    bench.onnxruntime.plan_builds = 0
+    bench.ready("onnxruntime", graphs=False)
+    assert bench.onnxruntime.plan_builds == len(bench.sizes)
+
+
+@pytest.mark.parametrize(("copies", "sizes"), [(1, (8,)), (2, (1, 8)), (3, (1, 4, 8)), (4, (1, 2, 4, 8))])
+def test_without_graphs_and_room_for_a_session_each_fewer_sizes_are_run(
+    tmp_path: Path, copies: int, sizes: tuple[int, ...]
+) -> None:
+    bench = TwoEngines(tmp_path)
+    with bench.model.with_name("model.onnx.data").open("wb") as file:
+        file.truncate(10 << 20)
+    bench.cuda.gpus[0].total_bytes = (256 << 20) + (2 * copies + 1) * (10 << 20) + (1 << 20)
+    engine = bench.ready("onnxruntime", graphs=False)
+    assert engine.info.batch_sizes == sizes
+    assert alternate(bench, engine) == 0
 
 
 def test_what_the_fake_says_of_the_cpu_the_real_one_says(bench: TwoEngines) -> None:
@@ -184,6 +292,34 @@ def test_another_model_is_served_while_this_one_captures(bench: TwoEngines) -> N
     assert len(right) == 4 * 2 * len(bench.sizes)
     assert all(right)
     assert serve(bench, loading) == [True] * 12
+
+
+def test_a_capture_that_is_disturbed_is_made_again(bench: TwoEngines) -> None:
+    disturbed = []
+
+    def disturb() -> None:
+        if len(disturbed) < 2:
+            disturbed.append(1)
+            thread = threading.Thread(target=bench.cuda.cudaDeviceSynchronize)
+            thread.start()
+            thread.join()
+
+    bench.onnxruntime.while_capturing = disturb
+    engine = bench.ready("onnxruntime")
+    assert len(bench.onnxruntime.captures) == 2 * len(bench.sizes)
+    assert serve(bench, engine) == [True] * 12
+
+
+def test_a_model_that_synchronises_in_every_capture_is_refused_and_nothing_is_lost(bench: TwoEngines) -> None:
+    bench.onnxruntime.while_capturing = bench.cuda.cudaDeviceSynchronize
+    engine = bench.open("onnxruntime")
+    with pytest.raises(EngineFailure, match="previous error during capture") as failed:
+        engine.warm_up()
+    assert failed.value.blast is Blast.BATCH
+    assert not bench.device.lost
+    del failed  # it knows the binding that failed
+    engine.close()
+    assert bench.cuda.live.total() == 0
 
 
 def test_its_thread_ends_with_it(bench: TwoEngines) -> None:

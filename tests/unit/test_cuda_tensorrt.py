@@ -71,7 +71,7 @@ def test_where_capture_fails_every_run_is_enqueued_and_the_reason_is_told(
 
 
 def test_a_capture_that_cannot_even_begin_does_not_matter(bench: TwoEngines) -> None:
-    bench.cuda.fail("cudaStreamBeginCapture", 900)
+    bench.cuda.fail("cudaStreamBeginCapture", 1)
     engine = bench.ready("tensorrt")
     assert engine.graphs == 2 * len(bench.sizes) - 1
     assert all(bench.runs_right(engine, samples) for samples in (1, 2, 4, 8))
@@ -170,6 +170,17 @@ def test_what_tensorrt_has_no_type_or_place_for_is_known_beforehand() -> None:
     assert not tensorrt.supports((TensorSpec("x", "FP64", (3,)),))
     assert not tensorrt.supports((TensorSpec("x", "BYTES", (1,)),))
     assert not tensorrt.supports((TensorSpec("x", "FP32", (-1,)),))
+
+
+@pytest.mark.parametrize(("size", "fits"), [(1, True), (-1, True), (2, False)])
+def test_a_plan_of_one_size_may_say_so(tmp_path: Path, size: int, fits: bool) -> None:
+    bench = TwoEngines(tmp_path, max_batch_size=1)
+    bench.tensorrt.shapes = dict.fromkeys(("INPUT0", "INPUT1", "OUTPUT0", "OUTPUT1"), (size, 16))
+    if fits:
+        assert bench.runs_right(bench.ready("tensorrt"), 1)
+        return
+    with pytest.raises(BundleError, match="is not the manifest's"):
+        bench.open_tensorrt()
 
 
 # Memory

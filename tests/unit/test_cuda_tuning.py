@@ -29,9 +29,9 @@ def memory(tmp_path: Path) -> Path:
 
 
 def tune(bench: TwoEngines, memory: Path | None = None, largest: int = 8) -> ConvolutionTuning:
-    def open_trial(tuning: ConvolutionTuning, size: int) -> CudaEngine:
+    def open_trial(tuning: ConvolutionTuning, sizes: tuple[int, ...]) -> CudaEngine:
         assert bench.cuda.live.total() == 0, "one engine at a time: the device may have no room for two"
-        return bench.open_onnxruntime(tuning=tuning, batch_sizes=(size,), slots=1)
+        return bench.open_onnxruntime(tuning=tuning, batch_sizes=sizes, slots=1)
 
     return tuned(open_trial, largest, memory)
 
@@ -51,17 +51,48 @@ def test_the_fastest_way_is_chosen(bench: TwoEngines, fastest: tuple[str, bool])
     assert {way(options) for options in bench.onnxruntime.opened} == set(WAYS)
 
 
-@pytest.mark.parametrize(("with_graph_ns", "pays"), [(0.5e6, True), (1e6, False), (2e6, False)])
-def test_graphs_are_used_only_if_they_pay_for_the_smallest_batch(
-    bench: TwoEngines, with_graph_ns: float, pays: bool
-) -> None:
+@pytest.mark.parametrize(("fused_ns", "pays"), [(0.5e6, True), (2e6, False)])
+def test_the_bias_is_fused_where_that_is_faster(bench: TwoEngines, fused_ns: float, pays: bool) -> None:
+    bench.onnxruntime.takes_ns = lambda samples, options: fused_ns if options["fuse_conv_bias"] == "1" else 1e6
+    assert tune(bench).fuse_conv_bias is pays
+
+
+def test_the_smallest_batch_counts_as_much_as_the_largest(bench: TwoEngines) -> None:
     def takes_ns(samples: int, options: Options) -> float:
-        has_graph = options["enable_cuda_graph"] == "1"
-        # What a large batch gains is not asked.
-        return samples * (with_graph_ns if has_graph and samples == 1 else 1e6)
+        if way(options) == ("HEURISTIC", False):
+            return 0.5e6 if samples == 1 else 8.8e6  # half, for a tenth more
+        return 1e6 if samples == 1 else 8e6
 
     bench.onnxruntime.takes_ns = takes_ns
-    assert tune(bench).graphs is pays
+    assert way(vars_of(tune(bench))) == ("HEURISTIC", False)
+
+
+def vars_of(tuning: ConvolutionTuning) -> Options:
+    return {"cudnn_conv_algo_search": tuning.search, "prefer_nhwc": str(int(tuning.nhwc))}
+
+
+def test_both_sizes_are_tried_in_turns_and_what_is_lost_in_between_counts(bench: TwoEngines) -> None:
+    sizes: list[int] = []
+
+    def takes_ns(samples: int, options: Options) -> float:
+        sizes.append(samples)
+        return 1e6
+
+    def refuse() -> None:
+        raise RuntimeError("a node synchronises")
+
+    bench.onnxruntime.takes_ns, bench.onnxruntime.while_capturing = takes_ns, refuse
+    bench.onnxruntime.plan_ns = 1e9
+    chosen = tune(bench)
+    assert not chosen.graphs
+    assert sizes[-14:] == [1, 8] * 7
+    # A session for each size: none of them was asked for another one.
+    assert bench.onnxruntime.plan_builds <= 2 * len(bench.onnxruntime.opened)
+
+
+def test_graphs_come_first(bench: TwoEngines) -> None:
+    assert tune(bench).graphs is True
+    assert {options["enable_cuda_graph"] for options in bench.onnxruntime.opened} == {"1"}
 
 
 def test_a_model_that_cannot_be_captured_is_served_without_graphs(
@@ -76,6 +107,16 @@ def test_a_model_that_cannot_be_captured_is_served_without_graphs(
     assert "no CUDA graphs for this model: a node synchronises" in caplog.text
 
 
+def test_a_way_that_cannot_be_captured_gives_way_to_one_that_can(bench: TwoEngines) -> None:
+    def refuse() -> None:
+        if way(bench.onnxruntime.opened[-1])[1]:
+            raise RuntimeError("a node synchronises")
+
+    bench.onnxruntime.while_capturing = refuse
+    chosen = tune(bench)
+    assert (chosen.nhwc, chosen.graphs) == (False, True)
+
+
 def test_what_was_found_is_remembered(bench: TwoEngines, memory: Path) -> None:
     bench.onnxruntime.takes_ns = lambda samples, options: 1e6 if way(options) == ("EXHAUSTIVE", False) else 2e6
     chosen = tune(bench, memory)
@@ -84,10 +125,11 @@ def test_what_was_found_is_remembered(bench: TwoEngines, memory: Path) -> None:
     assert len(bench.onnxruntime.opened) == trials
     body = json.loads(memory.read_bytes())
     assert body["tried_ms"] == {
-        "HEURISTIC NHWC": 2.0,
-        "HEURISTIC NCHW": 2.0,
-        "EXHAUSTIVE NHWC": 2.0,
-        "EXHAUSTIVE NCHW": 1.0,
+        "HEURISTIC NHWC": {"1": 2.0, "8": 2.0},
+        "HEURISTIC NCHW": {"1": 2.0, "8": 2.0},
+        "EXHAUSTIVE NHWC": {"1": 2.0, "8": 2.0},
+        "EXHAUSTIVE NCHW": {"1": 1.0, "8": 1.0},
+        "EXHAUSTIVE NCHW, bias fused": {"1": 1.0, "8": 1.0},
     }
     assert [path.name for path in memory.parent.iterdir()] == [memory.name]
 
@@ -99,9 +141,11 @@ def test_what_was_found_is_remembered(bench: TwoEngines, memory: Path) -> None:
         b"{",
         b"\xff\xfe",
         b"[]",
-        b'{"schema_version": 1}',
+        b'{"schema_version": 2}',
+        # From when one size was tried.
+        b'{"schema_version": 1, "chosen": {"search": "HEURISTIC", "nhwc": true, "graphs": true}, "tried_ms": {"": 1}}',
         b'{"schema_version": 99, "chosen": {"search": "HEURISTIC", "nhwc": true, "graphs": true}, "tried_ms": {}}',
-        b'{"schema_version": 1, "chosen": {"search": "DEFAULT", "nhwc": true, "graphs": true}, "tried_ms": {}}',
+        b'{"schema_version": 2, "chosen": {"search": "DEFAULT", "nhwc": true, "graphs": true}, "tried_ms": {}}',
     ],
 )
 def test_a_file_that_is_broken_or_of_another_version_is_written_anew(
@@ -152,5 +196,5 @@ def test_ways_that_fail_in_the_warm_up_hold_no_memory_while_others_are_tried(ben
     bench.onnxruntime.spoils = refuse
     with pytest.raises(EngineFailure, match="CUDNN_STATUS_EXECUTION_FAILED"):
         tune(bench)
-    assert len(bench.onnxruntime.opened) == len(WAYS)
+    assert len(bench.onnxruntime.opened) == 3 * len(WAYS), "with graphs, and a session for each of two sizes without"
     assert bench.cuda.live.total() == 0

@@ -12,7 +12,9 @@ import pytest
 from app.engines.base import Blast, EngineFailure
 from app.health import HealthOptions
 from models.errors import Unavailable
+from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeGpu
 from tests.support.fake_devices import Clients, WatchedEngine, Workshop, in_workshop, proved, until
+from tests.support.gpu_machine import GpuBench
 
 
 @pytest.fixture
@@ -235,6 +237,26 @@ def test_a_lost_device_that_cannot_be_replaced_ends_the_process(workshop: Worksh
         await until(lambda: bool(workshop.fatal))
         assert "no context can be made" in workshop.fatal[0]
         assert not workshop.core.ready
+
+    in_workshop(workshop, scenario)
+
+
+def test_whoever_finds_a_gpu_lost_the_process_ends(tmp_path: Path) -> None:
+    bench = GpuBench.of(FakeGpu(), FakeGpu())
+    workshop = Workshop(tmp_path, health=HealthOptions(watch_every_s=0.01), machine=bench.machine)
+
+    async def scenario() -> None:
+        await asyncio.sleep(0.05)
+        assert not workshop.fatal
+        bench.cuda.sticky = ILLEGAL_ADDRESS
+        # As where a model is loaded, tuned or compared: no batch of a client was in it.
+        with pytest.raises(EngineFailure):
+            bench.machine.gpus[1].ensure_works()
+        await until(lambda: bool(workshop.fatal))
+        assert "cuda:1 is lost for this process" in workshop.fatal[0]
+        assert "illegal memory access" in workshop.fatal[0]
+        await asyncio.sleep(0.05)
+        assert len(workshop.fatal) == 1
 
     in_workshop(workshop, scenario)
 

@@ -12,22 +12,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+from app.engines import cpu
 from app.engines.base import Blast, EngineFailure
-from app.engines.cuda.driver import Cuda, GpuProperties, Handle, open_cuda
+from app.engines.cuda.driver import CaptureDisturbed, Cuda, GpuProperties, Handle, open_cuda
 
 # Stays free when an engine is loaded: the driver, other processes and a library's late allocations live here.
 RESERVED_BYTES = 256 << 20
+# Two batches of a GPU may each be waited for on a core of its own, where at least as many are left for the rest.
+_CORES_FOR_SPINNING = 8
 
 
 class Device:
-    """One GPU of this process. Raises EngineFailure wherever CUDA does."""
+    """One GPU of this process. Raises EngineFailure wherever CUDA does.
 
-    def __init__(self, cuda: Cuda, index: int) -> None:
+    `sleeps`: who waits for a batch leaves its core to others, and hears of the end some microseconds later.
+    """
+
+    def __init__(self, cuda: Cuda, index: int, *, sleeps: bool = False) -> None:
         self.cuda = cuda
         self.properties: GpuProperties = cuda.properties(index)
-        self.life = 1  # grows with every reset
+        self.sleeps = sleeps
+        self.lost = ""  # the error after which nothing works any more on it in this process
         self._turn = threading.Lock()
-        self._healing = threading.Lock()
         self._last_computed: Handle | None = None
         self._engines: set[object] = set()
 
@@ -41,11 +47,19 @@ class Device:
         self.cuda.use(self.properties.index)
 
     @contextmanager
-    def turn(self, stream: Handle, computing: Handle, computed: Handle) -> Iterator[None]:
-        """What `stream` is given inside computes after every earlier turn; both events are recorded around it."""
+    def turn(
+        self, stream: Handle, computing: Handle, computed: Handle, *, behind: Handle | None = None
+    ) -> Iterator[None]:
+        """What `stream` is given inside computes after every earlier turn and after the event `behind`.
+
+        The two other events are recorded around it.
+        """
         with self._turn:
             if self._last_computed is not None:
                 self.cuda.make_stream_wait(stream, self._last_computed)
+            if behind is not None:
+                # Not before the turn: an earlier one may yet give this stream its batch, which has nothing to wait for.
+                self.cuda.make_stream_wait(stream, behind)
             self.cuda.record(computing, stream)
             try:
                 yield
@@ -71,46 +85,46 @@ class Device:
                 Blast.MEMORY,
             )
 
-    def settle(self, failure: EngineFailure) -> None:
-        """Wait until the device has done all that it was given before the failure.
+    def settle(self, failure: EngineFailure, *streams: Handle) -> None:
+        """Wait until the device, or at least `streams`, have done all that they were given before the failure.
 
         Raises EngineFailure if the device itself turns out to be lost: a library may not have noticed.
         """
         if failure.blast is Blast.DEVICE:
+            self.lost = self.lost or str(failure)
             return  # it does nothing any more
         try:
             self.use()
-            self.cuda.check_device()
+            try:
+                self.cuda.check_device()
+            except CaptureDisturbed:  # somebody captures on and on, and it is well enough to say so
+                for stream in streams:
+                    self.cuda.wait_for_stream(stream)
         except EngineFailure as broken:
             if broken.blast is Blast.DEVICE:
+                self.lost = self.lost or str(broken)
                 raise EngineFailure(f"{failure}; the device is lost: {broken}", Blast.DEVICE) from failure
 
     def ensure_works(self) -> None:
-        """Before an engine is loaded: after a sticky error, throw the context away and see whether a new one works.
+        """Before an engine is loaded or closed: whether the device is well. Raises EngineFailure.
 
-        Every engine that was open on the device is void then, and knows it by its `life`. Raises EngineFailure when
-        only a new process can help.
+        One that is lost stays lost. A reset would make a new context for this process's own calls, but the libraries
+        hold what they had of the old one, and CUDA promises nothing to them.
         """
-        with self._healing:
-            try:
-                self.use()
-                self.cuda.check_device()
-            except EngineFailure as failure:
-                if failure.blast is not Blast.DEVICE:
-                    raise
-                self._start_over()
-
-    def _start_over(self) -> None:
-        self.life += 1
-        with self._turn:
-            self._last_computed = None
-        self.cuda.reset_device(self.properties.index)
-        self.cuda.check_device()
+        if self.lost:
+            raise EngineFailure(self.lost, Blast.DEVICE)
+        try:
+            self.use()
+            self.cuda.check_device()
+        except EngineFailure as failure:
+            if failure.blast is Blast.DEVICE:
+                self.lost = str(failure)
+            raise
 
     def hold(self, engine: object) -> None:
         """Keep an engine alive until `let_go`.
 
-        One that is lost is never let go: its destructor would free addresses that are another engine's by then.
+        One whose device is lost is never let go: a library may end the process when it fails to give something back.
         """
         self._engines.add(engine)
 
@@ -123,7 +137,13 @@ class Device:
 def open_devices() -> tuple[Device, ...]:
     """The GPUs of this process, in CUDA's order. Raises CudaUnavailable."""
     cuda = open_cuda()
-    return tuple(Device(cuda, index) for index in range(cuda.device_count()))
+    count = cuda.device_count()
+    return tuple(Device(cuda, index, sleeps=are_cores_few(cpu.cpu_budget(), count)) for index in range(count))
+
+
+def are_cores_few(cores: int, gpus: int) -> bool:
+    """Whether a core that only waits for a GPU is one that others lack."""
+    return cores < _CORES_FOR_SPINNING * gpus
 
 
 def _mib(nbytes: int) -> int:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from app.engines.base import Blast, EngineFailure
+from app.engines.cuda.captures import CaptureGate
 
 INSTALL = "pip install 'convoy-serve[gpu]'"
 
@@ -26,15 +29,21 @@ _OUT_OF_MEMORY = 2
 _STICKY = frozenset(
     {
         *(214, 220, 226),  # uncorrectable ECC, NVLink, contained memory error
-        *(700, 702, 710),  # illegal address, launch time-out, assertion in a kernel
+        *(700, 702, 709, 710),  # illegal address, launch time-out, context destroyed, assertion in a kernel
         *(714, 715, 716, 717),  # hardware stack, illegal instruction, misaligned address, invalid address space
         *(718, 719, 721),  # invalid program counter, launch failure, leak of tensor memory
         *(4, 46, 100, 101, 802, 999),  # unloading, devices unavailable, no device, invalid device, not ready, unknown
     }
 )
+# cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated: a capture and something else came together.
+_DISTURBED = frozenset({900, 901})
+# Whoever captures in this process without saying so is done by then, or will never be.
+_PAUSES_S = (0.001, 0.004, 0.016, 0.064, 0.256)
+_CAPTURE_ATTEMPTS = 3
 _ALREADY_PINNED = 712  # cudaErrorHostMemoryAlreadyRegistered
 _PORTABLE = 1  # cudaHostRegisterPortable, cudaHostAllocPortable: page-locked for every device's context
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the legacy default stream
+_BLOCKING_SYNC = 1  # cudaEventBlockingSync: who waits for the event sleeps
 
 Handle = Any  # a stream, an event or a graph of the bindings
 
@@ -43,15 +52,20 @@ class CudaUnavailable(Exception):
     """No CUDA here; the message says why, and what to do where something can be done."""
 
 
+class CaptureDisturbed(EngineFailure):
+    """A capture and something that no capture survives came together: nothing is broken, and again it may succeed."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuProperties:
-    """One device. `total_bytes` is all of its memory, used or not."""
+    """One device, or a slice of one. `total_bytes` is all of its memory, used or not; `uuid` 32 hexadecimal digits."""
 
     index: int
     name: str
     compute_capability: str
     pci_bus_id: str
     total_bytes: int
+    uuid: str = ""
 
     @property
     def device(self) -> str:
@@ -62,7 +76,8 @@ class GpuProperties:
 class Cuda:
     """The bindings, checked. Every call may raise EngineFailure, whose blast says how far it reaches.
 
-    Calls act on the calling thread's current device (`use`), as CUDA's own do.
+    Calls act on the calling thread's current device (`use`), as CUDA's own do. What a capture would not survive waits
+    for its end: the calls here by themselves, a library's between `capturing` and `beside_captures`.
     """
 
     def __init__(self, runtime: Any) -> None:
@@ -73,6 +88,7 @@ class Cuda:
         self._batch_attributes = _batch_attributes(runtime)
         self._capture_mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._thread = threading.local()
+        self._gates: dict[int, CaptureGate] = {}
 
     # Devices
 
@@ -83,6 +99,7 @@ class Cuda:
         capture with it.
         """
         self._call("cudaSetDevice", device)
+        self._thread.device = device
         if not getattr(self._thread, "ignores_captures", False):
             self._ask("cudaThreadExchangeStreamCaptureMode", self._capture_mode)
             self._thread.ignores_captures = True
@@ -99,6 +116,7 @@ class Cuda:
             compute_capability=f"{found.major}.{found.minor}",
             pci_bus_id=_text(bus),
             total_bytes=int(found.totalGlobalMem),
+            uuid=bytes(found.uuid.bytes).hex(),
         )
 
     def driver_version(self) -> str:
@@ -112,23 +130,16 @@ class Cuda:
 
     def check_device(self) -> None:
         """Wait for everything on the current device. Raises EngineFailure if anything on it has broken."""
-        self._call("cudaDeviceSynchronize")
-
-    def reset_device(self, device: int) -> None:
-        """Throw away everything that this process has on a device, page-locks included, and make it current."""
-        self._pinned = _PinnedRanges()
-        # Both may tell once more of the very error that is to go.
-        self._invoke("cudaSetDevice", device)
-        self._invoke("cudaDeviceReset")
+        self._beside_captures("cudaDeviceSynchronize")
 
     # Memory
 
     def allocate(self, nbytes: int) -> int:
         """The address of new device memory."""
-        return int(self._ask("cudaMalloc", nbytes))
+        return int(self._beside_captures("cudaMalloc", nbytes)[0])
 
     def free(self, address: int) -> None:
-        self._call("cudaFree", address)
+        self._beside_captures("cudaFree", address)
 
     def clear(self, address: int, nbytes: int, stream: Handle) -> None:
         """Fill device memory with zeros."""
@@ -136,25 +147,26 @@ class Cuda:
 
     def allocate_host(self, nbytes: int) -> int:
         """The address of new page-locked host memory."""
-        return int(self._ask("cudaHostAlloc", nbytes, _PORTABLE))
+        with self._beside_every_capture():
+            return int(self._again("cudaHostAlloc", nbytes, _PORTABLE)[0])
 
     def free_host(self, address: int) -> None:
-        self._call("cudaFreeHost", address)
+        with self._beside_every_capture():
+            self._again("cudaFreeHost", address)
 
     def pin(self, address: int, nbytes: int) -> None:
         """Page-lock memory that exists, for every device. Pinning the same block again does nothing."""
         if self._pinned.contains(address, nbytes):
             return
-        status = self._invoke("cudaHostRegister", address, nbytes, _PORTABLE)[0]
-        # It may have outlived the reset of another device.
-        if int(status) not in (0, _ALREADY_PINNED):
-            raise self._failure("cudaHostRegister", status)
+        with self._beside_every_capture():
+            self._again("cudaHostRegister", address, nbytes, _PORTABLE, harmless=_ALREADY_PINNED)
         self._pinned.add(address, nbytes)
 
     def unpin(self, address: int) -> None:
         """Undo `pin`, before the memory goes away. Harmless for memory that was never pinned."""
         if self._pinned.discard(address):
-            self._call("cudaHostUnregister", address)
+            with self._beside_every_capture():
+                self._again("cudaHostUnregister", address)
 
     def is_pinned(self, address: int, nbytes: int) -> bool:
         """Whether the copy engine can read this host memory while the host goes on."""
@@ -197,9 +209,9 @@ class Cuda:
         """Block the calling thread, without the GIL, until the stream has done all that it was given."""
         self._call("cudaStreamSynchronize", stream)
 
-    def make_event(self) -> Handle:
-        """An event that keeps its time."""
-        return self._ask("cudaEventCreateWithFlags", 0)
+    def make_event(self, *, sleeps: bool = False) -> Handle:
+        """An event that keeps its time. Who waits for it keeps a core busy until it happens, or `sleeps`."""
+        return self._ask("cudaEventCreateWithFlags", _BLOCKING_SYNC if sleeps else 0)
 
     def destroy_event(self, event: Handle) -> None:
         self._call("cudaEventDestroy", event)
@@ -224,31 +236,68 @@ class Cuda:
     def capture(self, stream: Handle, work: Callable[[], None]) -> Handle:
         """What `work` gives the stream, as a graph that can be launched again and again; none of it runs now.
 
-        Thread-local: what other threads do meanwhile neither is recorded nor breaks the recording. Raises what
-        `work` raises, and EngineFailure if something cannot be recorded; the stream can be used in any case.
+        Alone on the device, but for what other threads give to their own streams; and tried again, `work` included,
+        when something came between all the same. Raises what `work` raises, CaptureDisturbed, and EngineFailure if
+        something cannot be recorded; the stream can be used in any case.
         """
-        self._call("cudaStreamBeginCapture", stream, self._capture_mode)
-        try:
-            work()
-        except BaseException:
-            self._abandon_capture(stream)
-            raise
-        graph = self._ask("cudaStreamEndCapture", stream)
-        try:
-            return self._ask("cudaGraphInstantiate", graph, 0)
-        finally:
-            self._invoke("cudaGraphDestroy", graph)
+        for _ in range(_CAPTURE_ATTEMPTS - 1):
+            try:
+                return self._captured(stream, work)
+            except CaptureDisturbed:
+                pass
+        return self._captured(stream, work)
 
-    def _abandon_capture(self, stream: Handle) -> None:
+    def _captured(self, stream: Handle, work: Callable[[], None]) -> Handle:
+        with self.capturing():
+            self._call("cudaStreamBeginCapture", stream, self._capture_mode)
+            try:
+                work()
+            except BaseException as error:
+                status = self._abandon_capture(stream)
+                if isinstance(error, EngineFailure) and int(status) in _DISTURBED:
+                    raise CaptureDisturbed(str(error)) from error  # whatever it says: what it gave was not recorded
+                raise
+            graph = self._ask("cudaStreamEndCapture", stream)
+            try:
+                return self._ask("cudaGraphInstantiate", graph, 0)
+            finally:
+                self._invoke("cudaGraphDestroy", graph)
+
+    def _abandon_capture(self, stream: Handle) -> Any:
         status, graph = self._invoke("cudaStreamEndCapture", stream)
         if int(status) == 0:
             self._invoke("cudaGraphDestroy", graph)
+        return status
+
+    def capturing(self) -> AbstractContextManager[None]:
+        """A library captures inside, on the current device. Nothing device-wide may be asked for there."""
+        return self._gate(self._device).alone()
+
+    def beside_captures(self) -> AbstractContextManager[None]:
+        """A library may inside wait for the current device, allocate and free: while nobody captures on it."""
+        return self._gate(self._device).beside_others()
+
+    @contextmanager
+    def _beside_every_capture(self) -> Iterator[None]:
+        """The host's page-locked memory is every device's."""
+        with ExitStack() as gates:
+            for index in sorted(self._gates):
+                gates.enter_context(self._gates[index].beside_others())
+            yield
+
+    def _gate(self, device: int) -> CaptureGate:
+        return self._gates.setdefault(device, CaptureGate())
+
+    @property
+    def _device(self) -> int:
+        """The calling thread's."""
+        return getattr(self._thread, "device", 0)
 
     def launch_graph(self, graph: Handle, stream: Handle) -> None:
         self._call("cudaGraphLaunch", graph, stream)
 
     def destroy_graph(self, graph: Handle) -> None:
-        self._call("cudaGraphExecDestroy", graph)
+        self._beside_captures("cudaGraphExecDestroy", graph)
 
     # The calls themselves
 
@@ -267,12 +316,28 @@ class Cuda:
             raise self._failure(name, status)
         return tuple(values)
 
+    def _beside_captures(self, name: str, *args: Any) -> tuple[Any, ...]:
+        with self.beside_captures():
+            return self._again(name, *args)
+
+    def _again(self, name: str, *args: Any, harmless: int = 0) -> tuple[Any, ...]:
+        """`_ask_all`, repeated while it meets a capture of somebody who did not say so; `harmless` is no failure."""
+        for pause_s in (*_PAUSES_S, None):
+            status, *values = self._invoke(name, *args)
+            if pause_s is None or int(status) not in _DISTURBED:
+                break
+            time.sleep(pause_s)
+        if int(status) not in (0, harmless):
+            raise self._failure(name, status)
+        return tuple(values)
+
     def _invoke(self, name: str, *args: Any) -> tuple[Any, ...]:
         answer: tuple[Any, ...] = getattr(self._runtime, name)(*args)
         return answer
 
     def _failure(self, name: str, status: Any) -> EngineFailure:
-        return EngineFailure(f"{name}: {self._describe(status)}", self._blast(status))
+        kind = CaptureDisturbed if int(status) in _DISTURBED else EngineFailure
+        return kind(f"{name}: {self._describe(status)}", self._blast(status))
 
     def _describe(self, status: Any) -> str:
         text = _text(self._runtime.cudaGetErrorString(status)[1])
@@ -345,7 +410,9 @@ def _batch_attributes(runtime: Any) -> Any:
 
 
 def _text(raw: bytes | str) -> str:
-    return raw.decode(errors="replace").rstrip("\0") if isinstance(raw, bytes) else raw
+    """Up to the first NUL: some bindings give the whole buffer, and behind it lies anything."""
+    text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
+    return text.partition("\0")[0]
 
 
 def _version(number: int) -> str:

@@ -76,7 +76,6 @@ class CudaEngine(Engine):
         self._layout_in, self._layout_out = Layout.of(inputs, largest), Layout.of(outputs, largest)
         self._gather = Gather(self._cuda)
         self._closed = False
-        self._life = device.life
         device.hold(self)
         self._prepared: set[tuple[Slot, int]] = set()
         self._slots: list[Slot] = []
@@ -105,8 +104,9 @@ class CudaEngine(Engine):
     def warm_up(self) -> None:
         self._device.use()
         try:
-            for slot in self._slots:
-                for size in self.info.batch_sizes:
+            # Size by size: what a library has for the last one is good for every slot.
+            for size in self.info.batch_sizes:
+                for slot in self._slots:
                     if (slot, size) not in self._prepared:
                         self._prepare(slot, size)
                         self._prepared.add((slot, size))
@@ -114,12 +114,12 @@ class CudaEngine(Engine):
                     self._cuda.wait_for_event(slot.copied_out)
             self._gather.threshold_bytes = self._measured_threshold()
         except EngineFailure as failure:
-            self._device.settle(failure)
+            self._device.settle(failure, *self._streams())
             raise
 
     def run(self, parts: Sequence[Part]) -> RunResult:
-        if self._life != self._device.life:
-            raise EngineFailure(f"{self._device.name} was reset since this engine was loaded", Blast.ENGINE)
+        if self._device.lost:
+            raise EngineFailure(self._device.lost, Blast.DEVICE)
         slot = self._free_slots.get()
         try:
             self._device.use()
@@ -127,7 +127,7 @@ class CudaEngine(Engine):
             return self._finish(slot, parts)
         except EngineFailure as failure:
             # Nothing may read the requests' memory any more, nor this slot's, when others get them.
-            self._device.settle(failure)
+            self._device.settle(failure, *self._streams())
             raise
         finally:
             self._free_slots.put(slot)
@@ -145,10 +145,9 @@ class CudaEngine(Engine):
         if self._closed:
             return
         self._closed = True
-        if self._life != self._device.life:
-            return  # what it had went with the context that it was opened in
         try:
-            self._device.use()
+            # Asked, because a library that is closed on a lost device may end the process.
+            self._device.ensure_works()
         except EngineFailure as failure:
             if failure.blast is Blast.DEVICE:
                 return  # it has taken everything with it
@@ -160,6 +159,10 @@ class CudaEngine(Engine):
         self._device.let_go(self)
 
     # Inside
+
+    def _streams(self) -> list[Handle]:
+        """Wherever a batch of this engine may have left something."""
+        return [stream for slot in self._slots for stream in (slot.stream, self._stream(slot))]
 
     def _open_slots(self, library_bytes: int) -> None:
         """Allocate everything, if it fits beside the `library_bytes` that the library will want."""
@@ -198,9 +201,8 @@ class CudaEngine(Engine):
         """Compute what lies in the slot, behind what its stream has, and bring the answers to the host."""
         cuda, stream = self._cuda, self._stream(slot)
         cuda.record(slot.copied_in, slot.stream)
-        if stream is not slot.stream:
-            cuda.make_stream_wait(stream, slot.copied_in)
-        with self._device.turn(stream, slot.computing, slot.computed):
+        behind = slot.copied_in if stream is not slot.stream else None
+        with self._device.turn(stream, slot.computing, slot.computed, behind=behind):
             self._compute(slot, size)
         if stream is not slot.stream:
             cuda.make_stream_wait(slot.stream, slot.computed)

@@ -61,8 +61,10 @@ class Slot:
         with ExitStack() as owned:
             self.stream = cuda.make_stream()
             owned.callback(cuda.destroy_stream, self.stream)
-            events = [_make_event(device, owned) for _ in range(5)]
-            self.begun, self.copied_in, self.computing, self.computed, self.copied_out = events
+            events = [_make_event(device, owned) for _ in range(4)]
+            self.begun, self.copied_in, self.computing, self.computed = events
+            # The only one that a thread waits for.
+            self.copied_out = _make_event(device, owned, sleeps=device.sleeps)
             self._device_in, self._device_out = (_allocate(cuda, one.nbytes, owned) for one in (inputs, outputs))
             self._host_in, self._host_out = (_allocate_host(cuda, one.nbytes, owned) for one in (inputs, outputs))
             self._staging, self._answers = _bytes_at(self._host_in, inputs), _bytes_at(self._host_out, outputs)
@@ -114,8 +116,8 @@ class Slot:
         self._owned.close()
 
 
-def _make_event(device: Device, owned: ExitStack) -> Handle:
-    event = device.cuda.make_event()
+def _make_event(device: Device, owned: ExitStack, *, sleeps: bool = False) -> Handle:
+    event = device.cuda.make_event(sleeps=sleeps)
     owned.callback(device.cuda.destroy_event, event)
     owned.callback(device.forget, event)
     return event

@@ -1,17 +1,19 @@
-"""Which convolution search, layout and graphs suit a model on a GPU: measured once and remembered.
+"""Which heuristic, layout, fusion and graphs suit a model on a GPU: measured once and remembered.
 
-Which one wins depends on the network and differs by several times, so every combination is tried on the
-device itself. The result is kept in the plan cache; it is a hint and not code, so that nothing worse than a
-slow engine comes of a wrong one.
+Which one wins depends on the network and differs by several times, so they are tried on the device itself, with the
+smallest and the largest batch in turns, as a server has them: what is lost whenever the size changes is part of the
+price. The result is kept in the plan cache; it is a hint and not code, so that nothing worse than a slow engine comes
+of a wrong one.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -26,19 +28,21 @@ from models.records import from_jsonable, to_jsonable
 
 _log = logging.getLogger("convoy")
 _ROUNDS = 7
-_FILE_VERSION = 1
+_FILE_VERSION = 2
 
-# Opens an engine of one slot for one batch size, not warmed up.
-OpenTrial = Callable[[ConvolutionTuning, int], CudaEngine]
+# Opens an engine of one slot for some batch sizes, not warmed up.
+OpenTrial = Callable[[ConvolutionTuning, tuple[int, ...]], CudaEngine]
+# Milliseconds by batch size.
+_Times = dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class TuningRecord:
-    """The file: what was chosen, and milliseconds of the largest batch under each search and layout."""
+    """The file: what was chosen, and milliseconds of the smallest and the largest batch under all that was tried."""
 
     schema_version: int
     chosen: ConvolutionTuning
-    tried_ms: dict[str, float]
+    tried_ms: dict[str, dict[str, float]]
 
 
 def remembered(memory: Path | None) -> ConvolutionTuning | None:
@@ -50,7 +54,8 @@ def remembered(memory: Path | None) -> ConvolutionTuning | None:
 def tuned(open_trial: OpenTrial, largest: int, memory: Path | None) -> ConvolutionTuning:
     """What `memory` remembers, else the fastest of all, which is then written there. None: nothing is kept.
 
-    Search and layout are tried with batches of `largest`, graphs with one sample. Raises BundleError or
+    Everything is tried with batches of one and of `largest` in turns, and with graphs, unless no way can be captured:
+    a graph saves the launches, and without graphs every size needs a session of its own. Raises BundleError or
     EngineFailure when no way runs.
     """
     known = remembered(memory)
@@ -63,41 +68,53 @@ def tuned(open_trial: OpenTrial, largest: int, memory: Path | None) -> Convoluti
 
 
 def _measured(open_trial: OpenTrial, largest: int) -> TuningRecord:
-    ways = product(get_args(ConvolutionSearch), (True, False))
-    plain = [ConvolutionTuning(search, nhwc, graphs=False) for search, nhwc in ways]
-    tried: dict[ConvolutionTuning, float] = {}
-    problem: EngineFailure | BundleError | None = None
-    for candidate in plain:
-        try:
-            tried[candidate] = _time_ms(open_trial, candidate, largest)
-        except (EngineFailure, BundleError) as failure:
-            problem = _without_frames(failure)
+    sizes = tuple(sorted({1, largest}))
+    ways = [ConvolutionTuning(search, nhwc) for search, nhwc in product(get_args(ConvolutionSearch), (True, False))]
+    tried, problem = _tried(open_trial, ways, sizes)
+    if not tried:
+        _log.info("no CUDA graphs for this model: %s", problem)
+        tried, problem = _tried(open_trial, (replace(way, graphs=False) for way in ways), sizes)
     if not tried:
         assert problem is not None
         raise problem
-    best = min(tried, key=lambda candidate: tried[candidate])
-    names = {f"{one.search} {'NHWC' if one.nhwc else 'NCHW'}": round(ms, 4) for one, ms in tried.items()}
-    return TuningRecord(_FILE_VERSION, _with_graphs_if_they_pay(open_trial, best), names)
+    fused = replace(_best(tried), fuse_conv_bias=True)
+    tried |= _tried(open_trial, [fused], sizes)[0]
+    names = {_name(way): {str(size): round(ms, 4) for size, ms in times.items()} for way, times in tried.items()}
+    return TuningRecord(_FILE_VERSION, _best(tried), names)
 
 
-def _with_graphs_if_they_pay(open_trial: OpenTrial, plain: ConvolutionTuning) -> ConvolutionTuning:
-    """Graphs save launches, which weigh most in the smallest batch."""
-    with_graphs = ConvolutionTuning(plain.search, plain.nhwc, graphs=True)
-    try:
-        if _time_ms(open_trial, with_graphs, 1) < _time_ms(open_trial, plain, 1):
-            return with_graphs
-    except (EngineFailure, BundleError) as failure:
-        _log.info("no CUDA graphs for this model: %s", failure)
-    return plain
+def _tried(
+    open_trial: OpenTrial, ways: Iterable[ConvolutionTuning], sizes: tuple[int, ...]
+) -> tuple[dict[ConvolutionTuning, _Times], EngineFailure | BundleError | None]:
+    """The times of all that run, and why the last of the others does not."""
+    tried: dict[ConvolutionTuning, _Times] = {}
+    problem: EngineFailure | BundleError | None = None
+    for way in ways:
+        try:
+            tried[way] = _times_ms(open_trial, way, sizes)
+        except (EngineFailure, BundleError) as failure:
+            problem = _without_frames(failure)
+    return tried, problem
 
 
-def _time_ms(open_trial: OpenTrial, tuning: ConvolutionTuning, batch_size: int) -> float:
-    engine = open_trial(tuning, batch_size)
+def _best(tried: dict[ConvolutionTuning, _Times]) -> ConvolutionTuning:
+    """A tenth of the smallest batch's time is worth as much as a tenth of the largest's."""
+    return min(tried, key=lambda way: math.prod(tried[way].values()))
+
+
+def _name(way: ConvolutionTuning) -> str:
+    fused = ", bias fused" if way.fuse_conv_bias else ""
+    return f"{way.search} {'NHWC' if way.nhwc else 'NCHW'}{fused}{'' if way.graphs else ', without graphs'}"
+
+
+def _times_ms(open_trial: OpenTrial, way: ConvolutionTuning, sizes: tuple[int, ...]) -> _Times:
+    engine = open_trial(way, sizes)
     try:
         engine.warm_up()
-        part = make_probe(engine, batch_size).part
+        parts = {size: make_probe(engine, size).part for size in sizes}
         # The device's own time: copies cost the same whatever the tuning, and other models wait for the host too.
-        return median(engine.run([part]).compute_ns for _ in range(_ROUNDS)) / 1e6
+        rounds = [{size: engine.run([part]).compute_ns for size, part in parts.items()} for _ in range(_ROUNDS)]
+        return {size: median(taken[size] for taken in rounds) / 1e6 for size in sizes}
     finally:
         engine.close()
 

@@ -1,0 +1,125 @@
+"""Which nodes of an ONNX graph compute with sizes alone, and which with what the clients send.
+
+Reads just enough of the file's protobuf to follow names from node to node; needs no onnx library and leaves the
+weights where they are. Knows nothing of what any operator computes, but that Shape and Size look at no value.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from models.errors import BundleError
+
+# Operators whose output tells of their input's sizes and of none of its values.
+SIZE_READERS = ("Shape", "Size")
+_GRAPH = 7  # of ModelProto
+_NODE, _INPUT, _INITIALIZER = 1, 11, 5  # of GraphProto
+_NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OP = 1, 2, 3, 4  # of NodeProto
+_VALUE_NAME, _TENSOR_NAME = 1, 8  # of ValueInfoProto and TensorProto
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node. `sees_values`: its outputs depend on what the clients send, and not on its sizes alone."""
+
+    name: str
+    op_type: str
+    sees_values: bool
+
+
+@dataclass(slots=True)
+class _Raw:
+    name: str = ""
+    op_type: str = ""
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+
+
+def read_nodes(path: Path) -> tuple[Node, ...]:
+    """The nodes of the main graph in the file's order. Raises BundleError for what is no ONNX file, OSError."""
+    with path.open("rb") as handle:
+        if path.stat().st_size == 0:
+            raise BundleError(f"{path}: is empty")
+        with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return _nodes(data)
+            except (IndexError, UnicodeDecodeError, ValueError) as error:
+                raise BundleError(f"{path}: is no ONNX file ({error})") from error
+
+
+def _nodes(data: mmap.mmap) -> tuple[Node, ...]:
+    nodes: list[_Raw] = []
+    inputs: set[str] = set()
+    constants: set[str] = set()
+    for number, start, end in _fields(data, 0, len(data)):
+        if number != _GRAPH:
+            continue
+        for part, first, last in _fields(data, start, end):
+            if part == _NODE:
+                nodes.append(_node(data, first, last))
+            elif part == _INPUT:
+                inputs.add(_named(data, first, last, _VALUE_NAME))
+            elif part == _INITIALIZER:
+                constants.add(_named(data, first, last, _TENSOR_NAME))
+    seen, judged = inputs - constants, []
+    for node in nodes:  # every node comes behind those that it needs
+        sees = node.op_type not in SIZE_READERS and any(name in seen for name in node.inputs)
+        if sees:
+            seen.update(node.outputs)
+        judged.append(Node(node.name, node.op_type, sees))
+    return tuple(judged)
+
+
+def _node(data: mmap.mmap, start: int, end: int) -> _Raw:
+    node = _Raw()
+    for number, first, last in _fields(data, start, end):
+        if number == _NODE_INPUT:
+            node.inputs.append(data[first:last].decode())
+        elif number == _NODE_OUTPUT:
+            node.outputs.append(data[first:last].decode())
+        elif number == _NODE_NAME:
+            node.name = data[first:last].decode()
+        elif number == _NODE_OP:
+            node.op_type = data[first:last].decode()
+    return node
+
+
+def _named(data: mmap.mmap, start: int, end: int, wanted: int) -> str:
+    return next(
+        (data[first:last].decode() for number, first, last in _fields(data, start, end) if number == wanted), ""
+    )
+
+
+def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Every field of a message that has a length: its number, and where its bytes begin and end."""
+    while start < end:
+        tag, start = _varint(data, start)
+        kind = tag & 7
+        if kind == _VARINT:
+            _, start = _varint(data, start)
+        elif kind == _LENGTH:
+            length, start = _varint(data, start)
+            if start + length > end:
+                raise ValueError("a field is longer than what it is in")
+            yield tag >> 3, start, start + length
+            start += length
+        elif kind in (_FIXED32, _FIXED64):
+            start += 4 if kind == _FIXED32 else 8
+        else:
+            raise ValueError(f"wire type {kind}")
+
+
+def _varint(data: mmap.mmap, start: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 70:
+        byte = data[start]
+        start += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, start
+        shift += 7
+    raise ValueError("a number that does not end")
