@@ -100,6 +100,8 @@ class Core(Reception):
     async def start(self) -> None:
         """Begin to load, and return at once; `ready` turns true when everything that can be loaded is."""
         self.slab = Slab(self.options.max_inflight_bytes, self.options.shared_memory)
+        if self.options.load.machine.gpus:
+            self.slab.keep_pages()  # before an edge is told anything, which may give back pages of its own accord
         self.scheduler = Scheduler(self.slab, self)
         self.health = Health(self, self.options.health)
         self.metrics.watch_inflight_bytes(lambda: self.inflight_bytes)

@@ -186,6 +186,8 @@ def _open_plan(job: GpuJob, device: Device, plan: Plan) -> Engine:
 
 
 def _load_onnx(job: GpuJob, device: Device, found: GpuEngines) -> ProvedEngine:
+    if no_code := job.machine.why_no_code(device):
+        raise NotProved(no_code)
     choice = choose_on_gpu(job.bundle, job.precision, "cuda")
     found.skipped += choice.skipped
     candidates: list[Candidate] = []
@@ -230,6 +232,9 @@ def open_bare_on_gpus(
     refused: list[str] = []
     for device in machine.gpus:
         _ensure_works(device)
+        if no_code := machine.why_no_code(device):
+            refused.append(refusal("onnxruntime-cuda", device, no_code))
+            continue
         opener = _OnnxOpener(onnx, spec, max_batch_size, "fp32", device, machine, plan_cache)
         try:
             engines.append(opener.open())

@@ -16,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from app.catalog import Served, ServedLane
+from app.engines.base import Engine
 from app.lane_runner import lane_runner
 from app.loading import LoadedModel, LoadOptions
 from app.loose_threads import begin
@@ -49,6 +50,7 @@ class Lanes:
         self._closing: dict[int, asyncio.Task[None]] = {}
         self._lost: dict[ModelKey, list[asyncio.Task[None]]] = {}
         self._replacing = asyncio.Lock()
+        self._has_pages_locked = False  # or is about to
 
     def open(self, served: Served, proved: ProvedEngine) -> None:
         """Let an engine that has proved itself work for a version."""
@@ -57,11 +59,17 @@ class Lanes:
         lane = Lane(number, number, info.device, info.batch_sizes, latency, info.slots)
         slots = self._core.scheduler.state.device_slots
         slots[info.device] = max(info.slots, slots.get(info.device, 1))
-        self._core.slab.page_lock(proved.engine.page_lock)
+        if info.device != "cpu" and not self._has_pages_locked:
+            self._has_pages_locked = True
+            self._core.spawn(self._lock_pages(proved.engine, self._core.slab.keep_pages()))
         served.lanes.append(ServedLane(lane, proved, last_success_ns=time.monotonic_ns()))
         here_below_ns = _SHORT_BATCH_NS if proved.engine.computes_in_caller else 0
         run = lane_runner(self._core.slab, proved.engine)
         self._core.scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns)
+
+    async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
+        """In a thread: it takes as long as the memory is large. Until then the host gathers what a device could read."""
+        self._has_pages_locked = await asyncio.to_thread(engine.page_lock, memory)
 
     async def swap(self, served: Served, proved: ProvedEngine) -> bool:
         """Let an engine take over from those that give way to it; return when these are closed, whether it did."""

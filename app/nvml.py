@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -74,9 +75,32 @@ class Nvml:
         """The GPU that CUDA calls so. Raises NvmlUnavailable."""
         try:
             handle = self._library.nvmlDeviceGetHandleByPciBusId(gpu.pci_bus_id.encode())
+            handle = self._slice_of(handle, gpu)
             return GpuProbe(self._library, handle, gpu, _text(self._library.nvmlDeviceGetUUID(handle)))
         except self._library.NVMLError as error:
             raise NvmlUnavailable(f"NVML does not find {gpu.device} at {gpu.pci_bus_id}: {error}") from error
+
+    def _slice_of(self, whole: Any, gpu: GpuProperties) -> Any:
+        """Where a GPU is divided, the slice that CUDA sees, which has memory of its own. Raises NvmlUnavailable.
+
+        Better no figures than those of the whole, which other processes share.
+        """
+        library = self._library
+        try:
+            is_divided = library.nvmlDeviceGetMigMode(whole)[0] == library.NVML_DEVICE_MIG_ENABLE
+        except (library.NVMLError_NotSupported, library.NVMLError_FunctionNotFound):
+            is_divided = False
+        if not is_divided:
+            return whole
+        slices = []
+        for index in range(library.nvmlDeviceGetMaxMigDeviceCount(whole)):
+            with suppress(library.NVMLError_NotFound, library.NVMLError_InvalidArgument):
+                slices.append(library.nvmlDeviceGetMigDeviceHandleByIndex(whole, index))
+        for one in slices:
+            uuid = _text(library.nvmlDeviceGetUUID(one)).removeprefix("MIG-").replace("-", "")
+            if uuid.lower() == gpu.uuid.lower() or len(slices) == 1:
+                return one
+        raise NvmlUnavailable(f"{gpu.device} is a slice of {gpu.name}, and NVML does not tell which of {len(slices)}")
 
 
 class GpuProbe:

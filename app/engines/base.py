@@ -116,7 +116,8 @@ class Engine(ABC):
     def page_lock(self, memory: memoryview) -> bool:
         """Lock the block that parts will lie in, if a device could then read it by itself; whether it is locked.
 
-        Locked pages may not be given back to the system while the process lives. A CPU has no use for it.
+        Locked pages may not be given back to the system while the process lives. A CPU has no use for it. It takes as
+        long as the block is large, and may come from any thread, beside `run`.
         """
         return False
 

@@ -11,9 +11,11 @@ import io
 import logging
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from app.engines import tensorrt
+from app.engines.cuda.code import codes_of, has_code, in_words
 from app.engines.cuda.device import Device, open_devices
 from app.engines.cuda.driver import CudaUnavailable
 from app.engines.onnxruntime_cuda import PROVIDER
@@ -21,6 +23,7 @@ from app.engines.tensorrt_library import load_tensorrt
 from models.errors import JobError
 
 _log = logging.getLogger("convoy")
+_PROVIDER_FILE = Path("capi") / "libonnxruntime_providers_cuda.so"
 _INSTALL = "uninstall onnxruntime and run pip install 'convoy-serve[gpu]'"
 
 
@@ -43,6 +46,19 @@ class Machine:
     no_gpu: str = "the GPU was not asked for"
     tensorrt: Library = field(default=_NO_LIBRARY)
     onnxruntime: Library = field(default=_NO_LIBRARY)
+
+    def why_no_code(self, gpu: Device) -> str:
+        """Why ONNX Runtime, as it is installed, can run nothing on a GPU; empty where it can, or does not say."""
+        module, properties = self.onnxruntime.module, gpu.properties
+        place = getattr(module, "__file__", None)
+        codes = codes_of(Path(place).parent / _PROVIDER_FILE) if place else frozenset()
+        if not codes or has_code(codes, properties.compute_capability):
+            return ""
+        return (
+            f"onnxruntime {module.__version__} has no code for {properties.name}, whose compute capability is "
+            f"{properties.compute_capability}: it has it for {in_words(codes)}; TensorRT may serve there, or another "
+            "build of onnxruntime-gpu"
+        )
 
 
 CPU_ONLY = Machine()

@@ -54,7 +54,11 @@ def _cuda(machine: Machine) -> Availability:
         return Availability("onnxruntime-cuda", "cuda", False, machine.no_gpu)
     if machine.onnxruntime.module is None:
         return Availability("onnxruntime-cuda", "cuda", False, machine.onnxruntime.reason)
-    return Availability("onnxruntime-cuda", "cuda", True, _gpu_names(machine))
+    without = [why for why in map(machine.why_no_code, machine.gpus) if why]
+    if len(without) == len(machine.gpus):
+        return Availability("onnxruntime-cuda", "cuda", False, without[0])
+    reason = "; but ".join((_gpu_names(machine), *dict.fromkeys(without)))
+    return Availability("onnxruntime-cuda", "cuda", True, reason)
 
 
 def _cpu(machine: Machine) -> Availability:

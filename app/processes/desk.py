@@ -90,7 +90,7 @@ class Desk:
     def menu(self) -> Menu:
         catalog = self.core.catalog
         served = tuple(Dish(one.key, one.spec, one.text_only) for one in catalog.served())
-        is_complete, pages_locked = self.core.initial_load_done, self.core.slab.is_page_locked
+        is_complete, pages_locked = self.core.initial_load_done, self.core.slab.keeps_pages
         return Menu(self._menu_number, served, tuple(catalog.others()), is_complete, pages_locked)
 
     def menu_is_known(self) -> None:

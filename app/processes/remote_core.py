@@ -171,7 +171,7 @@ class RemoteCore(Reception):
 
     def _menu_changed(self, menu: Menu) -> None:
         if menu.pages_locked:
-            self.slab.is_page_locked = True
+            self.slab.keep_pages()
         self.catalog.update(menu)
         self._presence.set()
         self._say(Known(menu.number))

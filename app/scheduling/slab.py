@@ -105,8 +105,8 @@ class Slab:
         self._refs = cast("Iterator[SlotRef]", count(1))
         self._high_water = 0
         self.used_bytes = 0
-        # A device has been told where the pages are, by this process or by another that shares them.
-        self.is_page_locked = False
+        # A device is told where the pages are, by this process or by another that shares them: none may be given back.
+        self.keeps_pages = False
 
     def reserve(self, nbytes: int) -> Slot | None:
         """A slot of `nbytes` in state FILLING, or None when there is no room for it now."""
@@ -178,10 +178,10 @@ class Slab:
             found.append(view[offset:end])
         return tuple(found)
 
-    def page_lock(self, lock: Callable[[memoryview], bool]) -> None:
-        """Let a device's engine lock the whole memory, unless one has; from then on every page stays."""
-        if not self.is_page_locked and lock(self._view):
-            self.is_page_locked = True
+    def keep_pages(self) -> memoryview:
+        """The whole memory, for a device to lock; every page stays where it is from now on, locked or not yet."""
+        self.keeps_pages = True
+        return self._view
 
     @property
     def slots_in_use(self) -> int:
@@ -207,7 +207,7 @@ class Slab:
             return
         self.used_bytes -= slot.extent_bytes
         self._extents.give_back(slot.offset, slot.extent_bytes)
-        if not self.used_bytes and self._high_water > KEEP_RESIDENT_BYTES and not self.is_page_locked:
+        if not self.used_bytes and self._high_water > KEEP_RESIDENT_BYTES and not self.keeps_pages:
             self._part.memory.madvise(self._advice, self._part.offset, self.capacity_bytes)
             self._high_water = 0
 

@@ -28,13 +28,25 @@ class NVMLError_GpuIsLost(NVMLError):
     pass
 
 
+class NVMLError_NotFound(NVMLError):
+    pass
+
+
+class NVMLError_InvalidArgument(NVMLError):
+    pass
+
+
 @dataclass
 class FakeDevice:
-    """One GPU. `answers` are by call; what is not there is not supported, and an exception is raised."""
+    """One GPU. `answers` are by call; what is not there is not supported, and an exception is raised.
+
+    Where there are `slices`, MIG divides it into these; None is a place where there could be one.
+    """
 
     pci_bus_id: str
     uuid: str
     answers: dict[str, Any] = field(default_factory=dict)
+    slices: tuple[FakeDevice | None, ...] = ()
 
 
 def busy_device(pci_bus_id: str, uuid: str) -> FakeDevice:
@@ -59,6 +71,9 @@ class FakeNvml:
     NVMLError = NVMLError
     NVMLError_NotSupported = NVMLError_NotSupported
     NVMLError_FunctionNotFound = NVMLError_FunctionNotFound
+    NVMLError_NotFound = NVMLError_NotFound
+    NVMLError_InvalidArgument = NVMLError_InvalidArgument
+    NVML_DEVICE_MIG_ENABLE = 1
 
     def __init__(self, *devices: FakeDevice, does_start: bool = True) -> None:
         self.devices = devices
@@ -74,6 +89,20 @@ class FakeNvml:
             if device.pci_bus_id.encode() == pci_bus_id:
                 return device
         raise NVMLError("Not Found")
+
+    def nvmlDeviceGetMigMode(self, device: FakeDevice) -> list[int]:
+        if not device.slices:
+            raise NVMLError_NotSupported("Not Supported")
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: FakeDevice) -> int:
+        return len(device.slices)
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeDevice, index: int) -> FakeDevice:
+        found = device.slices[index]
+        if found is None:
+            raise NVMLError_NotFound("Not Found")
+        return found
 
     def nvmlDeviceGetUUID(self, device: FakeDevice) -> str:
         return device.uuid

@@ -28,6 +28,38 @@ def listed(workshop: Workshop) -> list[tuple[str, str]]:
     return sorted(re.findall(r'^convoy_engine_info{device="(.*?)",.*reason="(.*?)".* 1.0$', text, re.MULTILINE))
 
 
+# What a device is told of the requests' memory
+
+
+def test_locking_the_pages_of_the_requests_memory_holds_up_nobody(tmp_path: Path) -> None:
+    may_end, asked = threading.Event(), []
+
+    class Locking(WatchedEngine):
+        def page_lock(self, memory: memoryview) -> bool:
+            asked.append((threading.current_thread(), len(memory)))
+            return may_end.wait(10)
+
+    class Locked(Workshop):
+        def make(self, device: str) -> WatchedEngine:
+            self.engines.append(Locking(device, 100.0 * (len(self.engines) + 1), self.slots))
+            return self.engines[-1]
+
+    workshop = Locked(tmp_path, devices=("gpu:0", "gpu:1"))
+
+    async def scenario() -> None:
+        slab = workshop.core.slab
+        await until(lambda: bool(asked))
+        assert slab.keeps_pages, "a page that is given back meanwhile would be another one for the device"
+        assert await workshop.ask() > 0
+        may_end.set()
+        await workshop.core.swap_engine(workshop.served(), proved(workshop.make("gpu:0")))
+        assert await workshop.ask() > 0
+        assert asked == [(asked[0][0], slab.capacity_bytes)], "once"
+        assert asked[0][0] is not threading.current_thread()
+
+    in_workshop(workshop, scenario)
+
+
 # Swaps
 
 

@@ -7,6 +7,7 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -146,6 +147,39 @@ def test_a_gpu_that_nvml_does_not_find_leaves_the_others_theirs(caplog: pytest.L
     watch = watched(FakeNvml(busy(found)), (hidden, found))
     assert [reading.device for reading in watch.readings] == ["cuda:1"]
     assert "NVML does not find cuda:0" in caplog.text
+
+
+def sliced(gpu: Device, *slices: FakeDevice | None) -> FakeNvml:
+    """Of a GPU that says what all its processes do together."""
+    whole = busy(gpu)
+    whole.slices = slices
+    return FakeNvml(whole)
+
+
+def slice_of_gpu(number: int, used: int) -> FakeDevice:
+    """It tells its memory and nothing else."""
+    memory = SimpleNamespace(total=1 << 33, free=(1 << 33) - used, used=used)
+    digits = f"{number:02x}" * 16
+    uuid = "-".join(("MIG", digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    return FakeDevice("", uuid, {"nvmlDeviceGetMemoryInfo": memory})
+
+
+def test_of_a_divided_gpu_the_figures_are_those_of_the_slice_that_serves() -> None:
+    first, second = gpus(2)
+    nvml = sliced(second, slice_of_gpu(7, 1000), None, slice_of_gpu(1, 2000))
+    (reading,) = watched(nvml, (second,)).readings
+    assert (reading.uuid[:12], reading.memory_used_bytes, reading.memory_total_bytes) == ("MIG-01010101", 2000, 1 << 33)
+    assert reading.busy_ratio is None
+    # Whatever CUDA calls it: there is only one that it can be.
+    (reading,) = watched(sliced(first, None, slice_of_gpu(9, 3000)), (first,)).readings
+    assert reading.memory_used_bytes == 3000
+
+
+def test_a_slice_that_cannot_be_told_from_its_neighbours_has_no_figures(caplog: pytest.LogCaptureFixture) -> None:
+    (gpu,) = gpus()
+    watch = watched(sliced(gpu, slice_of_gpu(7, 1000), slice_of_gpu(8, 2000)), (gpu,))
+    assert watch.readings == ()
+    assert "cuda:0 is a slice of GPU 0, and NVML does not tell which of 2" in caplog.text
 
 
 def test_readings_end_when_they_are_too_old_to_be_true() -> None:

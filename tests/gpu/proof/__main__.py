@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 DEFAULT_BUDGET_S = 460.0
-NEEDED = "a plain checkout needs numpy, Pillow, safetensors, onnxruntime and cuda-python (cuda.bindings)"
+NEEDED = "a plain checkout needs numpy, Pillow, safetensors, scipy, onnxruntime and cuda-python (cuda.bindings)"
 
 
 def main(arguments: list[str]) -> int:
