@@ -68,7 +68,7 @@ class Lanes:
         self._core.scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns)
 
     async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
-        """In a thread: it takes as long as the memory is large. Until then the host gathers what a device could read."""
+        """In a thread: it takes as long as the memory is large. Until then the host gathers what it could read."""
         self._has_pages_locked = await asyncio.to_thread(engine.page_lock, memory)
 
     async def swap(self, served: Served, proved: ProvedEngine) -> bool:
