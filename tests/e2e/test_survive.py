@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
 from tests.support.crowds import Crowd, at_once
-from tests.support.fake_server import DIE, HANG
+from tests.support.fake_server import DIE, HANG, LOSE_GPU
 from tests.support.servers import FakeServer, start_fake_server, start_server, wait_until
 from tests.support.stores import digit
 from tests.support.wire import Wire, head
@@ -88,6 +90,22 @@ def test_an_engine_that_cannot_be_replaced_ends_the_process_with_70(switch: str)
         assert "could not be replaced" in server.log
         assert "Thread 0x" in server.log
         assert hanging.exception() is not None or hanging.result().status_code == 503
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_a_gpu_that_is_lost_ends_the_process_with_70_or_costs_the_core(edges: int) -> None:
+    options = {**fake(), "gpu": True}
+    with start_fake_server(fake=options, edges=edges, exit_code=0 if edges else 70) as server:
+        assert server.stats()["models"][0]["engine"] == "onnxruntime-cuda"
+        assert server.infer(1.0).json()["outputs"][0]["data"] == [1.0] * 4
+        with suppress(httpx.TransportError):
+            assert server.infer(LOSE_GPU).status_code == 503
+        wait_until(lambda: "an illegal memory access" in server.log, "the loss is seen")
+        if edges:
+            wait_until(lambda: server.log.count("exit code 70") == 1 and server.is_ready(), "another core is there")
+            assert server.infer(1.0).json()["outputs"][0]["data"] == [1.0] * 4
+        else:
+            assert server.wait() == 70
 
 
 @pytest.mark.parametrize("edges", [0, 1])

@@ -6,6 +6,9 @@ back what they get: for each dtype `echo_<dtype>`, [batch, any size], and `scala
 a batch; BYTES may be any bytes. What a sample of `rows` starts with says
 what its engine does: POISON fails its batch, HANG never returns, DIE is fatal for the engine.
 
+With `"gpu": true` only `rows` is there, an ONNX file that is really loaded, onto a fake GPU by ONNX Runtime's engine;
+LOSE_GPU breaks the GPU for the process.
+
 `FAKE_OPTIONS` is JSON: `latency_ms`, `per_sample_ms`, `max_batch`, `reload_ms` (how long it takes to replace
 an engine), `health` (arguments of HealthOptions), `hang_from_start` (what to put into the
 switch `hang_load`). `FAKE_SWITCHES` is a folder; a file in it changes at once
@@ -27,7 +30,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,7 @@ from app.canary import CanaryCheck
 from app.core import Core, CoreOptions
 from app.engines.base import Blast, EngineFailure
 from app.engines.fake import Arrays, FakeEngine
+from app.engines.machine import Machine
 from app.health import HealthOptions
 from app.listening import listen
 from app.loading import LoadedModel, LoadOptions
@@ -54,7 +58,7 @@ from models.errors import BundleError
 from models.spec import NUMPY_DTYPES, ImageSpec, ModelSpec, TensorSpec
 from models.store import StoredVersion
 
-POISON, HANG, DIE = 666.0, -1.0, -2.0
+POISON, HANG, DIE, LOSE_GPU = 666.0, -1.0, -2.0, -3.0
 _SIDE = 8
 _IMAGE = ImageSpec(_SIDE, _SIDE, 3, "exact", _SIDE, "nearest", False, (0.0,) * 3, (1.0,) * 3, "uint8_nhwc")
 
@@ -158,6 +162,9 @@ def make_core(core_options: CoreOptions, **own: Any) -> Core:
     switches = Path(os.environ["FAKE_SWITCHES"])
     fakes = Fakes(options, switches)
     health = HealthOptions(**options.get("health", {}))
+    if options.get("gpu"):
+        load_options = replace(core_options.load, machine=_machine_that_can_be_lost())
+        return Core(replace(core_options, health=health, load=load_options), **own)
     kind = Core
     if options.get("bugs"):
         kind = _with_bugs(switches / "bug")
@@ -196,11 +203,29 @@ def _put_bugs_into_routes(switch: Path) -> None:
         kind.handle = handle  # type: ignore[method-assign]
 
 
+def _machine_that_can_be_lost() -> Machine:
+    from tests.support.fake_cuda import ILLEGAL_ADDRESS
+    from tests.support.gpu_machine import FakeGpu, GpuBench
+
+    bench = GpuBench.of(FakeGpu())
+
+    def break_if_told(arrays: Mapping[str, np.ndarray]) -> None:
+        if any((array == LOSE_GPU).any() for array in arrays.values()):
+            bench.cuda.sticky = ILLEGAL_ADDRESS
+
+    bench.onnxruntime.spoils = break_if_told
+    return bench.machine
+
+
 def main() -> int:
     options = json.loads(os.environ.get("FAKE_OPTIONS", "{}"))
     store = Path(os.environ["FAKE_SWITCHES"]) / "store"
     echoes = [f"{kind}_{dtype.lower()}" for dtype in NUMPY_DTYPES for kind in ("echo", "scalar")]
-    for name in ("rows", "images", *(echoes if options.get("echo") else ())):
+    if options.get("gpu"):
+        from tests.support import onnx_models
+
+        onnx_models.identity(store / "rows" / "1" / "model.onnx", dims=("batch", 4))
+    for name in () if options.get("gpu") else ("rows", "images", *(echoes if options.get("echo") else ())):
         (store / name / "1").mkdir(parents=True, exist_ok=True)
     if hanging := options.get("hang_from_start"):
         (store.parent / "hang_load").write_text(hanging)
