@@ -7,18 +7,22 @@ weights where they are. Knows nothing of what any operator computes, but that Sh
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from models.errors import BundleError
+
+_Found = TypeVar("_Found")
 
 # Operators whose output tells of their input's sizes and of none of its values.
 SIZE_READERS = ("Shape", "Size")
 _GRAPH = 7  # of ModelProto
 _NODE, _INPUT, _INITIALIZER = 1, 11, 5  # of GraphProto
 _NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OP = 1, 2, 3, 4  # of NodeProto
-_VALUE_NAME, _TENSOR_NAME = 1, 8  # of ValueInfoProto and TensorProto
+_VALUE_NAME, _TENSOR_NAME, _TENSOR_TYPE = 1, 8, 2  # of ValueInfoProto and TensorProto
+_HALVES = (10, 16)  # TensorProto.FLOAT16, BFLOAT16
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types
 
 
@@ -41,12 +45,21 @@ class _Raw:
 
 def read_nodes(path: Path) -> tuple[Node, ...]:
     """The nodes of the main graph in the file's order. Raises BundleError for what is no ONNX file, OSError."""
+    return _read(path, _nodes)
+
+
+def has_half_weights(path: Path) -> bool:
+    """Whether some weight has 16 bits, so that the file computes in them. Raises BundleError, OSError."""
+    return _read(path, _has_halves)
+
+
+def _read(path: Path, read: Callable[[mmap.mmap], _Found]) -> _Found:
     with path.open("rb") as handle:
         if path.stat().st_size == 0:
             raise BundleError(f"{path}: is empty")
         with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                return _nodes(data)
+                return read(data)
             except (IndexError, UnicodeDecodeError, ValueError) as error:
                 raise BundleError(f"{path}: is no ONNX file ({error})") from error
 
@@ -55,16 +68,13 @@ def _nodes(data: mmap.mmap) -> tuple[Node, ...]:
     nodes: list[_Raw] = []
     inputs: set[str] = set()
     constants: set[str] = set()
-    for number, start, end in _fields(data, 0, len(data)):
-        if number != _GRAPH:
-            continue
-        for part, first, last in _fields(data, start, end):
-            if part == _NODE:
-                nodes.append(_node(data, first, last))
-            elif part == _INPUT:
-                inputs.add(_named(data, first, last, _VALUE_NAME))
-            elif part == _INITIALIZER:
-                constants.add(_named(data, first, last, _TENSOR_NAME))
+    for part, first, last in _graph(data):
+        if part == _NODE:
+            nodes.append(_node(data, first, last))
+        elif part == _INPUT:
+            inputs.add(_named(data, first, last, _VALUE_NAME))
+        elif part == _INITIALIZER:
+            constants.add(_named(data, first, last, _TENSOR_NAME))
     seen, judged = inputs - constants, []
     for node in nodes:  # every node comes behind those that it needs
         sees = node.op_type not in SIZE_READERS and any(name in seen for name in node.inputs)
@@ -72,6 +82,23 @@ def _nodes(data: mmap.mmap) -> tuple[Node, ...]:
             seen.update(node.outputs)
         judged.append(Node(node.name, node.op_type, sees))
     return tuple(judged)
+
+
+def _has_halves(data: mmap.mmap) -> bool:
+    for part, first, last in _graph(data):
+        if part == _INITIALIZER:
+            numbers: dict[int, int] = {}
+            for _ in _fields(data, first, last, numbers):
+                pass
+            if numbers.get(_TENSOR_TYPE) in _HALVES:
+                return True
+    return False
+
+
+def _graph(data: mmap.mmap) -> Iterator[tuple[int, int, int]]:
+    for number, start, end in _fields(data, 0, len(data)):
+        if number == _GRAPH:
+            yield from _fields(data, start, end)
 
 
 def _node(data: mmap.mmap, start: int, end: int) -> _Raw:
@@ -94,13 +121,20 @@ def _named(data: mmap.mmap, start: int, end: int, wanted: int) -> str:
     )
 
 
-def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Every field of a message that has a length: its number, and where its bytes begin and end."""
+def _fields(
+    data: mmap.mmap, start: int, end: int, numbers: dict[int, int] | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """Every field of a message that has a length: its number, and where its bytes begin and end.
+
+    Those that are a number are put into `numbers`.
+    """
     while start < end:
         tag, start = _varint(data, start)
         kind = tag & 7
         if kind == _VARINT:
-            _, start = _varint(data, start)
+            value, start = _varint(data, start)
+            if numbers is not None:
+                numbers[tag >> 3] = value
         elif kind == _LENGTH:
             length, start = _varint(data, start)
             if start + length > end:

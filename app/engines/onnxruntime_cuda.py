@@ -30,7 +30,7 @@ from app.engines.onnx_tensors import element_type
 from app.engines.onnxruntime import check_names, first_line, read_signature
 from models.bundle import Precision
 from models.errors import BundleError
-from models.onnx_nodes import SIZE_READERS, read_nodes
+from models.onnx_nodes import SIZE_READERS, has_half_weights, read_nodes
 from models.spec import TensorSpec
 
 PROVIDER = "CUDAExecutionProvider"
@@ -106,6 +106,8 @@ class OnnxRuntimeCudaEngine(CudaEngine):
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix=f"launches-{device.name}")
         try:
             device.check_room(_file_bytes(model), model.name)
+            # What nobody has made a variant of may compute in halves under any name.
+            self._is_full_precision = precision == "fp32" and not has_half_weights(model)
             self._computing = self._cuda.make_stream()
             self._open_sessions(model)
             self._open_slots(library_bytes=0)
@@ -162,7 +164,7 @@ class OnnxRuntimeCudaEngine(CudaEngine):
             "fuse_conv_bias": str(int(self.tuning.fuse_conv_bias)),
             "enable_cuda_graph": str(int(self.tuning.graphs)),
         }
-        if self.info.precision == "fp32":
+        if self._is_full_precision:
             # FP32 was promised, and TF32 keeps ten bits of mantissa. Asked for elsewhere, this would also keep every
             # convolution in half precision from the tensor cores.
             options["use_tf32"] = "0"

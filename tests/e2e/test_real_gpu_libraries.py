@@ -154,7 +154,7 @@ def test_what_is_wrong_is_found(libraries: Path) -> None:
 def test_every_option_string_stands_in_the_provider(libraries: Path) -> None:
     options = [text for text in used_names.strings(ENGINE, "_provider_options") if not text.isdigit()]
     assert {"use_tf32", "user_compute_stream", "kSameAsRequested"} <= set(options), "the source is not read rightly"
-    expected = {*options, *get_args(ConvolutionSearch), PROVIDER} - {"fp32"}  # which is our own word
+    expected = {*options, *get_args(ConvolutionSearch), PROVIDER}
     assert absent(expected, libraries / "onnxruntime/capi/libonnxruntime_providers_cuda.so") == []
 
 

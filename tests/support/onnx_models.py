@@ -66,6 +66,17 @@ def shift(path: Path, by: float) -> Path:
     return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("batch", 4))])
 
 
+def halved(path: Path) -> Path:
+    """Gives back what it gets by way of half precision, whose weights it has."""
+    one = helper.make_tensor("one", TensorProto.FLOAT16, [1], [1.0])
+    nodes = [
+        helper.make_node("Cast", ["x"], ["half"], to=TensorProto.FLOAT16),
+        helper.make_node("Mul", ["half", "one"], ["same"]),
+        helper.make_node("Cast", ["same"], ["y"], to=TensorProto.FLOAT),
+    ]
+    return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("batch", 4))], [one])
+
+
 def resized(path: Path, *, named: bool = True) -> Path:
     """Every pixel four times, by a size that is computed from the input's own, as an upsampling by size does."""
     nodes = [

@@ -231,6 +231,14 @@ def test_a_bare_model_of_fixed_sizes_runs_on_the_gpu(bench, tmp_path):
     assert [engine for engine, _, _ in engines(model)] == ["onnxruntime-cuda"]
 
 
+def test_a_bare_model_in_half_precision_keeps_its_tensor_cores(bench, tmp_path):
+    for name, write in (("half", onnx_models.halved), ("full", onnx_models.add_sub)):
+        write(tmp_path / "store" / name / "1" / "model.onnx")
+        model = load(Store(tmp_path / "store").versions(name)[0], options(bench, tmp_path))
+        assert [engine for engine, _, _ in engines(model)] == ["onnxruntime-cuda"]
+        assert bench.onnxruntime.opened[-1].get("use_tf32") == ("0" if name == "full" else None)
+
+
 def test_a_bare_model_of_free_sizes_runs_on_the_cpu_and_says_why(bench, tmp_path):
     onnx_models.mean(tmp_path / "store" / "mean" / "1" / "model.onnx")
     model = load(Store(tmp_path / "store").versions("mean")[0], options(bench, tmp_path))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.core import DEMO_STORE
 from models.errors import BundleError
-from models.onnx_nodes import read_nodes
+from models.onnx_nodes import has_half_weights, read_nodes
 from tests.support import onnx_models
 
 
@@ -35,6 +35,12 @@ def test_constants_see_nothing_and_what_they_are_added_to_does(tmp_path: Path) -
 def test_a_whole_network_is_read_as_the_library_reads_it(file: Path) -> None:
     expected = [(node.name, node.op_type) for node in onnx.load(file).graph.node]
     assert [(node.name, node.op_type) for node in read_nodes(file)] == expected
+
+
+@pytest.mark.parametrize("file", sorted(DEMO_STORE.rglob("*.onnx")), ids=lambda path: path.name)
+def test_half_precision_is_known_by_the_weights(file: Path) -> None:
+    types = {weight.data_type for weight in onnx.load(file).graph.initializer}
+    assert has_half_weights(file) is (onnx.TensorProto.FLOAT16 in types)
 
 
 @given(data=st.binary(max_size=200))
