@@ -57,10 +57,12 @@ simulate: $(VENV)/.dev
 zoo-table: $(VENV)/.dev
 	nice -n 19 $(BIN)/python -m export.zoo_table
 
-# On a machine with an NVIDIA GPU, within eight minutes, from a plain checkout: it installs nothing and takes what
-# that Python has. OUT=DIR writes elsewhere than into docs/.
+# On a machine with an NVIDIA GPU, from a plain checkout: it installs nothing and takes what that Python has. All parts in
+# their order, at most eight minutes each, as far as they were not answered before; docs/gpu-proof.md says more.
+# PART=2 one part, ONLY=NAME one experiment, FRESH=1 asks again, CARRY=DIR libraries to use, OUT=DIR instead of docs/.
 gpu-proof:
-	$(PYTHON) -m tests.gpu.proof --out $(OUT)
+	$(PYTHON) -m tests.gpu.proof --out $(OUT) $(if $(PART),--part $(PART)) $(if $(ONLY),--only $(ONLY)) \
+		$(if $(filter 1,$(FRESH)),--fresh) $(if $(CARRY),--carry $(CARRY))
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 
+PART_BUDGET_S = 480.0
+
 
 class NoTimeLeft(Exception):
     """The step would not end in time; the message says what it wanted."""

@@ -27,10 +27,14 @@ from tests.gpu.proof.targets import judge
 
 @dataclass(slots=True)
 class Findings:
-    """Grows while the program runs; `folder` is where results and page go."""
+    """Grows while the program runs; `folder` is where results and page go.
+
+    `label` is in the file's name, where one GPU has several.
+    """
 
     environment: Environment
     folder: Path
+    label: str = ""
     ended: str = ""
     tests: TestRun | None = None
     stages: list[Stage] = field(default_factory=list)
@@ -55,6 +59,7 @@ class Findings:
             schema_version=SCHEMA_VERSION,
             environment=replace(self.environment, states=tuple(self.states)),
             ended=self.ended,
+            label=self.label,
             stages=tuple(self.stages),
             tests=self.tests,
             agreements=tuple(self.agreements),

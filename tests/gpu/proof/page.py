@@ -1,4 +1,4 @@
-"""The page for people: one section for each results file.
+"""The page for people: how to make it, what is asked, and one section for each GPU.
 
 Knows Markdown and the records. Judges nothing: verdicts stand in the records.
 """
@@ -10,15 +10,55 @@ from pathlib import Path
 
 from models.checkpoint import write_whole
 from models.records import RecordError
+from tests.gpu.proof.book import Book, read_books
+from tests.gpu.proof.experiments_page import answers, questions
+from tests.gpu.proof.markdown import table
 from tests.gpu.proof.records import SCHEMA_VERSION, Environment, GpuState, Proof, Target, read_proof
 from tests.gpu.proof.targets import TORCH
 
 PAGE = "gpu-proof.md"
-_INTRODUCTION = f"""# What was proved on a GPU
+_INTRODUCTION = """# What was proved on a GPU
 
-Written by `make gpu-proof`, which runs on any machine with an NVIDIA driver and a plain checkout: it runs the tests
-marked `gpu`, then measures, within eight minutes. It takes what it finds: what is missing (TensorRT, ONNX Runtime's
-CUDA provider, the HTTP server's libraries) drops its rows, and the reason stands below. `OUT=DIR` writes elsewhere.
+Written by `make gpu-proof`, which runs on any machine with an NVIDIA driver and a plain checkout, in parts of at most
+eight minutes:
+
+| | |
+|---|---|
+| `make gpu-proof` | all parts in their order, as far as they were not answered before |
+| `make gpu-proof PART=2` | one part; each is useful alone |
+| `FRESH=1` | asks again what was answered before |
+| `ONLY=NAME` | one experiment |
+| `CARRY=DIR` | unpacks wheels and packed libraries from `DIR` and uses them |
+| `OUT=DIR` | writes there instead of `docs/` |
+
+Each experiment asks one question in a process of its own, with a limit: a kernel that breaks the device, a library that
+ends the process or a call that never returns costs that experiment only. What it found is in
+`results/<gpu>-experiments.json` when it ends, so that the next call, on the same machine or on another one of its kind,
+goes on where this one stopped; what does not fit into a part's time is left for that call. *Otherwise* means that the
+guess in the column *expected* was wrong, or that the process ended in a way that it should not; *not measurable here*
+means that something is missing, and is asked again each time. `--page` writes this page again from the results.
+
+## On a machine without a network
+
+What a machine lacks can be carried in a folder. ONNX Runtime's GPU wheel is too large for most ways to carry it, so it
+is made smaller: the machine code of other GPUs is taken out, and what is left is packed. With the wheel for that
+machine's Python, and the compute capability of its GPU (9.0 for H100 and H200):
+
+```
+pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 -d wheels \\
+    onnxruntime-gpu
+python -m tests.gpu.proof.pack wheels/onnxruntime_gpu-*.whl 9.0 carried       # some 60 MB
+pip download --no-deps ... -d carried fastapi uvicorn ...                     # whatever else is missing there
+make gpu-proof CARRY=carried PART=0                                           # on that machine
+```
+
+Part 0 says whether the provider loads. CUDA and cuDNN are taken from where pip has put them, with torch for instance
+(`nvidia/*/lib`), by way of `LD_LIBRARY_PATH`; they need not be carried where torch for CUDA is installed.
+"""
+_BENCHMARK = f"""## How to read the benchmark
+
+It runs the tests marked `gpu` unless part 1 has, then measures. It takes what it finds: what is missing (TensorRT, ONNX
+Runtime's CUDA provider, the HTTP server's libraries) drops its rows, and the reason stands below.
 
 Every ratio is of two figures of one run. *Bare*: the engine alone, fed from page-locked memory by one thread per slot.
 *Core*: the same engine behind slab, queue, batcher and lane, without HTTP; its requests' bytes lie in the slab already.
@@ -32,7 +72,7 @@ ResNet-50 and MobileNetV2 have random weights with measured BatchNorm statistics
 
 def write_page(folder: Path) -> None:
     """The page in `folder` over all results in `folder`/results. Raises JobError when the disk does not take it."""
-    write_whole(folder / PAGE, render(_proofs(folder / "results")).encode())
+    write_whole(folder / PAGE, render(_proofs(folder / "results"), read_books(folder)).encode())
 
 
 def _proofs(folder: Path) -> Iterable[Proof]:
@@ -45,15 +85,21 @@ def _proofs(folder: Path) -> Iterable[Proof]:
             yield proof
 
 
-def render(proofs: Iterable[Proof]) -> str:
+def render(proofs: Iterable[Proof], books: Iterable[Book] = ()) -> str:
     """The whole page."""
-    sections = [_section(proof) for proof in proofs]
-    return "\n".join([_INTRODUCTION, *(sections or ["No results yet.\n"])])
+    proofs, books = list(proofs), list(books)
+    gpus = dict.fromkeys([book.gpu for book in books] + [proof.environment.gpu for proof in proofs])
+    sections = []
+    for gpu in gpus:
+        sections.append(f"## {gpu}\n")
+        sections += [answers(book) for book in books if book.gpu == gpu]
+        sections += [_section(proof) for proof in proofs if proof.environment.gpu == gpu]
+    return "\n".join([_INTRODUCTION, questions(books), _BENCHMARK, *(sections or ["No results yet.\n"])])
 
 
 def _section(proof: Proof) -> str:
     blocks = [
-        f"## {proof.environment.gpu}\n",
+        f"### Benchmark{f' ({proof.label})' if proof.label else ''}\n",
         _environment(proof.environment),
         _course(proof),
         _targets(proof.targets),
@@ -106,7 +152,7 @@ def _targets(targets: Sequence[Target]) -> str:
     rows = [
         (one.name, one.engine, _wanted(one), _number(one.measured), f"**{one.verdict}**", one.how) for one in targets
     ]
-    return _table("Targets", ("target", "engine", "wanted", "measured", "verdict", "from"), rows)
+    return table("Targets", ("target", "engine", "wanted", "measured", "verdict", "from"), rows)
 
 
 def _wanted(one: Target) -> str:
@@ -128,7 +174,7 @@ def _agreements(proof: Proof) -> str:
         for one in proof.agreements
     ]
     head = ("network", "engine", "precision", "pictures", "largest relative error", "top-1 agreement")
-    return _table("Against the fp32 graph on the CPU", head, rows)
+    return table("Against the fp32 graph on the CPU", head, rows)
 
 
 def _bare(proof: Proof) -> str:
@@ -140,7 +186,7 @@ def _bare(proof: Proof) -> str:
         for row in proof.bare
     ]
     head = (*_SETTING, "images/s", "ms per batch", "copy in", "waited", "compute", "copy out")
-    return _table("Bare engine (milliseconds, medians)", head, rows)
+    return table("Bare engine (milliseconds, medians)", head, rows)
 
 
 def _core(proof: Proof) -> str:
@@ -152,7 +198,7 @@ def _core(proof: Proof) -> str:
         for row in proof.core
     ]
     head = (*_SETTING, "images per request", "images/s", "mean batch", "p50 ms", "p99 ms")
-    return _table("In-process core", head, rows)
+    return table("In-process core", head, rows)
 
 
 def _http(proof: Proof) -> str:
@@ -164,7 +210,7 @@ def _http(proof: Proof) -> str:
         for row in proof.http
     ]
     head = ("network", "engine", "precision", "edges", "images per request", "images/s", "p50 ms", "p99 ms", "failed")
-    return _table("Over HTTP", head, rows)
+    return table("Over HTTP", head, rows)
 
 
 def _gatherings(proof: Proof) -> str:
@@ -180,18 +226,18 @@ def _gatherings(proof: Proof) -> str:
         head = ("requests", "images in each", "bytes in each", "gathered by the host, ms", "by the copy engine, ms")
         chosen = "never" if one.threshold_bytes is None else f"from {one.threshold_bytes} bytes per request on"
         title = f"Gathering, {one.network} (copy engine {chosen}; batched copies: {one.batched_copies})"
-        tables.append(_table(title, head, rows))
+        tables.append(table(title, head, rows))
     return "\n".join(tables)
 
 
 def _yardsticks(proof: Proof) -> str:
     rows = [(row.network, row.precision, row.batch_size, f"{row.images_per_s:.0f}") for row in proof.yardsticks]
     head = ("network", "precision", "batch", "images/s")
-    return _table("torch by itself, eager, without copies", head, rows)
+    return table("torch by itself, eager, without copies", head, rows)
 
 
 def _dropped(proof: Proof) -> str:
-    return _table("Not measured", ("what", "why"), [(one.what, one.reason) for one in proof.dropped])
+    return table("Not measured", ("what", "why"), [(one.what, one.reason) for one in proof.dropped])
 
 
 _SETTING = ("network", "engine", "precision", "batch", "graphs", "slots")
@@ -201,14 +247,3 @@ def _setting(one: object) -> tuple[object, ...]:
     names = ("network", "engine", "precision", "batch_size", "graphs", "slots")
     values = (getattr(one, name) for name in names)
     return tuple({True: "on", False: "off"}[value] if isinstance(value, bool) else value for value in values)
-
-
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    if not rows:
-        return ""
-    lines = [f"### {title}", "", _line(head), "|" + "---|" * len(head), *(_line(row) for row in rows), ""]
-    return "\n".join(lines)
-
-
-def _line(cells: Sequence[object]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"

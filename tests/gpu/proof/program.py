@@ -9,7 +9,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ _TESTS_S, _NETWORKS_S, _HTTP_S, _YARDSTICK_S = 110.0, 130.0, 75.0, 20.0
 _HTTP_ROW_S = 6.0
 _LEAST_S = 1.0
 _SLAB_BATCHES = 8
+_NOT_ASKED = "this run is about other engines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,13 @@ class Ways:
     sizes: tuple[int, ...] = SIZES
     effort: Effort = field(default_factory=Effort)
     http: bool = True
+    engines: tuple[str, ...] = ()  # none: all
+    label: str = ""  # of a results file of its own
 
 
 def prove(machine: Machine, out: Path, budget: Budget, journal: Journal, ways: Ways) -> Findings:
     """Everything, on the machine's first GPU. Raises JobError only where results cannot be written."""
-    findings = Findings(environment.describe(machine.gpus[0]), out)
+    findings = Findings(environment.describe(machine.gpus[0]), out, ways.label)
     with tempfile.TemporaryDirectory(prefix="convoy-proof-") as temporary:
         asyncio.run(_Program(machine, Path(temporary), budget, journal, ways, findings).run())
     findings.ended = f"complete in {budget.spent_s:.0f} s"
@@ -85,6 +88,9 @@ class _Program:
         plans = self._folder / "plans"
         plans.mkdir(mode=0o700)
         found = kinds.find_kinds(self._machine, plans, self._budget, self._ways.build_plan, self._ways.find_torch)
+        if self._ways.engines:
+            asked = {kind.name for kind in found if kind.name in self._ways.engines}
+            found = [kind if kind.name in asked else replace(kind, missing=_NOT_ASKED) for kind in found]
         here = [kind for kind in found if not kind.missing]
         for kind in found:
             if kind.missing:
@@ -187,6 +193,8 @@ class _Program:
 
             budget = self._budget.share(_YARDSTICK_S)
             budget.require(_LEAST_S, "torch by itself")
+            if self._ways.engines:
+                raise NotMade(_NOT_ASKED)
             torch = self._ways.find_torch()
             for row in measure_torch(
                 torch, self._device.name, self._subject(RESNET), self._ways.sizes, self._ways.effort

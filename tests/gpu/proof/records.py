@@ -199,7 +199,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Everything. `ended` is empty until the program has come to its end."""
+    """Everything. `ended` is empty until the program has come to its end; `label` tells a GPU's runs apart."""
 
     schema_version: int
     environment: Environment
@@ -214,6 +214,7 @@ class Proof:
     gatherings: tuple[Gathering, ...] = ()
     yardsticks: tuple[Yardstick, ...] = ()
     dropped: tuple[Dropped, ...] = ()
+    label: str = ""
 
 
 def file_name(gpu: str) -> str:
@@ -225,7 +226,7 @@ def file_name(gpu: str) -> str:
 def write_proof(proof: Proof, folder: Path) -> Path:
     """Raises JobError when the disk does not take it."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file_name(proof.environment.gpu)
+    path = folder / file_name(f"{proof.environment.gpu} {proof.label}")
     write_whole(path, (json.dumps(to_jsonable(proof), indent=1) + "\n").encode())
     return path
 
