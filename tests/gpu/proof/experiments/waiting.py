@@ -140,7 +140,7 @@ def bus_id(bench: Bench) -> None:
     name = runtime.cudaGetDeviceProperties(0).name
     bench.fact("bus id", repr(raw))
     bench.fact("name", repr(name))
-    text = raw.decode() if isinstance(raw, bytes) else raw
+    text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
     name = name.decode(errors="replace") if isinstance(name, bytes) else name
     bench.figure("NULs inside", ("\0" in text.rstrip("\0")) + ("\0" in name.rstrip("\0")))
     bench.figure("NULs at the end", ("\0" in text) + ("\0" in name))

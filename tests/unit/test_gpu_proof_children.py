@@ -1,0 +1,100 @@
+"""An experiment's process: whatever it does, its parent has what it noted and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.proof import parts
+from tests.gpu.proof.__main__ import main
+from tests.gpu.proof.book import open_book
+from tests.gpu.proof.children import Children
+from tests.gpu.proof.experiment import Experiment, Judgement, Ran
+from tests.support import proof_play
+
+
+def asked(measure: Callable[..., None], **arguments: Any) -> Experiment:
+    return Experiment(
+        measure.__name__,
+        1,
+        "Well?",
+        "well",
+        measure,
+        lambda ran: Judgement.of(True, "well"),
+        about_s=1.0,
+        limit_s=60.0,
+        arguments=arguments,
+    )
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Children:
+    return Children(tmp_path, {"CARRIED": "along"})
+
+
+def test_what_was_found_comes_back_with_what_was_carried(children: Children) -> None:
+    ran = children.run(asked(proof_play.answer, value=1.5), 60.0)
+    assert (ran.ended, ran.figures, ran.facts) == ("done", {"value": 1.5}, {"carried": "along"})
+
+
+def test_an_exception_is_told_in_one_line(children: Children) -> None:
+    ran = children.run(asked(proof_play.break_down), 60.0)
+    assert (ran.ended, ran.how) == ("failed", "ValueError: no such thing")
+
+
+def test_what_is_lacking_is_no_failure(children: Children) -> None:
+    ran = children.run(asked(proof_play.lack), 60.0)
+    assert (ran.ended, ran.not_measurable) == ("done", "there is no such library")
+
+
+def test_a_crash_keeps_what_was_noted_before_it(children: Children) -> None:
+    ran = children.run(asked(proof_play.die), 60.0)
+    assert (ran.ended, ran.figures, ran.steps) == ("crashed", {"value": 1.0}, ("the deadly call",))
+    assert ran.how.startswith("SIGABRT")
+    assert "terminate called" in ran.how
+
+
+def test_an_exit_in_silence_is_a_failure(children: Children) -> None:
+    assert children.run(asked(proof_play.leave_without_a_word), 60.0).ended == "failed"
+
+
+def test_a_hang_ends_at_its_limit_with_all_that_it_started(children: Children) -> None:
+    ran = children.run(asked(proof_play.never_return), 3.0)
+    assert (ran.ended, ran.steps) == ("hung", ("the call that never returns",))
+    assert not is_running(int(ran.figures["helper"]))
+
+
+def is_running(pid: int) -> bool:
+    """A zombie that its new parent has not yet taken away is dead."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_command_goes_on_after_a_crash_and_the_next_call_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (asked(proof_play.die), asked(proof_play.lack), asked(proof_play.answer, value=2))
+    monkeypatch.setattr(parts, "EXPERIMENTS", rows)
+    real = Children.run
+
+    def run(self: Children, experiment: Experiment, limit_s: float) -> Ran:
+        return Ran("done", facts={"gpu": "A GPU"}) if experiment is parts.IDENTIFY else real(self, experiment, limit_s)
+
+    monkeypatch.setattr(Children, "run", run)
+    assert main(["--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("otherwise               die: crashed: SIGABRT")
+    assert said[1] == "not measurable here     lack: there is no such library"
+    assert said[2] == "as expected             answer: well"
+    assert [one.experiment for one in open_book(tmp_path, "A GPU").outcomes] == ["die", "lack", "answer"]
+    assert "crashed: SIGABRT" in (tmp_path / "gpu-proof.md").read_text()
+    # Only what could not be asked is asked again.
+    assert main(["--out", str(tmp_path), "--part", "1"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["not measurable here     lack: there is no such library"]
+    assert main(["--out", str(tmp_path), "--only", "answer"]) == 0
+    assert "answered before" in capsys.readouterr().out
