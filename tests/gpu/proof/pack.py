@@ -32,6 +32,15 @@ def pack(wheel: Path, architecture: int, folder: Path) -> Path:
     """Raises ValueError where the wheel has no code for it."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{wheel.stem}-sm_{architecture}.tar.xz"
+    aside = target.with_suffix(".part")
+    try:
+        _write(wheel, architecture, aside)
+        return aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _write(wheel: Path, architecture: int, target: Path) -> None:
     with (
         zipfile.ZipFile(wheel) as source,
         lzma.open(target, "wb", format=lzma.FORMAT_XZ, filters=list(_FILTERS)) as stream,
@@ -46,13 +55,13 @@ def pack(wheel: Path, architecture: int, folder: Path) -> Path:
             entry = tarfile.TarInfo(member.filename)
             entry.size, entry.mode = len(content), 0o755 if member.filename.endswith(".so") else 0o644
             tar.addfile(entry, io.BytesIO(content))
-    return target
 
 
 def _pruned(library: bytes, architecture: int) -> bytes:
     held = architectures(library)
     if f"sm_{architecture}" not in held:
-        raise ValueError(f"this wheel has no machine code for sm_{architecture}, only for {', '.join(held)}")
+        others = ", ".join(name for name in held if name.startswith("sm_"))
+        raise ValueError(f"this wheel has no machine code for sm_{architecture}, only for {others}")
     whole = bytearray(library)
     keep_only(whole, architecture)
     return bytes(whole)
