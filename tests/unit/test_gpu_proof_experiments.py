@@ -125,6 +125,18 @@ def test_a_runtime_without_the_provider_says_how_to_bring_one(cuda: Asked) -> No
         sessions.load_onnxruntime()
 
 
+def test_a_provider_that_does_not_load_is_told_with_the_loaders_words(
+    cuda: Asked, runtime: AskedRuntime, tmp_path: Path
+) -> None:
+    runtime.loads = False
+    row = ROWS["provider-loads"]
+    judgement = row.judged(rehearsed(tmp_path, row))
+    assert judgement.verdict == "otherwise"
+    assert "libonnxruntime_providers_shared.so" in judgement.told
+    with pytest.raises(NotMeasurable, match="does not load"):
+        rehearsed(tmp_path, ROWS["tf32-and-fp16"], **SMALLER["tf32-and-fp16"])
+
+
 def test_captures_collide_by_the_rules_of_the_fake(cuda: Asked, tmp_path: Path) -> None:
     row = ROWS["capture-and-waits"]
     ran = rehearsed(tmp_path, row, calls=["cudaEventSynchronize"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import re
 from pathlib import Path
@@ -53,16 +54,33 @@ def provider_loads(bench: Bench) -> None:
     model = networks.resnet(bench.folder / "small.onnx", half=False, side=64, blocks=(1, 1, 1, 1), width=16)
     batch = networks.pictures(2, 64)
     bench.step("opening a session")
-    with opened(runtime, ort, model, Way(tf32=False)) as session:
-        bench.step("running it")
-        session.bind(batch)
-        bench.figure("error", relative_error(session.answer(2), on_cpu(ort, model, batch)))
+    try:
+        with opened(runtime, ort, model, Way(tf32=False), may_use_cpu=True) as session:
+            bench.figure("loads", True)
+            bench.step("running it")
+            session.bind(batch)
+            bench.figure("error", relative_error(session.answer(2), on_cpu(ort, model, batch)))
+    except NotMeasurable:
+        bench.figure("loads", False)
+        bench.fact("loader", _loader_says(Path(str(ort.__file__)).parent / "capi"))
     mapped = {line.rpartition("/")[2].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
     bench.fact("mapped", ", ".join(sorted(name for name in mapped if _LIBRARIES.match(name))))
 
 
+def _loader_says(folder: Path) -> str:
+    """Why the libraries do not load, which ONNX Runtime tells its log only."""
+    try:
+        ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(folder / "libonnxruntime_providers_cuda.so"))
+    except OSError as error:
+        return str(error)
+    return "nothing: the libraries are all there"
+
+
 def judge_provider(ran: Ran) -> Judgement:
     """It opens and answers as the CPU does."""
+    if not ran.figures["loads"]:
+        return Judgement("otherwise", f"{ran.facts['onnxruntime']} does not load it: {ran.facts['loader']}")
     error = ran.figures["error"]
     return Judgement.of(error < 1e-3, f"{PROVIDER} of {ran.facts['onnxruntime']}: error {error:.1e}")
 

@@ -90,18 +90,27 @@ class Session:
         self._runtime, self._ort, self._way = runtime, ort, way
         self._bound: dict[int, _Bound] = {}
         self.stream = runtime.cudaStreamCreateWithFlags(NON_BLOCKING)
-        options = ort.SessionOptions()
+        try:
+            self.session: Any = self._opened(model, may_use_cpu, records)
+        except Exception as error:  # onnxruntime's errors share no base class
+            # Without its libraries, too, all that it complains of is nodes on the CPU.
+            if may_use_cpu or self._opened(model, True, False).get_providers()[0] == PROVIDER:
+                raise
+            raise NotMeasurable(f"{PROVIDER} does not load; the experiment provider-loads says why") from error
+        if self.session.get_providers()[0] != PROVIDER:
+            raise NotMeasurable(f"{PROVIDER} does not load")
+        self.session.disable_fallback()
+
+    def _opened(self, model: Path, may_use_cpu: bool, records: bool) -> Any:
+        options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if not may_use_cpu:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         if records:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        providers = [(PROVIDER, way.options(self.stream))]
-        self.session: Any = ort.InferenceSession(str(model), options, providers=providers, enable_fallback=0)
-        self.session.disable_fallback()
-        if self.session.get_providers()[0] != PROVIDER:
-            raise NotMeasurable(f"{PROVIDER} did not load")
+        providers = [(PROVIDER, self._way.options(self.stream))]
+        return self._ort.InferenceSession(str(model), options, providers=providers, enable_fallback=0)
 
     def bind(self, samples: np.ndarray) -> int:
         """Put a batch on the device; gives its size, by which it is run."""
