@@ -55,13 +55,19 @@ class Children:
                     start_new_session=True,
                 )
                 try:
-                    status = child.wait(limit_s)
-                except subprocess.TimeoutExpired:
-                    status = None
+                    status = wait_for(child, limit_s)
                 finally:
                     _kill_family(child)
             seconds = round(time.monotonic() - began_s, 1)
             return read_notes(_read(notes), status, _read(log), seconds)
+
+
+def wait_for(child: subprocess.Popen[bytes], limit_s: float) -> int | None:
+    """Its exit code, or None where it did not end."""
+    try:
+        return child.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def read_notes(text: str, status: int | None, log: str, seconds: float) -> Ran:

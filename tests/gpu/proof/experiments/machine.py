@@ -27,6 +27,7 @@ def describe(bench: Bench) -> None:
     from app.engines.cuda.device import open_devices
     from tests.gpu.proof import environment
 
+    open_runtime()  # which says so where there is no GPU
     device = open_devices()[0]
     found = environment.describe(device)
     for name in ("gpu", "compute_capability", "memory_gib", "driver", "cuda", "cpu", "cores", "python"):
