@@ -137,6 +137,19 @@ def test_a_provider_that_does_not_load_is_told_with_the_loaders_words(
         rehearsed(tmp_path, ROWS["tf32-and-fp16"], **SMALLER["tf32-and-fp16"])
 
 
+def test_a_way_that_is_refused_costs_its_own_figures(cuda: Asked, runtime: AskedRuntime, tmp_path: Path) -> None:
+    def refuse(options: Mapping[str, str]) -> None:
+        if options["use_tf32"] == "0":
+            raise RuntimeError("no plan for this convolution")
+
+    runtime.refuses = refuse
+    row = ROWS["tf32-and-fp16"]
+    ran = rehearsed(tmp_path, row, **SMALLER[row.name])
+    assert ran.facts["tf32 0 nhwc 1 fuse 0 graphs 0: refused"] == "no plan for this convolution"
+    assert "tf32 1 nhwc 0 fuse 0 graphs 0 batch 4: ms" in ran.figures
+    assert row.judged(ran).verdict == "otherwise"
+
+
 def test_captures_collide_by_the_rules_of_the_fake(cuda: Asked, tmp_path: Path) -> None:
     row = ROWS["capture-and-waits"]
     ran = rehearsed(tmp_path, row, calls=["cudaEventSynchronize"])

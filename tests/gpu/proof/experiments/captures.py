@@ -27,6 +27,8 @@ _NBYTES = 1 << 20
 _MARK = 7
 _WAIT_S = 10.0
 _PORTABLE = 1
+# What the cells made lives as long as the process: pages that are locked must not go away.
+_kept: list[_Other] = []
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ def _collide(runtime: Runtime, call: Callable[[_Other], int], captured: str, thr
         runtime.cudaHostAlloc(_NBYTES, _PORTABLE),
         mmap.mmap(-1, _NBYTES),
     )
+    _kept.append(other)
     runtime.cudaEventRecord(other.event, other.stream)
     runtime.cudaStreamSynchronize(other.stream)
     said = [-1]
@@ -107,7 +110,7 @@ def _collide(runtime: Runtime, call: Callable[[_Other], int], captured: str, thr
         ended = 0 if _replays(runtime, graph, stream, memory, host) else -1
     # Whatever a failed call left as the runtime's last error.
     runtime.status("cudaGetLastError")
-    runtime.cudaStreamDestroy(stream)
+    runtime.status("cudaStreamDestroy", stream)
     return said[0], ended
 
 

@@ -168,14 +168,14 @@ class Session:
         return np.frombuffer(ctypes.string_at(bound.host_out, nbytes), np.float32).reshape(bound.shape_out)
 
     def close(self) -> None:
-        """The session first: it may have work on the stream."""
+        """The session first: it may have work on the stream. A stream whose capture went wrong may refuse."""
         bound, self._bound = list(self._bound.values()), {}
         self.session = None
         for one in bound:
-            self._runtime.cudaFree(one.device_in)
-            self._runtime.cudaFree(one.device_out)
-            self._runtime.cudaFreeHost(one.host_out)
-        self._runtime.cudaStreamDestroy(self.stream)
+            self._runtime.status("cudaFree", one.device_in)
+            self._runtime.status("cudaFree", one.device_out)
+            self._runtime.status("cudaFreeHost", one.host_out)
+        self._runtime.status("cudaStreamDestroy", self.stream)
 
 
 @contextmanager
