@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from tests.gpu.proof import parts
 from tests.gpu.proof.__main__ import main
 from tests.gpu.proof.book import open_book
-from tests.gpu.proof.children import Children, wait_for
+from tests.gpu.proof.children import ROOT, Children, is_running, wait_for
 from tests.gpu.proof.experiment import Experiment, Judgement, Ran
 from tests.support import proof_play
 
@@ -77,14 +79,6 @@ def test_a_hang_ends_at_its_limit_with_all_that_it_started(children: Children, m
     assert not is_running(int(ran.figures["helper"]))
 
 
-def is_running(pid: int) -> bool:
-    """A zombie that its new parent has not yet taken away is dead."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_the_command_goes_on_after_a_crash_and_the_next_call_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,3 +102,44 @@ def test_the_command_goes_on_after_a_crash_and_the_next_call_where_it_stopped(
     assert capsys.readouterr().out.splitlines() == ["not measurable here     lack: there is no such library"]
     assert main(["--out", str(tmp_path), "--only", "answer"]) == 0
     assert "answered before" in capsys.readouterr().out
+
+
+FAKE_GPU = """
+import app.engines.cuda.driver as driver
+import tests.gpu.proof.experiments.cudart as cudart
+from tests.support.fake_asked import Asked
+from tests.support.fake_cuda import FakeGpu
+
+fake = Asked(FakeGpu("Fake H200"))
+cudart.load_module = driver.load_runtime = lambda: fake
+"""
+
+
+@pytest.mark.slow
+def test_a_part_from_the_command_line_on_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    """Every process is real, and finds a fake driver."""
+    (tmp_path / "sitecustomize.py").write_text(FAKE_GPU)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+    def proof(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tests.gpu.proof", "--out", str(tmp_path / "out"), *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+
+    first = proof("--part", "0")
+    assert first.returncode == 0, first.stderr
+    assert "as expected             machine: Fake H200" in first.stdout
+    # This onnxruntime is the one for CPUs.
+    assert "not measurable here     provider-loads: " in first.stdout
+    second = proof("--only", "bus-id")
+    assert second.stdout.startswith("as expected             bus-id: bus id b'0000:00:00.0"), second.stderr
+    # No time at all: everything is left, nothing is lost.
+    third = proof("--part", "1", "--budget-s", "3")
+    assert third.stdout.startswith("left for the next call: gpu-tests, capture-and-device-wait, ")
+    book = open_book(tmp_path / "out", "Fake H200")
+    assert [one.experiment for one in book.outcomes] == [
+        *("machine", "provider-loads", "provider-architectures"),
+        "bus-id",
+    ]
+    page = (tmp_path / "out" / "gpu-proof.md").read_text()
+    assert "## Fake H200" in page
+    assert "Not run: gpu-tests, " in page

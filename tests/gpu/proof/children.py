@@ -22,7 +22,7 @@ from tests.gpu.proof.experiment import Ended, Experiment, Ran
 
 ROOT = Path(__file__).resolve().parents[3]
 _LAST_STEPS, _LAST_LINES = 8, 6
-_KILL_WAIT_S = 10.0
+_KILL_WAIT_S, _LOOK_AGAIN_S = 2.0, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,20 @@ def _kill_family(child: subprocess.Popen[bytes]) -> None:
             os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)  # who is left of its group, should it have died first
-    with contextlib.suppress(subprocess.TimeoutExpired):  # a process may be stuck in the driver for good
+    # A process may be stuck in the driver for good; the next one should not have to share the GPU with one that goes.
+    end_s = time.monotonic() + _KILL_WAIT_S
+    with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(_KILL_WAIT_S)
+    while any(is_running(pid) for pid in family) and time.monotonic() < end_s:
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def is_running(pid: int) -> bool:
+    """Not gone, and no zombie that nobody has asked for yet."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _descendants(pid: int) -> list[int]:

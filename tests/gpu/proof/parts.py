@@ -218,8 +218,8 @@ EXPERIMENTS = (
     Experiment(
         *("serve", 4, "Does `convoy serve` answer from this GPU under load?"),
         *("from an engine of the GPU, with nobody failed", house.serve, house.judge_serving),
-        about_s=90,
-        limit_s=150,
+        about_s=110,
+        limit_s=200,
     ),
     Experiment(
         *("switch-interval", 4, "Does a switch interval of 0.5 ms instead of 5 ms help the core?"),
