@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tests.gpu.proof import carry
 
 if TYPE_CHECKING:
-    from tests.gpu.proof.book import Book
+    from tests.gpu.proof.book import Book, Outcome
     from tests.gpu.proof.schedule import Run
 
 NEEDED = "a plain checkout needs numpy, scipy, Pillow, safetensors, onnx, onnxruntime and cuda-python (cuda.bindings)"
@@ -90,7 +90,8 @@ def _prove(options: argparse.Namespace, gpu: str, run: Run) -> int:
         write_book(now, options.out)
         write_page(options.out)
 
-    outcomes, left = [], []
+    outcomes: list[Outcome] = []
+    left: list[str] = []
     for part in parts.PARTS if options.part is None else (options.part,):
         budget = Budget(options.budget_s)
         journal = Journal(budget)

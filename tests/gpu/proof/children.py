@@ -147,7 +147,8 @@ def _descendants(pid: int) -> list[int]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             # The name in parentheses may hold anything.
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    found, new = [], [pid]
+    found: list[int] = []
+    new = [pid]
     while new:
         new = [child for child, parent in parents.items() if parent in new]
         found = [*new, *found]

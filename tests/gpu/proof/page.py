@@ -42,7 +42,8 @@ means that something is missing, and is asked again each time. `--page` writes t
 
 What a machine lacks can be carried in a folder. ONNX Runtime's GPU wheel is too large for most ways to carry it, so it
 is made smaller: the machine code of other GPUs is taken out, and what is left is packed. With the wheel for that
-machine's Python, and the compute capability of its GPU (9.0 for H100 and H200):
+machine's Python, and the compute capability of its GPU (9.0 for H100 and H200); the result has been loaded, but has not
+run on a GPU yet:
 
 ```
 pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 -d wheels \\
@@ -52,7 +53,8 @@ pip download --no-deps ... -d carried fastapi uvicorn ...                     # 
 make gpu-proof CARRY=carried PART=0                                           # on that machine
 ```
 
-Part 0 says whether the provider loads. CUDA and cuDNN are taken from where pip has put them, with torch for instance
+Where there is no make, `python -m tests.gpu.proof --carry carried --part 0` is the same. All that has to be brought back
+is this page and a few small files in `results/`. Part 0 says whether the provider loads. CUDA and cuDNN are taken from where pip has put them, with torch for instance
 (`nvidia/*/lib`), by way of `LD_LIBRARY_PATH`; they need not be carried where torch for CUDA is installed.
 """
 _BENCHMARK = f"""## How to read the benchmark

@@ -34,8 +34,8 @@ def shape_nodes(bench: Bench) -> None:
         _tell_assignment(bench, session)
         for size in _SIZES:
             session.bind(batch[:size])
-            error = relative_error(session.answer(size), on_cpu(ort, model, batch[:size]))
-            bench.figure(f"batch {size}: error", error)
+            expected = on_cpu(ort, model, batch[:size])
+            bench.figure(f"batch {size}: error", relative_error(session.answer(size), expected))
 
 
 def _tell_assignment(bench: Bench, session: Session) -> None:
