@@ -53,8 +53,10 @@ pip download --no-deps ... -d carried fastapi uvicorn ...                     # 
 make gpu-proof CARRY=carried PART=0                                           # on that machine
 ```
 
-Where there is no make, `python -m tests.gpu.proof --carry carried --part 0` is the same. All that has to be brought back
-is this page and a few small files in `results/`. Part 0 says whether the provider loads. CUDA and cuDNN are taken from where pip has put them, with torch for instance
+Where there is no make, `python -m tests.gpu.proof --carry carried --part 0` is the same. All that has to be brought
+back is this page and a few small files in `results/`.
+
+Part 0 says whether the provider loads. CUDA and cuDNN are taken from where pip has put them, with torch for instance
 (`nvidia/*/lib`), by way of `LD_LIBRARY_PATH`; they need not be carried where torch for CUDA is installed.
 """
 _BENCHMARK = f"""## How to read the benchmark
