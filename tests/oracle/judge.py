@@ -1,0 +1,171 @@
+"""Whether two builds have answered alike, and whether what differs was meant to."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tests.oracle.normal import Normaliser, plain_body
+from tests.oracle.records import Answer, Answers, Part
+
+INTENDED = Path(__file__).with_name("intended.toml")
+_LONGEST_LINE = 400
+_MOST_HEX_LINES = 200
+_NOTHING: Answer = (Part("was not asked"),)
+
+
+@dataclass(slots=True)
+class Intended:
+    """A difference that was meant: in the answers to `asks` (a pattern as for file names) the lines that match `before`
+    became those that match `after`, one for one and in this order. Patterns match whole lines.
+    """
+
+    asks: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    reason: str
+    used: int = 0
+
+    def settle(self, name: str, gone: list[str], come: list[str]) -> bool:
+        """Take its lines out of those that differ, if all of them are there."""
+        if not fnmatchcase(name, self.asks):
+            return False
+        places = _found(self.before, gone), _found(self.after, come)
+        if places[0] is None or places[1] is None:
+            return False
+        for lines, found in zip((gone, come), places, strict=True):
+            for place in reversed(found or []):
+                del lines[place]
+        self.used += 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One ask that was answered otherwise: a unified diff of the heads and bodies."""
+
+    name: str
+    diff: str
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What came of a comparison. `unsteady` are asks that one build itself answers now so and now so."""
+
+    requests: int = 0
+    equal: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    intended: list[str] = field(default_factory=list)
+    unsteady: list[str] = field(default_factory=list)
+    stale: list[Intended] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        return not self.differences and not self.stale
+
+
+def read_intended(path: Path = INTENDED) -> list[Intended]:
+    """Raises ValueError for an entry without a reason or without a line."""
+    entries = []
+    for entry in tomllib.loads(path.read_text()).get("difference", []):
+        one = Intended(
+            entry["asks"], tuple(entry.get("before", ())), tuple(entry.get("after", ())), entry.get("reason", "")
+        )
+        if not one.reason or not (one.before or one.after):
+            raise ValueError(f"{path.name}: the entry for {one.asks!r} needs a reason, and a line that differs")
+        entries.append(one)
+    return entries
+
+
+def differing(before: Answers, after: Answers, normaliser: Normaliser) -> list[str]:
+    """The names of all asks that were not answered alike."""
+    return [
+        name
+        for name in {**before, **after}
+        if normaliser.answer(name, before.get(name, _NOTHING)) != normaliser.answer(name, after.get(name, _NOTHING))
+    ]
+
+
+def judge(
+    before: Sequence[Answers], after: Sequence[Answers], intended: Iterable[Intended], normaliser: Normaliser
+) -> Verdict:
+    """`before` and `after` are the plays of each build, the first of them whole, others of what differed in it.
+
+    An ask differs when no play of the one build equals any play of the other.
+    """
+    entries = list(intended)
+    verdict = Verdict(requests=len({**before[0], **after[0]}))
+    different = differing(before[0], after[0], normaliser)
+    verdict.equal = verdict.requests - len(different)
+    for name in different:
+        olds = [normaliser.answer(name, one.get(name, _NOTHING)) for one in before if one is before[0] or name in one]
+        news = [normaliser.answer(name, one.get(name, _NOTHING)) for one in after if one is after[0] or name in one]
+        if any(old == new for old in olds for new in news):
+            verdict.unsteady.append(name)
+            continue
+        _judge_one(name, olds[0], news[0], entries, verdict)
+    verdict.stale = [one for one in entries if not one.used]
+    return verdict
+
+
+def _judge_one(name: str, old: Answer, new: Answer, entries: list[Intended], verdict: Verdict) -> None:
+    lines = list(lines_of(old)), list(lines_of(new))
+    diff = list(difflib.unified_diff(*lines, "before", "after", lineterm="", n=2))
+    gone = [line[1:] for line in diff[2:] if line.startswith("-")]
+    come = [line[1:] for line in diff[2:] if line.startswith("+")]
+    settled = [entry for entry in entries if entry.settle(name, gone, come)]
+    if settled and not gone and not come:
+        verdict.intended.append(name)
+        return
+    words = diff or ["the same when shown, but not byte by byte"]
+    verdict.differences.append(Difference(name, "\n".join(line[:_LONGEST_LINE] for line in words)))
+
+
+def lines_of(answer: Answer) -> Iterator[str]:
+    """An answer for people; what is JSON is spread over lines, and what is no text is shown as hexadecimal."""
+    for part in answer:
+        yield from part.head.splitlines()
+        body = plain_body(part) if part.body else b""
+        yield from _body_lines(body)
+        yield ""
+
+
+def _body_lines(body: bytes) -> Iterator[str]:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        yield from _hex_lines(body)
+        return
+    try:
+        # Placeholders of the normaliser stand where numbers stood.
+        document = json.loads(re.sub(r'(":)(<\w+>)', r'\1"\2"', text))
+    except ValueError:
+        yield from text.splitlines()
+        return
+    yield from json.dumps(document, indent=1, ensure_ascii=False).splitlines()
+
+
+def _hex_lines(body: bytes) -> Iterator[str]:
+    for start in range(0, min(len(body), 16 * _MOST_HEX_LINES), 16):
+        row = body[start : start + 16]
+        yield f"{start:06x} {row.hex(' ')}  {''.join(chr(one) if 32 <= one < 127 else '.' for one in row)}"
+    yield f"{len(body)} bytes"
+
+
+def _found(patterns: tuple[str, ...], lines: list[str]) -> list[int] | None:
+    """Where lines that match all patterns stand, in their order; None where one is missing."""
+    places: list[int] = []
+    start = 0
+    for pattern in patterns:
+        place = next((at for at in range(start, len(lines)) if re.fullmatch(pattern, lines[at])), None)
+        if place is None:
+            return None
+        places.append(place)
+        start = place + 1
+    return places

@@ -1,0 +1,93 @@
+"""What differs between any two runs of one build, and why: each row is replaced by a word before answers are compared.
+
+Nothing else may be left out. A row names as little as it can: where it stands, and in answers to what.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections import Counter
+from typing import NamedTuple
+
+from tests.oracle.records import Answer, Part
+
+
+class Rule(NamedTuple):
+    """`pattern` in the head or the body of the answers to asks whose names have `asks` in them; \\1 is kept."""
+
+    where: str
+    asks: str
+    pattern: str
+    word: str
+    why: str
+
+
+_OWN_ID = r"[0-9a-f]{8}-\d+\b"
+_SUM = r"(?m)^(nv_\w+_(?:duration_us|duration_secs)\{.*\}) "
+RULES = (
+    Rule("head", "", rf"(?i)(x-request-id: '?){_OWN_ID}", r"\1<id>", "a process's own name, and a number"),
+    Rule("head", "", rf"(the log has it under request ){_OWN_ID}", r"\1<id>", "the same, where gRPC names it"),
+    Rule("body", "", rf"(the log has it under request ){_OWN_ID}", r"\1<id>", "the same, where an error names it"),
+    Rule("head", "", r"(\w+;dur=)[0-9.]+", r"\1<ms>", "Server-Timing: how long each stage took"),
+    Rule(
+        "body",
+        "/predictions/",
+        r'("(?:decode_wait|decode|queue|compute|total)":)[0-9.e-]+(?=[,}])',
+        r"\1<ms>",
+        "timing_ms: the same, in the document",
+    ),
+    Rule("body", " /stats", r'("(?:uptime_s|\w+_per_s|p\d+_ms)":)[0-9.e+-]+', r"\1<time>", "how long, and how fast"),
+    Rule("body", "stats", r'("ns":)[1-9]\d*', r"\1<ns>", "statistics: sums of durations; zero stays zero"),
+    Rule("body", "stats", r'("last_inference":)[1-9]\d*', r"\1<time>", "statistics: a time of day; so does that"),
+    Rule("body", "ModelStatistics", r"(\bns: )[1-9]\d*", r"\1<ns>", "the same over gRPC"),
+    Rule("body", "ModelStatistics", r"(\blast_inference: )[1-9]\d*", r"\1<time>", "the same over gRPC"),
+    Rule("body", " /metrics", r"(?m)^(\w+_created(?:\{.*\})?) \S+$", r"\1 <time>", "when a series began"),
+    Rule(
+        "body",
+        " /metrics",
+        r'(?m)^(\w+_seconds_(?:sum|bucket)\{(?!le="\+Inf").*\}) \S+$',
+        r"\1 <time>",
+        "durations and where they fell; how many there were stays",
+    ),
+    Rule("body", " /metrics", _SUM + r"[1-9]\S*$", r"\1 <time>", "sums of durations; zero stays zero"),
+    Rule("body", " /metrics", _SUM + r"0\.\d*[1-9]\d*$", r"\1 <time>", "the same, below one"),
+    Rule("body", "command", r"(?m)^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*( )", r"<time>\1", "the log's time of day"),
+)
+_LENGTH = re.compile(r"(?im)^(content-length: )\d+")
+
+
+class Normaliser:
+    """Applies the table, and counts what each row replaced."""
+
+    def __init__(self) -> None:
+        self.used: Counter[Rule] = Counter()
+        self._rules = {rule: re.compile(rule.pattern) for rule in RULES}
+
+    def answer(self, name: str, answer: Answer) -> Answer:
+        return tuple(self._part(name, part) for part in answer)
+
+    def _part(self, name: str, part: Part) -> Part:
+        head = self._replaced("head", name, part.head)
+        plain = plain_body(part)
+        body = self._replaced("body", name, plain.decode("latin-1")).encode("latin-1")
+        if body == plain:
+            return Part(head, part.body)
+        # As long as the numbers in it; the player has read just so many bytes.
+        return Part(_LENGTH.sub(r"\1<its own>", head), body)
+
+    def _replaced(self, where: str, name: str, text: str) -> str:
+        for rule, pattern in self._rules.items():
+            if rule.where == where and rule.asks in name:
+                text, count = pattern.subn(rule.word, text)
+                self.used[rule] += count
+        return text
+
+
+def plain_body(part: Part) -> bytes:
+    """The body before it was compressed."""
+    head = part.head.lower()
+    if "content-encoding: gzip" in head:
+        return gzip.decompress(part.body)
+    return zlib.decompress(part.body) if "content-encoding: deflate" in head else part.body
