@@ -4,13 +4,14 @@ PYTHON ?= python3
 PORT ?= 8000
 STORE ?=
 OUT ?= docs
+BASE ?= HEAD
 VENV := .venv
 BIN := $(VENV)/bin
 # A GPU machine gets the runtime that can use it; the two runtimes are one package and exclude each other.
 RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve test test-long test-all check image-test demo bench simulate peers ceiling zoo-table clean
+.PHONY: serve test test-long test-all check image-test oracle demo bench simulate peers ceiling zoo-table clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -33,6 +34,10 @@ check: $(VENV)/.dev
 # As root, with buildah and debootstrap; some minutes. IMAGE_TARGET=gpu builds the larger one: 15 GB of disk meanwhile.
 image-test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m image tests/image
+
+# Some minutes: the same requests to the build of a revision (BASE=REV, or a folder) and to this one, answered alike.
+oracle: $(VENV)/.dev
+	$(BIN)/python -m tests.oracle compare --before $(BASE)
 
 demo: $(VENV)/.dev
 	$(BIN)/python -m loadtest.demo

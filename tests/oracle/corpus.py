@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +20,14 @@ from tests.oracle.asks_grpc import add_sub, grpc_calls
 from tests.oracle.asks_images import images
 from tests.oracle.asks_routes import DIGITS, SIMPLE, framing, headers, routes, tables_of_errors
 from tests.oracle.asks_spoiled import spoiled
-from tests.oracle.asks_tensors import INPUT_BYTES, OUTPUT_BYTES, input_region, tensors
+from tests.oracle.asks_tensors import OUTPUT_BYTES, input_region, tensors
 from tests.oracle.book import Book, request
 from tests.oracle.records import FOLDER, Setup, save_corpus
 from tests.support import onnx_models
 from tests.support.stores import StoreFolder, digit
 from tests.support.wire import chunk
 
-SHOTS, SHOTS_BEHIND_EDGES = 3000, 600
+SHOTS, SHOTS_BEHIND_EDGES = 3000, 400
 _FUZZ_BYTES = 4096
 # Of the engines one, and of batches one: no answer depends on what this machine finds fastest.
 _STEADY = ("--engine", "cpu", "--precision", "fp32", "--threads", "1", "--plan-cache", f"{FOLDER}/plans")
@@ -44,41 +46,45 @@ def record(folder: Path, seed: int) -> None:
     (folder / "key").write_text(f"{_KEY}\n")
     (folder / "token").write_text(f"{_TOKEN}\n")
     (folder / "empty").write_text("\n")
-    own = secrets.token_hex(4)  # two comparisons at once must not share memory
-    save_corpus(setups(seed, f"convoy-oracle-{own}-in", f"convoy-oracle-{own}-out"), folder)
+    # Two comparisons at once must not share memory.
+    save_corpus(setups(seed, f"convoy-oracle-{secrets.token_hex(4)}"), folder)
 
 
-def setups(seed: int, region_in: str, region_out: str) -> tuple[Setup, ...]:
-    """Every server; "@2" is the same with edge processes in front."""
-    regions = region_in, region_out
-    shared = ((region_in, input_region()), (region_out, b"\xee" * OUTPUT_BYTES))
-    common = (*_STEADY, *_QUIET, *_LIMITS, "--max-batch", "32", "--allow-shared-memory")
-    asked = {
-        "routes": (routes(), ()),
-        "headers": (headers(), ()),
-        "framing": (framing(), ()),
-        "errors": (tables_of_errors(), ()),
-        "tensors": (tensors(regions), shared),
-        "grpc": (grpc_calls(regions), shared),
-    }
-    servers = []
-    for suffix, edges in (("", "0"), ("@2", "2")):
-        for name, (book, own_regions) in asked.items():
-            servers.append(Setup(f"{name}{suffix}", (*common, "--edges", edges), "main", book.asks, own_regions))
-        alone = (*_STEADY, *_QUIET, *_LIMITS, "--max-batch", "1", "--edges", edges)
-        servers.append(Setup(f"images{suffix}", alone, None, images().asks))
-        shots = spoiled(seed, region_in, _FUZZ_BYTES, SHOTS_BEHIND_EDGES if suffix else SHOTS)
-        place = ((region_in, bytes(_FUZZ_BYTES)),)
-        servers.append(Setup(f"spoiled{suffix}", (*common, "--edges", edges), "main", shots.asks, place))
-        servers.append(Setup(f"secured{suffix}", (*_secured(), "--edges", edges), "mixed", _keys().asks))
-        servers.append(Setup(f"explicit{suffix}", (*_explicit(), "--edges", edges), "mixed", _loading().asks))
-        servers.append(Setup(f"narrow{suffix}", (*_narrow(), "--edges", edges), "main", _limits(edges).asks))
-        servers.append(Setup(f"hurried{suffix}", (*_HURRIED, "--edges", edges), "main", _late().asks))
-        servers.append(Setup(f"books{suffix}", (*common, "--edges", edges), "main", _books().asks))
-        for mode, options in _VERSIONS.items():
-            servers.append(Setup(f"{mode}{suffix}", (*_STEADY, *options, "--edges", edges), "mixed", _versions().asks))
+def setups(seed: int, own: str) -> tuple[Setup, ...]:
+    """Every server; "@2" is the same with edge processes in front. `own` begins the names of shared memory."""
     commands = Setup("commands", (), None, _commands().asks, has_server=False)
-    return (*servers, commands)
+    return (*_servers("", "0", seed, own), *_servers("@2", "2", seed, own), commands)
+
+
+def _servers(suffix: str, edges: str, seed: int, own: str) -> Iterator[Setup]:
+    common = (*_STEADY, *_QUIET, *_LIMITS, "--max-batch", "32", "--allow-shared-memory")
+    alone = (*_STEADY, *_QUIET, *_LIMITS, "--max-batch", "1")
+    region = f"{own}-spoiled{suffix}"
+    shots = spoiled(seed, region, _FUZZ_BYTES, SHOTS_BEHIND_EDGES if suffix else SHOTS)
+    servers = (
+        Setup("spoiled", common, "main", shots.asks, ((region, bytes(_FUZZ_BYTES)),)),
+        Setup("routes", common, "main", routes().asks),
+        Setup("headers", common, "main", headers().asks),
+        Setup("framing", common, "main", framing().asks),
+        Setup("errors", common, "main", tables_of_errors().asks),
+        _with_regions("tensors", common, tensors, f"{own}-tensors{suffix}"),
+        _with_regions("grpc", common, grpc_calls, f"{own}-grpc{suffix}"),
+        Setup("images", alone, None, images().asks),
+        Setup("secured", _secured(), "mixed", _keys().asks),
+        Setup("explicit", _explicit(), "mixed", _loading().asks),
+        Setup("narrow", _narrow(), "main", _limits(edges).asks),
+        Setup("hurried", _HURRIED, "main", _late().asks),
+        Setup("books", common, "main", _books().asks),
+        *(Setup(name, (*_STEADY, *options), "mixed", _versions().asks) for name, options in _VERSIONS.items()),
+    )
+    for one in servers:
+        yield replace(one, name=f"{one.name}{suffix}", options=(*one.options, "--edges", edges))
+
+
+def _with_regions(name: str, options: tuple[str, ...], asks: Callable[[tuple[str, str]], Book], own: str) -> Setup:
+    names = f"{own}-in", f"{own}-out"
+    regions = (names[0], input_region()), (names[1], b"\xee" * OUTPUT_BYTES)
+    return Setup(name, options, "main", asks(names).asks, regions)
 
 
 _VERSIONS = {
@@ -222,9 +228,9 @@ def _limits(edges: str) -> Book:
     book.raw(f"POST {DIGITS} the same in chunks", request("POST", DIGITS, chunks, {"Transfer-Encoding": "chunked"}))
     raw = {"Inference-Header-Content-Length": "0"}
     book.post("/v2/models/identity_uint8/infer", bytes(1_000_000), "answered as large as asked", raw)
-    data = [0] * 400_000
-    one = {"name": "x", "shape": [1, len(data)], "datatype": "FP64", "data": data}
-    book.post_json("/v2/models/identity_fp64/infer", {"inputs": [one]}, "larger as numbers than as text")
+    one = {"name": "x", "shape": [1, 400_000], "datatype": "FP64", "data": [0] * 400_000}
+    text = json.dumps({"inputs": [one]}, separators=(",", ":")).encode()
+    book.post("/v2/models/identity_fp64/infer", text, "larger as numbers than as text")
     slow = request("POST", DIGITS, b"", {"Content-Length": "1000"})
     book.raw(f"POST {DIGITS} whose body does not come", slow, connection="fresh")
     book.raw(f"POST {DIGITS} whose body ends early", slow + bytes(500), connection="fresh")
@@ -320,6 +326,3 @@ def _commands() -> Book:
     book.command("predict", "digits", f"{FOLDER}/nowhere.png", "--url", "http://127.0.0.1:9")
     book.command("no-such-command")
     return book
-
-
-assert INPUT_BYTES >= _FUZZ_BYTES

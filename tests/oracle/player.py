@@ -1,9 +1,10 @@
-"""Plays a corpus into a build: one server after the other, each ask when the one before has its answer."""
+"""Plays a corpus into a build: some servers at a time, and at each one ask when the one before has its answer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,24 +26,29 @@ from tests.oracle.records import (
 from tests.oracle.wire_player import WirePlayer
 
 _SHARED_MEMORY = Path("/dev/shm")
+_AT_ONCE = 2
 Progress = Callable[[str], None]
 
 
 def play(build: Build, setups: tuple[Setup, ...], folder: Path, progress: Progress = lambda _: None) -> Answers:
-    """Every ask's answer. Raises BuildFailure when the build does not start."""
-    answers: Answers = {}
-    for setup in setups:
+    """Every ask's answer, in the corpus' order. Raises BuildFailure when the build does not start."""
+
+    def one(setup: Setup) -> Answers:
         started_s = time.monotonic()
-        answers |= {f"{setup.name}/{name}": answer for name, answer in _play(build, setup, folder)}
+        answers = {f"{setup.name}/{name}": answer for name, answer in _play(build, setup, folder)}
         progress(f"{setup.name}: {len(setup.asks)} asked in {time.monotonic() - started_s:.1f} s")
-    return answers
+        return answers
+
+    # Much of the time is waiting: for a server to start, or for a client's silence to be long enough.
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return {name: answer for answers in pool.map(one, setups) for name, answer in answers.items()}
 
 
 def _play(build: Build, setup: Setup, folder: Path) -> Iterator[tuple[str, Answer]]:
     if not setup.has_server:
-        for ask in setup.asks:
-            assert isinstance(ask, CommandAsk)
-            yield ask.name, _command(build, ask, folder)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            ended = pool.map(lambda ask: _command(build, ask, folder), setup.asks)
+            yield from zip((ask.name for ask in setup.asks), ended, strict=True)
         return
     place = () if setup.store is None else ("--store", f"{FOLDER}/{setup.store}")
     options = options_of((*place, *setup.options), folder, FOLDER)
@@ -82,7 +88,8 @@ class _Session:
             self._grpc.close()
 
 
-def _command(build: Build, ask: CommandAsk, folder: Path) -> Answer:
+def _command(build: Build, ask: Ask, folder: Path) -> Answer:
+    assert isinstance(ask, CommandAsk), f"{ask.name}: there is no server to ask"
     ended = build.run(*options_of(ask.arguments, folder, FOLDER))
     return Part(f"exit code {ended.returncode}"), Part("stdout", ended.stdout), Part("stderr", ended.stderr)
 
