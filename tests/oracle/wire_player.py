@@ -29,12 +29,19 @@ class WirePlayer:
         self._crowd: list[_Connection] = []
 
     def play(self, ask: HttpAsk) -> Answer:
+        """A server that is no more is an answer like any other."""
+        try:
+            return self._play(ask)
+        except ConnectionError as error:
+            return (Part(f"no connection: {type(error).__name__}"),)
+
+    def _play(self, ask: HttpAsk) -> Answer:
         if ask.connection == "broken":
             return self._play_broken(ask)
         if ask.connection == "fresh":
             connection = _Connection(self._port)
             try:
-                return (*_asked(connection, ask), Part(f"connection {connection.state()}"))
+                return (*_asked(connection, ask), Part(f"connection {connection.state(_SILENCE_S)}"))
             finally:
                 connection.close()
         return self._play_kept(ask)
@@ -55,8 +62,8 @@ class WirePlayer:
         if self._kept is None:
             self._kept = _Connection(self._port)
         parts = _asked(self._kept, ask)
-        if parts[-1].head == "connection closed":
-            self._leave_kept()
+        if parts[-1].head == "connection closed" or "\r\nconnection: close\r\n" in parts[-1].head.lower():
+            self._leave_kept()  # it closes, or will in a moment
         return parts
 
     def _leave_kept(self) -> None:
@@ -85,9 +92,9 @@ class _Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def state(self) -> str:
+    def state(self, patience_s: float = 0.0) -> str:
         """Open, closed, or that more has come than was asked for."""
-        if self.unread or select.select([self._socket], [], [], 0)[0]:
+        if self.unread or select.select([self._socket], [], [], patience_s)[0]:
             return "unexpected" if self.unread or self._receive() else "closed"
         return "open"
 

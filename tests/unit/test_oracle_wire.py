@@ -1,0 +1,94 @@
+"""How the oracle takes answers from a connection, against a server that says what it is told to."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.oracle.records import HttpAsk, Part
+from tests.oracle.wire_player import WirePlayer
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+HEAD = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
+
+
+@contextmanager
+def scripted(*connections: list[bytes]) -> Iterator[WirePlayer]:
+    """A server that says one of these after each thing that it reads, and then closes; connection by connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for script in connections:
+            accepted, _ = listener.accept()
+            with accepted:
+                for words in script:
+                    accepted.recv(65536)
+                    accepted.sendall(words)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    player = WirePlayer(listener.getsockname()[1])
+    try:
+        yield player
+    finally:
+        player.close()
+        thread.join(10)
+        listener.close()
+
+
+def test_a_kept_connection_is_used_again_and_left_when_it_closes() -> None:
+    ask = HttpAsk("x", (b"GET / HTTP/1.1\r\n\r\n",))
+    with scripted([OK, OK], [OK]) as player:
+        assert [player.play(ask) for _ in range(3)] == [(Part(HEAD, b"{}"),)] * 3
+
+
+def test_a_connection_that_is_announced_to_close_is_not_used_again() -> None:
+    ask = HttpAsk("x", (b"GET / HTTP/1.1\r\n\r\n",))
+    with scripted([OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), b"never"], [OK]) as player:
+        assert player.play(ask)[0].body == player.play(ask)[0].body == b"{}"
+
+
+def test_a_server_that_closes_or_is_gone_is_an_answer() -> None:
+    ask = HttpAsk("x", (b"GET / HTTP/1.1\r\n\r\n",))
+    with scripted([b""]) as player:
+        assert player.play(ask) == (Part("connection closed"),)
+    assert player.play(ask)[0].head.startswith("no connection")
+
+
+def test_half_an_answer_is_cut_off() -> None:
+    with scripted([OK[:-1]]) as player:
+        parts = player.play(HttpAsk("x", (b"GET / HTTP/1.1\r\n\r\n",)))
+    assert parts == (Part("cut off", b"{"), Part("connection closed"))
+
+
+def test_several_answers_interim_ones_and_chunks() -> None:
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n"
+    with scripted([b"HTTP/1.1 100 Continue\r\n\r\n" + OK + chunked]) as player:
+        parts = player.play(HttpAsk("x", (b"POST / HTTP/1.1\r\n\r\n",), "fresh", replies=2))
+    assert [part.body for part in parts[:3]] == [b"", b"{}", b"abcd"]
+    assert parts[3].head == "connection closed"
+
+
+def test_more_than_was_asked_for_does_not_pass() -> None:
+    with scripted([OK + OK]) as player:
+        parts = player.play(HttpAsk("x", (b"GET / HTTP/1.1\r\n\r\n",), "fresh"))
+    assert parts == (Part(HEAD, b"{}"), Part("connection unexpected"))
+
+
+@pytest.mark.parametrize(
+    ("said", "parts"), [(OK, (Part(HEAD, b"{}"),)), (b"no answer", (Part("no whole answer", b"no answer"),)), (b"", ())]
+)
+def test_what_is_broken_is_answered_by_whatever_comes(said: bytes, parts: tuple[Part, ...]) -> None:
+    with scripted([said]) as player:
+        got = player.play(HttpAsk("x", (b"GET",), "broken"))
+    assert got[:-1] == parts
+    assert got[-1] == Part("after the client has finished: 0 bytes")
+
+
+def test_a_head_has_no_body() -> None:
+    with scripted([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"]) as player:
+        assert player.play(HttpAsk("x", (b"HEAD / HTTP/1.1\r\n\r\n",))) == (Part(HEAD),)
