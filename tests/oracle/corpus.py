@@ -75,7 +75,11 @@ def _servers(suffix: str, edges: str, seed: int, own: str) -> Iterator[Setup]:
         Setup("narrow", _narrow(), "main", _limits(edges).asks),
         Setup("hurried", _HURRIED, "main", _late().asks),
         Setup("books", common, "main", _books().asks),
-        *(Setup(name, (*_STEADY, *options), "mixed", _versions().asks) for name, options in _VERSIONS.items()),
+        *(
+            Setup(name, (*_STEADY, *options), "mixed", _versions().asks)
+            for name, options in _VERSIONS.items()
+            if edges == "0" or name in _VERSIONS_BEHIND_EDGES
+        ),
     )
     for one in servers:
         yield replace(one, name=f"{one.name}{suffix}", options=(*one.options, "--edges", edges))
@@ -93,6 +97,8 @@ _VERSIONS = {
     "first": ("--version-policy", "1,9", "--grpc-port", "-1"),
     "polling": ("--model-control", "poll", "--poll-interval-s", "600"),
 }
+
+_VERSIONS_BEHIND_EDGES = ("all", "polling")
 
 
 def _secured() -> tuple[str, ...]:
