@@ -49,10 +49,11 @@ def test_a_build_that_says_something_else_is_found_out(tmp_path: Path) -> None:
         assert places, f"nothing in the build says {words!r} any more; change other words"
         for path in places:
             path.write_text(path.read_text().replace(words, others))
-    ended = compare("--after", str(tmp_path), "--before", str(ROOT), "--setups", ",".join(CHANGED), timeout_s=800)
+    chosen = ("--setups", ",".join(CHANGED), "--show", "1000")
+    ended = compare("--after", str(tmp_path), "--before", str(ROOT), *chosen, timeout_s=800)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     for setup, (words, others) in CHANGED.items():
-        of_setup = [part for part in ended.stdout.split("\n--- ") if part.startswith(f"{setup}/")]
+        of_setup = [part for part in ended.stdout.split("\n=== ") if part.startswith(f"{setup}/")]
         assert any(words in part and others in part for part in of_setup), f"{setup}: {words!r} was not found out"
 
 

@@ -96,9 +96,9 @@ def _chosen(setups: tuple[Setup, ...], only: str | None) -> tuple[Setup, ...]:
 
 def _report(verdict: Verdict, show: int) -> None:
     for difference in verdict.differences[:show]:
-        print(f"\n--- {difference.name}\n{difference.diff}")
+        print(f"\n=== {difference.name}\n{difference.diff}")
     for difference in verdict.differences[show:]:
-        print(f"--- {difference.name}")
+        print(f"=== {difference.name}")
     print(
         f"\n{verdict.requests} requests, {verdict.equal} answered alike, {len(verdict.intended)} differ as intended, "
         f"{len(verdict.unsteady)} are unsteady, {len(verdict.differences)} differ"
