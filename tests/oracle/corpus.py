@@ -60,7 +60,7 @@ def _servers(suffix: str, edges: str, seed: int, own: str) -> Iterator[Setup]:
     common = (*_STEADY, *_QUIET, *_LIMITS, "--max-batch", "32", "--allow-shared-memory")
     alone = (*_STEADY, *_QUIET, *_LIMITS, "--max-batch", "1")
     region = f"{own}-spoiled{suffix}"
-    shots = spoiled(seed, region, _FUZZ_BYTES, SHOTS_BEHIND_EDGES if suffix else SHOTS)
+    shots = spoiled(seed, region, _FUZZ_BYTES, SHOTS_BEHIND_EDGES if suffix else SHOTS, with_broken=not suffix)
     servers = (
         Setup("spoiled", common, "main", shots.asks, ((region, bytes(_FUZZ_BYTES)),)),
         Setup("routes", common, "main", routes().asks),
