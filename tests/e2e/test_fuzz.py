@@ -9,9 +9,7 @@ import contextlib
 import json
 import os
 import random
-import socket
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 import psutil
@@ -19,18 +17,14 @@ import pytest
 import tritonclient.http as triton
 
 from models.spec import NUMPY_DTYPES
-from tests.support.fuzz import Fuzzer, Shot
+from tests.support.fuzz import Fuzzer, Range
 from tests.support.servers import Server, start_server, wait_until
-from tests.support.stores import StoreFolder, digit
-from tests.support.wire import Wire, WireReply
+from tests.support.stores import StoreFolder
 from tests.support.wire_forms import region
 
 FAST_SHOTS, SLOW_SHOTS, SLOW_LIMIT_S = 5_000, 100_000, 225.0
 SETTLED_SHOTS = 10_000
 LEAK_BYTES = 20 << 20
-ANSWER_S = 20.0
-# 504: a deadline that was drawn short; 501: compressions and extensions that are not offered.
-DOCUMENTED = {200, 400, 404, 405, 408, 413, 415, 429, 431, 501, 504}
 
 
 @pytest.fixture(scope="module")
@@ -45,74 +39,11 @@ def server(shared_store: StoreFolder) -> Iterator[Server]:
         wait_until(server.is_at_rest, "nothing is held after all these requests")
 
 
-class Range:
-    """Fires shots over one connection as long as it holds, and judges what comes back."""
-
-    def __init__(self, server: Server) -> None:
-        self._port = server.port
-        self._wire: Wire | None = None
-        self.statuses: Counter[int | None] = Counter()
-
-    def fire(self, shot: Shot) -> None:
-        if shot.is_whole:
-            self._judge(self._asked(shot.data), shot)
-        else:
-            self._fire_broken(shot)
-
-    def fire_good(self) -> None:
-        """A good request must be answered rightly on the very connection that has seen the bad ones."""
-        wire = self._connection()
-        reply = wire.ask("/predictions/digits", digit("seven"))
-        assert reply.status == 200, reply
-        assert reply.json()["predictions"][0]["label"] == "7"
-
-    def close(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
-
-    def _asked(self, data: bytes) -> WireReply:
-        wire = self._connection()
-        wire.send(data)
-        reply = wire.reply()
-        if reply.headers.get("connection") == "close":
-            self.close()
-        return reply
-
-    def _fire_broken(self, shot: Shot) -> None:
-        with Wire(self._port, timeout_s=ANSWER_S) as wire:
-            try:
-                wire.send(shot.data)
-                wire.socket.shutdown(socket.SHUT_WR)
-                reply = wire.reply()
-                if reply.status == 100:
-                    reply = wire.reply()
-            except TimeoutError as error:
-                raise AssertionError("the server neither answered nor closed the connection") from error
-            except (ConnectionError, OSError):
-                self.statuses[None] += 1
-                return
-            self._judge(reply, shot)
-
-    def _judge(self, reply: WireReply, shot: Shot) -> None:
-        self.statuses[reply.status] += 1
-        is_refused = reply.status == 503 and b"/v2/repository/models/" in shot.data
-        assert reply.status in DOCUMENTED or is_refused, reply
-        if reply.status >= 400:
-            assert reply.error
-            assert len(reply.body) < 2000
-
-    def _connection(self) -> Wire:
-        if self._wire is None:
-            self._wire = Wire(self._port, timeout_s=ANSWER_S)
-        return self._wire
-
-
 def bombard(server: Server, seed: int, first: int, last: int, *, until_s: float = float("inf")) -> int:
     """Fire the shots from `first` to `last`, or until the time is up; the number of the next one."""
     print(f"fuzzing: seed {seed}, shots {first} to {last}")
     with (
-        contextlib.closing(Range(server)) as own,
+        contextlib.closing(Range(server.port)) as own,
         triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client,
         region(client, bytes(4096)) as place,
     ):

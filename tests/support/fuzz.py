@@ -8,7 +8,9 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import socket
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 from models.spec import NUMPY_DTYPES
 from tests.support.spoil import HEADERS, spoil_bytes, spoil_value
 from tests.support.stores import digit
-from tests.support.wire import chunk, head
+from tests.support.wire import Wire, WireReply, chunk, head
 from tests.support.wire_forms import extremes
 
 _PATHS = (
@@ -39,6 +41,9 @@ _QUERIES = (
 )
 _MODELS = tuple(f"identity_{dtype.lower()}" for dtype in NUMPY_DTYPES)
 _BOMB_BYTES = 20 << 20
+_ANSWER_S = 20.0
+# 504: a deadline that was drawn short; 501: compressions and extensions that are not offered.
+_DOCUMENTED = {200, 400, 404, 405, 408, 413, 415, 429, 431, 501, 504}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +202,69 @@ class Fuzzer:
         document: Any = {"key": f"/{self._region}", "offset": 0, "byte_size": 64, "ready": True}
         spoil_value(document, chance)
         return _whole(_Request(path, _dumps(document)), "control")
+
+
+class Range:
+    """Fires shots over one connection as long as it holds, and judges what comes back."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._wire: Wire | None = None
+        self.statuses: Counter[int | None] = Counter()
+
+    def fire(self, shot: Shot) -> None:
+        if shot.is_whole:
+            self._judge(self._asked(shot.data), shot)
+        else:
+            self._fire_broken(shot)
+
+    def fire_good(self) -> None:
+        """A good request must be answered rightly on the very connection that has seen the bad ones."""
+        wire = self._connection()
+        reply = wire.ask("/predictions/digits", digit("seven"))
+        assert reply.status == 200, reply
+        assert reply.json()["predictions"][0]["label"] == "7"
+
+    def close(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    def _asked(self, data: bytes) -> WireReply:
+        wire = self._connection()
+        wire.send(data)
+        reply = wire.reply()
+        if reply.headers.get("connection") == "close":
+            self.close()
+        return reply
+
+    def _fire_broken(self, shot: Shot) -> None:
+        with Wire(self._port, timeout_s=_ANSWER_S) as wire:
+            try:
+                wire.send(shot.data)
+                wire.socket.shutdown(socket.SHUT_WR)
+                reply = wire.reply()
+                if reply.status == 100:
+                    reply = wire.reply()
+            except TimeoutError as error:
+                raise AssertionError("the server neither answered nor closed the connection") from error
+            except (ConnectionError, OSError):
+                self.statuses[None] += 1
+                return
+            self._judge(reply, shot)
+
+    def _judge(self, reply: WireReply, shot: Shot) -> None:
+        self.statuses[reply.status] += 1
+        is_refused = reply.status == 503 and b"/v2/repository/models/" in shot.data
+        assert reply.status in _DOCUMENTED or is_refused, reply
+        if reply.status >= 400:
+            assert reply.error
+            assert len(reply.body) < 2000
+
+    def _connection(self) -> Wire:
+        if self._wire is None:
+            self._wire = Wire(self._port, timeout_s=_ANSWER_S)
+        return self._wire
 
 
 _SPOILERS = (

@@ -73,6 +73,17 @@ class Wire:
         """The next answer. Raises ConnectionError when the server closes instead."""
         return read_reply(self._file)
 
+    def left_over(self) -> bytes:
+        """What has come beyond the answers that were read, without waiting; empty too when the server has closed."""
+        waits_s = self.socket.gettimeout()
+        self.socket.settimeout(0)
+        try:
+            return self._file.peek(1)
+        except (BlockingIOError, ConnectionError):
+            return b""
+        finally:
+            self.socket.settimeout(waits_s)
+
     def is_closed(self) -> bool:
         """Whether the server closes the connection within the time limit, sending nothing more."""
         try:

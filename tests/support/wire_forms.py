@@ -90,6 +90,10 @@ class Region:
         whole = np.frombuffer(data.ljust(nbytes, b"\xee"), np.uint8)
         shm.set_shared_memory_region(self._handle, [whole])
 
+    def write(self, data: bytes, offset: int) -> None:
+        """Put these bytes there."""
+        shm.set_shared_memory_region(self._handle, [np.frombuffer(data, np.uint8)], offset)
+
     @property
     def contents(self) -> bytes:
         view = shm.get_contents_as_numpy(self._handle, np.uint8, [self.nbytes])

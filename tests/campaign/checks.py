@@ -1,0 +1,181 @@
+"""What has to hold, as pure functions over what was seen; each gives one line for every breach.
+
+Knows nothing of how anything was seen. KNOWN_DISAGREEMENTS are cells of the books that are not compared, each with
+its reason; they stand on the page.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.campaign.endings import BOUND_S, COUNTED, Ending
+from tests.campaign.field import Calls, ProcessState
+from tests.campaign.plan import Period
+
+MIB = 1 << 20
+# Beyond what it was after the warm-up. Threads and memory of pools come as they are first needed.
+MORE_DESCRIPTORS, MORE_THREADS = 4, 8
+MORE_OWN_BYTES = 128 * MIB
+_NEVER = {"wrong", "hung", "undocumented"}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A disagreement of the books that is known: which cells are not compared, and why."""
+
+    outcome: str
+    reason: str
+
+
+KNOWN_DISAGREEMENTS: tuple[Known, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """One look at readiness, and where it said yes the outcome of a real call that followed at once."""
+
+    began_s: float
+    ended_s: float
+    ready: bool | None  # None: no answer
+    outcome: str | None = None
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """When a fault was on, until the server was well again and had worked off what had piled up."""
+
+    kind: str
+    from_s: float
+    to_s: float
+    what: str
+    excuses: bool  # whether calls and readiness may suffer meanwhile
+
+
+def check_endings(period: Period, endings: Iterable[Ending], windows: Sequence[Window]) -> list[str]:
+    """Answers are right, calls end in time, and nobody is turned away without a cause."""
+    may, changing, excuses = period.scene.may, period.scene.changing, [one for one in windows if one.excuses]
+    breaches = []
+    for one in endings:
+        if one.outcome in _NEVER:
+            breaches.append(_say(one, f"is {one.outcome}"))
+        elif one.ended_s - one.sent_s > BOUND_S + 5.0:
+            breaches.append(_say(one, f"took {one.ended_s - one.sent_s:.1f} s"))
+        elif one.outcome == "invalid" and not one.asked_wrong:
+            if not (one.model in changing or "invalid" in may or (period.scene.loses_calls and one.client == "shared")):
+                breaches.append(_say(one, "was a good request and was called wrong"))
+        elif one.outcome in ("rejected", "deadline_exceeded", "failed", "broken"):
+            is_excused = not excuses or any(_overlap(one, window) for window in excuses)
+            if one.outcome not in may or not is_excused:
+                breaches.append(_say(one, f"ended as {one.outcome} without a cause"))
+    return breaches
+
+
+def _overlap(one: Ending, window: Window) -> bool:
+    return one.sent_s <= window.to_s and one.ended_s >= window.from_s
+
+
+def _say(one: Ending, what: str) -> str:
+    return f"call {one.number} of {one.client} ({one.model}, at {one.sent_s:.2f} s) {what}: {one.words[:300]}"
+
+
+def count(endings: Iterable[Ending]) -> Calls:
+    """The clients' books."""
+    return Counter((one.protocol, one.model, one.outcome) for one in endings)
+
+
+def check_books(period: Period, seen: Calls, counted: Calls) -> list[str]:
+    """Whether the server counted what its clients saw.
+
+    Who left, or lost its connection, cannot know how the call ended: each such call may be any one of the server's, or
+    none. Models that come and go take their series with them.
+    """
+    if period.scene.loses_calls or period.kind == "spoiled":
+        return []
+    known = {one.outcome for one in KNOWN_DISAGREEMENTS}
+    breaches = []
+    models = {(protocol, model) for protocol, model, _ in (*seen, *counted) if model not in period.scene.changing}
+    for protocol, model in sorted(models):
+        unsure = seen[protocol, model, "left"] + seen[protocol, model, "broken"]
+        surplus = 0
+        for outcome in COUNTED:
+            if outcome in known:
+                continue
+            more = counted[protocol, model, outcome] - seen[protocol, model, outcome]
+            surplus += max(0, more)
+            if more < 0:
+                breaches.append(
+                    f"{protocol} {model}: clients saw {seen[protocol, model, outcome]} {outcome}, "
+                    f"the server counted {counted[protocol, model, outcome]}"
+                )
+        if surplus > unsure:
+            more_than = {
+                outcome: (counted[protocol, model, outcome], seen[protocol, model, outcome])
+                for outcome in COUNTED
+                if counted[protocol, model, outcome] > seen[protocol, model, outcome]
+            }
+            breaches.append(
+                f"{protocol} {model}: the server counted more than the {unsure} that left could be: "
+                + ", ".join(f"{mine} {outcome}, seen {theirs}" for outcome, (mine, theirs) in more_than.items())
+            )
+    return breaches
+
+
+def check_rest(
+    held: tuple[int, int, int] | None, baseline: Sequence[ProcessState], now: Sequence[ProcessState], left: Sequence[int]
+) -> list[str]:
+    """Nothing in flight, and no descriptor, thread or process more than there was."""
+    breaches = []
+    if held is None:
+        breaches.append("/stats is not answered after the period")
+    elif any(held):
+        breaches.append(f"still held: {held[0]} samples wait, {held[1]} requests unfinished, {held[2]} bytes")
+    if sorted(one.role for one in now) != sorted(one.role for one in baseline):
+        breaches.append(f"processes: {_roles(now)}, and were {_roles(baseline)}")
+    if left:
+        breaches.append(f"processes {', '.join(map(str, left))} outlived their server")
+    for role in sorted({one.role for one in baseline}):
+        for name, more in (("descriptors", MORE_DESCRIPTORS), ("threads", MORE_THREADS)):
+            before = max(getattr(one, name) for one in baseline if one.role == role)
+            after = max((getattr(one, name) for one in now if one.role == role), default=0)
+            if after > before + more:
+                breaches.append(f"a process ({role}) has {after} {name}, and had {before}")
+    return breaches
+
+
+def _roles(processes: Sequence[ProcessState]) -> str:
+    return ", ".join(f"{many} {role}" for role, many in sorted(Counter(one.role for one in processes).items()))
+
+
+def check_memory(baseline: Sequence[ProcessState], now: Sequence[ProcessState]) -> list[str]:
+    """What all processes hold for themselves, against what they held after the warm-up."""
+    before, after = (sum(one.own_bytes for one in states) for states in (baseline, now))
+    if after - before <= MORE_OWN_BYTES:
+        return []
+    return [f"memory grew from {before / MIB:.0f} to {after / MIB:.0f} MiB, by more than {MORE_OWN_BYTES / MIB:.0f}"]
+
+
+def check_ready(looks: Iterable[Readiness], windows: Sequence[Window], *, may: frozenset[str]) -> list[str]:
+    """Ready means that requests are answered; and it is ready whenever nothing is done to it."""
+    excuses = [window for window in windows if window.excuses]
+    breaches = []
+    for one in looks:
+        if any(one.began_s <= window.to_s and one.ended_s >= window.from_s for window in excuses):
+            continue
+        if one.ready is not True:
+            said = "gave no answer" if one.ready is None else f"said no: {one.words}"
+            breaches.append(f"at {one.began_s:.2f} s readiness {said}, and nothing was done to the server")
+        elif one.outcome != "success" and one.outcome not in may:
+            breaches.append(f"at {one.began_s:.2f} s it was ready, and a real request ended as {one.outcome}: {one.words}")
+    return breaches
+
+
+def check_log(log: str) -> list[str]:
+    """Nothing that admits a bug."""
+    breaches = []
+    for word in ("Traceback", "this is a bug", "never retrieved", "Fatal Python error", "SIGSEGV"):
+        if (at := log.find(word)) >= 0:
+            breaches.append(f"in the log: {' / '.join(log[max(0, at - 100) : at + 900].splitlines())}")
+    return breaches[:2]

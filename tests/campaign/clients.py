@@ -1,0 +1,489 @@
+"""The mixture of clients: official libraries, ours, plain sockets; each asks what its script says, one call at a time.
+
+A client knows where the server is and what it asks. It judges every answer by the model's own arithmetic, and
+gives each call exactly one ending. What the ending is allowed to be is not its business.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from geventhttpclient.response import HTTPParseError
+from tritonclient.utils import InferenceServerException
+
+from app.client import ask as ask_for_image
+from models.errors import ConvoyError
+from tests.campaign.asks import Ask, Picture, Script, WrongAnswer
+from tests.campaign.endings import BOUND_S, Ending, outcome_of_grpc, outcome_of_status, outcome_of_words
+from tests.campaign.forms import check_infer, infer_body, infer_path
+from tests.support.wire import Wire, WireReply, chunk, head
+
+_HUNG = (TimeoutError, httpx.TimeoutException)
+_BROKEN = (OSError, http.client.HTTPException, httpx.TransportError, HTTPParseError)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the server is; the same after every restart. `now_s` is the campaign's clock."""
+
+    http_port: int
+    grpc_port: int
+    now_s: Callable[[], float]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What came of one request of a call."""
+
+    protocol: str
+    model: str
+    outcome: str
+    words: str = ""
+    asked_wrong: bool = False
+
+
+class Client(ABC):
+    """One client; used by one thread."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, place: Place, script: Script) -> None:
+        self.place, self.script = place, script
+
+    @abstractmethod
+    def say(self, number: int) -> Iterator[Said]:
+        """Make the call with this number. What breaks off raises, and `call` gives it its ending."""
+
+    @abstractmethod
+    def about(self, number: int) -> tuple[str, str, bool, int]:
+        """The call's protocol, its model, whether it is wrong on purpose, and how many requests it has."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing open
+        """Leave in good order."""
+
+    def drop(self) -> None:
+        """Forget whatever is open: the server may have."""
+        self.close()
+
+    def call(self, number: int) -> list[Ending]:
+        """Make one call; exactly one ending for each of its requests, whatever happens."""
+        sent_s, said = self.place.now_s(), list[Said]()
+        protocol, model, asked_wrong, requests = self.about(number)
+        try:
+            said.extend(self.say(number))
+        except WrongAnswer as error:
+            said.append(Said(protocol, model, "wrong", str(error), asked_wrong))
+            self.drop()
+        except _HUNG as error:
+            said.append(Said(protocol, model, "hung", repr(error), asked_wrong))
+            self.drop()
+        except _BROKEN as error:
+            said.append(Said(protocol, model, "broken", repr(error), asked_wrong))
+            self.drop()
+        said += [Said(protocol, model, "broken", "after another of the same call", asked_wrong)] * (
+            requests - len(said)
+        )
+        ended_s = self.place.now_s()
+        return [
+            Ending(
+                *(self.kind, number, one.protocol, one.model, one.outcome, sent_s, ended_s, one.words, one.asked_wrong)
+            )
+            for one in said
+        ]
+
+
+class TensorClient(Client):
+    """Asks for tensors; `protocol` is what the server calls the wire."""
+
+    protocol: ClassVar[str] = "v2"
+
+    def ask(self, number: int) -> Ask:
+        return self.script.ask(number)
+
+    def about(self, number: int) -> tuple[str, str, bool, int]:
+        ask = self.ask(number)
+        return self.protocol, ask.model, ask.is_wrong, 1
+
+    def said(self, ask: Ask, outcome: str, words: str = "") -> Said:
+        return Said(self.protocol, ask.model, outcome, words, ask.is_wrong)
+
+    def judge(self, ask: Ask, status: int, headers: dict[str, str], body: bytes) -> Said:
+        """An answer over HTTP. Raises WrongAnswer."""
+        if status == 200:
+            check_infer(ask, headers, body)
+            return self.said(ask, "success")
+        return self.said(ask, outcome_of_status(status), error_words(body))
+
+
+class ImageClient(Client):
+    """Asks for the label of an image."""
+
+    def picture(self, number: int) -> Picture:
+        return self.script.picture(number)
+
+    def about(self, number: int) -> tuple[str, str, bool, int]:
+        return "predictions", "digits", self.picture(number).label is None, 1
+
+    def judge(self, picture: Picture, status: int, body: bytes) -> Said:
+        """An answer over HTTP. Raises WrongAnswer."""
+        if status != 200:
+            return self.said(picture, outcome_of_status(status), error_words(body))
+        try:
+            picture.check(json.loads(body))
+        except ValueError as error:
+            raise WrongAnswer(f"the answer is no JSON ({error}): {body[:80]!r}") from error
+        return self.said(picture, "success")
+
+    def said(self, picture: Picture, outcome: str, words: str = "") -> Said:
+        return Said("predictions", "digits", outcome, words, picture.label is None)
+
+
+def error_words(body: bytes) -> str:
+    """The words of an error, which must be in the form that all errors have. Raises WrongAnswer."""
+    try:
+        document = json.loads(body)
+        words = document["error"]
+    except (ValueError, KeyError, TypeError):
+        raise WrongAnswer(f"an error that is not {{'error': words}}: {body[:120]!r}") from None
+    if not isinstance(words, str) or not words:
+        raise WrongAnswer(f"an error without words: {body[:120]!r}")
+    return words
+
+
+class TritonHttp(TensorClient):
+    """tritonclient.http, as Triton's users have it."""
+
+    kind = "tritonclient"
+
+    def __init__(self, place: Place, script: Script) -> None:
+        super().__init__(place, script)
+        self._own: triton_http.InferenceServerClient | None = None
+
+    def say(self, number: int) -> Iterator[Said]:
+        ask = self.ask(number)
+        if self._own is None:
+            limits = {"connection_timeout": BOUND_S, "network_timeout": BOUND_S}
+            self._own = triton_http.InferenceServerClient(f"127.0.0.1:{self.place.http_port}", **limits)
+        compression = self.script.chance(number).choice((None, None, None, "gzip", "deflate"))
+        inputs = _triton_inputs(triton_http, ask, binary_data=ask.binary)
+        try:
+            answer = self._own.infer(ask.model, inputs, request_id=ask.id, request_compression_algorithm=compression)
+        except InferenceServerException as error:
+            yield self.said(ask, outcome_of_status(int(error.status() or 0)), str(error))
+            return
+        document = answer.get_response()
+        outputs = {one["name"]: answer.as_numpy(one["name"]) for one in document["outputs"]}
+        ask.check(document["model_name"], document["model_version"], document.get("id", ""), outputs)
+        yield self.said(ask, "success")
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+
+
+class TritonGrpc(TensorClient):
+    """tritonclient.grpc, one call at a time."""
+
+    kind, protocol = "tritonclient-grpc", "grpc"
+
+    def __init__(self, place: Place, script: Script) -> None:
+        super().__init__(place, script)
+        self.own: triton_grpc.InferenceServerClient | None = None
+
+    def client(self) -> triton_grpc.InferenceServerClient:
+        if self.own is None:
+            self.own = triton_grpc.InferenceServerClient(f"127.0.0.1:{self.place.grpc_port}")
+        return self.own
+
+    def say(self, number: int) -> Iterator[Said]:
+        ask, began_s = self.ask(number), time.monotonic()
+        inputs = _triton_inputs(triton_grpc, ask)
+        try:
+            answer = self.client().infer(ask.model, inputs, request_id=ask.id, client_timeout=BOUND_S)
+        except InferenceServerException as error:
+            took_s = time.monotonic() - began_s
+            yield self.said(ask, outcome_of_grpc(str(error.status()), str(error), took_s), str(error))
+            return
+        _check_grpc(ask, answer)
+        yield self.said(ask, "success")
+
+    def close(self) -> None:
+        if self.own is not None:
+            self.own.close()
+            self.own = None
+
+
+class TritonStream(TritonGrpc):
+    """tritonclient.grpc, some requests in one stream; answers must come in their order, one for each."""
+
+    kind = "tritonclient-stream"
+
+    def asks(self, number: int) -> list[Ask]:
+        count = 1 + self.script.chance(number).randrange(16)
+        return [self.script.ask(number * 64 + one) for one in range(count)]
+
+    def about(self, number: int) -> tuple[str, str, bool, int]:
+        asks = self.asks(number)
+        return self.protocol, asks[0].model, asks[0].is_wrong, 0
+
+    def say(self, number: int) -> Iterator[Said]:
+        asks, answers, came = self.asks(number), list[tuple[Any, Any]](), threading.Semaphore(0)
+
+        def take(result: Any, error: Any) -> None:
+            answers.append((result, error))
+            came.release()
+
+        client = self.client()
+        client.start_stream(take)
+        unsent = None
+        for ask in asks:
+            try:
+                client.async_stream_infer(ask.model, _triton_inputs(triton_grpc, ask), request_id=ask.id)
+            except InferenceServerException as error:  # the stream has ended
+                unsent = error
+                break
+        until_s, is_broken = time.monotonic() + BOUND_S, False
+        for place, ask in enumerate(asks):
+            if not is_broken and not came.acquire(timeout=max(0.01, until_s - time.monotonic())):
+                yield self.said(ask, "broken" if unsent is not None else "hung", str(unsent or "no answer in a stream"))
+                is_broken = True
+                continue
+            if is_broken:
+                yield self.said(ask, "broken", "its stream had ended")
+                continue
+            result, error = answers[place]
+            if error is None:
+                try:
+                    _check_grpc(ask, result)
+                except WrongAnswer as wrong:
+                    yield self.said(ask, "wrong", str(wrong))
+                    continue
+                yield self.said(ask, "success")
+                continue
+            code = str(error.status() or "")
+            is_broken = bool(code)  # a status ends the stream; an error without one is an answer
+            words = str(error.message() or "")
+            yield self.said(ask, outcome_of_grpc(code, words, 0.0) if code else outcome_of_words(words), words)
+        client.stop_stream(cancel_requests=is_broken)
+        if not is_broken and len(answers) > len(asks):
+            raise WrongAnswer(f"{len(answers)} answers to {len(asks)} requests of a stream")
+        if is_broken:
+            self.drop()
+
+
+class Httpx(TensorClient):
+    """httpx, tensors as JSON or binary; asks for compressed answers, as it does by default."""
+
+    kind = "httpx"
+
+    def __init__(self, place: Place, script: Script) -> None:
+        super().__init__(place, script)
+        self._own = httpx.Client(base_url=place.url, trust_env=False, verify=False, timeout=BOUND_S)
+
+    def say(self, number: int) -> Iterator[Said]:
+        ask = self.ask(number)
+        body, headers = infer_body(ask)
+        answer = self._own.post(infer_path(ask), content=body, headers={**headers, "X-Request-Id": ask.id})
+        if answer.headers.get("x-request-id") != ask.id:
+            raise WrongAnswer(f"asked as {ask.id}, answered as {answer.headers.get('x-request-id')}")
+        yield self.judge(ask, answer.status_code, dict(answer.headers), answer.content)
+
+    def close(self) -> None:
+        self._own.close()
+
+    def drop(self) -> None:
+        """httpx opens connections anew by itself."""
+
+
+class HttpClient(ImageClient):
+    """http.client over a kept connection, and urllib for every fifth call."""
+
+    kind = "http.client"
+
+    def __init__(self, place: Place, script: Script) -> None:
+        super().__init__(place, script)
+        self._own = http.client.HTTPConnection("127.0.0.1", place.http_port, timeout=BOUND_S)
+
+    def say(self, number: int) -> Iterator[Said]:
+        picture = self.picture(number)
+        if number % 5 == 0:
+            yield self.judge(picture, *_by_urllib(f"{self.place.url}/predictions/digits", picture.data))
+            return
+        self._own.request("POST", "/predictions/digits", picture.data)
+        answer = self._own.getresponse()
+        yield self.judge(picture, answer.status, answer.read())
+
+    def close(self) -> None:
+        self._own.close()
+
+
+class Convoy(ImageClient):
+    """The client behind `convoy predict`."""
+
+    kind = "convoy"
+
+    def __init__(self, place: Place, script: Script) -> None:
+        super().__init__(place, script)
+        self._own = httpx.Client(base_url=place.url, trust_env=False, verify=False, timeout=BOUND_S)
+        self._folder = tempfile.TemporaryDirectory(prefix="convoy-campaign-")
+
+    def say(self, number: int) -> Iterator[Said]:
+        picture, path = self.picture(number), Path(self._folder.name) / "image"
+        path.write_bytes(picture.data)
+        try:
+            (best,) = ask_for_image(self._own, "digits", path, 1)
+        except ConvoyError as error:
+            words = str(error)
+            if "nobody answers" in words or "broke off" in words:
+                yield self.said(picture, "broken", words)
+            elif "did not answer within" in words:
+                yield self.said(picture, "hung", words)
+            else:
+                yield self.said(picture, outcome_of_words(words), words)
+            return
+        picture.check({"predictions": [{"label": best.label, "score": best.score}]})
+        yield self.said(picture, "success")
+
+    def close(self) -> None:
+        self._own.close()
+        self._folder.cleanup()
+
+    def drop(self) -> None:
+        """httpx opens connections anew by itself."""
+
+
+class Curl(ImageClient):
+    """curl, a process for each call."""
+
+    kind = "curl"
+
+    def say(self, number: int) -> Iterator[Said]:
+        picture = self.picture(number)
+        command = [
+            *("curl", "-sS", "--noproxy", "*", "--max-time", f"{BOUND_S:g}", "-w", "\n%{http_code}"),
+            *("--data-binary", "@-", f"{self.place.url}/predictions/digits"),
+        ]
+        ended = subprocess.run(command, input=picture.data, capture_output=True, check=False)
+        if ended.returncode:
+            raise (TimeoutError if ended.returncode == 28 else ConnectionError)(ended.stderr.decode(errors="replace"))
+        body, _, status = ended.stdout.rpartition(b"\n")
+        yield self.judge(picture, int(status), body)
+
+
+class Raw(TensorClient):
+    """A socket: several requests in one go, bodies in pieces and in chunks."""
+
+    kind = "raw"
+
+    def __init__(self, place: Place, script: Script) -> None:
+        super().__init__(place, script)
+        self._wire: Wire | None = None
+
+    def asks(self, number: int) -> list[Ask]:
+        count = self.script.chance(number).choice((1, 1, 1, 3, 8))
+        return [self.script.ask(number * 64 + one) for one in range(count)]
+
+    def about(self, number: int) -> tuple[str, str, bool, int]:
+        first = self.asks(number)[0]
+        return self.protocol, first.model, first.is_wrong, 0
+
+    def say(self, number: int) -> Iterator[Said]:
+        asks, chance = self.asks(number), self.script.chance(number)
+        said = 0
+        try:
+            wire = self._wire = self._wire or Wire(self.place.http_port, timeout_s=BOUND_S)
+            for ask in asks:
+                data = _as_chunks(ask, chance) if chance.random() < 0.3 else _whole(ask)
+                cut = chance.randrange(1, len(data)) if chance.random() < 0.3 else len(data)
+                wire.send(data[:cut])
+                wire.send(data[cut:])
+            closes = False
+            for ask in asks:
+                reply = wire.reply()
+                yield self._judged(ask, reply)
+                said += 1
+                closes = closes or reply.headers.get("connection") == "close"
+            if left := wire.left_over():
+                raise WrongAnswer(f"after {len(asks)} answers to {len(asks)} requests there came {left[:80]!r}")
+            if closes:
+                self.drop()
+        except (*_HUNG, *_BROKEN) as error:
+            outcome = "hung" if isinstance(error, TimeoutError) else "broken"
+            for ask in asks[said:]:
+                yield self.said(ask, outcome, repr(error))
+                outcome = "broken"
+            self.drop()
+
+    def _judged(self, ask: Ask, reply: WireReply) -> Said:
+        try:
+            return self.judge(ask, reply.status, reply.headers, reply.body)
+        except WrongAnswer as wrong:
+            return self.said(ask, "wrong", str(wrong))
+
+    def close(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+
+def _triton_inputs(library: Any, ask: Ask, **options: Any) -> list[Any]:
+    made = []
+    for one in ask.inputs:
+        own = library.InferInput(one.name, one.shape, one.dtype)
+        own.set_data_from_numpy(one.values, **options)
+        made.append(own)
+    return made
+
+
+def _check_grpc(ask: Ask, answer: Any) -> None:
+    response = answer.get_response()
+    outputs = {one.name: answer.as_numpy(one.name) for one in response.outputs}
+    ask.check(response.model_name, response.model_version, response.id, outputs)
+
+
+def _by_urllib(url: str, body: bytes) -> tuple[int, bytes]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(urllib.request.Request(url, body, method="POST"), timeout=BOUND_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def _whole(ask: Ask) -> bytes:
+    body, headers = infer_body(ask)
+    return head(infer_path(ask), {"Content-Length": str(len(body)), **headers}) + body
+
+
+def _as_chunks(ask: Ask, chance: Any) -> bytes:
+    body, headers = infer_body(ask)
+    size = chance.randrange(100, 20_000)
+    pieces = [chunk(body[start : start + size]) for start in range(0, len(body), size)]
+    return head(infer_path(ask), {"Transfer-Encoding": "chunked", **headers}) + b"".join(pieces) + chunk(b"")
+
+
+ORDINARY: tuple[type[Client], ...] = (TritonHttp, TritonGrpc, TritonStream, Httpx, HttpClient, Convoy, Raw)
+if shutil.which("curl"):
+    ORDINARY = (*ORDINARY, Curl)
