@@ -109,6 +109,7 @@ class Catalog:
 
     def __init__(self) -> None:
         self.edition = 0
+        self.is_complete = False  # once the initial load has ended: what is not here is not there
         self._served: dict[str, dict[int, Served]] = {}
         self._live: dict[ModelKey, Served] = {}
         self._others: dict[tuple[str, int], Listing] = {}
@@ -214,7 +215,7 @@ class Catalog:
 
     def find(self, name: str, version: int | None) -> Served:
         """The version asked for, or the highest that is loaded. Raises NotFound or Unavailable."""
-        return choose(self._served.get(name, {}), self._others.values(), name, version)
+        return choose(self._served.get(name, {}), self._others.values(), name, version, is_complete=self.is_complete)
 
     def changed(self) -> None:
         """Tell those who watch."""

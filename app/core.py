@@ -238,7 +238,7 @@ class Core(Reception):
         except Exception as error:  # a bug, or a store that cannot be read: never a server that waits for ever
             _log.exception("loading the store failed")
             self.load_failure = f"loading {self.options.store} failed: {error}"
-        self.initial_load_done = True
+        self.initial_load_done = self.catalog.is_complete = True
         self.listeners_opening += 1  # those that must hear first what there is
         self.catalog.changed()
         await self.catalog.until_known()

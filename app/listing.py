@@ -38,10 +38,18 @@ class Listing:
     reason: str = ""
 
 
-def choose(versions: Mapping[int, Version], others: Iterable[Listing], name: str, version: int | None) -> Version:
+def choose(
+    versions: Mapping[int, Version],
+    others: Iterable[Listing],
+    name: str,
+    version: int | None,
+    *,
+    is_complete: bool,
+) -> Version:
     """The version asked for, or the highest, of the `versions` of a model that are served.
 
-    `others` are the versions, of any model, that are not. Raises NotFound or Unavailable.
+    `others` are the versions, of any model, that are not. `is_complete`: what is in neither is not there; before the
+    initial load has ended, it may still come. Raises NotFound or Unavailable.
     """
     if versions:
         found = versions.get(version) if version is not None else versions[max(versions)]
@@ -55,4 +63,7 @@ def choose(versions: Mapping[int, Version], others: Iterable[Listing], name: str
             raise Unavailable(f"Request for unknown model: {asked} is not at ready state; it is loading")
     if known and not versions and version is None:
         raise NotFound(f"Request for unknown model: '{name}' has no available versions ({known[-1].reason})")
-    raise NotFound(f"Request for unknown model: {asked} is not found; POST /v2/repository/index lists what is served")
+    unknown = f"Request for unknown model: {asked} is not found"
+    if not is_complete:
+        raise Unavailable(f"{unknown}, yet: the models are being loaded")
+    raise NotFound(f"{unknown}; POST /v2/repository/index lists what is served")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from app.listing import Listing, choose
 from app.processes.messages import Dish, Menu
 from app.scheduling.request import ModelKey
-from models.errors import NotFound, Unavailable
 from models.spec import ModelSpec
 
 
@@ -71,9 +70,4 @@ class EdgeCatalog:
 
     def find(self, name: str, version: int | None) -> EdgeServed:
         """The version asked for, or the highest that is loaded. Raises NotFound or Unavailable."""
-        try:
-            return choose(self._served.get(name, {}), self._others, name, version)
-        except NotFound as not_found:
-            if self._is_complete:
-                raise
-            raise Unavailable(f"{not_found}, yet: the models are being loaded") from None
+        return choose(self._served.get(name, {}), self._others, name, version, is_complete=self._is_complete)

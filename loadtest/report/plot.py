@@ -15,20 +15,22 @@ from loadtest.report.scale import Axis
 
 WIDTH, HEIGHT = 560.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 12.0, 46.0
-FLOOR, END = HEIGHT - BOTTOM, WIDTH - RIGHT
 ROOM_PX = 44.0  # between two numbers below the axis
 
 Point = tuple[float, float]
 
 
 class Plot:
-    """Draws in the order of the calls. `about` is for those who cannot see it."""
+    """Draws in the order of the calls. `about` is for those who cannot see it; `width` and `height` are pixels."""
 
-    def __init__(self, name: str, about: str, x: Axis, y: Axis) -> None:
+    def __init__(
+        self, name: str, about: str, x: Axis, y: Axis, *, width: float = WIDTH, height: float = HEIGHT
+    ) -> None:
         self._name, self._x, self._y = name, x, y
+        self._height, self._floor, self._end = height, height - BOTTOM, width - RIGHT
         self._legend: list[Element] = []
         self._svg = element(
-            "svg", element("title", name), element("desc", about), viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img"
+            "svg", element("title", name), element("desc", about), viewBox=f"0 0 {width:g} {height:g}", role="img"
         )
         self._draw_axes()
 
@@ -58,22 +60,32 @@ class Plot:
         """From the floor up."""
         left, top = self._px(x_from), self._py(y)
         width = max(1.0, self._px(x_to) - left)
-        shape = {"x": left, "y": top, "width": width, "height": FLOOR - top}
+        shape = {"x": left, "y": top, "width": width, "height": self._floor - top}
         self._draw("rect", element("title", says), class_=f"bar {class_}", **shape)
 
     def zone(self, x_from: float, x_to: float) -> None:
         """A part of the time that does not count."""
         left = self._px(x_from)
-        self._draw("rect", x=left, y=TOP, width=self._px(x_to) - left, height=FLOOR - TOP, class_="zone")
+        self._draw("rect", x=left, y=TOP, width=self._px(x_to) - left, height=self._floor - TOP, class_="zone")
+
+    def area(self, x_from: float, x_to: float, says: str, class_: str) -> None:
+        """A part of the time in which something happens, and what."""
+        left = self._px(x_from)
+        shape = {"x": left, "y": TOP, "width": self._px(x_to) - left, "height": self._floor - TOP}
+        self._draw("rect", element("title", says), class_=class_, **shape)
 
     def level(self, y: float, class_: str) -> None:
         """A horizontal line from end to end."""
         if self._y.low < y <= self._y.high:
-            self._draw("path", d=f"M{LEFT} {self._py(y):.1f} H{END}", class_=class_)
+            self._draw("path", d=f"M{LEFT} {self._py(y):.1f} H{self._end}", class_=class_)
 
     def upright(self, x: float, class_: str) -> None:
         """A vertical line from top to floor."""
-        self._draw("path", d=f"M{self._px(x):.1f} {TOP} V{FLOOR}", class_=class_)
+        self._draw("path", d=f"M{self._px(x):.1f} {TOP} V{self._floor}", class_=class_)
+
+    def words(self, x: float, y: float, text: str, class_: str = "tick") -> None:
+        """A short text that begins a little right of x."""
+        add(self._svg, element("text", text, x=self._px(x) + 3, y=self._py(y) + 3.5, class_=class_))
 
     def explain(self, text: str, class_: str, shape: str = "path") -> None:
         """One more entry of the legend; `shape` is path, circle or rect, as what it explains."""
@@ -99,26 +111,26 @@ class Plot:
         add(self._svg, element(tag, *content, **attributes))
 
     def _px(self, value: float) -> float:
-        return LEFT + self._x.place(value) * (END - LEFT)
+        return LEFT + self._x.place(value) * (self._end - LEFT)
 
     def _py(self, value: float) -> float:
-        return FLOOR - self._y.place(value) * (FLOOR - TOP)
+        return self._floor - self._y.place(value) * (self._floor - TOP)
 
     def _draw_axes(self) -> None:
         taken_px = 0.0
         for value in self._x.ticks():
             at = self._px(value)
-            self._draw("path", d=f"M{at:.1f} {TOP} V{FLOOR}", class_="grid")
+            self._draw("path", d=f"M{at:.1f} {TOP} V{self._floor}", class_="grid")
             if at - taken_px >= ROOM_PX:
-                add(self._svg, element("text", self._x.says(value), x=at, y=FLOOR + 15, class_="tick middle"))
+                add(self._svg, element("text", self._x.says(value), x=at, y=self._floor + 15, class_="tick middle"))
                 taken_px = at
         for value in self._y.ticks():
             at = self._py(value)
-            self._draw("path", d=f"M{LEFT} {at:.1f} H{END}", class_="grid")
+            self._draw("path", d=f"M{LEFT} {at:.1f} H{self._end}", class_="grid")
             add(self._svg, element("text", self._y.says(value), x=LEFT - 6, y=at + 3.5, class_="tick end"))
-        self._draw("path", d=f"M{LEFT} {TOP} V{FLOOR} H{END}", class_="axis")
-        middle = (TOP + FLOOR) / 2
-        x_label = element("text", self._x.label, x=(LEFT + END) / 2, y=HEIGHT - 8, class_="label middle")
+        self._draw("path", d=f"M{LEFT} {TOP} V{self._floor} H{self._end}", class_="axis")
+        middle = (TOP + self._floor) / 2
+        x_label = element("text", self._x.label, x=(LEFT + self._end) / 2, y=self._height - 8, class_="label middle")
         turned = f"rotate(-90 14 {middle:g})"
         y_label = element("text", self._y.label, x=14, y=middle, transform=turned, class_="label middle")
         add(self._svg, x_label)

@@ -286,8 +286,10 @@ class TritonStream(TritonGrpc):
             words = str(error.message() or "")
             yield self.said(ask, outcome_of_grpc(code, words, 0.0) if code else outcome_of_words(words), words)
         client.stop_stream(cancel_requests=is_broken)
-        if not is_broken and len(answers) > len(asks):
-            raise WrongAnswer(f"{len(answers)} answers to {len(asks)} requests of a stream")
+        # The end of a stream that breaks off comes as one more, with a status.
+        more = [one for one in answers[len(asks) :] if one[1] is None or not one[1].status()]
+        if more:
+            raise WrongAnswer(f"{len(asks) + len(more)} answers to {len(asks)} requests of a stream")
         if is_broken:
             self.drop()
 

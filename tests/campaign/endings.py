@@ -29,6 +29,7 @@ _BY_CODE = {
     "DEADLINE_EXCEEDED": "deadline_exceeded",
     "UNAVAILABLE": "failed",
 }
+_UNAVAILABLE_WORDS = ("shut down", "shutting down", "being replaced", "being loaded", "at ready state", "not ready")
 _BROKEN_WORDS = ("connect", "socket closed", "goaway", "recvmsg", "stream removed", "connection reset", "broken pipe")
 
 
@@ -69,7 +70,7 @@ def outcome_of_words(words: str) -> str:
         return "rejected"
     if "timeout expired" in lowered:
         return "deadline_exceeded"
-    if any(word in lowered for word in ("shut down", "shutting down", "being replaced", "being loaded", "not ready")):
+    if any(word in lowered for word in _UNAVAILABLE_WORDS):
         return "failed"
     if any(word in lowered for word in _BROKEN_WORDS):
         return "broken"

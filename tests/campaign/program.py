@@ -116,7 +116,7 @@ class _Campaign:
                 _sleep_until(records, began_s + fault.at_s)
                 windows.append(self._do(fault))
             _sleep_until(records, until_s)
-        return [f"client {one} is still waiting {BOUND_S:g} s after the end of the period" for one in left]
+        return left
 
     def _do(self, fault: Fault) -> Window:
         does, promises = FAULTS[fault.kind]
@@ -193,6 +193,8 @@ def _clients(period: Period, place: Place, records: Records) -> Iterator[list[st
                 records.add(client.call(number))
                 number += 1
                 enough.wait(own.pause_ms / 1e3)
+        except Exception as error:  # a mistake of the campaign's own, or a library's
+            left.append(f"client {own.kind} fell over its call {number}: {error!r}")
         finally:
             client.close()
 
@@ -210,7 +212,11 @@ def _clients(period: Period, place: Place, records: Records) -> Iterator[list[st
         until_s = time.monotonic() + BOUND_S + 5
         for thread in threads:
             thread.join(max(0.1, until_s - time.monotonic()))
-        left += [thread.name for thread in threads if thread.is_alive()]
+        left += [
+            f"client {thread.name} still waits {BOUND_S:g} s after the end of the period"
+            for thread in threads
+            if thread.is_alive()
+        ]
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from tests.support.fuzz import Fuzzer, Range
 from tests.support.wire import Wire, head
 from tests.support.wire_forms import Region
 
-_REGION_BYTES = 1 << 20
+_REGION_BYTES = 2 << 20
 _BOMB_BYTES = 64 << 20
 
 

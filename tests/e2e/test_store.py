@@ -113,6 +113,25 @@ def test_the_version_policy_says_what_is_loaded(store: StoreFolder, policy: str,
         assert metadata["versions"] == sorted(name[-1] for name in expected if name.startswith("digits"))
 
 
+@pytest.mark.parametrize("edges", [0, 1])
+def test_what_is_still_to_be_loaded_is_not_unknown(store: StoreFolder, edges: int) -> None:
+    """Whoever asks a server that is starting is told to come again, not that there is no such model."""
+    names = [f"digits{number}" for number in range(8)]
+    for name in names:
+        store.add_digits(name=name)
+    with start_server("--edges", str(edges), store=store.root, wait_ready=False) as server, server.client() as client:
+        statuses = []
+        while not statuses or statuses[-1] != 200:
+            answer = client.post(f"/predictions/{names[-1]}", content=digit("two"))
+            statuses.append(answer.status_code)
+            assert answer.status_code in (200, 503), answer.text
+            assert answer.status_code == 200 or answer.headers["retry-after"] == "1"
+        assert statuses[0] == 503, "the test came too late"
+        assert client.post("/predictions/nothing", content=digit("two")).status_code in (404, 503)
+        server.await_ready()
+        assert client.post("/predictions/nothing", content=digit("two")).status_code == 404
+
+
 def test_a_store_without_anything_to_serve_ends_with_1(store: StoreFolder) -> None:
     flip_a_byte(store.add_digits() / "fp32.onnx")
     with start_server(store=store.root, exit_code=1, wait_ready=False) as server:
