@@ -75,7 +75,8 @@ class Scene:
     """One kind of period.
 
     `loses_calls`: a process is killed or replaced, so that calls break off and books are lost. `may` are endings,
-    beyond the right one, that a good call may have in it. `changing` are models that come and go.
+    beyond the right one, that a good call may have in it. `changing` are models whose versions come and go; `away`
+    those of which there may be none at all, so that 404 and 503 are right, too.
     """
 
     about: str
@@ -84,6 +85,7 @@ class Scene:
     loses_calls: bool = False
     may: frozenset[str] = frozenset()
     changing: frozenset[str] = frozenset()
+    away: frozenset[str] = frozenset()
     extra: Mapping[str, int] = field(default_factory=dict)  # clients besides the mixture
     needs_edges: bool = False
 
@@ -92,12 +94,12 @@ def _none(chance: random.Random, lasts_s: float, edges: int) -> tuple[Fault, ...
     return ()
 
 
-def _some(kind: str, most: int, lasts_s: tuple[float, float] = (0.0, 0.0)) -> _Draw:
-    """From one to `most` faults of a kind, spread over the middle of the period."""
+def _some(kind: str, most: int, lasts_s: tuple[float, float] = (0.0, 0.0), least: int = 1) -> _Draw:
+    """From `least` to `most` faults of a kind, spread over the middle of the period."""
 
     def draw(chance: random.Random, period_s: float, edges: int) -> tuple[Fault, ...]:
         first, last = _CALM_BEFORE * period_s, (1 - _CALM_AFTER) * period_s
-        times = sorted(chance.uniform(first, last) for _ in range(chance.randint(1, most)))
+        times = sorted(chance.uniform(first, last) for _ in range(chance.randint(least, most)))
         ends = [*times[1:], last + _CALM_AFTER * period_s / 2]
         return tuple(
             Fault(
@@ -131,14 +133,15 @@ SCENES: dict[str, Scene] = {
     "restart": Scene("SIGTERM, and the server is started again", _some("restart", 1), loses_calls=True, may=_LOST),
     "store": Scene(
         "versions added, removed, replaced and corrupted while the store is polled",
-        _some("store", 6),
+        _some("store", 6, least=3),
         changing=frozenset({"shift"}),
     ),
     "load": Scene(
         "models loaded, unloaded and loaded with another batch size over HTTP and gRPC",
-        _some("load", 8),
+        _some("load", 8, least=4),
         setting="explicit",
         changing=frozenset({"shift", "mean"}),
+        away=frozenset({"shift", "mean"}),
     ),
     "leavers": Scene("clients that reset in the middle of a request, and of an answer", _none, extra={"leaver": 4}),
     "bombs": Scene(
