@@ -5,13 +5,15 @@ PORT ?= 8000
 STORE ?=
 OUT ?= docs
 BASE ?= HEAD
+MINUTES ?= 5
+SEED ?=
 VENV := .venv
 BIN := $(VENV)/bin
 # A GPU machine gets the runtime that can use it; the two runtimes are one package and exclude each other.
 RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve test test-long test-all check image-test oracle demo bench simulate peers ceiling zoo-table clean
+.PHONY: serve test test-long test-all check image-test oracle campaign demo bench simulate peers ceiling zoo-table clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -38,6 +40,12 @@ image-test: $(VENV)/.dev
 # Some minutes: the same requests to the build of a revision (BASE=REV, or a folder) and to this one, answered alike.
 oracle: $(VENV)/.dev
 	$(BIN)/python -m tests.oracle compare --before $(BASE)
+
+# A real server under clients of every kind while it is killed, paused, starved and reloaded, with 0 and 2 edges; the plan
+# is drawn from a seed, which is printed. SEED=N draws it again, MINUTES=60 is an hour, OUT=DIR takes page, plan and logs.
+campaign: OUT = build/campaign
+campaign: $(VENV)/.dev
+	$(BIN)/python -m tests.campaign --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --out $(OUT)
 
 demo: $(VENV)/.dev
 	$(BIN)/python -m loadtest.demo

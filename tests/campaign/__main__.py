@@ -29,7 +29,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="campaign", description="A real server under clients and faults from a seed.")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long, over all numbers of edges")
     parser.add_argument("--seed", type=int, default=None, help="draws the plan; without it a new one is taken")
-    parser.add_argument("--out", type=Path, default=Path("build/campaign"), help="where page, plan and logs are written")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/campaign"), help="where page, plan and logs are written"
+    )
     parser.add_argument("--edges", type=_numbers, default=(0, 2), help="numbers of edge processes, such as 0,2")
     options = parser.parse_args(arguments)
     if options.minutes <= 0:

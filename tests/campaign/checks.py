@@ -18,6 +18,7 @@ MIB = 1 << 20
 # Beyond what it was after the warm-up. Threads and memory of pools come as they are first needed.
 MORE_DESCRIPTORS, MORE_THREADS = 4, 8
 MORE_OWN_BYTES = 128 * MIB
+_ADMISSIONS = ("Traceback", "this is a bug", "never retrieved", "Fatal Python error", "SIGSEGV")
 _NEVER = {"wrong", "hung", "undocumented"}
 
 
@@ -166,7 +167,10 @@ def check_books(period: Period, seen: Calls, counted: Calls) -> list[str]:
 
 
 def check_rest(
-    held: tuple[int, int, int] | None, baseline: Sequence[ProcessState], now: Sequence[ProcessState], left: Sequence[int]
+    held: tuple[int, int, int] | None,
+    baseline: Sequence[ProcessState],
+    now: Sequence[ProcessState],
+    left: Sequence[int],
 ) -> list[str]:
     """Nothing in flight, and no descriptor, thread or process more than there was."""
     breaches = []
@@ -210,14 +214,16 @@ def check_ready(looks: Iterable[Readiness], windows: Sequence[Window], *, may: f
             said = "gave no answer" if one.ready is None else f"said no: {one.words}"
             breaches.append(f"at {one.began_s:.2f} s readiness {said}, and nothing was done to the server")
         elif one.outcome != "success" and one.outcome not in may:
-            breaches.append(f"at {one.began_s:.2f} s it was ready, and a real request ended as {one.outcome}: {one.words}")
+            breaches.append(
+                f"at {one.began_s:.2f} s it was ready, and a real request ended as {one.outcome}: {one.words}"
+            )
     return breaches
 
 
 def check_log(log: str) -> list[str]:
-    """Nothing that admits a bug."""
-    breaches = []
-    for word in ("Traceback", "this is a bug", "never retrieved", "Fatal Python error", "SIGSEGV"):
-        if (at := log.find(word)) >= 0:
-            breaches.append(f"in the log: {' / '.join(log[max(0, at - 100) : at + 900].splitlines())}")
-    return breaches[:2]
+    """Nothing that admits a bug; the first of them, with what stands around it."""
+    found = [at for word in _ADMISSIONS if (at := log.find(word)) >= 0]
+    if not found:
+        return []
+    first = min(found)
+    return [f"in the log: {' / '.join(log[max(0, first - 200) : first + 1200].splitlines())}"]

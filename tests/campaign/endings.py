@@ -54,7 +54,7 @@ def outcome_of_status(status: int) -> str:
 
 
 def outcome_of_grpc(code: str, words: str, took_s: float) -> str:
-    """The word for a gRPC status, by its name; a client that waits no longer gives the call the status of a deadline."""
+    """The word for a gRPC status; a client that waits no longer gives its call the status of a deadline."""
     name = code.removeprefix("StatusCode.")
     if name == "DEADLINE_EXCEEDED" and took_s > 0.95 * BOUND_S:
         return "hung"

@@ -1,4 +1,4 @@
-"""What is done to the server, one row each: how it begins, how it is undone, and when the server should be well again."""
+"""What is done to the server: one row each, which begins it, undoes it, and waits until the server should be well."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def _load(field: Field, fault: Fault) -> str:
     try:
         _tell(field, wire, order, model, options)
     except InferenceServerException as error:
-        assert model == "nowhere", f"{order} {model} over {wire} was refused: {error}"
+        if model != "nowhere":
+            raise AssertionError(f"{order} {model} over {wire} was refused: {error}") from error
     return f"{order} {model} {options or ''}over {wire}"
 
 

@@ -1,4 +1,4 @@
-"""The campaign as one HTML page that needs nothing but itself: verdict, time lines, periods, books, and what was promised.
+"""The campaign as one HTML page that needs nothing but itself: verdict, time lines, periods, books, promises.
 
 Draws with the load tester's plots. Computes nothing but sums.
 """
@@ -82,7 +82,7 @@ def render(records: Records) -> str:
 def _head(records: Records) -> Element:
     plan = records.plan
     what = (
-        f"{plan.minutes:g} minutes of faults and of {len({one.client for one in records.endings})} kinds of clients "
+        f"{plan.minutes:g} min of faults and of {len({one.client for one in records.endings})} kinds of clients "
         f"against a server of {' and of '.join(map(str, plan.edges))} edge processes. The same plan again: "
     )
     lead = element("p", what, element("code", records.replay), class_="lead")
@@ -95,9 +95,7 @@ def _verdict(records: Records) -> Element:
         text = f"{len(records.endings):,} calls in {len(records.runs)} periods, and every invariant held"
         return element("p", element("b", "Held"), text, class_="verdict is-good")
     lines = element("ul", *(element("li", line) for line in breaches[:30]))
-    return element(
-        "div", element("b", "Broken"), f"{len(breaches)} breaches", lines, class_="verdict is-bad"
-    )
+    return element("div", element("b", "Broken"), f"{len(breaches)} breaches", lines, class_="verdict is-bad")
 
 
 def _cards(records: Records) -> Iterator[Element]:
@@ -139,7 +137,9 @@ def _plot(name: str, about: str, runs: Sequence[PeriodRun], x: Axis, y: Axis, he
     for run in runs:
         for window in run.windows:
             last_s = max(window.to_s, window.from_s + (x.high - x.low) / 500)
-            plot.area(window.from_s, last_s, f"{window.kind}: {window.what}", "shade bad" if window.excuses else "shade k4")
+            plot.area(
+                window.from_s, last_s, f"{window.kind}: {window.what}", "shade bad" if window.excuses else "shade k4"
+            )
         plot.upright(run.began_s, "edge")
     return plot
 
@@ -167,7 +167,9 @@ def _not_answered(records: Records, runs: Sequence[PeriodRun], x: Axis) -> Eleme
     seen = [line for line in lines if any(y for _, y in line[0])]
     top = max((y for points, _, _ in seen for _, y in points), default=1.0)
     y = spanning("calls / s", [top])
-    plot = _plot("Calls not answered", "Refused, late, failed, broken and abandoned calls per second.", runs, x, y, 200.0)
+    plot = _plot(
+        "Calls not answered", "Refused, late, failed, broken and abandoned calls per second.", runs, x, y, 200.0
+    )
     for points, words, class_ in seen:
         plot.line(points, f"line {class_}")
         plot.explain(words, f"line {class_}")
@@ -248,7 +250,8 @@ def _periods(records: Records) -> Element:
             )
         )
         rows += [
-            (element("span", f"{window.from_s:.1f} s: {window.what}", class_="note"), *[""] * 9) for window in run.windows
+            (element("span", f"{window.from_s:.1f} s: {window.what}", class_="note"), *[""] * 9)
+            for window in run.windows
         ]
     heads = ("period", "edges", "at, s", "answered", "called wrong", "refused", "late", "lost", "left", "verdict")
     return table(heads, rows)

@@ -171,7 +171,7 @@ SCENES: dict[str, Scene] = {
 
 
 def draw_plan(seed: int, minutes: float, edges: tuple[int, ...]) -> Plan:
-    """The plan of a seed. Every number of edges has an equal part of the time, and in it each scene once, if it fits."""
+    """The plan of a seed. Every number of edges has an equal part of the time, and in it each scene once if it can."""
     share_s = minutes * 60 / len(edges)
     periods: list[Period] = []
     for number_of_edges in edges:

@@ -278,5 +278,3 @@ def _sample(at_s: float, states: Sequence[ProcessState], held: tuple[int, int, i
         threads=sum(one.threads for one in states),
         held=held,
     )
-
-

@@ -205,7 +205,7 @@ class Bomber(Client):
 
 
 class Spoiler(Client):
-    """Requests that are almost right; the books cannot say what each of them should be, so its answers are seen alone."""
+    """Requests that are almost right. What each should be no book can say; only its answer is looked at."""
 
     kind = "spoiler"
 
@@ -241,6 +241,4 @@ def huge_png(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + part(b"IDAT", zlib.compress(bytes(1 << 20))) + part(b"IEND", b"")
 
 
-KINDS: dict[str, type[Client]] = {
-    one.kind: one for one in (*ORDINARY, Shared, Hurried, Flood, Leaver, Bomber, Spoiler)
-}
+KINDS: dict[str, type[Client]] = {one.kind: one for one in (*ORDINARY, Shared, Hurried, Flood, Leaver, Bomber, Spoiler)}
