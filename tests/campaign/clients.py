@@ -185,7 +185,7 @@ class TritonHttp(TensorClient):
             limits = {"connection_timeout": BOUND_S, "network_timeout": BOUND_S}
             self._own = triton_http.InferenceServerClient(f"127.0.0.1:{self.place.http_port}", **limits)
         compression = self.script.chance(number).choice((None, None, None, "gzip", "deflate"))
-        inputs = _triton_inputs(triton_http, ask, binary_data=ask.binary)
+        inputs = triton_inputs(triton_http, ask, binary_data=ask.binary)
         try:
             answer = self._own.infer(ask.model, inputs, request_id=ask.id, request_compression_algorithm=compression)
         except InferenceServerException as error:
@@ -218,7 +218,7 @@ class TritonGrpc(TensorClient):
 
     def say(self, number: int) -> Iterator[Said]:
         ask, began_s = self.ask(number), time.monotonic()
-        inputs = _triton_inputs(triton_grpc, ask)
+        inputs = triton_inputs(triton_grpc, ask)
         try:
             answer = self.client().infer(ask.model, inputs, request_id=ask.id, client_timeout=BOUND_S)
         except InferenceServerException as error:
@@ -259,7 +259,7 @@ class TritonStream(TritonGrpc):
         unsent = None
         for ask in asks:
             try:
-                client.async_stream_infer(ask.model, _triton_inputs(triton_grpc, ask), request_id=ask.id)
+                client.async_stream_infer(ask.model, triton_inputs(triton_grpc, ask), request_id=ask.id)
             except InferenceServerException as error:  # the stream has ended
                 unsent = error
                 break
@@ -449,7 +449,8 @@ class Raw(TensorClient):
             self._wire = None
 
 
-def _triton_inputs(library: Any, ask: Ask, **options: Any) -> list[Any]:
+def triton_inputs(library: Any, ask: Ask, **options: Any) -> list[Any]:
+    """The inputs as either of tritonclient's libraries takes them."""
     made = []
     for one in ask.inputs:
         own = library.InferInput(one.name, one.shape, one.dtype)

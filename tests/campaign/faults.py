@@ -36,10 +36,11 @@ def _patiently(pids: list[int]) -> Iterator[None]:
 
 
 def _kill_core(field: Field, fault: Fault) -> str:
-    if field.edges == 0:
+    if field.edges == 0 or fault.which % 3 == 0:
         field.kill()
+        field.wait_for_nobody()
         field.start(field.setting)
-        return "the server killed and started again"
+        return "the process that was started killed, and started again"
     (pid,) = field.pids("core")
     psutil.Process(pid).kill()
     field.wait(lambda: field.pids("core") not in ([], [pid]) and field.is_ready(), "another core serves", READY_S)

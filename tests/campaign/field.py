@@ -164,6 +164,13 @@ class Field:
         except (OSError, AssertionError):
             return "its log cannot be read"
 
+    def wait_for_nobody(self) -> None:
+        """Until the last process of a server that was killed has gone; nothing else could have its ports."""
+        until_s = time.monotonic() + LOOK_S
+        while left := self.leftovers():
+            assert time.monotonic() < until_s, f"processes {left} outlived the one that started them by {LOOK_S:g} s"
+            time.sleep(0.02)
+
     # Looking
 
     def get(self, path: str, timeout_s: float = LOOK_S) -> httpx.Response | None:

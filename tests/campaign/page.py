@@ -166,7 +166,8 @@ def _not_answered(records: Records, runs: Sequence[PeriodRun], x: Axis) -> Eleme
     ]
     seen = [line for line in lines if any(y for _, y in line[0])]
     top = max((y for points, _, _ in seen for _, y in points), default=1.0)
-    y = spanning("calls / s", [top])
+    # What is refused in one period is a hundredth of what breaks off in another; nothing lies on the floor.
+    y = Axis("calls / s", 0.9, 1.5 * max(top, 10.0), "log")
     plot = _plot(
         "Calls not answered", "Refused, late, failed, broken and abandoned calls per second.", runs, x, y, 200.0
     )
@@ -244,17 +245,19 @@ def _periods(records: Records) -> Element:
         verdict = element("span", f"{len(run.breaches)} broken", class_="bad") if run.breaches else "held"
         rows.append(
             (
-                *(f"{run.period.number} · {run.period.kind}", str(run.period.edges), f"{run.began_s:.0f}"),
+                *(_what_was_done(run), str(run.period.edges), f"{run.began_s:.0f}"),
                 *(f"{outcomes[one]:,}" for one in ("success", "invalid", "rejected", "deadline_exceeded")),
                 *(f"{lost:,}", f"{outcomes['left']:,}", element("b", verdict) if run.breaches else "held"),
             )
         )
-        rows += [
-            (element("span", f"{window.from_s:.1f} s: {window.what}", class_="note"), *[""] * 9)
-            for window in run.windows
-        ]
     heads = ("period", "edges", "at, s", "answered", "called wrong", "refused", "late", "lost", "left", "verdict")
     return table(heads, rows)
+
+
+def _what_was_done(run: PeriodRun) -> Element:
+    """The period's name, and below it each fault."""
+    faults = (element("div", f"{window.from_s:.1f} s: {window.what}", class_="note") for window in run.windows)
+    return element("div", f"{run.period.number} · {run.period.kind}", *faults)
 
 
 def _invariants(records: Records) -> Element:

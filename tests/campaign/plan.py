@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 LEAST_PERIOD_S, USUAL_PERIOD_S = 5.0, 9.0
+# Of the time of each, what a server takes to start and warm up, and a period to be reckoned up.
+_START_S, _RECKONING_S = 6.0, 1.0
 # Of a period: before the first fault nothing is wrong, and after the last one there is time to be well again.
 _CALM_BEFORE, _CALM_AFTER = 0.15, 0.3
 _KINDS = ("tritonclient", "tritonclient-grpc", "tritonclient-stream", "httpx", "http.client", "convoy", "raw", "shared")
@@ -120,7 +122,7 @@ _BUSY = frozenset({"rejected", "deadline_exceeded"})
 SCENES: dict[str, Scene] = {
     "calm": Scene("the mixture of clients, and nothing else", _none),
     "kill core": Scene(
-        "SIGKILL to the core's process; with no edges that is the server, which is started again",
+        "SIGKILL to the core's process, or to the one that was started, which then is started again",
         _some("kill core", 1),
         loses_calls=True,
         may=_LOST,
@@ -143,7 +145,11 @@ SCENES: dict[str, Scene] = {
         changing=frozenset({"shift", "mean"}),
         away=frozenset({"shift", "mean"}),
     ),
-    "leavers": Scene("clients that reset in the middle of a request, and of an answer", _none, extra={"leaver": 4}),
+    "leavers": Scene(
+        "clients that leave in the middle of a request, of the wait, of an answer and of a stream",
+        _none,
+        extra={"leaver": 3, "grpc-leaver": 2},
+    ),
     "bombs": Scene(
         "bodies that grow when they are decompressed, images of a thousand megapixels, JSON without a bottom",
         _none,
@@ -177,7 +183,9 @@ def draw_plan(seed: int, minutes: float, edges: tuple[int, ...]) -> Plan:
     for number_of_edges in edges:
         chance = random.Random(f"{seed} {number_of_edges}")
         kinds = _draw_kinds(chance, max(2, round(share_s / USUAL_PERIOD_S)), number_of_edges)
-        lasts_s = round(max(LEAST_PERIOD_S, share_s / len(kinds)), 3)
+        starts = len({SCENES[kind].setting for kind in kinds})
+        load_s = (share_s - starts * _START_S) / len(kinds) - _RECKONING_S
+        lasts_s = round(max(LEAST_PERIOD_S, load_s), 3)
         for kind in kinds:
             periods.append(_draw_period(chance, len(periods), number_of_edges, kind, lasts_s))
     return Plan(seed, minutes, edges, tuple(periods))
@@ -203,4 +211,4 @@ def _draw_period(chance: random.Random, number: int, edges: int, kind: str, last
 def _pause_ms(chance: random.Random, kind: str) -> float:
     if kind in ("hurried", "flood", "spoiler"):
         return 0.0
-    return round(chance.uniform(150, 400) if kind in ("curl", "bomber") else chance.uniform(2, 30), 1)
+    return round(chance.uniform(150, 400) if kind in ("curl", "bomber", "grpc-leaver") else chance.uniform(2, 30), 1)

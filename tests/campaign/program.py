@@ -55,6 +55,7 @@ class _Campaign:
         try:
             self._prepare(period)
             began_s = records.now_s()
+            alive = self._field.processes()
             before, first_ending, first_look = self._field.books(), len(records.endings), len(records.looks)
             breaches += self._load(period, windows)
             for window in windows:
@@ -63,7 +64,10 @@ class _Campaign:
             breaches += self._until(_SETTLE_S, self._rest)
             endings, looks = records.endings[first_ending:], records.looks[first_look:]
             seen = checks.count(endings)
-            breaches += self._until(_BOOKS_S, lambda: checks.check_books(period, seen, self._counted(before)))
+            died = [] if period.scene.loses_calls else checks.check_alive(alive, self._field.processes())
+            breaches += died
+            if not died:
+                breaches += self._until(_BOOKS_S, lambda: checks.check_books(period, seen, self._counted(before)))
             counted = self._counted(before)
             breaches += checks.check_endings(period, endings, windows)
             breaches += checks.check_ready(looks, windows, may=period.scene.may & {"rejected"})

@@ -5,16 +5,29 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 
 import numpy as np
+import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from tests.campaign.asks import IMAGES, Ask, Script, WrongAnswer
-from tests.campaign.clients import ORDINARY, Client, ImageClient, Place, Raw, Said, TensorClient, error_words
+from tests.campaign.clients import (
+    ORDINARY,
+    Client,
+    ImageClient,
+    Place,
+    Raw,
+    Said,
+    TensorClient,
+    TritonGrpc,
+    error_words,
+    triton_inputs,
+)
 from tests.campaign.endings import BOUND_S, outcome_of_status
 from tests.campaign.forms import infer_body, infer_path
 from tests.support.fuzz import Fuzzer, Range
@@ -162,6 +175,34 @@ class Leaver(TensorClient):
         yield self.said(ask, "left", way)
 
 
+class GrpcLeaver(TritonGrpc):
+    """Cancels its calls, and its streams with some requests in them."""
+
+    kind = "grpc-leaver"
+
+    def ask(self, number: int) -> Ask:
+        return self.script.ask(number, models=("identity_fp32", "simple"))
+
+    def say(self, number: int) -> Iterator[Said]:
+        chance = self.script.chance(number)
+        asks = [self.ask(number * 64 + one) for one in range(chance.choice((1, 1, 20)))]
+        client, leaves_after_s = self.client(), chance.choice((0.0, 0.001, 0.01))
+        if len(asks) == 1:
+            inputs = triton_inputs(triton_grpc, asks[0])
+            call = client.async_infer(asks[0].model, inputs, lambda result, error: None, request_id=asks[0].id)
+            time.sleep(leaves_after_s)
+            call.cancel()
+        else:
+            client.start_stream(lambda result, error: None)
+            with suppress(InferenceServerException):  # the stream has ended by itself; it would have been left anyway
+                for ask in asks:
+                    client.async_stream_infer(ask.model, triton_inputs(triton_grpc, ask), request_id=ask.id)
+            time.sleep(leaves_after_s)
+            client.stop_stream(cancel_requests=True)
+        for ask in asks:
+            yield self.said(ask, "left", "cancelled")
+
+
 class Bomber(Client):
     """Small bodies with a large inside; each has to be refused in its own words."""
 
@@ -241,4 +282,6 @@ def huge_png(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + part(b"IDAT", zlib.compress(bytes(1 << 20))) + part(b"IEND", b"")
 
 
-KINDS: dict[str, type[Client]] = {one.kind: one for one in (*ORDINARY, Shared, Hurried, Flood, Leaver, Bomber, Spoiler)}
+KINDS: dict[str, type[Client]] = {
+    one.kind: one for one in (*ORDINARY, Shared, Hurried, Flood, Leaver, GrpcLeaver, Bomber, Spoiler)
+}

@@ -117,6 +117,10 @@ def test_who_left_may_have_been_counted_as_anything_once() -> None:
 
 def test_books_are_not_compared_where_they_are_lost() -> None:
     assert not checks.check_books(period("kill core"), SEEN, Calls())
+    missed = Calls({("v2", "simple", "failed"): 1})
+    assert not checks.check_books(period("descriptors"), SEEN + missed, Calls(SEEN)), "known, and only with edges"
+    assert checks.check_books(replace(period("descriptors"), edges=0), SEEN + missed, Calls(SEEN))
+    assert checks.check_books(period("descriptors"), SEEN + Calls({("v2", "simple", "success"): 1}), Calls(SEEN))
     gone = Calls({("v2", "shift", "success"): 3})
     assert not checks.check_books(period("store"), SEEN + gone, Calls(SEEN))
     assert checks.check_books(period("calm"), SEEN + gone, Calls(SEEN))
@@ -149,6 +153,12 @@ def test_what_is_left_behind_is_a_breach(
 ) -> None:
     lines = checks.check_rest(held, [CORE], now, left)
     assert any(words in line for line in lines), lines
+
+
+def test_a_process_that_dies_of_what_its_clients_did_is_a_breach() -> None:
+    assert not checks.check_alive([CORE], [CORE])
+    (line,) = checks.check_alive([CORE], [replace(CORE, pid=6)])
+    assert "core 5" in line
 
 
 def test_memory_that_grows_is_a_breach() -> None:

@@ -43,7 +43,8 @@ def test_five_minutes_hold_every_kind_of_trouble_for_every_number_of_edges(seed:
     for edges in plan.edges:
         kinds = [one.kind for one in plan.periods if one.edges == edges]
         assert set(kinds) == {kind for kind, scene in SCENES.items() if edges or not scene.needs_edges}
-        assert sum(one.lasts_s for one in plan.periods if one.edges == edges) == pytest.approx(150, abs=0.1)
+        load_s = sum(one.lasts_s for one in plan.periods if one.edges == edges)
+        assert 100 < load_s < 150, "of its 150 s, starts and reckonings take the rest"
 
 
 @given(SEEDS, st.sampled_from([0.1, 0.7, 5.0]))
