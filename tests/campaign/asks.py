@@ -137,7 +137,7 @@ def _inputs(model: str, chance: random.Random, *, is_wrong: bool) -> tuple[Tenso
         values = numbers.integers(-64, 64, (rows, 5 if is_wrong else 4)).astype(np.float32)
         return (Tensor("x", "FP32", values),)
     dtype = _IDENTITIES[model]
-    size = chance.choice((1, 3, 17, 1000, 20_000 if dtype == "FP32" else 50))
+    size = chance.choice((1, 3, 17, 1000, 8_000 if dtype == "FP32" else 50))
     shape = (rows, 1, size) if is_wrong else (rows, size)
     if dtype == "BYTES":
         strings = np.empty(shape, object)
