@@ -28,6 +28,8 @@ _BY_CODE = {
     "RESOURCE_EXHAUSTED": "rejected",
     "DEADLINE_EXCEEDED": "deadline_exceeded",
     "UNAVAILABLE": "failed",
+    # By the library, of a call that came in the moment in which its server was closed.
+    "CANCELLED": "broken",
 }
 _UNAVAILABLE_WORDS = ("shut down", "shutting down", "being replaced", "being loaded", "at ready state", "not ready")
 _BROKEN_WORDS = ("connect", "socket closed", "goaway", "recvmsg", "stream removed", "connection reset", "broken pipe")

@@ -241,6 +241,7 @@ def test_statuses_have_their_words() -> None:
     assert outcome_of_grpc("StatusCode.INTERNAL", "oh", 0.1) == "undocumented"
     assert outcome_of_grpc("StatusCode.UNAVAILABLE", "the server is shutting down", 0.1) == "failed"
     assert outcome_of_grpc("StatusCode.UNAVAILABLE", "Socket closed", 0.1) == "broken"
+    assert outcome_of_grpc("StatusCode.CANCELLED", "", 0.1) == "broken"
     assert outcome_of_grpc("StatusCode.DEADLINE_EXCEEDED", "", BOUND_S) == "hung"
     assert outcome_of_words("Exceeds maximum queue size: 64") == "rejected"
     assert outcome_of_words("'a' is not at ready state; it is loading") == "failed"
