@@ -44,6 +44,7 @@ _EDGE_MODULE = "app.processes.edge_process"
 # What ends in good order needs less; what hangs is not waited for.
 _GRACE_S = 5.0
 _BACKLOG = 1024
+_MOST_SOCKET_PATH_BYTES = 107  # sun_path, and the zero that ends it
 
 
 def main() -> int:
@@ -241,11 +242,19 @@ class Supervisor:
 
 
 def _private_folder() -> Path:
-    """A folder that only this user can enter, also where nothing but shared memory can be written to."""
-    try:
-        return Path(tempfile.mkdtemp(prefix="convoy-"))
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="convoy-", dir="/dev/shm"))
+    """A folder that only this user can enter, also where nothing but shared memory can be written to.
+
+    Not the usual one where its name is too long for the sockets in it.
+    """
+    for place in (None, "/tmp"):
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="convoy-", dir=place))
+        except OSError:
+            continue
+        if len(os.fsencode(channel_socket(str(folder)))) <= _MOST_SOCKET_PATH_BYTES:
+            return folder
+        folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="convoy-", dir="/dev/shm"))
 
 
 def _listen(path: Path) -> socket.socket:
