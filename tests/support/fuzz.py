@@ -42,8 +42,8 @@ _QUERIES = (
 _MODELS = tuple(f"identity_{dtype.lower()}" for dtype in NUMPY_DTYPES)
 _BOMB_BYTES = 20 << 20
 _ANSWER_S = 20.0
-# 504: a deadline that was drawn short; 501: compressions and extensions that are not offered.
-_DOCUMENTED = {200, 400, 404, 405, 408, 413, 415, 429, 431, 501, 504}
+# 403: a Host that is not this machine; 501: what is not offered; 504: a deadline that was drawn short.
+_DOCUMENTED = {200, 400, 403, 404, 405, 408, 413, 415, 429, 431, 501, 504}
 
 
 @dataclass(frozen=True, slots=True)
