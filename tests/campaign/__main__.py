@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import random
+import signal
 import sys
 import tempfile
 import warnings
@@ -78,4 +79,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
+    # Leaving in good order, as Ctrl-C does, so that no server stays behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))

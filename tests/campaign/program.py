@@ -31,12 +31,15 @@ def wage(records: Records, folder: Path, tell: _Tell) -> None:
     """All of the plan. The server's logs and its stores come to lie in `folder`."""
     for edges in records.plan.edges:
         field = Field(folder, edges, free_port(), free_port())
-        with _sampling(field, records):
-            campaign = _Campaign(field, records, tell)
-            for period in records.plan.periods:
-                if period.edges == edges:
-                    campaign.fight(period)
-            campaign.end()
+        campaign = _Campaign(field, records, tell)
+        try:
+            with _sampling(field, records):
+                for period in records.plan.periods:
+                    if period.edges == edges:
+                        campaign.fight(period)
+                campaign.end()
+        finally:
+            field.kill()  # also when somebody stops the campaign
 
 
 class _Campaign:
@@ -82,7 +85,6 @@ class _Campaign:
     def end(self) -> None:
         """Stop the last server; what that shows belongs to the last period."""
         self._stop()
-        self._field.kill()
         if self._late:
             run = self._records.runs[-1]
             breaches = (*run.breaches, *self._late)
