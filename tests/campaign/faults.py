@@ -102,7 +102,8 @@ def _load(field: Field, fault: Fault) -> str:
     except InferenceServerException as error:
         if model != "nowhere":
             raise AssertionError(f"{order} {model} over {wire} was refused: {error}") from error
-    return f"{order} {model} {options or ''}over {wire}"
+    how = " with max_batch_size 4" if options else ""
+    return f"{order} {model}{how} over {wire}"
 
 
 def _tell(field: Field, wire: str, order: str, model: str, options: dict[str, str]) -> None:

@@ -250,7 +250,7 @@ def _periods(records: Records) -> Element:
                 *(f"{lost:,}", f"{outcomes['left']:,}", element("b", verdict) if run.breaches else "held"),
             )
         )
-    heads = ("period", "edges", "at, s", "answered", "called wrong", "refused", "late", "lost", "left", "verdict")
+    heads = ("period", "edges", "at, s", "answered", "wrong requests", "refused", "late", "lost", "left", "verdict")
     return table(heads, rows)
 
 
