@@ -130,8 +130,8 @@ SCENES: dict[str, Scene] = {
     "kill edge": Scene(
         "SIGKILL to edge processes", _some("kill edge", 3), loses_calls=True, may=_LOST, needs_edges=True
     ),
-    # Not longer: a connection that has been quiet for 5 s may be closed by the server, and is, after the pause.
-    "pause": Scene("SIGSTOP to every process, or to one, and SIGCONT", _some("pause", 2, (0.3, 3.0)), may=_BUSY),
+    # Also longer than a connection may be quiet: what has come meanwhile must be read before that is judged.
+    "pause": Scene("SIGSTOP to every process, or to one, and SIGCONT", _some("pause", 2, (0.3, 8.0)), may=_BUSY),
     "restart": Scene("SIGTERM, and the server is started again", _some("restart", 1), loses_calls=True, may=_LOST),
     "store": Scene(
         "versions added, removed, replaced and corrupted while the store is polled",
