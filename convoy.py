@@ -88,6 +88,18 @@ def export(
     strict_gate: Annotated[bool, typer.Option(help="Refuse what is not proved to stay within the budget.")] = False,
     max_batch: Annotated[int, typer.Option(help="Largest batch.")] = 64,
     trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2, which can run any code.")] = False,
+    activation: Annotated[
+        str, typer.Option(help="What makes scores of outputs: auto (found out), softmax, sigmoid or none.")
+    ] = "auto",
+    expect_accuracy: Annotated[float | None, typer.Option(help="Top-1 in percent that the model is known for.")] = None,
+    min_accuracy: Annotated[
+        float | None, typer.Option(help="Top-1 in percent below which nothing is published.")
+    ] = None,
+    weights_key: Annotated[str | None, typer.Option(help="Which entry of a .pth has the weights.")] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Export a network that was never trained, to try its graph.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Publish what fails the proof, marked as such.")] = False,
     store: Store = DEFAULT_STORE,
     data_root: Annotated[Path | None, typer.Option(help="Where downloaded data sets lie.")] = None,
 ) -> None:
@@ -114,6 +126,12 @@ def export(
         allow_random_calibration=allow_random_calibration,
         max_batch=max_batch,
         trust=trust,
+        activation=activation,
+        expect_accuracy_percent=expect_accuracy,
+        min_accuracy_percent=min_accuracy,
+        weights_key=weights_key,
+        random_weights=random_weights,
+        force=force,
         data_root=data_root or DEFAULT_DATA_ROOT,
     )
     run(options, _console(), _typed("export"))

@@ -68,12 +68,24 @@ def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:
         Text(f"{labels}batches up to {spec.max_batch_size}, {_evaluated(manifest)}"),
         variants_table(manifest),
         *(Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants),
+        *_told(manifest),
     ]
     if is_detailed:
         lines += [*_device(manifest), *_precisions(manifest), *_latencies(manifest), *_files(manifest)]
         if REPORT in manifest.files:
             lines.append(Text(f"All of it, drawn: {version.folder / REPORT}"))
     return Group(*lines, "")
+
+
+def _told(manifest: Manifest) -> list[RenderableType]:
+    """What the scores are and what was found of the reference; last, in red, what speaks against the model."""
+    entry = manifest.provenance.weights_entry
+    return [
+        *([Text(f"scores: {manifest.scores}")] if manifest.scores else []),
+        *([Text(f"weights: {entry}")] if entry else []),
+        *(Text(f"checked: {finding}") for finding in manifest.findings),
+        *(Text(f"published although: {objection}", style="bold red") for objection in manifest.objections),
+    ]
 
 
 def _bare(version: StoredVersion) -> Group:

@@ -59,7 +59,7 @@ class LoadedModel:
 
     `spec` carries the batch size that is served, which the operator may have lowered. `skipped` says why
     other engines and variants do not serve. `wishes` are the plans that would serve better, were they built, and
-    `untuned` what is to be tuned if none of them does.
+    `untuned` what is to be tuned if none of them does. `objections` are the export's own against serving it at all.
     """
 
     stored: StoredVersion
@@ -69,6 +69,7 @@ class LoadedModel:
     load_s: float
     wishes: tuple[PlanWish, ...] = ()
     untuned: tuple[Untuned, ...] = ()
+    objections: tuple[str, ...] = ()
 
 
 def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
@@ -108,6 +109,7 @@ def _load_bundle(stored: StoredVersion, options: LoadOptions, started: float) ->
         load_s=time.monotonic() - started,
         wishes=tuple(on_gpus.wishes) if options.engine == "auto" else (),
         untuned=tuple(on_gpus.untuned),
+        objections=bundle.manifest.objections,
     )
 
 

@@ -270,6 +270,8 @@ class ModelControl:
                 "loaded %s version %d on %s %s on %s in %.2f s (%s)",
                 *(name, version, info.engine, info.precision, info.device, loaded.load_s, proved.reason),
             )
+        for objection in loaded.objections:
+            _log.warning("%s version %d was published although: %s", name, version, objection)
         for reason in loaded.skipped:
             _log.info("passed over for %s version %d: %s", name, version, reason)
 

@@ -21,8 +21,10 @@ from app.engines.speedup import is_worthwhile
 from export.data import ExportData
 from export.plan import Plan
 from export.proof.gate import Gate
+from export.proof.sanity import NOTHING_FOUND, Sanity
 from export.proof.verify import Score
 from export.report.page import render
+from export.sources.to_onnx import TorchResult
 from export.sources.torch_job import EXTERNAL_DATA
 from export.variants.making import Made
 from export.variants.variant import Candidate
@@ -55,6 +57,17 @@ _TOOLS = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow")
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What else the manifest says: why the outputs become scores as they do, and whether the reference is right."""
+
+    scores: str = ""
+    sanity: Sanity = NOTHING_FOUND
+
+
+NOTHING_TOLD = Told()
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """All that was found out about one variant."""
 
@@ -73,14 +86,20 @@ def judge(
     variants = [_variant(reference, True, proof, error)]
     for one in measured[1:]:
         serve, reason = _verdict(one, gate, real=data.real)
-        variants.append(_variant(one, serve, reason, one.score.max_relative_error))
+        accuracy = one.score.accuracy
+        is_recovered = gate.passes(accuracy) if accuracy else None
+        error = one.score.max_relative_error
+        variants.append(_variant(one, serve, reason, error, is_recovered=is_recovered))
     return tuple(variants)
 
 
 def _verdict(one: Measured, gate: Gate, *, real: bool) -> tuple[bool, str]:
     serve, reason = gate.verdict(one.score, real=real)
     if not serve:
-        return False, reason
+        tried = len(one.made.trade_offs)
+        kept = f"{one.made.kept_layers} layer{'s' * (one.made.kept_layers != 1)}"
+        best = f"the best of {tried} files that were tried, with {kept} in higher precision" if tried > 1 else ""
+        return False, "; ".join(filter(None, (reason, best, one.made.drift)))
     if one.latency is None or one.latency.speedup is None:
         return True, f"{reason}; its speed was not measured, for want of {_DEVICES[one.made.recipe.target]}"
     gain = one.latency.speedup
@@ -90,7 +109,9 @@ def _verdict(one: Measured, gate: Gate, *, real: bool) -> tuple[bool, str]:
     return True, f"{pace}; {reason}"
 
 
-def _variant(one: Measured, serve: bool, reason: str, max_relative_error: float) -> Variant:
+def _variant(
+    one: Measured, serve: bool, reason: str, max_relative_error: float, *, is_recovered: bool | None = None
+) -> Variant:
     recipe = one.made.recipe
     return Variant(
         file=recipe.file,
@@ -105,6 +126,9 @@ def _variant(one: Measured, serve: bool, reason: str, max_relative_error: float)
         calibration_method=one.made.method,
         audit=one.made.audit,
         trade_offs=one.made.trade_offs,
+        kept_layers=one.made.kept_layers if len(one.made.trade_offs) > 1 else None,
+        is_recovered=is_recovered if len(one.made.trade_offs) > 1 else None,
+        drift=one.made.drift,
     )
 
 
@@ -125,7 +149,7 @@ def make_canary(fp32: Candidate, samples: np.ndarray) -> Canary:
     return Canary({fp32.engine.inputs[0].name: inputs}, {output.name: answers})
 
 
-def provenance(plan: Plan, data: ExportData, torch_version: str) -> Provenance:
+def provenance(plan: Plan, data: ExportData, torch: TorchResult) -> Provenance:
     """Names, versions and hashes; no path of this machine."""
     return Provenance(
         source=plan.source.shown,
@@ -135,11 +159,12 @@ def provenance(plan: Plan, data: ExportData, torch_version: str) -> Provenance:
         tools={
             "convoy": convoy_version(),
             "python": platform.python_version(),
-            **({"torch": torch_version} if torch_version else {}),
+            **({"torch": torch.torch_version} if torch.torch_version else {}),
             **{name: version for name in _TOOLS if (version := _installed(name))},
             "int8 weights": "8 bits" if has_int8_dot_product() else "7 bits, for want of 8-bit dot products",
         },
         created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
+        weights_entry=torch.weights_entry,
     )
 
 
@@ -158,6 +183,8 @@ def publish(
     canary: Canary,
     origin: Provenance,
     roofline: Roofline | None,
+    *,
+    told: Told = NOTHING_TOLD,
 ) -> Path:
     """Write the bundle as the model's next version and return its folder; `made` holds the variants' files.
 
@@ -172,10 +199,15 @@ def publish(
             (folder / LABELS).write_text("".join(f"{label}\n" for label in spec.labels), encoding="utf-8")
         (folder / CANARY).write_bytes(canary_bytes(canary))
         files = {path.name: _record(path) for path in sorted(folder.iterdir())}
-        told = Manifest(SCHEMA_VERSION, spec, tuple(variants), files, origin, roofline)
+        content = Manifest(
+            *(SCHEMA_VERSION, spec, tuple(variants), files, origin, roofline),
+            scores=told.scores,
+            findings=told.sanity.findings,
+            objections=told.sanity.objections,
+        )
         # The report tells of all other files; its own hash can only stand in the manifest.
-        (folder / REPORT).write_text(render(told), encoding="utf-8")
-        manifest = seal(replace(told, files={**files, REPORT: _record(folder / REPORT)}))
+        (folder / REPORT).write_text(render(content), encoding="utf-8")
+        manifest = seal(replace(content, files={**files, REPORT: _record(folder / REPORT)}))
         (folder / MANIFEST).write_bytes(manifest)
     return _published(store, spec.name, manifest)
 

@@ -1,6 +1,7 @@
 """`convoy export`: the steps in their order, and what the user sees of them.
 
-    plan -> images -> torch child -> fp32 against torch -> variants -> accuracy -> latency -> roofline -> bundle
+    plan -> images -> torch child -> what its outputs are -> fp32 against torch -> is it right at all? -> variants
+         -> accuracy -> latency -> roofline -> bundle
 
 `export_bundle` is the pipeline without a terminal; `run` is what the command calls. All work happens in a
 temporary folder, and the store sees a finished bundle or nothing.
@@ -10,13 +11,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from app.engines.base import EngineFailure
 from app.engines.cpu import cpu_budget
-from export.assemble import Measured, judge, make_canary, provenance, publish, remarked
+from export.assemble import Measured, Told, judge, make_canary, provenance, publish, remarked
 from export.cache import NO_CACHE, StepCache, default_root
 from export.data import ExportData, load_data
 from export.options import ExportOptions
@@ -24,9 +26,13 @@ from export.plan import Plan, make_plan
 from export.profiling.profile import measure_latencies
 from export.profiling.roofline import measure_roofline
 from export.progress import SILENT, Progress
+from export.proof.activation import Decision, decide, overruled
 from export.proof.gate import Gate, refused_by_name
+from export.proof.outcomes import Outcomes
 from export.proof.proving import Prover
-from export.proof.verify import check_against_torch
+from export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference
+from export.proof.verify import check_against_torch, observe
+from export.sources.ending import read_ending
 from export.sources.onnx_plain import export_plain, is_plain
 from export.sources.reuse import reused
 from export.sources.to_onnx import TorchResult, to_onnx
@@ -34,11 +40,15 @@ from export.sources.torch_job import INPUT_NAME
 from export.terminal import RichProgress, summary
 from export.variants.making import Maker
 from export.variants.precision import REFERENCE, Recipe, select
-from export.variants.variant import opened
+from export.variants.variant import Candidate, opened
 from models.bundle import read_manifest
+from models.datasets import source_labels
 from models.errors import JobError
 from models.spec import ModelSpec, TensorSpec
 from models.store import disk_errors
+
+_FIRST_LOOK_IMAGES = 512
+_RANDOM = "its weights are random (--random-weights), so that its answers mean nothing"
 
 
 def run(options: ExportOptions, console: Console, again: str = "the same command") -> Path:
@@ -59,7 +69,9 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
     refused = refused_by_name(manifest.variants, options.precisions, _gate(options))
     if refused:
         what = "; ".join(f"{variant.file} {variant.reason}" for variant in refused)
-        raise JobError(f"published without what --precisions asked for: {what}; raise --accuracy-budget or retrain")
+        # Where the images of calibration are to blame, the reason says so, and no budget would help.
+        advice = "" if any(variant.drift for variant in refused) else "; raise --accuracy-budget or retrain"
+        raise JobError(f"published without what --precisions asked for: {what}{advice}")
     return folder
 
 
@@ -90,12 +102,17 @@ def _prove_and_publish(
     progress: Progress,
     cache: StepCache,
 ) -> Path:
-    spec, folder, gate = _spec(plan, torch), torch.onnx.parent, Gate(plan.accuracy_budget_points, plan.strict_gate)
+    folder, gate = torch.onnx.parent, Gate(plan.accuracy_budget_points, plan.strict_gate)
+    decision = _decision(plan, data, torch, folder / REFERENCE.file)
+    spec = _spec(plan, torch, decision)
+    expected = _expected(plan, data)
     with progress.step("compare with torch"), opened(spec, [REFERENCE], folder) as (fp32,):
         torch_error = check_against_torch(fp32, data.samples, torch.reference)
+        _first_look(plan, fp32, data, expected, progress, cache)
     rows = Prover(spec, folder, data, gate, progress, cache).make_and_score(
         recipes, _maker(plan, spec, folder, data, progress, cache) if len(recipes) > 1 else None
     )
+    sanity = _sanity(plan, rows[0][1].outcomes, expected)
     with opened(spec, recipes, folder) as candidates:
         tables = measure_latencies(candidates, progress)
         measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
@@ -104,8 +121,56 @@ def _prove_and_publish(
         with progress.step("measure this device"):
             roofline = measure_roofline(candidates[0], cpu_budget())
     with progress.step("publish"):
-        origin = provenance(plan, data, torch.torch_version)
-        return publish(plan.store, spec, folder, variants, canary, origin, roofline)
+        origin = provenance(plan, data, torch)
+        told = Told(f"{decision.activation}: {decision.reason}", sanity)
+        return publish(plan.store, spec, folder, variants, canary, origin, roofline, told=told)
+
+
+def _decision(plan: Plan, data: ExportData, torch: TorchResult, graph: Path) -> Decision:
+    ending = read_ending(graph)
+    if plan.activation is None:
+        return decide(ending, torch.reference, real=data.real)
+    return overruled(plan.activation, ending, torch.reference, real=data.real)
+
+
+def _expected(plan: Plan, data: ExportData) -> Expectations:
+    """What the user expects, and what the checkpoint states where it speaks of these images or of this data set."""
+    stated, evaluation = plan.stated, data.evaluation
+    if stated is None or evaluation is None:
+        return plan.expected
+    is_same = stated.test_sha256 == evaluation.record.sha256
+    # A folder's name says little; a built-in data set's says which images they are.
+    if not is_same and not (stated.dataset == plan.evaluate and source_labels(stated.dataset)):
+        return plan.expected
+    claim = Claim(stated.percent, "the checkpoint's header", is_same)
+    return replace(plan.expected, claims=(claim, *plan.expected.claims))
+
+
+def _first_look(
+    plan: Plan, fp32: Candidate, data: ExportData, expected: Expectations, progress: Progress, cache: StepCache
+) -> None:
+    """Fail on a few images before hours are spent on many. Raises JobError."""
+    if data.evaluation is None or plan.force:
+        return
+    few = data.evaluation.thinned(_FIRST_LOOK_IMAGES)
+    (outcomes,) = observe([fp32], few, progress, "is it right at all?", cache)
+    sanity = judge_reference(outcomes, few.labels, expected, is_sample=few.count < data.evaluation.count)
+    _refuse(sanity.objections)
+
+
+def _sanity(plan: Plan, outcomes: Outcomes | None, expected: Expectations) -> Sanity:
+    """The verdict on all images, and what the user knows to be wrong. Raises JobError for what may not be published."""
+    sanity = judge_reference(outcomes, plan.labels, expected) if outcomes else NOTHING_FOUND
+    if not plan.force:
+        _refuse(sanity.objections)
+    if plan.random_weights:
+        return Sanity(sanity.findings, (_RANDOM, *sanity.objections))
+    return sanity
+
+
+def _refuse(objections: Sequence[str]) -> None:
+    if objections:
+        raise JobError(f"nothing was published, for {'; and '.join(objections)}; --force publishes it all the same")
 
 
 def _maker(plan: Plan, spec: ModelSpec, folder: Path, data: ExportData, progress: Progress, cache: StepCache) -> Maker:
@@ -117,10 +182,11 @@ def _gate(options: ExportOptions) -> Gate:
     return Gate(options.accuracy_budget_points, options.strict_gate)
 
 
-def _spec(plan: Plan, torch: TorchResult) -> ModelSpec:
+def _spec(plan: Plan, torch: TorchResult, decision: Decision) -> ModelSpec:
     """What the bundle promises. Raises JobError when the labels are not as many as the outputs."""
     outputs = torch.reference.shape[1]
-    if plan.labels and len(plan.labels) != outputs:
+    is_binary = outputs == 1 and len(plan.labels) == 2 and decision.are_shares
+    if plan.labels and len(plan.labels) != outputs and not is_binary:
         raise JobError(
             f"there are {len(plan.labels)} labels, but the network has {outputs} outputs; "
             "pass the --labels that it was trained with"
@@ -131,6 +197,6 @@ def _spec(plan: Plan, torch: TorchResult) -> ModelSpec:
         outputs=(TensorSpec(torch.output_name, "FP32", (outputs,)),),
         max_batch_size=min(plan.max_batch, torch.max_batch),
         image=plan.image,
-        activation=torch.activation,
+        activation=decision.activation,
         labels=plan.labels,
     )

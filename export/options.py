@@ -14,7 +14,8 @@ class ExportOptions:
 
     `weights` "default" means the published ones; `trust` allows a source that carries pickle. `precisions` None
     means all that can be made with what was given. `accuracy_budget_points` is in percentage points of top-1;
-    `strict_gate` wants it proved, not only estimated. `data_root` is where downloaded data sets lie.
+    `strict_gate` wants it proved, not only estimated. `data_root` is where downloaded data sets lie. The accuracies
+    that are expected, or are the least, are in percent of top-1.
     """
 
     source: str
@@ -34,4 +35,10 @@ class ExportOptions:
     allow_random_calibration: bool = False
     max_batch: int = 64
     trust: bool = False
+    activation: str = "auto"
+    expect_accuracy_percent: float | None = None
+    min_accuracy_percent: float | None = None
+    weights_key: str | None = None
+    random_weights: bool = False
+    force: bool = False
     data_root: Path = DEFAULT_DATA_ROOT

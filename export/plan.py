@@ -6,18 +6,19 @@ but no weights and no images, so a wrong call fails before any work is done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 from export.options import ExportOptions
-from export.sources.origin import Origin, find_origin
+from export.proof.sanity import Claim, Expectations
+from export.sources.origin import Origin, Stated, find_origin
 from export.sources.preprocess import parse_front, parse_input, resolve_image
 from export.sources.source import Source, parse_source
 from export.sources.torch_job import WeightsFrom
 from models.datasets import source_labels
 from models.errors import UsageError
-from models.spec import ImageSpec
+from models.spec import Activation, ImageSpec
 from models.store import Store, check_name
 
 _MAX_BATCH = 4096
@@ -28,7 +29,8 @@ MethodChoice = Literal["auto", "minmax", "entropy", "percentile"]
 class Plan:
     """`labels` is empty where none are known; then nothing can be evaluated.
 
-    `weights` is the file that holds the weights, for sources that carry their own the source itself.
+    `weights` is the file that holds the weights, for sources that carry their own the source itself. `activation` None
+    asks for it to be found out. `stated` is what the checkpoint says of its accuracy. `force` publishes what fails.
     """
 
     source: Source
@@ -47,6 +49,12 @@ class Plan:
     allow_random_calibration: bool
     max_batch: int
     data_root: Path
+    activation: Activation | None
+    expected: Expectations
+    stated: Stated | None
+    weights_key: str | None
+    random_weights: bool
+    force: bool
 
 
 def make_plan(options: ExportOptions) -> Plan:
@@ -65,7 +73,7 @@ def make_plan(options: ExportOptions) -> Plan:
     if source.kind == "zoo" and not labels:
         raise UsageError("the zoo needs to know the number of classes; pass --labels FILE, one class a line")
     return Plan(
-        source=origin.source,
+        source=replace(origin.source, published="random weights") if options.random_weights else origin.source,
         name=name,
         store=Store(options.store),
         weights=origin.weights,
@@ -81,7 +89,49 @@ def make_plan(options: ExportOptions) -> Plan:
         allow_random_calibration=options.allow_random_calibration,
         max_batch=options.max_batch,
         data_root=options.data_root,
+        activation=parse_activation(options.activation),
+        expected=_expectations(options),
+        stated=origin.stated,
+        weights_key=_weights_key(options, origin),
+        random_weights=options.random_weights,
+        force=options.force,
     )
+
+
+def parse_activation(text: str) -> Activation | None:
+    """None for `auto`. Raises UsageError."""
+    for activation in get_args(Activation):
+        if text == activation:
+            return cast(Activation, activation)
+    if text != "auto":
+        raise UsageError(f"--activation {text!r} is not known; use auto, {', '.join(get_args(Activation))}")
+    return None
+
+
+def _expectations(options: ExportOptions) -> Expectations:
+    given = {"--expect-accuracy": options.expect_accuracy_percent, "--min-accuracy": options.min_accuracy_percent}
+    for flag, percent in given.items():
+        if percent is None:
+            continue
+        if options.evaluate is None:
+            raise UsageError(f"{flag} needs labelled images to hold it against; pass --evaluate DATASET")
+        if not 1 < percent <= 100:
+            hint = f", for example {flag} {100 * percent:g}" if 0 < percent <= 1 else ""
+            raise UsageError(f"{flag} is in percent, above 1 and at most 100{hint}; got {percent:g}")
+    claims: tuple[Claim, ...] = ()
+    if options.expect_accuracy_percent is not None:
+        claims = (Claim(options.expect_accuracy_percent, "--expect-accuracy"),)
+    return Expectations(
+        options.min_accuracy_percent, claims, options.accuracy_budget_points, untrained=options.random_weights
+    )
+
+
+def _weights_key(options: ExportOptions, origin: Origin) -> str | None:
+    if options.weights_key is None:
+        return None
+    if origin.weights_from != "file" or origin.weights is None or origin.weights.suffix == ".safetensors":
+        raise UsageError("--weights-key chooses between the entries of a .pth; pass such a file with --weights")
+    return options.weights_key
 
 
 def _calibration_method(text: str) -> MethodChoice:

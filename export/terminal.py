@@ -79,7 +79,18 @@ def summary(manifest: Manifest) -> Group:
             "[green]yes[/]" if variant.serve else "no",
         )
     reasons = [Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants]
-    return Group(Text(), table, Text(), *reasons)
+    return Group(Text(), table, Text(), *reasons, *told(manifest))
+
+
+def told(manifest: Manifest) -> list[Text]:
+    """What else was found, a line each; last, in red, what speaks against the model."""
+    entry = manifest.provenance.weights_entry
+    return [
+        *([Text(f"scores: {manifest.scores}")] if manifest.scores else []),
+        *([Text(f"weights: {entry}")] if entry else []),
+        *(Text(f"checked: {finding}") for finding in manifest.findings),
+        *(Text(f"published although: {objection}", style="bold red") for objection in manifest.objections),
+    ]
 
 
 def _size(nbytes: int) -> str:

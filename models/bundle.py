@@ -144,6 +144,9 @@ class Variant:
 
     `serve` tells whether the variant may be chosen; `reason` says why or why not, for people.
     `max_relative_error` is against the fp32 reference on real inputs: ||a - b|| / ||b||, worst sample.
+    `trade_offs` are the files that were tried until one kept the accuracy, and `kept_layers` names the one of them
+    that this is; `is_recovered` None where nothing had to be tried. `drift` says how the calibration images differ from
+    those of the evaluation, where a variant lost too much and they do.
     """
 
     file: str
@@ -157,6 +160,9 @@ class Variant:
     calibration_method: str | None = None
     audit: NodeAudit | None = None
     trade_offs: tuple[TradeOff, ...] = ()
+    kept_layers: int | None = None
+    is_recovered: bool | None = None
+    drift: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +182,10 @@ class DatasetRecord:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where the model came from and what made the bundle."""
+    """Where the model came from and what made the bundle.
+
+    `weights_entry` says which entry of the file of weights was taken, where it has several.
+    """
 
     source: str
     weights_sha256: str | None
@@ -184,16 +193,27 @@ class Provenance:
     evaluation: DatasetRecord | None
     tools: dict[str, str]
     created_at: str
+    weights_entry: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
+    """All that is known of a bundle.
+
+    `scores` says why the spec has the activation that it has. `findings` are what the proof of the reference found, and
+    `objections` what of it speaks against serving the model at all: it was published although (`--force`), or its
+    weights are random on purpose.
+    """
+
     schema_version: int
     spec: ModelSpec
     variants: tuple[Variant, ...]
     files: dict[str, FileRecord]
     provenance: Provenance
     roofline: Roofline | None = None
+    scores: str = ""
+    findings: tuple[str, ...] = ()
+    objections: tuple[str, ...] = ()
 
     def variant(self, file: str) -> Variant:
         """The variant stored in `file`. Raises KeyError."""

@@ -150,7 +150,9 @@ class ModelSpec:
     """What a model takes and gives.
 
     `max_batch_size` 0 means that the model has no batch dimension: shapes are whole and a run serves one
-    request. `labels` is empty where there are none. `activation` turns logits into scores at the edge.
+    request. `labels` is empty where there are none. `activation` turns outputs into scores at the edge: softmax for one
+    class of several (of log-probabilities, it gives their powers), sigmoid for classes that stand each for itself, none
+    for what are scores already. Two labels for one output name what a low and a high score of it stand for.
     """
 
     name: str
@@ -160,6 +162,11 @@ class ModelSpec:
     image: ImageSpec | None
     activation: Activation
     labels: tuple[str, ...]
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether one output tells two classes apart."""
+        return len(self.labels) == 2 and self.outputs[0].shape[-1:] == (1,)
 
     def __post_init__(self) -> None:
         if not self.inputs or not self.outputs:

@@ -130,6 +130,7 @@ def _last_minute(core: Core, served: Served) -> _Json:
         "version": str(served.key.version),
         "ready": served.ready,
         "takes_images": served.spec.image is not None,
+        "published_although": list(served.loaded.objections),
         **first,
         "engines": engines,
         "plan_build": _plan_build(served.plan_build),

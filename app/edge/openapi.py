@@ -133,7 +133,13 @@ def _predictions(path: list[_Json]) -> _Json:
         "tags": ["inference"],
         "summary": "Classify an image, or several in a form",
         "operationId": f"predict_{len(path)}",
-        "parameters": [*path, _query("top_k", {"type": "integer", "minimum": 1, "default": 5}), _TIMEOUT],
+        "description": "The best top_k classes; with a threshold, all that score at least that, or top_k of them.",
+        "parameters": [
+            *path,
+            _query("top_k", {"type": "integer", "minimum": 1, "default": 5}),
+            _query("threshold", {"type": "number"}),
+            _TIMEOUT,
+        ],
         "requestBody": {
             "required": True,
             "content": {

@@ -19,16 +19,30 @@ class Prediction:
     score: float
 
 
-def best_classes(logits: np.ndarray, spec: ModelSpec, top_k: int) -> list[Prediction]:
-    """The `top_k` classes of one sample, best first, ties by class number.
+def best_classes(
+    logits: np.ndarray, spec: ModelSpec, top_k: int | None, threshold: float | None = None
+) -> list[Prediction]:
+    """The `top_k` classes of one sample, or all, best first, ties by class number; none that scores below `threshold`.
 
     `logits` is the sample's output, flattened. Raises ModelFailed when a score is not a number.
     """
-    scores = activate(logits.astype(np.float32), spec.activation)
+    scores = _scores(logits.astype(np.float32), spec)
     if np.isnan(scores).any():
         raise ModelFailed("the model produced NaN")
-    order = np.argsort(-scores, kind="stable")[: min(top_k, len(scores))]
+    order = np.argsort(-scores, kind="stable")[:top_k]
+    if threshold is not None:
+        order = order[scores[order] >= threshold]
     return [Prediction(int(i), spec.labels[i] if i < len(spec.labels) else None, float(scores[i])) for i in order]
+
+
+def _scores(outputs: np.ndarray, spec: ModelSpec) -> np.ndarray:
+    """One a class. A single output with two labels is the second's score, and what it lacks to one the first's."""
+    if not spec.is_binary or spec.activation == "softmax":
+        return activate(outputs, spec.activation)
+    if spec.activation == "sigmoid":
+        # Not one minus it: of a score near one, nothing would be left of the other.
+        return activate(np.concatenate([-outputs, outputs]), "sigmoid")
+    return np.concatenate([1 - outputs, outputs])
 
 
 def activate(logits: np.ndarray, activation: Activation) -> np.ndarray:

@@ -6,7 +6,7 @@ and the other wrong say anything: `lost` of them turned wrong, `won` turned righ
 
 from __future__ import annotations
 
-from scipy.special import betaincinv
+from scipy.special import betainc, betaincinv
 
 LEVEL = 0.05
 # The share of the error that is spent on what was lost. Most of it: `won` is often 0, and its bound then is too.
@@ -28,3 +28,13 @@ def loss_bound_points(lost: int, won: int, images: int, *, level: float = LEVEL)
 def binomial_upper(hits: int, trials: int, level: float) -> float:
     """The largest p for which as few as `hits` of `trials` would be seen with a probability of `level` or more."""
     return 1.0 if hits >= trials else float(betaincinv(hits + 1, trials - hits, 1 - level))
+
+
+def at_least(hits: int, trials: int, share: float) -> float:
+    """The probability of `hits` or more of `trials` that each succeed with probability `share`."""
+    return 1.0 if hits <= 0 else float(betainc(hits, trials - hits + 1, share))
+
+
+def at_most(hits: int, trials: int, share: float) -> float:
+    """The probability of `hits` or fewer of `trials` that each succeed with probability `share`."""
+    return 1.0 if hits >= trials else 1 - at_least(hits + 1, trials, share)

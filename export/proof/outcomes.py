@@ -12,6 +12,7 @@ import numpy as np
 
 from export.proof.bound import LEVEL, loss_bound_points
 from models.bundle import Accuracy, ClassAccuracy
+from models.spec import Activation
 
 _TOP = 5
 
@@ -29,12 +30,19 @@ class Outcomes:
     errors: np.ndarray
 
     @staticmethod
-    def of(answers: np.ndarray, reference: np.ndarray, labels: np.ndarray) -> Outcomes:
-        """From float32 [n, outputs] of the variant and of fp32."""
+    def of(
+        answers: np.ndarray, reference: np.ndarray, labels: np.ndarray, activation: Activation = "softmax"
+    ) -> Outcomes:
+        """From float32 [n, outputs] of the variant and of fp32; a single output tells two classes apart."""
+        errors = relative_errors(answers, reference)
+        if answers.shape[1] == 1:
+            # A logit is on the side of the second class above 0, a probability above one half.
+            beyond = answers - (0.5 if activation == "none" else 0.0)
+            answers = np.concatenate([-beyond, beyond], axis=1)
         # A class is among the five best when fewer than five score higher.
         own = np.take_along_axis(answers, labels[:, None], axis=1)
         in_top5 = (answers > own).sum(axis=1) < _TOP
-        return Outcomes(labels, answers.argmax(axis=1), in_top5, relative_errors(answers, reference))
+        return Outcomes(labels, answers.argmax(axis=1), in_top5, errors)
 
     @staticmethod
     def joined(parts: Sequence[Outcomes]) -> Outcomes:

@@ -27,11 +27,15 @@ MAX_FP32_ERROR = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One variant's: `accuracy` is None without labels; error and agreement are against fp32's own answers."""
+    """One variant's: `accuracy` is None without labels; error and agreement are against fp32's own answers.
+
+    `outcomes` are those of the labelled images, from which the rest follows.
+    """
 
     accuracy: Accuracy | None
     max_relative_error: float
     agreement: float = 1.0
+    outcomes: Outcomes | None = None
 
 
 def relative_error(answers: np.ndarray, expected: np.ndarray) -> float:
@@ -99,6 +103,7 @@ def measure_accuracy(
             own.accuracy(reference, images.labels, budget_points, looks=looks),
             own.worst_error,
             own.agreement(reference),
+            own,
         )
         for own in outcomes
     )
@@ -133,7 +138,7 @@ def observe(
 def _keys(candidates: Sequence[Candidate], images: Images) -> list[str]:
     hashes = [sha256_file(candidate.path) for candidate in candidates]
     # The fingerprint tells CPU and library: on others, an image on the edge may fall to the other side.
-    shared = (hashes[0], candidates[0].engine.info.device_fingerprint, images.key)
+    shared = (hashes[0], candidates[0].activation, candidates[0].engine.info.device_fingerprint, images.key)
     return [step_key("outcomes", own, *shared) for own in hashes]
 
 
@@ -147,5 +152,5 @@ def _answered(candidates: Sequence[Candidate], chunks: Iterable[Chunk]) -> tuple
             reference = candidates[0].logits(images)
             for candidate, own in zip(candidates, parts, strict=True):
                 answers = reference if candidate is candidates[0] else candidate.logits(images)
-                own.append(Outcomes.of(answers, reference, labels))
+                own.append(Outcomes.of(answers, reference, labels, candidate.activation))
     return tuple(Outcomes.joined(own) for own in parts if own)

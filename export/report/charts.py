@@ -155,7 +155,7 @@ def trade_off(variant: Variant) -> Element:
     most = max(1, *(step.layers_kept for step in steps))
     span = max(1.0, max(every) - min(0.0, *every))
     chart = Chart(
-        f"Accuracy recovered in {variant.file}",
+        f"What {variant.file} loses with more layers kept",
         "Points of top-1 lost against fp32: "
         + "; ".join(
             f"{number(loss)} with {step.layers_kept} layers kept" for step, loss in zip(steps, losses, strict=True)

@@ -46,7 +46,7 @@ def _recovered(variant: Variant) -> list[Element]:
     steps = variant.trade_offs
     rows = [
         [
-            str(step.layers_kept),
+            f"{step.layers_kept}{', published' if step.layers_kept == variant.kept_layers else ''}",
             f"{100 * step.accuracy.top1:.2f}",
             f"{step.accuracy.loss_points:.2f}",
             "–" if step.accuracy.loss_bound_points is None else f"{step.accuracy.loss_bound_points:.2f}",
@@ -54,13 +54,21 @@ def _recovered(variant: Variant) -> list[Element]:
         ]
         for step in steps
     ]
+    outcome = {
+        True: "Recovered: with so many layers kept, the file passes the gate.",
+        False: "Not recovered: no file that was tried passes the gate. The one in the bundle is the best of them, and "
+        "does not serve.",
+        None: "",
+    }[variant.is_recovered]
     about = (
         f"Tried on {steps[0].accuracy.images:,} calibration images, so that the images of the verdict stay unseen; "
         "where they have no labels, fp32's answers stand for them. Times are of one batch, quickly measured."
     )
     figures = table(("layers kept", "top-1, %", "points lost", "at most (95 %)", "median ms"), rows)
     both = element("div", charts.trade_off(variant), figures, class_="charts")
-    return [element("h3", variant.file), element("p", about, class_="note"), both]
+    verdict = element("p", outcome, class_="bad" if variant.is_recovered is False else "good") if outcome else None
+    told = [element("h3", variant.file), verdict, element("p", about, class_="note"), both]
+    return [one for one in told if one is not None]
 
 
 def _named(precision: str) -> str:

@@ -29,13 +29,14 @@ def render(manifest: Manifest) -> str:
     body = element(
         "main",
         _head(manifest),
+        _objections(manifest),
         element("div", *map(_card, manifest.variants), class_="cards"),
         _overview(manifest),
         *_section("Accuracy", *_accuracy(manifest)),
         *_section("Speed", *_speed(manifest)),
         *_section("Distance from the limit", *_limits(manifest)),
         *_section("What runs in which precision", *kept_layers(manifest.variants)),
-        *_section("How accuracy was recovered", *recovery(manifest.variants)),
+        *_section("What was tried to recover accuracy", *recovery(manifest.variants)),
         *_section("Where it comes from", *_origin(manifest)),
         *_section("Files", _files(manifest)),
     )
@@ -58,6 +59,16 @@ def _head(manifest: Manifest) -> Element:
         element("h1", spec.name),
         element("p", f"{origin.source}, exported {origin.created_at[:19].replace('T', ' ')} UTC", class_="lead"),
         element("p", f"Takes {takes}; {classes}batches of up to {spec.max_batch_size}.", class_="lead"),
+    )
+
+
+def _objections(manifest: Manifest) -> Element | None:
+    """What speaks against the model, above all else that is told of it."""
+    if not manifest.objections:
+        return None
+    title = element("b", "This model was published although its proof failed:")
+    return element(
+        "div", title, element("ul", *(element("li", one) for one in manifest.objections)), class_="objections"
     )
 
 
@@ -116,7 +127,8 @@ def _accuracy(manifest: Manifest) -> list[Element | None]:
         f"Measured on {fp32.accuracy.images:,} labelled images, from encoded bytes through the server's own "
         "preprocessing. A whisker reaches down to what is left if the loss is as large as its 95 % bound."
     )
-    return [element("p", about, class_="note"), charts.pareto(manifest.variants), *_classes(manifest.variants)]
+    checks = [element("p", f"The reference itself: {one}.") for one in manifest.findings]
+    return [*checks, element("p", about, class_="note"), charts.pareto(manifest.variants), *_classes(manifest.variants)]
 
 
 def _classes(variants: Sequence[Variant]) -> list[Element]:
@@ -206,6 +218,10 @@ def _origin(manifest: Manifest) -> list[Element | None]:
     rows: list[list[str]] = [["source", origin.source]]
     if origin.weights_sha256:
         rows.append(["weights", f"sha256 {origin.weights_sha256}"])
+    if origin.weights_entry:
+        rows.append(["weights' entry", origin.weights_entry])
+    if manifest.scores:
+        rows.append(["scores", manifest.scores])
     for name, data in (("calibrated on", origin.calibration), ("evaluated on", origin.evaluation)):
         rows.append([name, f"{data.images:,} images of {data.source}, sha256 {data.sha256}" if data else "nothing"])
     methods = {v.file: v.calibration_method for v in manifest.variants if v.calibration_method}

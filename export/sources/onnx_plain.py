@@ -22,7 +22,7 @@ from app.engines.cpu import cpu_budget
 from app.engines.onnxruntime import LIBRARY, open_session, read_signature
 from export.assemble import publish
 from export.options import ExportOptions
-from export.plan import check_max_batch, read_labels
+from export.plan import check_max_batch, parse_activation, read_labels
 from export.profiling.profile import measure_latencies
 from export.progress import SILENT, Progress
 from export.proof.verify import MAX_FP32_ERROR
@@ -67,7 +67,12 @@ def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
 def _refuse_images(options: ExportOptions) -> None:
     if options.weights is not None:
         raise UsageError(f"{Path(options.source).name} carries its weights; leave --weights out")
-    wanted = {"--calibrate": options.calibrate, "--evaluate": options.evaluate, "--input": options.input}
+    wanted = {
+        "--calibrate": options.calibrate,
+        "--evaluate": options.evaluate,
+        "--input": options.input,
+        "--activation": None if parse_activation(options.activation) is None else options.activation,
+    }
     for flag, given in wanted.items():
         if given is not None:
             raise UsageError(

@@ -18,7 +18,7 @@ from export.sources.onnx_batch import write_batched
 from export.sources.preprocess import InputSize
 from export.sources.torch_job import INPUT_NAME, ONNX
 from models.errors import JobError
-from models.spec import Activation, ImageSpec, TensorSpec
+from models.spec import ImageSpec, TensorSpec
 
 _AS_TENSORS = "leave --preprocess out to serve it with its own tensors"
 
@@ -30,7 +30,6 @@ class Wrapped:
     onnx: Path
     reference: np.ndarray
     output_name: str
-    activation: Activation
     batched: bool
     batch_reason: str
 
@@ -74,10 +73,9 @@ def wrap(
     batching = write_batched(original, target, threads, inline_bytes)
     model = _load_graph(target)
     _add_front(model.graph, found, image, batched=batching.batched)
-    activation = _activation(model.graph, output.name)
     target.write_bytes(model.SerializeToString())
     reference = _answers(original, found, _normalised(samples, image), threads)
-    return Wrapped(target, reference, output.name, activation, batching.batched, batching.reason)
+    return Wrapped(target, reference, output.name, batching.batched, batching.reason)
 
 
 def _image_input(path: Path, threads: int) -> _ImageInput:
@@ -157,12 +155,6 @@ def _rename(graph: Any, old: str, new: str) -> None:
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
                 _rename(inner, old, new)
-
-
-def _activation(graph: Any, output: str) -> Activation:
-    """A graph that ends in scores needs no softmax of ours."""
-    makers = {name: node.op_type for node in graph.node for name in node.output}
-    return "none" if makers.get(output) in ("Softmax", "Sigmoid") else "softmax"
 
 
 def _normalised(samples: np.ndarray, image: ImageSpec) -> np.ndarray:

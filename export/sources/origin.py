@@ -27,6 +27,15 @@ PUBLISHED = Path("default")
 
 
 @dataclass(frozen=True, slots=True)
+class Stated:
+    """The top-1 in percent that the checkpoint's own header states, the data set, and the hash of the test images."""
+
+    percent: float
+    dataset: str
+    test_sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """`size` is what the network takes where that is known; `image` None says why in `why_no_image`.
 
@@ -42,6 +51,7 @@ class Origin:
     why_no_image: str
     labels: tuple[str, ...]
     are_labels_sure: bool
+    stated: Stated | None = None
 
 
 def find_origin(options: ExportOptions, source: Source, size: InputSize | None) -> Origin:
@@ -49,13 +59,14 @@ def find_origin(options: ExportOptions, source: Source, size: InputSize | None) 
 
     `size` is the input that the user wants, to which a registry's recipe is scaled in proportion.
     """
-    weights, weights_from = _weights(options.weights, source)
+    weights, weights_from = _weights(options.weights, source, is_random=options.random_weights)
     if source.carries_weights:
         known = image_size(source.file) if source.kind == "onnx" and source.file else None
         return Origin(source, source.file, "network", known, None, "the file does not say", (), True)
     header = _header(weights, source) if weights else None
     if header is not None:
-        return Origin(source, weights, weights_from, _zoo_size(source), header.image, "", header.labels, True)
+        size_px = _zoo_size(source)
+        return Origin(source, weights, weights_from, size_px, header.image, "", header.labels, True, _stated(header))
     why = "the checkpoint does not say" if weights else "the network does not say"
     plain = Origin(source, weights, weights_from, _zoo_size(source), None, why, (), True)
     if not source.has_registry or not _must_ask(options):
@@ -75,7 +86,15 @@ def _must_ask(options: ExportOptions) -> bool:
     return options.preprocess is None or options.labels is None or options.weights == PUBLISHED
 
 
-def _weights(weights: Path | None, source: Source) -> tuple[Path | None, WeightsFrom]:
+def _stated(header: CheckpointHeader) -> Stated:
+    test = header.split.get("test")
+    return Stated(100 * header.test_accuracy, header.dataset, test.sha256 if test else None)
+
+
+def _weights(weights: Path | None, source: Source, *, is_random: bool) -> tuple[Path | None, WeightsFrom]:
+    if is_random and (weights is not None or source.carries_weights):
+        own = "--weights" if weights is not None else source.shown
+        raise UsageError(f"--random-weights and the weights of {own} are two things; leave one out")
     if source.carries_weights:
         if weights is not None:
             raise UsageError(f"{source.shown} carries its weights; leave --weights out")
@@ -83,8 +102,13 @@ def _weights(weights: Path | None, source: Source) -> tuple[Path | None, Weights
     if weights is None:
         if source.kind == "file":
             return None, "network"
-        download = ", or --weights default to download the published ones" if source.has_registry else ""
-        raise UsageError(f"{source.shown} has no weights of its own; pass --weights FILE.safetensors{download}")
+        if is_random:
+            return None, "random"
+        download = ", --weights default to download the published ones" if source.has_registry else ""
+        raise UsageError(
+            f"{source.shown} has no weights of its own; pass --weights FILE.safetensors{download}, or --random-weights "
+            "to try the graph without"
+        )
     if weights == PUBLISHED and source.has_registry:
         return None, "registry"
     return weights, "file"

@@ -35,16 +35,17 @@ def reused(
     if plan.source.kind not in _REUSABLE or plan.weights is None:
         return to_onnx(plan, samples, folder)
     key = _key(plan, samples)
-    graph, answers = cache.read(f"{key}-onnx"), cache.read_arrays(f"{key}-answers")
-    if graph is not None and answers is not None:
+    graph, answers, entry = cache.read(f"{key}-onnx"), cache.read_arrays(f"{key}-answers"), cache.read(f"{key}-entry")
+    if graph is not None and answers is not None and entry is not None:
         path = folder / "model.onnx"
         path.write_bytes(graph)
-        return TorchResult(path, answers[_REFERENCE], metadata.version("torch"))
+        return TorchResult(path, answers[_REFERENCE], metadata.version("torch"), weights_entry=entry.decode())
     result = to_onnx(plan, samples, folder)
     # A graph with its weights beside it is too large to keep.
     if not any(folder.glob("*.data")):
         cache.write(f"{key}-onnx", result.onnx.read_bytes())
         cache.write_arrays(f"{key}-answers", {_REFERENCE: result.reference})
+        cache.write(f"{key}-entry", result.weights_entry.encode())
     return result
 
 
@@ -55,6 +56,7 @@ def _key(plan: Plan, samples: np.ndarray) -> str:
         "torch",
         plan.source.shown,
         sha256_file(plan.weights),
+        repr(plan.weights_key),
         repr(plan.image),
         repr(plan.labels),
         str(plan.max_batch),

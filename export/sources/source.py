@@ -20,7 +20,7 @@ _SOURCES = "use zoo:NAME, torchvision:NAME, timm:NAME, path/to/file.py:factory, 
 class Source:
     """`name` is the registry's name, the factory in `file`, or the file's own name.
 
-    `published` names the registry's weights where those are used.
+    `published` names the registry's weights where those are used, or says that they are random.
     """
 
     kind: SourceKind
@@ -31,9 +31,10 @@ class Source:
     @property
     def shown(self) -> str:
         """As it stands in the manifest: a user's file by its name alone, for folders are the machine's business."""
+        beside = f" ({self.published})" if self.published else ""
         if self.file is None:
-            return f"{self.kind}:{self.name}" + (f" ({self.published})" if self.published else "")
-        return f"{self.file.name}:{self.name}" if self.kind == "file" else self.file.name
+            return f"{self.kind}:{self.name}{beside}"
+        return f"{self.file.name}:{self.name}{beside}" if self.kind == "file" else self.file.name
 
     @property
     def has_registry(self) -> bool:

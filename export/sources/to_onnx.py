@@ -15,7 +15,6 @@ from export.plan import Plan
 from export.sources.onnx_source import wrap
 from export.sources.torch_job import OUTPUT_NAME, Job
 from export.sources.torch_process import run_job
-from models.spec import Activation
 
 # A protobuf holds 2 GiB at most, and the graph itself takes some of it.
 INLINE_BYTES = int(1.8 * (1 << 30))
@@ -26,19 +25,19 @@ _ANY_BATCH = 1 << 30
 class TorchResult:
     """The fp32 graph, and the original's own answers to the samples: float32 [n, outputs].
 
-    The graph's input is called `torch_job.INPUT_NAME`, and its output `output_name`. `activation` turns its
-    answers into scores. `torch_version` is empty where torch had no part in it. The graph takes at most
-    `max_batch` samples a run, and `remark` is what else should be said of it. `original` names what gave the answers.
+    The graph's input is called `torch_job.INPUT_NAME`, and its output `output_name`. `torch_version` is empty where
+    torch had no part in it. The graph takes at most `max_batch` samples a run, and `remark` is what else should be said
+    of it. `original` names what gave the answers; `weights_entry` is as in `torch_job.Outcome`.
     """
 
     onnx: Path
     reference: np.ndarray
     torch_version: str
     output_name: str = OUTPUT_NAME
-    activation: Activation = "softmax"
     max_batch: int = _ANY_BATCH
     remark: str = ""
     original: str = "torch"
+    weights_entry: str = ""
 
 
 def to_onnx(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
@@ -49,7 +48,7 @@ def to_onnx(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
     if plan.source.kind == "onnx":
         return _from_file(plan, samples, folder)
     answer = run_job(_job(plan), samples, folder)
-    return TorchResult(answer.onnx, answer.reference, answer.torch_version)
+    return TorchResult(answer.onnx, answer.reference, answer.torch_version, weights_entry=answer.weights_entry)
 
 
 def _from_file(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
@@ -60,7 +59,6 @@ def _from_file(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
         made.reference,
         torch_version="",
         output_name=made.output_name,
-        activation=made.activation,
         max_batch=_ANY_BATCH if made.batched else 1,
         remark=made.batch_reason,
         original=f"{plan.source.shown} in ONNX Runtime",
@@ -81,4 +79,6 @@ def _job(plan: Plan) -> Job:
         max_batch=plan.max_batch,
         threads=cpu_budget(),
         inline_bytes=INLINE_BYTES,
+        weights_key=plan.weights_key,
+        refuse_random=plan.weights_from == "network" and not plan.random_weights,
     )

@@ -39,7 +39,8 @@ class Job:
     `file` is the user's file and `name` its factory for kind "file", the archive for kind "pt2"; otherwise
     `name` is a registry's. `classes` is None where the network knows by itself. `mean` and `std` apply to values
     in [0, 1]: with `uint8_front` the graph takes uint8 [N, H, W, C] and applies them, else float32 [N, C, H, W].
-    Parameters of more than `inline_bytes` go into a file beside the graph.
+    Parameters of more than `inline_bytes` go into a file beside the graph. `weights_key` names the entry of the file of
+    weights; None takes the usual one. `refuse_random`: weights that a factory draws at random are an error.
     """
 
     kind: SourceKind
@@ -54,15 +55,21 @@ class Job:
     max_batch: int
     threads: int
     inline_bytes: int
+    weights_key: str | None = None
+    refuse_random: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it: either `error`, one line for the user, or torch's version and the number of outputs."""
+    """What came of it: either `error`, one line for the user, or torch's version and the number of outputs.
+
+    `weights_entry` says which of the entries of the file of weights was taken; empty where there was no choice.
+    """
 
     error: str | None
     outputs: int
     torch_version: str
+    weights_entry: str = ""
 
 
 @dataclass(frozen=True, slots=True)

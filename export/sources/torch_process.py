@@ -31,11 +31,12 @@ _CHILD = ("-P", "-B", "-m", "export.sources.torch_child")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The graph as a file, and torch's own answers to the samples: float32 [n, outputs]."""
+    """The graph as a file, and torch's own answers to the samples: float32 [n, outputs]; and as in `Outcome`."""
 
     onnx: Path
     reference: np.ndarray
     torch_version: str
+    weights_entry: str = ""
 
 
 def run_job(job: Job, samples: np.ndarray, folder: Path) -> Answer:
@@ -49,7 +50,7 @@ def run_job(job: Job, samples: np.ndarray, folder: Path) -> Answer:
     if outcome.error is not None:
         raise JobError(outcome.error)
     reference = safetensors.numpy.load((folder / files.REFERENCE).read_bytes())[TENSOR]
-    return Answer(folder / files.ONNX, reference, outcome.torch_version)
+    return Answer(folder / files.ONNX, reference, outcome.torch_version, outcome.weights_entry)
 
 
 def ask(inquiry: Inquiry) -> Description:

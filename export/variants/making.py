@@ -18,6 +18,7 @@ from export.plan import MethodChoice
 from export.progress import Progress
 from export.variants.audit import audit
 from export.variants.calibrate import METHODS, Calibration, Method, Ranges, collect
+from export.variants.drift import drift_of
 from export.variants.equalize import Levels, equalize, measure_levels, streams
 from export.variants.onnx_graph import prepare
 from export.variants.precision import INT8_CPU, REFERENCE, Recipe
@@ -30,17 +31,22 @@ from models.spec import ModelSpec
 from models.store import disk_errors
 
 _CHUNK_IMAGES = 32
+_DRIFT_IMAGES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One variant's file and how it came to be. `kept_layers` were found to hurt; rules may keep others."""
+    """One variant's file and how it came to be. `kept_layers` were found to hurt; rules may keep others.
+
+    `drift` says how the calibration images differ from those of the evaluation, where that was looked into and found.
+    """
 
     recipe: Recipe
     audit: NodeAudit | None = None
     method: Method | None = None
     kept_layers: int = 0
     trade_offs: tuple[TradeOff, ...] = ()
+    drift: str = ""
 
 
 def plain_int8(folder: Path, images: Images, progress: Progress) -> None:
@@ -82,8 +88,8 @@ class Maker:
             return self._written(Made(recipe), {})
         ladder = self._ladder(recipe)
         count = 0 if ladder.passes(0) else ladder.climb(1)
-        # Where nothing helps, the plain file stays, and the gate says what it costs.
-        return self._kept(recipe, count or 0)
+        # Where nothing helps enough, the best of all that was tried stays, and the gate says what it costs.
+        return self._kept(recipe, ladder.best() if count is None else count)
 
     def retry(self, made: Made, caution: float) -> Made | None:
         """Write an INT8 variant again with more layers kept, as `Ladder.passes` with `caution` asks for.
@@ -94,6 +100,19 @@ class Maker:
             return None
         count = self._ladder(made.recipe).climb(made.kept_layers + 1, caution)
         return None if count is None else self._kept(made.recipe, count)
+
+    def trail(self, recipe: Recipe) -> tuple[TradeOff, ...]:
+        """All that has been tried of an INT8 variant by now."""
+        ladder = self._ladders.get(recipe.file)
+        return ladder.trade_offs if ladder else ()
+
+    def drift(self, images: Images) -> str:
+        """How the calibration images move the network otherwise than these; empty where they do not."""
+        calibration = self._calibrated(REFERENCE)
+        fewer = images.thinned(max(2, min(_DRIFT_IMAGES, self.images.count)))
+        with self.progress.step("compare the images", fewer.count) as step:
+            found = collect(calibration.graph, fewer.chunks(step, _CHUNK_IMAGES), ["minmax"])
+        return drift_of(calibration.ranges["minmax"], found["minmax"])
 
     def _kept(self, recipe: Recipe, count: int) -> Made:
         ladder = self._ladders[recipe.file]

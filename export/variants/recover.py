@@ -91,6 +91,10 @@ class Ladder:
                 failed = middle
         return count
 
+    def best(self) -> int:
+        """How many layers the file keeps that lost least of all that were tried; of equals the fewest."""
+        return min(self.trials, key=lambda count: (self.trials[count].accuracy.loss_points, count))
+
     @property
     def trade_offs(self) -> tuple[TradeOff, ...]:
         """All that was tried, by the number of layers kept."""

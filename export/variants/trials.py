@@ -63,8 +63,8 @@ class Bench:
         with opened(self._spec, [REFERENCE], folder) as (fp32,):
             self._reference = self._answers(fp32)
         labels = np.concatenate([chunk.labels for chunk in chunks])
-        self._labels = labels if images.labels else self._reference.argmax(axis=1)
-        self._exact = Outcomes.of(self._reference, self._reference, self._labels)
+        self._labels = labels if images.labels else self._outcomes(self._reference, labels).top1
+        self._exact = self._outcomes(self._reference, self._labels)
 
     def try_out(
         self, recipe: Recipe, method: Method, keep: frozenset[str] = frozenset(), *, only: frozenset[str] | None = None
@@ -75,13 +75,16 @@ class Bench:
         kept = recipe.make(self.calibration, method, keep, path, only)
         try:
             with opened(self._spec, [replace(recipe, file=path.name)], self._folder) as (candidate,):
-                outcomes = Outcomes.of(self._answers(candidate), self._reference, self._labels)
+                outcomes = self._outcomes(self._answers(candidate), self._labels)
                 median_ms = self._median_ms(candidate)
         finally:
             path.unlink(missing_ok=True)
         error = float(np.sqrt(np.mean(np.square(np.minimum(outcomes.errors, 1e6)))))
         accuracy = outcomes.accuracy(self._exact, (), 0.0)
         return Trial(accuracy, error, median_ms, kept)
+
+    def _outcomes(self, answers: np.ndarray, labels: np.ndarray) -> Outcomes:
+        return Outcomes.of(answers, self._reference, labels, self._spec.activation)
 
     def _answers(self, candidate: Candidate) -> np.ndarray:
         size = self._spec.max_batch_size

@@ -18,16 +18,20 @@ from app.engines.cpu import cpu_budget
 from app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from export.variants.precision import Recipe
 from export.variants.simulate import write_rounding_twin
-from models.spec import ModelSpec
+from models.spec import Activation, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A variant whose file exists; `engine` is open for as long as the candidate is in use."""
+    """A variant whose file exists; `engine` is open for as long as the candidate is in use.
+
+    `activation` is the model's, which tells what a single output means.
+    """
 
     recipe: Recipe
     path: Path
     engine: Engine
+    activation: Activation = "softmax"
 
     def logits(self, images: np.ndarray) -> np.ndarray:
         """float32 [n, outputs] for images [n, ...]; n is at most the engine's largest batch."""
@@ -55,7 +59,7 @@ def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator
             )
             stack.callback(engine.close)
             engine.warm_up()
-            candidates.append(Candidate(recipe, folder / recipe.file, engine))
+            candidates.append(Candidate(recipe, folder / recipe.file, engine, spec.activation))
         yield tuple(candidates)
 
 

@@ -154,7 +154,7 @@ def repository(tmp_path):
 
 def of_user(repository: Path, source: str, **changes: object) -> ExportOptions:
     store = repository.parent / "store"
-    given = {"preprocess": "unit", "input": "3x16x16", "max_batch": 4}
+    given = {"preprocess": "unit", "input": "3x16x16", "max_batch": 4, "random_weights": True}
     return ExportOptions(f"{repository}/{source}", "theirs", store, **(given | changes))  # type: ignore[arg-type]
 
 

@@ -70,7 +70,7 @@ def networks(tmp_path):
 
 
 def of_user(networks: Path, factory: str, **changes: object) -> ExportOptions:
-    given = {"preprocess": "unit", "input": "3x16x16", "max_batch": 4}
+    given = {"preprocess": "unit", "input": "3x16x16", "max_batch": 4, "random_weights": True}
     store = networks.parent / "store"
     return ExportOptions(f"{networks}:{factory}", "theirs", store, **(given | changes))  # type: ignore[arg-type]
 

@@ -67,7 +67,7 @@ def test_the_page_tells_the_whole_story():
         "Roofline",
         "48 of 60 operators in int8 (80 %)",
         "first.layer",
-        "Accuracy recovered in int8-cpu.onnx",
+        "What int8-cpu.onnx loses with more layers kept",
         "2.25 to 2.44",
         "0.97",
         "ranges of int8-cpu.onnx entropy",

@@ -4,6 +4,7 @@
     networks    SOURCE -> torch.nn.Module
     registries  what torchvision and timm say of their own models
     weights     a file, a registry's own, or random ones
+    untrained   which weights a factory drew at random instead of loading them
     graph       module -> ONNX file, and the module's own answers
 
 The only room of export that imports torch. Knows nothing of bundles, engines or accuracy. A user's file takes

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from export.sources import torch_job as files
-from export.sources.torch_child import graph, networks, registries, weights
+from export.sources.torch_child import graph, networks, registries, untrained, weights
 from export.sources.torch_job import TENSOR, Description, Inquiry, Job, Outcome, one_line
 from models.errors import ConvoyError, JobError
 from models.records import from_jsonable, to_jsonable
@@ -72,9 +72,13 @@ def _export(job: Job, folder: Path) -> Outcome:
     torch.set_num_threads(job.threads)
     torch.manual_seed(0)
     network = networks.build(job)
+    entry = ""
     if job.weights_from == "file":
         assert job.weights is not None
-        weights.load_file(network, Path(job.weights), by_name=job.kind in ("zoo", "torchvision", "timm"))
+        by_name = job.kind in ("zoo", "torchvision", "timm")
+        entry = weights.load_file(network, Path(job.weights), by_name=by_name, key=job.weights_key)
+    elif job.refuse_random and job.kind == "file":
+        untrained.refuse(network, lambda: networks.build(job), f"{Path(job.file or '').name}:{job.name}")
     if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
         network.eval()
     samples = load((folder / files.SAMPLES).read_bytes())[TENSOR]
@@ -83,4 +87,4 @@ def _export(job: Job, folder: Path) -> Outcome:
     reference = graph.reference(network, job, samples)
     (folder / files.REFERENCE).write_bytes(save({TENSOR: reference.contiguous()}))
     graph.write_onnx(network, job, samples, folder / files.ONNX)
-    return Outcome(None, reference.shape[1], str(torch.__version__))
+    return Outcome(None, reference.shape[1], str(torch.__version__), entry)

@@ -6,22 +6,37 @@ Reads tensors and nothing else: safetensors, or torch's files with `weights_only
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from export.sources.misfit import misfit
+from export.sources.torch_job import some
 from models.errors import JobError
 
 if TYPE_CHECKING:
     import torch
 
+# Where trainers put the weights that they were training, the ones first that say so most clearly.
+_USUAL = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "state_dict.model",
+    "model.state_dict",
+    "model.model_state_dict",
+    "state_dict.state_dict",
+)
 
-def load_file(network: torch.nn.Module, path: Path, *, by_name: bool) -> None:
-    """Raises JobError when the file is not plain tensors, or listing what does not fit.
 
-    Networks that are made `by_name` have as many outputs as there are labels.
+def load_file(network: torch.nn.Module, path: Path, *, by_name: bool, key: str | None = None) -> str:
+    """Fill the network; what is said of the file's entry that was taken, empty where there was no choice.
+
+    Raises JobError when the file is not plain tensors, or listing what does not fit. Networks that are made `by_name`
+    have as many outputs as there are labels. `key` names the entry, with dots where it lies in others.
     """
-    weights = _without_prefix(_read(path))
+    found, entry = _read(path, key)
+    weights = _without_prefix(found)
     expected = network.state_dict()
     problem = misfit(
         {name: tuple(tensor.shape) for name, tensor in weights.items()},
@@ -31,14 +46,15 @@ def load_file(network: torch.nn.Module, path: Path, *, by_name: bool) -> None:
         advice = "; if only the classes are others, pass their --labels" if by_name else ""
         raise JobError(f"the weights in {path.name} do not fit the network: {problem}{advice}")
     network.load_state_dict(weights)
+    return entry
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
+def _read(path: Path, key: str | None) -> tuple[dict[str, torch.Tensor], str]:
     if path.suffix == ".safetensors":
         from safetensors.torch import load
 
         try:
-            return load(path.read_bytes())
+            return load(path.read_bytes()), ""
         except Exception as error:  # safetensors raises several kinds
             raise JobError(f"cannot read {path.name} as safetensors ({error}); check the file") from error
     import torch
@@ -47,18 +63,53 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a zip, pickle or storage error, by format; torch's advice is to trust the file
         raise JobError(f"{path.name} is not plain tensors; save the network's state_dict as safetensors") from error
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            found = found[key]
-    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+    if _is_weights(found):
+        if key is not None:
+            raise JobError(
+                f"{path.name} is one state_dict, in which there is no entry {key!r}; leave --weights-key out"
+            )
+        return found, ""
+    entries = dict(_entries(found))
+    if not entries:
         raise JobError(f"{path.name} holds no state_dict; save model.state_dict() as safetensors")
-    return found
+    if key is not None and key not in entries:
+        raise JobError(f"{path.name} has no weights under {key!r}; it has {some(list(entries))}")
+    taken = key or next((usual for usual in _USUAL if usual in entries), next(iter(entries)))
+    others = [name for name in entries if name != taken]
+    return entries[taken], _told(taken, others, path.name, is_asked_for=key is not None)
+
+
+def _told(taken: str, others: list[str], file: str, *, is_asked_for: bool) -> str:
+    if not others:
+        return ""
+    chosen = "as --weights-key says" if is_asked_for else "--weights-key takes another"
+    return f"{taken!r} of {file}, which also has {some(others)}; {chosen}"
+
+
+def _is_weights(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, dict) and bool(value) and all(isinstance(one, torch.Tensor) for one in value.values())
+
+
+def _entries(found: Any, prefix: str = "", depth: int = 3) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Every set of named tensors in the file, by its keys with dots between them."""
+    if not isinstance(found, dict) or depth == 0:
+        return
+    for key, value in found.items():
+        # A set of scalars is some trainer's notes; a network's weights are never that alone.
+        if _is_weights(value) and any(tensor.ndim for tensor in value.values()):
+            yield f"{prefix}{key}", value
+        else:
+            yield from _entries(value, f"{prefix}{key}.", depth - 1)
 
 
 def _without_prefix(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    # DataParallel names every tensor of the network it wraps "module.something".
-    if all(name.startswith("module.") for name in weights):
-        return {name.removeprefix("module."): tensor for name, tensor in weights.items()}
+    # DataParallel names every tensor of the network it wraps "module.something", and torch's moving average of weights
+    # does so and counts its steps beside.
+    named = {name: tensor for name, tensor in weights.items() if name != "n_averaged"}
+    if all(name.startswith("module.") for name in named):
+        return {name.removeprefix("module."): tensor for name, tensor in named.items()}
     return weights
 
 
