@@ -107,12 +107,13 @@ def _prove_and_publish(
     spec = _spec(plan, torch, decision)
     expected = _expected(plan, data)
     with progress.step("compare with torch"), opened(spec, [REFERENCE], folder) as (fp32,):
-        torch_error = check_against_torch(fp32, data.samples, torch.reference)
-        _first_look(plan, fp32, data, expected, progress, cache)
+        are_shares = decision.activation == "none" and decision.are_shares
+        torch_error = check_against_torch(fp32, data.samples, torch.reference, are_shares=are_shares)
+        _first_look(plan, torch, fp32, data, expected, progress, cache)
     rows = Prover(spec, folder, data, gate, progress, cache).make_and_score(
         recipes, _maker(plan, spec, folder, data, progress, cache) if len(recipes) > 1 else None
     )
-    sanity = _sanity(plan, rows[0][1].outcomes, expected)
+    sanity = _sanity(plan, torch, rows[0][1].outcomes, expected)
     with opened(spec, recipes, folder) as candidates:
         tables = measure_latencies(candidates, progress)
         measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
@@ -147,7 +148,13 @@ def _expected(plan: Plan, data: ExportData) -> Expectations:
 
 
 def _first_look(
-    plan: Plan, fp32: Candidate, data: ExportData, expected: Expectations, progress: Progress, cache: StepCache
+    plan: Plan,
+    torch: TorchResult,
+    fp32: Candidate,
+    data: ExportData,
+    expected: Expectations,
+    progress: Progress,
+    cache: StepCache,
 ) -> None:
     """Fail on a few images before hours are spent on many. Raises JobError."""
     if data.evaluation is None or plan.force:
@@ -155,22 +162,26 @@ def _first_look(
     few = data.evaluation.thinned(_FIRST_LOOK_IMAGES)
     (outcomes,) = observe([fp32], few, progress, "is it right at all?", cache)
     sanity = judge_reference(outcomes, few.labels, expected, is_sample=few.count < data.evaluation.count)
-    _refuse(sanity.objections)
+    _refuse(sanity.objections, torch)
 
 
-def _sanity(plan: Plan, outcomes: Outcomes | None, expected: Expectations) -> Sanity:
+def _sanity(plan: Plan, torch: TorchResult, outcomes: Outcomes | None, expected: Expectations) -> Sanity:
     """The verdict on all images, and what the user knows to be wrong. Raises JobError for what may not be published."""
     sanity = judge_reference(outcomes, plan.labels, expected) if outcomes else NOTHING_FOUND
     if not plan.force:
-        _refuse(sanity.objections)
+        _refuse(sanity.objections, torch)
     if plan.random_weights:
         return Sanity(sanity.findings, (_RANDOM, *sanity.objections))
     return sanity
 
 
-def _refuse(objections: Sequence[str]) -> None:
+def _refuse(objections: Sequence[str], torch: TorchResult) -> None:
     if objections:
-        raise JobError(f"nothing was published, for {'; and '.join(objections)}; --force publishes it all the same")
+        # Other weights in the same file may be the ones that were meant.
+        taken = f"; the weights are {torch.weights_entry}" if torch.weights_entry else ""
+        raise JobError(
+            f"nothing was published, for {'; and '.join(objections)}{taken}; --force publishes it all the same"
+        )
 
 
 def _maker(plan: Plan, spec: ModelSpec, folder: Path, data: ExportData, progress: Progress, cache: StepCache) -> Maker:

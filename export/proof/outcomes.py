@@ -104,10 +104,13 @@ class Outcomes:
         )
 
 
-def relative_errors(answers: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """||a - b|| / ||b|| of each sample, both [n, outputs]; infinite where an answer is not finite."""
+def relative_errors(answers: np.ndarray, expected: np.ndarray, *, least_size: float = 0.0) -> np.ndarray:
+    """||a - b|| / ||b|| of each sample, both [n, outputs]; infinite where an answer is not finite.
+
+    A ||b|| below `least_size` counts as that much.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         difference = np.linalg.norm(answers.astype(np.float64) - expected.astype(np.float64), axis=1)
-    size = np.linalg.norm(expected.astype(np.float64), axis=1)
+    size = np.maximum(np.linalg.norm(expected.astype(np.float64), axis=1), least_size)
     errors = np.divide(difference, size, out=difference.copy(), where=size > 0)
     return np.where(np.isfinite(errors), errors, np.inf)

@@ -21,6 +21,7 @@ LEVEL = 0.01
 _FEWEST_OF_CLASS = 5
 _MOST_CLASSES = 2000
 _SHOWN_CLASSES = 4
+_CHECK = "; check --preprocess and --input first, then the weights and the order of --labels"
 _LABELS_FIRST = "check that --labels lists the classes in the order of the network's outputs"
 
 
@@ -72,7 +73,9 @@ def judge_reference(
     elif not expected.untrained:
         _against_chance(outcomes, shown, findings, objections)
     for claim in expected.claims:
-        _against_claim(claim, right, count, shown, expected.margin_points, findings, objections)
+        _against_claim(
+            claim, right, count, shown, expected.margin_points, findings, objections, "" if mixed_up else _CHECK
+        )
     least = expected.min_percent
     if least is not None and not is_sample:
         (findings if 100 * right >= least * count else objections).append(f"{shown}; --min-accuracy wants {least:g} %")
@@ -99,14 +102,21 @@ def _against_chance(outcomes: Outcomes, shown: str, findings: list[str], objecti
         findings.append(f"{told}; too few images to tell a network from a guess")
     elif at_least(right, count, chance) > LEVEL:
         objections.append(
-            f"{told}: no better than chance beyond doubt; check the weights, --preprocess and the order of --labels"
+            f"{told}: not better than chance beyond doubt; check the weights, --preprocess and the order of --labels"
         )
     else:
         findings.append(told)
 
 
 def _against_claim(
-    claim: Claim, right: int, count: int, shown: str, margin: float, findings: list[str], objections: list[str]
+    claim: Claim,
+    right: int,
+    count: int,
+    shown: str,
+    margin: float,
+    findings: list[str],
+    objections: list[str],
+    advice: str,
 ) -> None:
     """Exact binomial test of "at least what is said, less the margin"; on the very same images there is no chance."""
     floor = max(0.0, claim.percent - margin)
@@ -116,7 +126,7 @@ def _against_claim(
     on = ", on the same images" if claim.same_images else ""
     told = f"{claim.who} says {claim.percent:.2f} %{on}; {shown}"
     if is_below:
-        objections.append(f"{told}; check --preprocess and --input first, then the weights and the order of --labels")
+        objections.append(f"{told}{advice}")
     else:
         findings.append(told)
 

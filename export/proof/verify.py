@@ -23,6 +23,8 @@ from models.errors import JobError
 
 # Two correct float32 implementations of a CNN differ by rounding alone, some 1e-6.
 MAX_FP32_ERROR = 1e-4
+# A sigmoid may answer 1e-9, and float32's own arithmetic of one minus something or of powers is off by more than that.
+_LEAST_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +40,18 @@ class Score:
     outcomes: Outcomes | None = None
 
 
-def relative_error(answers: np.ndarray, expected: np.ndarray) -> float:
+def relative_error(answers: np.ndarray, expected: np.ndarray, *, least_size: float = 0.0) -> float:
     """The largest ||a - b|| / ||b|| of any sample; both are [n, outputs]. Infinite where an answer is not finite."""
-    return float(relative_errors(answers, expected).max())
+    return float(relative_errors(answers, expected, least_size=least_size).max())
 
 
-def check_against_torch(fp32: Candidate, samples: np.ndarray, reference: np.ndarray) -> float:
+def check_against_torch(
+    fp32: Candidate, samples: np.ndarray, reference: np.ndarray, *, are_shares: bool = False
+) -> float:
     """The fp32 graph against torch's answers [n, outputs] to `samples` [n, ...], at batch 1, 3 and the largest.
 
-    Returns the largest relative error. Raises JobError when it is above `MAX_FP32_ERROR` at any batch size.
+    `are_shares`: they are probabilities, of which a millionth is no more than a rounding error. Returns the largest
+    relative error. Raises JobError when it is above `MAX_FP32_ERROR` at any batch size.
     """
     largest = fp32.engine.info.batch_sizes[-1]
     worst = 0.0
@@ -57,7 +62,7 @@ def check_against_torch(fp32: Candidate, samples: np.ndarray, reference: np.ndar
             raise JobError(
                 f"the exported graph fails at batch size {batch} ({failure}); lower --max-batch"
             ) from failure
-        error = relative_error(answers, reference)
+        error = relative_error(answers, reference, least_size=_LEAST_SHARE if are_shares else 0.0)
         if error > MAX_FP32_ERROR:
             raise JobError(
                 f"the exported graph differs from torch by {error:.2g} at batch size {batch}, allowed is "
