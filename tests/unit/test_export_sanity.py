@@ -1,0 +1,157 @@
+"""The reference itself: against chance, against what is said of it, and against the order of the labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from export.proof.bound import at_least, at_most
+from export.proof.outcomes import Outcomes
+from export.proof.sanity import Claim, Expectations, Sanity, chance_of, judge_reference
+from export.variants.drift import drift_of
+
+TEN = tuple("abcdefghij")
+
+
+def outcomes(labels: np.ndarray, top1: np.ndarray) -> Outcomes:
+    return Outcomes(labels, top1, labels == top1, np.zeros(len(labels)))
+
+
+def judged(labels: np.ndarray, top1: np.ndarray, names: tuple[str, ...] = TEN, **expected: object) -> Sanity:
+    return judge_reference(outcomes(labels, top1), names, Expectations(**expected))  # type: ignore[arg-type]
+
+
+def good_network(accuracy: float, *, classes: int = 10, count: int = 400, seed: int = 0) -> tuple[np.ndarray, ...]:
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    wrong = (labels + generator.integers(1, classes, count)) % classes
+    return labels, np.where(generator.random(count) < accuracy, labels, wrong)
+
+
+@given(st.integers(0, 60), st.integers(1, 60), st.floats(0.01, 0.99))
+def test_the_tails_are_the_binomial_distributions(hits, trials, share):
+    hits = min(hits, trials)
+    assert at_least(hits, trials, share) == pytest.approx(scipy.stats.binom.sf(hits - 1, trials, share), abs=1e-9)
+    assert at_most(hits, trials, share) == pytest.approx(scipy.stats.binom.cdf(hits, trials, share), abs=1e-9)
+
+
+@pytest.mark.parametrize("accuracy", [0.25, 0.6, 0.98])
+def test_a_network_that_has_learned_something_passes(accuracy):
+    found = judged(*good_network(accuracy))
+    assert found.objections == ()
+    assert "where guessing would get" in found.findings[0]
+
+
+def test_random_networks_pass_as_seldom_as_the_level_says():
+    passed = 0
+    for seed in range(300):
+        generator = np.random.default_rng(seed)
+        labels = np.arange(400) % 10
+        # As untrained networks do: a few classes get most of the images.
+        top1 = generator.choice(10, 400, p=generator.dirichlet(np.full(10, 0.3)))
+        passed += judged(labels, top1).objections == ()
+    assert passed <= 10
+
+
+def test_the_same_answer_to_every_image_is_chance_however_uneven_the_classes_are():
+    labels = np.array([0] * 380 + [1] * 20)
+    (objection,) = judged(labels, np.zeros(400, np.int64), ("good", "bad")).objections
+    assert "95.00 % of 400 images are right, where guessing would get 95.00 %: not better than chance" in objection
+    # Fewer right than by always answering "good", and yet of use: it finds every bad one.
+    useful = np.concatenate([np.zeros(350, np.int64), np.ones(50, np.int64)])
+    assert judged(labels, useful, ("good", "bad")).objections == ()
+
+
+def test_a_handful_of_images_accuses_nobody():
+    found = judged(np.array([0, 1, 0, 1]), np.array([1, 1, 1, 1]), ("a", "b"))
+    assert found.objections == ()
+    assert "too few images to tell a network from a guess" in found.findings[0]
+
+
+@pytest.mark.parametrize(("shift", "shown"), [(1, "by 1"), (9, "by -1"), (3, "by 3")])
+@pytest.mark.parametrize("accuracy", [0.6, 0.99])
+def test_shifted_labels_are_named(shift, shown, accuracy):
+    labels, top1 = good_network(accuracy)
+    (objection,) = judged(labels, (top1 + shift) % 10).objections
+    assert f"the labels are shifted {shown}: images of 'a' are answered as {TEN[shift]!r}" in objection
+    assert f"shifted back, {100 * float((labels == top1).mean()):.2f} % would be right" in objection
+    assert "check that --labels lists the classes in the order of the network's outputs" in objection
+
+
+def test_one_image_a_class_is_enough_to_see_a_shift():
+    names = tuple(f"class {index}" for index in range(1000))
+    labels, top1 = good_network(0.7, classes=1000, count=1000)
+    assert "shifted by 1" in judged(labels, (top1 + 1) % 1000, names).objections[0]
+
+
+def test_two_classes_in_each_others_place_are_named_though_most_are_right():
+    labels, top1 = good_network(0.95)
+    order = np.array([0, 1, 3, 2, 4, 5, 6, 7, 8, 9])
+    (objection,) = judged(labels, order[top1]).objections
+    assert "in another order than the outputs: images of 'c' are answered as 'd', 'd' are answered as 'c';" in objection
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_a_poor_network_is_not_taken_for_mixed_up_labels(seed, classes):
+    names = tuple(map(str, range(classes)))
+    found = judged(*good_network(0.4 if classes > 2 else 0.7, classes=classes, seed=seed), names)
+    assert found.objections == ()
+
+
+def test_what_the_checkpoint_says_of_the_same_images_must_hold_but_for_the_margin():
+    labels, top1 = good_network(0.9)
+    top1 = np.where(np.arange(400) < 360, labels, (labels + 1) % 10)
+    claims = {percent: (Claim(percent, "the header", same_images=True),) for percent in (90.9, 91.2)}
+    assert judged(labels, top1, claims=claims[90.9]).objections == ()
+    (objection,) = judged(labels, top1, claims=claims[91.2]).objections
+    assert "the header says 91.20 %, on the same images; 90.00 % of 400 images are right; check --pre" in objection
+
+
+def test_what_is_said_of_other_images_is_tested_and_not_compared():
+    labels = np.arange(400) % 10
+    top1 = np.where(np.arange(400) < 350, labels, (labels + 1) % 10)
+    # 87.5 % of 400: the lower 1 % of what 92 % would give begins at 88.5 %, that of 90 % at 86 %.
+    assert judged(labels, top1, claims=(Claim(91, "--expect-accuracy"),)).objections == ()
+    assert len(judged(labels, top1, claims=(Claim(93, "--expect-accuracy"),)).objections) == 1
+    assert judged(labels, top1, min_percent=87.5).objections == ()
+    assert len(judged(labels, top1, min_percent=87.6).objections) == 1
+
+
+def test_random_weights_are_expected_to_guess_and_held_to_what_was_asked_all_the_same():
+    labels, top1 = np.arange(400) % 10, np.zeros(400, np.int64)
+    assert judged(labels, top1, untrained=True).objections == ()
+    assert len(judged(labels, top1, untrained=True, min_percent=50).objections) == 1
+
+
+def test_a_first_look_leaves_the_least_accuracy_to_the_last():
+    one = outcomes(*good_network(0.9))
+    assert judge_reference(one, TEN, Expectations(min_percent=99.0), is_sample=True).objections == ()
+
+
+def test_a_single_output_tells_two_classes_apart():
+    labels, answers = np.array([0, 1, 1]), np.array([[-2.0], [0.4], [3.0]], np.float32)
+    assert Outcomes.of(answers, answers, labels, "sigmoid").top1.tolist() == [0, 1, 1]
+    assert Outcomes.of(np.abs(answers) / 4, answers, labels, "none").top1.tolist() == [0, 0, 1]
+
+
+def test_chance_is_what_the_same_answers_get_on_shuffled_labels():
+    labels, top1 = good_network(0.5)
+    generator = np.random.default_rng(0)
+    shuffled = [(generator.permutation(labels) == top1).mean() for _ in range(2000)]
+    assert chance_of(outcomes(labels, top1)) == pytest.approx(np.mean(shuffled), abs=2e-3)
+
+
+def test_images_that_leave_the_ranges_of_calibration_are_named():
+    calibrated = {f"t{index}": (0.0, 1.0 + index) for index in range(8)}
+    same = {name: (0.05, 0.95 * high) for name, (_, high) in calibrated.items()}
+    assert drift_of(calibrated, same) == ""
+    bright = {name: (0.0, 3 * high if name < "t4" else high) for name, (_, high) in calibrated.items()}
+    told = drift_of(calibrated, bright)
+    assert "4 of 8 tensors go beyond the range of calibration (worst t0: 0 to 3, calibrated for 0 to 1)" in told
+    assert "calibrate on images like those that will be served" in told
+    dim = {name: (0.0, high / 10) for name, (_, high) in calibrated.items()}
+    assert "8 of 8 tensors use less than a quarter" in drift_of(calibrated, dim)
