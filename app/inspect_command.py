@@ -113,9 +113,15 @@ def variants_table(manifest: Manifest) -> Table:
     for heading in ("serves", "top-1", "lost (95 %)", "ms b=1", "best/s", "times fp32"):
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in manifest.variants:
-        serves = ("[green]yes[/]" if variant.target == "cpu" else "on GPU") if variant.serve else "no"
-        table.add_row(escape(variant.file), serves, *_accuracy(variant), *_speed(variant))
+        table.add_row(escape(variant.file), _serves(manifest, variant), *_accuracy(variant), *_speed(variant))
     return table
+
+
+def _serves(manifest: Manifest, variant: Variant) -> str:
+    if not variant.serve:
+        return "no"
+    where = "yes" if variant.target == "cpu" else "on GPU"
+    return f"[bold red]{where}![/]" if manifest.objections else "[green]yes[/]" if variant.target == "cpu" else where
 
 
 def _accuracy(variant: Variant) -> tuple[str, str]:

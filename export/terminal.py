@@ -76,7 +76,7 @@ def summary(manifest: Manifest) -> Group:
             *_accuracy(variant),
             *_latency(variant),
             _speed(variant),
-            "[green]yes[/]" if variant.serve else "no",
+            _served(manifest, variant),
         )
     reasons = [Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants]
     return Group(Text(), table, Text(), *reasons, *told(manifest))
@@ -91,6 +91,12 @@ def told(manifest: Manifest) -> list[Text]:
         *(Text(f"checked: {finding}") for finding in manifest.findings),
         *(Text(f"published although: {objection}", style="bold red") for objection in manifest.objections),
     ]
+
+
+def _served(manifest: Manifest, variant: Variant) -> str:
+    if not variant.serve:
+        return "no"
+    return "[bold red]yes![/]" if manifest.objections else "[green]yes[/]"
 
 
 def _size(nbytes: int) -> str:

@@ -30,7 +30,7 @@ def render(manifest: Manifest) -> str:
         "main",
         _head(manifest),
         _objections(manifest),
-        element("div", *map(_card, manifest.variants), class_="cards"),
+        element("div", *(_card(manifest, variant) for variant in manifest.variants), class_="cards"),
         _overview(manifest),
         *_section("Accuracy", *_accuracy(manifest)),
         *_section("Speed", *_speed(manifest)),
@@ -66,14 +66,16 @@ def _objections(manifest: Manifest) -> Element | None:
     """What speaks against the model, above all else that is told of it."""
     if not manifest.objections:
         return None
-    title = element("b", "This model was published although its proof failed:")
+    title = element("b", "This model was published although:")
     return element(
         "div", title, element("ul", *(element("li", one) for one in manifest.objections)), class_="objections"
     )
 
 
-def _card(variant: Variant) -> Element:
-    verdict = element("span", _verdict(variant), class_=f"verdict {'good' if variant.serve else 'bad'}")
+def _card(manifest: Manifest, variant: Variant) -> Element:
+    is_good = variant.serve and not manifest.objections
+    words = _verdict(variant) + (", although it should not" if variant.serve and manifest.objections else "")
+    verdict = element("span", words, class_=f"verdict {'good' if is_good else 'bad'}")
     text = element("p", variant.reason)
     return element("div", verdict, element("b", variant.file), text, class_=f"card c{charts.colour_of(variant)}")
 

@@ -127,7 +127,7 @@ def test_graph_and_outputs_decide_together(tmp_path, steps, activation, words):
 )
 def test_where_neither_can_tell_the_option_is_named(tmp_path, steps):
     path = network(tmp_path / "net.onnx", steps)
-    with pytest.raises(JobError, match="cannot be told: .* with --activation softmax, sigmoid or none") as caught:
+    with pytest.raises(JobError, match=r"cannot be told: .* with --activation softmax, sigmoid or none") as caught:
         decide(read_ending(path), answers(path), real=True)
     assert "\n" not in str(caught.value)
     said = overruled("sigmoid", read_ending(path), answers(path), real=True)

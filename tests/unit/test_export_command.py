@@ -10,12 +10,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from export_fixtures import fake_torch, options, write_images
+from PIL import Image
 from rich.console import Console
 
+from app import inspect_command
 from app.engines.measure import Pace
 from export import command
 from export.command import export_bundle, run
+from export.plan import make_plan
+from export.progress import SILENT
 from export.proof import proving as proof
+from export.sources.origin import Stated
 from models.bundle import Interval, Manifest, open_bundle
 from models.errors import JobError, UsageError
 
@@ -266,3 +271,133 @@ def test_a_wrong_call_prints_nothing(tmp_path):
     with pytest.raises(UsageError):
         run(options(tmp_path, precisions="int8"), console)
     assert console.file.getvalue() == ""
+
+
+def swapped(tmp_path) -> None:
+    """The labels in the other order than the network's outputs."""
+    (tmp_path / "labels.txt").write_text("blue\nred\n")
+
+
+def test_what_fails_the_proof_is_not_published(tmp_path, data):
+    call = options(tmp_path, calibrate=data, evaluate=data)
+    swapped(tmp_path)
+    with pytest.raises(JobError, match=r"nothing was published, for 0\.00 % of 24 images .* labels are shifted by 1"):
+        export_bundle(call)
+    assert left_behind(tmp_path) == []
+
+
+def test_force_publishes_it_and_says_so_wherever_it_is_seen(tmp_path, data):
+    console = Console(file=io.StringIO(), width=300)
+    call = options(tmp_path, evaluate=data, force=True)
+    swapped(tmp_path)
+    folder = run(call, console)
+    (objection,) = open_bundle(folder).manifest.objections
+    assert "the labels are shifted by 1" in objection
+    assert f"published although: {objection}" in console.file.getvalue()
+    report = (folder / "report.html").read_text()
+    assert "This model was published although:" in report
+    assert "serves, although it should not" in report
+    shown = io.StringIO()
+    assert inspect_command.run(folder.parents[1], "colours", Console(file=shown, width=300)) == 0
+    assert f"published although: {objection}" in shown.getvalue()
+
+
+def test_what_passes_is_published_with_what_was_found_and_without_a_warning(tmp_path, data):
+    console = Console(file=io.StringIO(), width=300)
+    folder = run(options(tmp_path, evaluate=data, min_accuracy_percent=100, expect_accuracy_percent=95.5), console)
+    manifest = open_bundle(folder).manifest
+    assert manifest.objections == ()
+    assert [finding.partition(";")[0] for finding in manifest.findings] == [
+        "100.00 % of 24 images are right, where guessing would get 50.00 %",
+        "--expect-accuracy says 95.50 %",
+        "100.00 % of 24 images are right",
+    ]
+    assert manifest.scores.startswith("softmax: the graph ends in Gemm, and the outputs of 24 images lie in 0..1")
+    shown = console.file.getvalue()
+    assert f"scores: {manifest.scores}" in shown
+    assert f"checked: {manifest.findings[0]}" in shown
+    assert "published although" not in shown + (folder / "report.html").read_text()
+
+
+def test_a_least_accuracy_that_is_missed_fails_the_job(tmp_path, data, monkeypatch):
+    real = command.observe
+    monkeypatch.setattr(command, "_FIRST_LOOK_IMAGES", 10)
+    looks = []
+    monkeypatch.setattr(command, "observe", lambda *given: looks.append(given[1].count) or real(*given))
+    (tmp_path / "colour-photos/test/red/0.png").write_bytes((tmp_path / "colour-photos/train/blue/0.png").read_bytes())
+    with pytest.raises(
+        JobError, match=r"95\.83 % of 24 images are right; --min-accuracy wants 96 %; --force publishes"
+    ):
+        export_bundle(options(tmp_path, evaluate=data, min_accuracy_percent=96))
+    assert looks == [10]
+    assert left_behind(tmp_path) == []
+
+
+def test_what_a_checkpoint_states_counts_for_its_own_images_only(tmp_path, data):
+    plan = make_plan(options(tmp_path, evaluate=data))
+    with SILENT.step("read") as step:
+        evaluated = command.load_data(plan, step)
+    assert evaluated.evaluation is not None
+    own = Stated(99.0, "photos", evaluated.evaluation.record.sha256)
+    claims = command._expected(replace(plan, stated=own), evaluated).claims
+    assert [(claim.percent, claim.same_images) for claim in claims] == [(99.0, True)]
+    assert command._expected(replace(plan, stated=Stated(99.0, "colour-photos", "other")), evaluated).claims == ()
+
+
+def test_what_is_said_of_the_scores_overrules(tmp_path):
+    spec = open_bundle(export_bundle(options(tmp_path, activation="sigmoid"))).manifest.spec
+    assert spec.activation == "sigmoid"
+    with pytest.raises(UsageError, match="--activation 'relu' is not known; use auto, softmax, sigmoid, none"):
+        export_bundle(options(tmp_path, activation="relu"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"min_accuracy_percent": 90}, "--min-accuracy needs labelled images .*; pass --evaluate DATASET"),
+        ({"evaluate": "digits", "expect_accuracy_percent": 0.9}, "in percent, .*, for example --expect-accuracy 90"),
+        ({"evaluate": "digits", "min_accuracy_percent": 101}, "above 1 and at most 100; got 101"),
+        ({"weights_key": "model"}, "--weights-key chooses between the entries of a .pth; pass such a file"),
+    ],
+)
+def test_accuracies_and_keys_that_make_no_sense_are_wrong_calls(tmp_path, wrong, words):
+    with pytest.raises(UsageError, match=words):
+        export_bundle(options(tmp_path, **wrong))
+
+
+def test_the_best_file_that_was_tried_is_published_with_the_trail(tmp_path, data, monkeypatch):
+    """Every further look finds a worse file: the first one must lie in the bundle, and be called what it is."""
+    looks: list[bytes] = []
+    real = proof.measure_accuracy
+
+    def worse_and_worse(candidates, *arguments, **given):
+        scores = real(candidates, *arguments, **given)
+        if len(candidates) == 2:
+            looks.append(candidates[1].path.read_bytes())
+        points = 20.0 + 10 * len(looks)
+        return scores[0], *(replace(one, accuracy=replace(one.accuracy, loss_points=points)) for one in scores[1:])
+
+    monkeypatch.setattr(proof, "measure_accuracy", worse_and_worse)
+    bundle = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data)))
+    int8 = bundle.manifest.variant("int8-cpu.onnx")
+    assert int8.accuracy is not None
+    assert int8.accuracy.loss_points == 20.0
+    assert looks
+    assert bundle.path("int8-cpu.onnx").read_bytes() not in looks[:1]
+    assert (int8.serve, int8.is_recovered, int8.kept_layers) == (False, False, 0)
+    assert f"the best of {len(int8.trade_offs)} files that were tried, with 0 layers" in int8.reason
+    report = (bundle.folder / "report.html").read_text()
+    assert "Not recovered: no file that was tried passes the gate." in report
+    assert "0, published" in report
+
+
+def test_images_of_calibration_that_are_of_another_kind_are_named_and_no_budget_is_advised(tmp_path, data, monkeypatch):
+    lossy(monkeypatch)
+    for path in (tmp_path / "colour-photos" / "calibration").rglob("*.png"):
+        pixels = np.asarray(Image.open(path))
+        Image.fromarray(pixels // 16).save(path)
+    with pytest.raises(
+        JobError, match=r"--calibrate move the network unlike those of --evaluate: .* go beyond"
+    ) as caught:
+        run(options(tmp_path, calibrate=data, evaluate=data, precisions="int8"), Console(file=io.StringIO()))
+    assert "raise --accuracy-budget" not in str(caught.value)

@@ -62,6 +62,13 @@ def test_three_quarters_of_the_layers_are_the_most_that_is_kept():
     assert max(bench.tried) == 15
 
 
+def test_where_nothing_is_enough_the_best_that_was_tried_is_known():
+    found = ladder(FakeBench(lambda kept: {0: 60.0, 4: 12.0, 8: 12.0}.get(kept, 30.0)))
+    assert not found.passes(0)
+    assert found.climb(1) is None
+    assert found.best() == 4
+
+
 def test_caution_takes_a_loss_for_higher_than_it_was_measured():
     # One standard error of 198 images of 200 that agree is 0.7 points.
     found = ladder(FakeBench(lambda kept: 0.6 if kept < 8 else 0.0, agreement=0.99))

@@ -130,6 +130,11 @@ def test_random_weights_are_expected_to_guess_and_held_to_what_was_asked_all_the
 def test_a_first_look_leaves_the_least_accuracy_to_the_last():
     one = outcomes(*good_network(0.9))
     assert judge_reference(one, TEN, Expectations(min_percent=99.0), is_sample=True).objections == ()
+    labels = np.arange(10) % 2
+    nine = outcomes(labels, np.where(np.arange(10) == 0, 1, labels))
+    # Nine of ten, with two classes, is no proof of anything, and no reason to stop.
+    assert judge_reference(nine, ("a", "b"), Expectations(), is_sample=True).objections == ()
+    assert len(judge_reference(nine, ("a", "b"), Expectations()).objections) == 1
 
 
 def test_a_single_output_tells_two_classes_apart():

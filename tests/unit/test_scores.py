@@ -49,3 +49,28 @@ def test_half_precision_logits_are_scored_in_float32() -> None:
 def test_a_score_that_is_no_number_is_the_models_failure(bad: list[float]) -> None:
     with pytest.raises(ModelFailed, match="the model produced NaN"):
         best_classes(np.array(bad, np.float32), spec(), 1)
+
+
+def one_output(activation: Activation, labels: tuple[str, ...]) -> ModelSpec:
+    return ModelSpec(
+        "m", (TensorSpec("x", "FP32", (1,)),), (TensorSpec("y", "FP32", (1,)),), 4, None, activation, labels
+    )
+
+
+def test_a_threshold_leaves_out_what_scores_less_and_may_leave_nothing() -> None:
+    logits = np.array([2.0, -1.0, 0.5], np.float32)
+    assert [one.class_id for one in best_classes(logits, spec("sigmoid"), None, 0.5)] == [0, 2]
+    assert [one.class_id for one in best_classes(logits, spec("sigmoid"), 1, 0.5)] == [0]
+    assert best_classes(logits, spec("sigmoid"), None, 0.9) == []
+    assert [one.class_id for one in best_classes(np.array([0.5, 0.2, 0.7]), spec("none"), None, 0.5)] == [2, 0]
+
+
+def test_one_logit_is_one_score_or_with_two_labels_two() -> None:
+    (only,) = best_classes(np.array([2.0], np.float32), one_output("sigmoid", ()), 5)
+    assert (only.class_id, only.label, only.score) == (0, None, pytest.approx(0.8808, abs=1e-4))
+    best = best_classes(np.array([-30.0], np.float32), one_output("sigmoid", ("cat", "dog")), 5)
+    assert [(one.class_id, one.label) for one in best] == [(0, "cat"), (1, "dog")]
+    # One minus the other would be 0.
+    assert best[1].score == pytest.approx(9.357e-14, rel=1e-3)
+    best = best_classes(np.array([0.75], np.float32), one_output("none", ("cat", "dog")), 5)
+    assert [(one.label, one.score) for one in best] == [("dog", 0.75), ("cat", 0.25)]
