@@ -97,6 +97,8 @@ def _entries(found: Any, prefix: str = "", depth: int = 3) -> Iterator[tuple[str
     if not isinstance(found, dict) or depth == 0:
         return
     for key, value in found.items():
+        if not isinstance(key, str):  # an optimiser numbers the parameters that it keeps averages of
+            continue
         # A set of scalars is some trainer's notes; a network's weights are never that alone.
         if _is_weights(value) and any(tensor.ndim for tensor in value.values()):
             yield f"{prefix}{key}", value
