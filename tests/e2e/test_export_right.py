@@ -70,7 +70,9 @@ def heads(tmp_path: Path) -> Path:
 def export_head(heads: Path, factory: str, *options: str) -> str:
     """The command's words, whatever came of it."""
     given = ("--name", factory, "--input", f"3x{SIZE_PX}x{SIZE_PX}", "--preprocess", "unit", "--max-batch", "2")
-    done = run_convoy("export", f"{heads}:{factory}", *given, "--store", str(heads.parent / "store"), *options)
+    done = run_convoy(
+        "export", f"{heads}:{factory}", *given, "--store", str(heads.parent / "store"), *options, timeout_s=240.0
+    )
     assert "Traceback" not in done.stderr
     assert (done.returncode == 0) == ("published " in done.stdout), done.stderr
     return done.stdout + done.stderr
@@ -166,7 +168,9 @@ def digits(tmp_path: Path) -> Path:
 def export_digits(weights: Path, *options: str) -> str:
     store = weights.parent / "store"
     given = ("--evaluate", "digits", "--precisions", "fp32", "--max-batch", "2", "--store", str(store))
-    done = run_convoy("export", "zoo:simple_cnn", "--name", "digits", "--weights", str(weights), *given, *options)
+    done = run_convoy(
+        "export", "zoo:simple_cnn", "--name", "digits", "--weights", str(weights), *given, *options, timeout_s=240.0
+    )
     assert "Traceback" not in done.stderr
     assert (done.returncode == 0) == ("published store" in done.stdout or f"published {store}" in done.stdout)
     return done.stdout + done.stderr
