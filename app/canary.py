@@ -19,6 +19,8 @@ FP32_TOLERANCE = 1e-3
 OTHER_DEVICE_TOLERANCE = 1e-2
 # A quantised variant rounds differently on another CPU, so it may be off by more than when it was exported.
 QUANTISED_SLACK = 2.0
+# A probability of a millionth is as good as none, and half precision has no other word for it.
+LEAST_SHARE = 0.01
 
 
 class CanaryFailed(Exception):
@@ -29,13 +31,15 @@ class CanaryFailed(Exception):
 class CanaryCheck:
     """Inputs, their expected outputs, and the largest relative error ||a - b|| / ||b|| allowed per sample.
 
-    A class that leads by more than `sure_margin` times ||b|| must lead still; None: classes are not looked at.
+    A class that leads by more than `sure_margin` times ||b|| must lead still; None: classes are not looked at. A ||b||
+    below `least_size` counts as that much.
     """
 
     canary: Canary
     tolerance: float
     batched: bool
     sure_margin: float | None = None
+    least_size: float = 0.0
 
     @staticmethod
     def of_variant(canary: Canary, variant: Variant, *, batched: bool = True) -> CanaryCheck:
@@ -44,7 +48,8 @@ class CanaryCheck:
         Where the model is not `batched`, the canary is one request, and its arrays have the whole shapes.
         """
         tolerance = max(FP32_TOLERANCE, QUANTISED_SLACK * variant.max_relative_error)
-        return CanaryCheck(canary, tolerance, batched, max(FP32_TOLERANCE, variant.max_relative_error))
+        least_size = LEAST_SHARE if all(map(_are_shares, canary.outputs.values())) else 0.0
+        return CanaryCheck(canary, tolerance, batched, max(FP32_TOLERANCE, variant.max_relative_error), least_size)
 
     @staticmethod
     def of_first_answer(engine: Engine, *, seed: int = 20) -> CanaryCheck:
@@ -85,17 +90,24 @@ class CanaryCheck:
             raise CanaryFailed(f"the canary did not run: {failure}") from failure
         for name, expected in self.canary.outputs.items():
             rows_expected = self._rows(expected, rows)
-            error = _worst_relative_error(outputs[name], rows_expected, per_row=self.batched)
+            error = _worst_relative_error(outputs[name], rows_expected, self.least_size, per_row=self.batched)
             if error > self.tolerance:
                 raise CanaryFailed(f"output {name!r} is off by {error:.3g}, allowed is {self.tolerance:.3g}")
-            if self.sure_margin is not None and _leader_changed(outputs[name], rows_expected, self.sure_margin):
+            if self.sure_margin is not None and _leader_changed(
+                outputs[name], rows_expected, self.sure_margin, self.least_size
+            ):
                 raise CanaryFailed(f"output {name!r} has another first class where fp32 is sure of its own")
 
     def _rows(self, array: np.ndarray, rows: slice) -> np.ndarray:
         return array[rows] if self.batched else array
 
 
-def _worst_relative_error(got: np.ndarray, expected: np.ndarray, *, per_row: bool) -> float:
+def _are_shares(outputs: np.ndarray) -> bool:
+    """Whether these are probabilities, as far as values tell."""
+    return np.issubdtype(outputs.dtype, np.floating) and bool(((outputs >= 0) & (outputs <= 1)).all())
+
+
+def _worst_relative_error(got: np.ndarray, expected: np.ndarray, least_size: float, *, per_row: bool) -> float:
     """The largest ||got - expected|| / ||expected|| of any row; infinite where NaN or infinity stands elsewhere."""
     if got.shape != expected.shape:
         return float("inf")
@@ -110,13 +122,14 @@ def _worst_relative_error(got: np.ndarray, expected: np.ndarray, *, per_row: boo
         return float("inf")
     left, right = np.where(usual, left, 0.0), np.where(usual, right, 0.0)
     size = np.linalg.norm(right, axis=1)
-    return float(np.max(np.linalg.norm(left - right, axis=1) / np.maximum(size, 1e-12), initial=0.0))
+    return float(np.max(np.linalg.norm(left - right, axis=1) / np.maximum(size, max(least_size, 1e-12)), initial=0.0))
 
 
-def _leader_changed(got: np.ndarray, expected: np.ndarray, sure_margin: float) -> bool:
+def _leader_changed(got: np.ndarray, expected: np.ndarray, sure_margin: float, least_size: float) -> bool:
     """Whether in some row [classes] another class leads, although the expected one leads by more than the margin."""
     if expected.ndim != 2 or expected.shape[1] < 2 or not np.issubdtype(expected.dtype, np.floating):
         return False
     second, first = np.partition(expected.astype(np.float64), -2, axis=1)[:, -2:].T
-    is_sure = first - second > sure_margin * np.linalg.norm(expected.astype(np.float64), axis=1)
+    size = np.maximum(np.linalg.norm(expected.astype(np.float64), axis=1), least_size)
+    is_sure = first - second > sure_margin * size
     return bool(np.any(is_sure & (got.argmax(axis=1) != expected.argmax(axis=1))))

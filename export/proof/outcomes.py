@@ -14,6 +14,8 @@ from export.proof.bound import LEVEL, loss_bound_points
 from models.bundle import Accuracy, ClassAccuracy
 from models.spec import Activation
 
+# Of a probability, a millionth is no more than a rounding error: float32's own sigmoid is off by more than 1e-9.
+LEAST_SHARE = 0.01
 _TOP = 5
 
 
@@ -34,7 +36,7 @@ class Outcomes:
         answers: np.ndarray, reference: np.ndarray, labels: np.ndarray, activation: Activation = "softmax"
     ) -> Outcomes:
         """From float32 [n, outputs] of the variant and of fp32; a single output tells two classes apart."""
-        errors = relative_errors(answers, reference)
+        errors = relative_errors(answers, reference, least_size=LEAST_SHARE if activation == "none" else 0.0)
         if answers.shape[1] == 1:
             # A logit is on the side of the second class above 0, a probability above one half.
             beyond = answers - (0.5 if activation == "none" else 0.0)

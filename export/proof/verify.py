@@ -16,15 +16,13 @@ from app.engines.base import EngineFailure
 from export.cache import NO_CACHE, StepCache, step_key
 from export.data import Chunk, Images
 from export.progress import Progress
-from export.proof.outcomes import Outcomes, relative_errors
+from export.proof.outcomes import LEAST_SHARE, Outcomes, relative_errors
 from export.variants.variant import Candidate
 from models.bundle import Accuracy, sha256_file
 from models.errors import JobError
 
 # Two correct float32 implementations of a CNN differ by rounding alone, some 1e-6.
 MAX_FP32_ERROR = 1e-4
-# A sigmoid may answer 1e-9, and float32's own arithmetic of one minus something or of powers is off by more than that.
-_LEAST_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ def check_against_torch(
             raise JobError(
                 f"the exported graph fails at batch size {batch} ({failure}); lower --max-batch"
             ) from failure
-        error = relative_error(answers, reference, least_size=_LEAST_SHARE if are_shares else 0.0)
+        error = relative_error(answers, reference, least_size=LEAST_SHARE if are_shares else 0.0)
         if error > MAX_FP32_ERROR:
             raise JobError(
                 f"the exported graph differs from torch by {error:.2g} at batch size {batch}, allowed is "

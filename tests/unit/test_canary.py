@@ -6,7 +6,7 @@ import pytest
 from app.canary import CanaryCheck, CanaryFailed
 from app.engines.base import EngineFailure
 from app.engines.fake import Arrays, FakeEngine
-from models.bundle import Canary
+from models.bundle import Canary, Variant
 from models.spec import TensorSpec
 
 
@@ -71,3 +71,20 @@ def test_a_model_without_a_batch_has_a_canary_too() -> None:
     canary = CanaryCheck.of_first_answer(whole)
     canary.run(whole)
     assert canary.canary.inputs["x"].shape == (1, 3)
+
+
+@pytest.mark.parametrize(("scale", "passes"), [(1e-7, True), (1.0, False)])
+def test_a_probability_of_next_to_nothing_may_be_rounded_to_nothing(scale: float, passes: bool) -> None:
+    values = np.array([[0.2, 0.1, 0.3]] * 3, np.float32) * np.float32(scale)
+    variant = Variant("fp16.onnx", "fp16", "cuda", True, "", 1e-4, None, None)
+    rounded = engine(run_rows=lambda arrays: (np.zeros_like(arrays[0]),))
+    asked = CanaryCheck.of_variant(Canary({"x": values}, {"y": values.copy()}), variant)
+    if passes:
+        asked.run(rounded)
+    else:
+        with pytest.raises(CanaryFailed, match="'y' is off by 1"):
+            asked.run(rounded)
+    # Numbers that are no shares are held to their own size, however small it is.
+    below = Canary({"x": -values}, {"y": -values})
+    with pytest.raises(CanaryFailed, match="'y' is off by 1"):
+        CanaryCheck.of_variant(below, variant).run(rounded)
