@@ -19,7 +19,7 @@ from models.datasets import load
 from tests.support.servers import run_convoy, start_server
 from tests.support.stores import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 DEMO = ROOT / "models" / "demo" / "digits" / "1"
 SIZE_PX = 16
