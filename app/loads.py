@@ -19,8 +19,9 @@ from models.store import StoredVersion
 
 _log = logging.getLogger("convoy")
 LoadVersion = Callable[[StoredVersion, LoadOptions], LoadedModel]
-# Most models take less. A load that takes more is at work for long, or hangs.
-_PATIENCE_S = 2.0
+# Most models take less. A load that takes more is at work for long, or hangs; what loads beside it is measured in less
+# peace, which is better than not at all.
+_PATIENCE_S = 6.0
 
 
 class Loads:
