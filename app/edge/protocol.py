@@ -434,10 +434,11 @@ def _unsent_bytes(transport: Any) -> int:
 
 
 def _bytes_in_kernel(transport: Any, question: int) -> int:
-    """What the kernel says of a connection; 0 where it says nothing, or the socket has just been closed."""
-    answer = array.array("i", [0])
-    with suppress(OSError):
-        fcntl.ioctl(transport.get_extra_info("socket").fileno(), question, answer)
+    """What the kernel says of a connection; 0 where it says nothing, or there is no socket, or no more."""
+    answer, socket = array.array("i", [0]), transport.get_extra_info("socket")
+    if socket is not None:
+        with suppress(OSError):
+            fcntl.ioctl(socket.fileno(), question, answer)
     return answer[0]
 
 

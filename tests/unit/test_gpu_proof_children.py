@@ -131,7 +131,8 @@ def test_a_part_from_the_command_line_on_a_gpu_that_is_not_there(tmp_path: Path)
     # This onnxruntime is the one for CPUs.
     assert "not measurable here     provider-loads: " in first.stdout
     second = proof("--only", "bus-id")
-    assert second.stdout.startswith("as expected             bus-id: bus id b'0000:00:00.0"), second.stderr
+    # The fake gives what older bindings give, a buffer that does not end with the id, and the experiment says so.
+    assert second.stdout.startswith("otherwise               bus-id: bus id b'0000:00:00.0\\x00"), second.stderr
     # No time at all: everything is left, nothing is lost.
     third = proof("--part", "1", "--budget-s", "3")
     assert third.stdout.startswith("left for the next call: gpu-tests, capture-and-device-wait, ")
