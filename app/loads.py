@@ -38,7 +38,7 @@ class Loads:
         if place in self._hanging:
             raise BundleError(f"{stored.folder}: a load that was given up still hangs; see whether its disk answers")
         await self._turn.acquire()
-        turn = _Turn(self._turn)
+        turn = _Turn(self._turn, min(_PATIENCE_S, self._limit_s / 2))
         work = begin(partial(self._load_version, stored, options), f"load-{stored.name}-{stored.version}")
         try:
             await asyncio.wait({work}, timeout=self._limit_s)
@@ -65,9 +65,9 @@ class Loads:
 class _Turn:
     """The turn to load, given on when the load ends or has taken long."""
 
-    def __init__(self, semaphore: asyncio.Semaphore) -> None:
+    def __init__(self, semaphore: asyncio.Semaphore, patience_s: float) -> None:
         self._semaphore: asyncio.Semaphore | None = semaphore
-        self._timer = asyncio.get_running_loop().call_later(_PATIENCE_S, self.end)
+        self._timer = asyncio.get_running_loop().call_later(patience_s, self.end)
 
     def end(self) -> None:
         """A second time it does nothing."""
