@@ -10,6 +10,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 _TIMEOUT_S = 2.0
@@ -31,10 +32,10 @@ def main() -> int:
 
 def _address() -> str:
     """What the server wrote; where it could write nothing, what it is most likely to have been told."""
-    try:
-        return Path(os.environ["CONVOY_ADDRESS_FILE"]).read_text().strip()
-    except (KeyError, OSError):
-        return f"http://127.0.0.1:{os.environ.get('CONVOY_PORT', '8000')}"
+    told = ""
+    with suppress(KeyError, OSError, ValueError):
+        told = Path(os.environ["CONVOY_ADDRESS_FILE"]).read_text().strip()
+    return told if told.startswith("http://") else f"http://127.0.0.1:{os.environ.get('CONVOY_PORT', '8000')}"
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ class Lanes:
 
     async def _load_again(self, served: Served) -> LoadedModel | None:
         """The version once more, beside a lost engine that may never give its memory back; None: nothing is left."""
-        options = self._core.control.load_options(served.key.model)
+        options = self._core.control.load_options(served.key.model, served.key.version)
         loading = begin(partial(self._load_version, served.loaded.stored, options), "replace")
         within_s = self._core.options.health.replace_within_s
         try:

@@ -7,7 +7,8 @@ import os
 import socket
 from pathlib import Path
 
-from models.errors import UsageError
+from models.errors import BundleError, UsageError
+from models.files import check_regular
 
 _log = logging.getLogger("convoy")
 _BACKLOG = 2048
@@ -40,9 +41,15 @@ def write_address(listener: socket.socket, file: Path) -> None:
     """
     host, port = listener.getsockname()[:2]
     own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    text = f"http://[{own}]:{port}\n" if ":" in own else f"http://{own}:{port}\n"
+    partial = file.parent / f"{file.name}.{os.getpid()}"
     try:
-        partial.write_text(f"http://[{own}]:{port}\n" if ":" in own else f"http://{own}:{port}\n")
-        partial.replace(file)
-    except OSError as error:
-        _log.warning("--address-file %s cannot be written (%s); name a folder that can", file, error.strerror)
+        if file.exists():
+            check_regular(file)  # a device would become a file
+        try:
+            partial.write_text(text)
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+    except (OSError, BundleError) as error:
+        _log.warning("--address-file %s cannot be written (%s); name another file", file, error)

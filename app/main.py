@@ -19,6 +19,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -54,8 +55,8 @@ def serve(settings: Settings) -> int:
     raise_file_limit()
     give_large_allocations_back()
     listener = listen(settings.host, settings.port)
-    if settings.address_file is not None:
-        write_address(listener, settings.address_file)
+    if settings.address_file:
+        write_address(listener, Path(settings.address_file))
     edges = settings.edge_count()
     if edges.count:
         _log.info("%d edge processes: %s", edges.count, edges.why)

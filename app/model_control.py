@@ -66,10 +66,11 @@ class ModelControl:
         self._load_options = load_options
         self._known: defaultdict[str, dict[int, Known]] = defaultdict(dict)
         self._overrides: dict[str, Override] = {}
+        self._loaded_with: dict[tuple[str, int], Override] = {}  # which a refused request to load leaves as it is
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._last_look: dict[str, ModelLook] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
-        self._watch = StoreWatch(store)
+        self._watch = StoreWatch(store, self._answers_again)
         self._loads = Loads(load_version, load_options.limit_s, self._load_came_late)
 
     @property
@@ -173,6 +174,7 @@ class ModelControl:
             self._overrides.pop(name, None)
             leaving = [self._core.take_out_of_service(name, version) for version in versions]
             for version in versions:
+                self._loaded_with.pop((name, version), None)
                 self._core.catalog.set_refused(name, version, "unloaded")
         await asyncio.gather(*(task for task in leaving if task is not None))
 
@@ -204,9 +206,11 @@ class ModelControl:
             error.retry_after_s = None
             raise error
 
-    def load_options(self, name: str) -> LoadOptions:
-        """How a version of this model is loaded."""
-        override = self._overrides.get(name, _NO_OVERRIDE)
+    def load_options(self, name: str, version: int) -> LoadOptions:
+        """How the version that is loaded was loaded, for those who replace its engine."""
+        return self._options_of(self._loaded_with.get((name, version), _NO_OVERRIDE))
+
+    def _options_of(self, override: Override) -> LoadOptions:
         return replace(self._load_options, configured_batch=override.max_batch_size)
 
     async def _obey(self, name: str, found: tuple[Found, ...]) -> None:
@@ -251,10 +255,11 @@ class ModelControl:
         known = self._known[name].get(version, Known(version))
         if known.loaded is None:
             self._core.catalog.set_loading(name, version)
+        override = self._overrides.get(name, _NO_OVERRIDE)
         try:
             if found.trouble:
                 raise BundleError(found.trouble)
-            loaded = await self._loads.load(self._store.version(name, version), self.load_options(name))
+            loaded = await self._loads.load(self._store.version(name, version), self._options_of(override))
         except Exception as error:  # a file nobody thought of, or a bug: the other versions are not to blame
             is_foreseen = isinstance(error, JobError)
             reason = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
@@ -262,6 +267,7 @@ class ModelControl:
             self._core.catalog.set_refused(name, version, reason)
             self._known[name][version] = replace(known, refused=found.stamp)
             return
+        self._loaded_with[name, version] = override
         self._core.put_into_service(loaded)
         self._known[name][version] = Known(version, loaded=found.stamp)
         for proved in loaded.engines:
@@ -280,9 +286,22 @@ class ModelControl:
         known = self._known.get(stored.name, {}).get(stored.version)
         if known is not None and known.refused is not None:
             self._known[stored.name][stored.version] = replace(known, refused=None)
+        self._answers_again(stored.name)
+
+    def _answers_again(self, name: str) -> None:
+        """What was to be loaded at the start is loaded now. Polling looks by itself, and explicitly nobody asks."""
+        if self._options.mode == "none" and not self._core.leaving:
+            self._core.spawn(self._look_again(name))
+
+    async def _look_again(self, name: str) -> None:
+        look = await self._watch.look_at(name)
+        if not look.trouble:
+            self._core.catalog.forget_refusal(name, WHOLE_MODEL)
+            await self._obey(name, settle(None, look.versions))
 
     def _unload(self, name: str, version: int, *, is_on_disk: bool) -> None:
         self._core.take_out_of_service(name, version)
+        self._loaded_with.pop((name, version), None)
         del self._known[name][version]
         if is_on_disk:
             self._core.catalog.set_refused(name, version, "unloaded")

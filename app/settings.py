@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from app.core import DEMO_STORE, CoreOptions
 from app.edge.body import BodyLimits
 from app.edge.calls import EdgeOptions
-from app.edge.own_pages import is_loopback
+from app.edge.own_pages import host_name, is_loopback
 from app.edge.protocol import ConnectionLimits
 from app.engines.cpu import cpu_budget
 from app.engines.machine import CPU_ONLY, find_machine
@@ -40,7 +40,7 @@ class Settings(BaseSettings):
     store: Path | None = Field(None, description="Folder of bundles and bare models. Without it the demo is served.")
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
-    address_file: Path | None = Field(None, description="File to write the HTTP URL to, once the server listens.")
+    address_file: str = Field("", description="File to write the HTTP URL to, once the server listens.")
     grpc_port: int = Field(8001, ge=-1, le=65535, description="gRPC port; 0 takes a free one, -1 leaves gRPC out.")
     engine: EngineChoice = Field("auto", description="Which engine may serve: that one, or a clear failure.")
     precision: PrecisionChoice = Field("auto", description="Which variant of a bundle serves.")
@@ -83,7 +83,15 @@ class Settings(BaseSettings):
         if self.load_model and self.model_control != "explicit":
             raise ValueError("load_model needs model_control explicit; otherwise everything in the store is loaded")
         self._check_load_model()
+        self._allowed_hosts()
         return self
+
+    def _allowed_hosts(self) -> tuple[str, ...]:
+        """Without their ports. Raises ValueError."""
+        hosts = {given: host_name(given) for given in _names(self.allowed_host)}
+        if wrong := [given for given, name in hosts.items() if not name]:
+            raise ValueError(f"allowed_host must be names such as a.example,b.example; got {wrong[0]!r}")
+        return tuple(hosts.values())
 
     def _check_load_model(self) -> None:
         try:
@@ -158,7 +166,7 @@ class Settings(BaseSettings):
             api_key=_secret("--api-key-file", self.api_key_file),
             admin_token=_secret("--admin-token-file", self.admin_token_file),
             is_loopback=is_loopback(self.host),
-            allowed_hosts=_names(self.allowed_host.lower()),
+            allowed_hosts=self._allowed_hosts(),
             access_log=self.access_log,
         )
 

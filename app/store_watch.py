@@ -6,7 +6,9 @@ Knows threads and patience; what a look sees is `app.store_scan`'s.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
+from weakref import WeakValueDictionary
 
 from app.loose_threads import begin
 from app.store_scan import ModelLook, Sweep, look_at_model
@@ -20,16 +22,31 @@ _PATIENCE_S = 5.0
 class StoreWatch:
     """Looks at one store."""
 
-    def __init__(self, store: Store, patience_s: float = _PATIENCE_S) -> None:
-        self._store, self._patience_s = store, patience_s
+    def __init__(
+        self, store: Store, on_answer: Callable[[str], None] = lambda name: None, patience_s: float = _PATIENCE_S
+    ) -> None:
+        """`on_answer` hears the name of a model whose folder had not answered, and now has."""
+        self._store, self._on_answer, self._patience_s = store, on_answer, patience_s
         self._hanging: dict[str, asyncio.Future[None]] = {}
+        self._naming: asyncio.Future[list[str]] | None = None
+        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def names(self) -> list[str]:
         """The models' names. Raises OSError where the store cannot be read or does not answer."""
-        try:
-            return await asyncio.wait_for(begin(self._store.names, "look-at-store"), self._patience_s)
-        except TimeoutError:
-            raise OSError(f"{self._store.root} does not answer within {self._patience_s:g} s") from None
+        # All who ask meanwhile share one thread: there may be many of them, and it may never end.
+        if self._naming is None:
+            self._naming = begin(self._store.names, "look-at-store")
+            self._naming.add_done_callback(self._named)
+        work = self._naming
+        await asyncio.wait([work], timeout=self._patience_s)
+        if not work.done():
+            raise OSError(f"{self._store.root} does not answer within {self._patience_s:g} s")
+        return work.result()
+
+    def _named(self, work: asyncio.Future[list[str]]) -> None:
+        self._naming = None
+        if not work.cancelled():
+            work.exception()  # there may be nobody left to hear of it
 
     async def look(self) -> dict[str, ModelLook]:
         """Every model. Raises OSError where the store cannot be read or does not answer."""
@@ -38,7 +55,9 @@ class StoreWatch:
 
     async def look_at(self, name: str) -> ModelLook:
         """One model. Raises UsageError where the name is none."""
-        return (await self._look_at([name]))[name]
+        lock = self._asking.setdefault(name, asyncio.Lock())
+        async with lock:  # those who come while it hangs hear of that, and begin no thread each
+            return (await self._look_at([name]))[name]
 
     async def _look_at(self, names: list[str]) -> dict[str, ModelLook]:
         found = {name: ModelLook(trouble=self._told(name)) for name in names if name in self._hanging}
@@ -61,9 +80,11 @@ class StoreWatch:
         return found
 
     def _answers_again(self, name: str, work: asyncio.Future[None]) -> None:
-        del self._hanging[name]
         if not work.cancelled():
             work.exception()  # it would have been told
+        if self._hanging.get(name) is work:
+            del self._hanging[name]
+            self._on_answer(name)
 
     def _told(self, name: str) -> str:
         return (

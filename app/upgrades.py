@@ -77,7 +77,7 @@ class Upgrades:
 
     async def _move_to_plan(self, served: Served, wish: PlanWish) -> None:
         """Raises NotProved or JobError."""
-        options = self._core.control.load_options(served.key.model)
+        options = self._core.control.load_options(served.key.model, served.key.version)
         if options.plan_cache is None:
             raise NotProved("there is no plan cache")
         await self._build(served, wish, options.plan_cache)
@@ -97,7 +97,9 @@ class Upgrades:
         about = f"{served.key.model} version {served.key.version} on {untuned.device.name}"
         try:
             serves = await self._let_take_over(
-                served, self._core.control.load_options(served.key.model), lambda job: prove_tuned(job, untuned)
+                served,
+                self._core.control.load_options(served.key.model, served.key.version),
+                lambda job: prove_tuned(job, untuned),
             )
         except (NotProved, JobError) as failure:
             _log.info("%s is served untuned: %s", about, failure)

@@ -297,7 +297,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise BundleError(f"{path}: {error.strerror}; export the model again") from error
     try:
         body = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path}: not valid JSON ({error}); export the model again") from error
     if not isinstance(body, dict):
         raise BundleError(f"{path}: not a JSON object; export the model again")

@@ -81,8 +81,8 @@ def _value(data: mmap.mmap, match: re.Match[bytes]) -> str:
 def _inside(model: Path, location: str) -> Path:
     folder = model.parent.resolve()
     # resolve() also follows links: where the bytes really lie is what counts.
-    file = (folder / location).resolve()
-    if not file.is_relative_to(folder):
+    file = None if "\0" in location else (folder / location).resolve()
+    if file is None or not file.is_relative_to(folder):
         raise JobError(f"{model}: its external data {location!r} lies outside its folder; do not use this model")
     if not file.exists():
         raise JobError(f"{model}: its external data {location!r} is missing; copy it beside the model")

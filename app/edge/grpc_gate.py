@@ -14,8 +14,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -92,7 +92,8 @@ class GrpcGate:
                 self._check_key(call)
                 async with aclosing(handle(messages, call)) as replies:
                     async for reply in replies:
-                        await _write(context, reply.SerializeToString())
+                        with _until_the_client_leaves():
+                            await context.write(reply.SerializeToString())
             except BaseException as error:
                 await self._fail(call, context, error)
             finally:
@@ -129,7 +130,8 @@ class GrpcGate:
         trailer = _trailer(call)
         if retry_after_s is not None:
             trailer += (("retry-after", str(max(1, math.ceil(retry_after_s)))),)
-        await context.abort(getattr(grpc.StatusCode, call.status), words[:_MOST_DETAILS], trailer)
+        with _until_the_client_leaves():
+            await context.abort(getattr(grpc.StatusCode, call.status), words[:_MOST_DETAILS], trailer)
         raise AssertionError("abort always raises")
 
     def _log(self, call: GrpcCall) -> None:
@@ -147,10 +149,11 @@ def parse(message: type[Message], data: bytes) -> Any:
         raise InvalidRequest(f"the request is not a {message.DESCRIPTOR.name}; use the protocol's own stubs") from error
 
 
-async def _write(context: Any, reply: bytes) -> None:
-    """Raises CancelledError where the client has left, which the library learns here before it tells."""
+@contextmanager
+def _until_the_client_leaves() -> Iterator[None]:
+    """Raises CancelledError where it has left, which the library learns as it sends, before it tells."""
     try:
-        await context.write(reply)
+        yield
     except grpc.aio.InternalError as error:
         raise asyncio.CancelledError from error
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 
 from app.edge.calls import EdgeOptions
+from app.edge.entry import Keys
 from models.errors import Forbidden
 
 _PLACE = re.compile(r"[\w.:\[\]-]+", re.ASCII)  # nothing that a URL has before or behind it
@@ -24,29 +25,29 @@ class OwnPages:
     """The rule of one server."""
 
     def __init__(self, options: EdgeOptions) -> None:
-        self._asks_for_key = options.api_key is not None
+        self._keys, self._asks_for_key = Keys(options), options.api_key is not None
         self._is_loopback = options.is_loopback
         self._allowed = frozenset(options.allowed_hosts)
 
     def check(self, headers: Headers) -> None:
-        """Raises Forbidden. For calls without an admin token; the API key has been checked where there is one."""
-        if self._asks_for_key:
+        """Raises Forbidden. The API key has been checked where there is one."""
+        if self._asks_for_key or self._keys.is_admin_token(headers.get("authorization", "").encode("latin-1")):
             return
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         # Another machine's name for this server is its own affair, where other machines can ask at all.
         if self._is_loopback:
             for host in hosts or [""]:
-                self._check_name(host, "Host")
+                self._check_name(host, "Host", host)
         for origin in origins:
             place = origin.partition("://")[2]
-            self._check_name(place, "Origin")
-            if [place] != hosts and _name(place) not in self._allowed:
+            self._check_name(place, "Origin", origin)
+            if [place] != hosts and host_name(place) not in self._allowed:
                 raise _refusal("Origin", origin)
 
-    def _check_name(self, place: str, header: str) -> None:
-        name = _name(place)
+    def _check_name(self, place: str, header: str, given: str) -> None:
+        name = host_name(place)
         if not (is_loopback(name) or name in self._allowed):
-            raise _refusal(header, place)
+            raise _refusal(header, given)
 
 
 def is_loopback(host: str) -> bool:
@@ -59,7 +60,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _name(place: str) -> str:
+def host_name(place: str) -> str:
     """`[::1]:8000` without brackets and port; empty where it is no place at all."""
     if not _PLACE.fullmatch(place):
         return ""

@@ -29,10 +29,8 @@ def repository_routes(core: Core, keys: Keys, own_pages: OwnPages) -> APIRouter:
 
     def check_admin(request: Request) -> None:
         core.control.check_explicit()
-        authorization = _authorization(request)
-        keys.check_admin(authorization)
-        if not keys.is_admin_token(authorization):
-            own_pages.check(request.headers)
+        keys.check_admin(_authorization(request))
+        own_pages.check(request.headers)
 
     @router.post(f"{_REPOSITORY}/index", summary="What is served and what not, and why")
     async def index(request: Request) -> Response:

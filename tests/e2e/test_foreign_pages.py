@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tritonclient.utils.shared_memory as shm
 
+from app.settings import read_settings
 from tests.support.servers import Server, run_convoy, start_server
 from tests.support.stores import StoreFolder
 from tests.support.wire import Wire
@@ -100,8 +101,14 @@ def test_a_secret_says_enough(tmp_path: Path) -> None:
         with start_server(*OPTIONS, option, str(tmp_path / name), "--load-model", "digits") as server:
             from_afar = (("Host", "evil.example"), ("Origin", "https://evil.example"))
             assert ask(server, LOAD, *from_afar)[0] == 401
-            assert ask(server, LOAD, *from_afar, ("Authorization", "Bearer secret")) == (200, "")
+            for path in (LOAD, "/v2/systemsharedmemory/unregister"):
+                assert ask(server, path, *from_afar, ("Authorization", "Bearer secret")) == (200, "")
 
 
-def test_the_option_is_explained() -> None:
+def test_the_option_takes_hosts_with_and_without_ports_and_nothing_else() -> None:
     assert "--allowed-host" in run_convoy("serve", "--help").stdout
+    allowed = read_settings({"allowed_host": "Box:8000, [2001:db8::1]:80"}).edge_options().allowed_hosts
+    assert allowed == ("box", "2001:db8::1")
+    for wrong in ("https://ops.example", "a b", "ops.example/path"):
+        refused = run_convoy("serve", "--allowed-host", wrong)
+        assert (refused.returncode, "allowed_host must be names" in refused.stderr) == (2, True)

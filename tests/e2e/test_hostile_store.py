@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from models.bundle import MANIFEST, Manifest, seal
 from models.records import from_jsonable
+from tests.support.fake_server import DIE
 from tests.support.servers import Server, run_convoy, start_fake_server, start_server, wait_until
 from tests.support.stores import StoreFolder
 
@@ -375,6 +376,35 @@ def test_a_load_that_hangs_holds_up_no_other_and_ends_as_refused(edges: int) -> 
         server.switch_off("hang_load")
         wait_until(lambda: load(server, "rows").status_code == 200, "its disk answers again")
         assert server.infer(1.0).status_code == 200
+
+
+def test_a_version_that_hung_at_the_start_is_loaded_when_its_disk_answers() -> None:
+    with start_fake_server(fake={"hang_from_start": "rows"}, model_control="none", load_timeout_s=1) as server:
+        assert index(server)["rows/1"][0] == "UNAVAILABLE"
+        server.switch_off("hang_load")
+        wait_until(lambda: index(server)["rows/1"][0] == "READY", "it is loaded after all")
+        assert server.infer(1.0).status_code == 200
+
+
+def test_a_refused_size_of_batches_does_not_stay_in_force() -> None:
+    """An engine that is lost afterwards is replaced as it was loaded."""
+    with start_fake_server(model_control="explicit", host="127.0.0.1", load_model="rows") as server:
+        config = {"parameters": {"config": json.dumps({"max_batch_size": 70_000})}}
+        refused = server.post("/v2/repository/models/rows/load", json=config)
+        assert (refused.status_code, "at most" in refused.json()["error"]) == (400, True)
+        assert server.infer(DIE).status_code == 503
+        wait_until(server.is_ready, "the engine is replaced")
+        assert server.infer(1.0).status_code == 200
+
+
+def test_what_no_reader_expects_is_refused_in_words(store: StoreFolder) -> None:
+    """Also by inspect, which goes on with the others."""
+    (store.add_digits(name="deep") / MANIFEST).write_text("[" * 200_000)
+    store.add_digits(name="well")
+    done = run_convoy("inspect", "--store", str(store.root))
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "not valid JSON" in done.stdout
+    assert "well version 1" in done.stdout
 
 
 def test_while_polling_a_load_that_hangs_holds_up_no_other_and_is_tried_again() -> None:

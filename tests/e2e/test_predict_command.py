@@ -89,7 +89,22 @@ def test_the_health_check_says_what_is_not_ready() -> None:
         assert "refused" in check_health(CONVOY_PORT=port).stdout
 
 
-def test_a_server_that_cannot_write_its_address_serves_all_the_same() -> None:
-    with start_server("--address-file", "/proc/nowhere/address") as server:
-        assert "--address-file /proc/nowhere/address cannot be written" in server.log
-        assert check_health(CONVOY_PORT=str(server.port)).returncode == 0
+def test_a_server_that_cannot_write_its_address_serves_all_the_same(tmp_path: Path) -> None:
+    """What is no file stays what it is, and nothing is left lying about."""
+    folder, pipe = tmp_path / "folder", tmp_path / "pipe"
+    folder.mkdir()
+    os.mkfifo(pipe)
+    for place in ("/proc/nowhere/address", str(folder), str(pipe)):
+        with start_server("--address-file", place) as server:
+            assert f"--address-file {place} cannot be written" in server.log
+            assert check_health(CONVOY_PORT=str(server.port)).returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
+    assert pipe.is_fifo()
+
+
+def test_the_health_check_takes_no_nonsense_for_an_address(tmp_path: Path) -> None:
+    with start_server(env={"CONVOY_ADDRESS_FILE": ""}) as server:
+        for told in (b"", b"\xff\xfe", b"nonsense"):
+            (tmp_path / "told").write_bytes(told)
+            env = {"CONVOY_ADDRESS_FILE": str(tmp_path / "told"), "CONVOY_PORT": str(server.port)}
+            assert check_health(**env).returncode == 0

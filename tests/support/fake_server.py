@@ -45,6 +45,7 @@ from app.core import Core, CoreOptions
 from app.engines.base import Blast, EngineFailure
 from app.engines.fake import Arrays, FakeEngine
 from app.engines.machine import Machine
+from app.engines.memory import check_batch
 from app.health import HealthOptions
 from app.listening import listen
 from app.loading import LoadedModel, LoadOptions
@@ -75,7 +76,7 @@ class Fakes:
         self._switches = switches
         self._loaded: set[str] = set()
 
-    def load(self, stored: StoredVersion, _: LoadOptions) -> LoadedModel:
+    def load(self, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
         if stored.name in self._loaded:
             time.sleep(self._reload_s)
         self._loaded.add(stored.name)
@@ -84,6 +85,7 @@ class Fakes:
         if (self._switches / "fail_load").exists():
             raise BundleError(f"{stored.folder}: the switch says that nothing can be loaded")
         spec = self._spec(stored.name)
+        check_batch(spec.inputs, spec.outputs, options.configured_batch or spec.max_batch_size)
         engine = FakeEngine(spec.inputs, spec.outputs, max_batch_size=spec.max_batch_size, latency_s=self._expected_s)
         engine.computes_in_caller = self._in_caller
         if stored.name.startswith(("echo_", "scalar_")):

@@ -140,3 +140,43 @@ def test_a_model_whose_folder_does_not_answer_is_left_out_of_the_look(
 
     monkeypatch.setattr("app.store_watch.look_at_model", look)
     asyncio.run(scenario())
+
+
+def test_all_who_ask_a_store_that_hangs_share_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = threading.Event()
+    monkeypatch.setattr(Store, "names", lambda self: [] if away.wait() else ["never"])
+
+    async def scenario() -> None:
+        watch = StoreWatch(Store(tmp_path), patience_s=0.05)
+        for _ in range(3):
+            told = await asyncio.gather(*(watch.names() for _ in range(10)), return_exceptions=True)
+            assert all("does not answer within" in str(error) for error in told)
+        assert at_work().count("look-at-store") == 1
+        away.set()
+        await until(lambda: not at_work())
+        assert await watch.names() == []
+
+    asyncio.run(scenario())
+
+
+def test_looks_at_one_model_at_the_same_time_share_what_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away, answered, troubles = threading.Event(), list[str](), list[object]()
+
+    def look(store: Store, name: str) -> ModelLook:
+        away.wait()
+        return ModelLook()
+
+    monkeypatch.setattr("app.store_watch.look_at_model", look)
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
+        watch = StoreWatch(Store(tmp_path), answered.append, patience_s=0.05)
+        looks = await asyncio.gather(*(watch.look_at("a") for _ in range(5)))
+        assert all("does not answer within" in one.trouble for one in looks)
+        assert at_work() == ["look-at-models"]
+        away.set()
+        await until(lambda: answered == ["a"])
+        assert not (await watch.look_at("a")).trouble
+
+    asyncio.run(scenario())
+    assert not troubles
