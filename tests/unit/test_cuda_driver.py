@@ -435,6 +435,101 @@ def test_a_gate_lets_device_wide_calls_in_together_and_captures_only_alone() -> 
         assert not thread.is_alive() or thread.join() is None
 
 
+def until_captures_wait(gate: CaptureGate) -> None:
+    while not gate._waiting:
+        threading.Event().wait(0.001)
+
+
+class Held:
+    """A thread that is inside of a gate until it is told to leave."""
+
+    def __init__(self, gate: CaptureGate) -> None:
+        inside, self._left = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with gate.beside_others():
+                inside.set()
+                self._left.wait(10)
+
+        self._thread = in_a_thread(hold)
+        assert inside.wait(10)
+
+    def leave(self) -> None:
+        self._left.set()
+        self._thread.join()
+
+
+def capturing(gate: CaptureGate, order: list[str]) -> threading.Thread:
+    """A thread whose capture waits for what is inside."""
+
+    def capture() -> None:
+        with gate.alone():
+            order.append("capture")
+
+    thread = in_a_thread(capture)
+    until_captures_wait(gate)
+    return thread
+
+
+def entering(gate: CaptureGate, order: list[str]) -> threading.Thread:
+    def enter() -> None:
+        with gate.beside_others():
+            order.append("newcomer")
+
+    return in_a_thread(enter)
+
+
+def test_what_comes_after_a_waiting_capture_lets_it_go_first() -> None:
+    gate, order = CaptureGate(patience_s=60.0), []
+    held = Held(gate)
+    threads = [capturing(gate, order), entering(gate, order)]
+    # So long it would take one that did not wait; one that does is not there yet, however long this lasts.
+    threads[1].join(0.05)
+    assert order == []
+    held.leave()
+    for thread in threads:
+        thread.join()
+    assert order == ["capture", "newcomer"]
+
+
+def test_nobody_waits_long_for_a_capture_that_cannot_begin_yet() -> None:
+    gate, order = CaptureGate(patience_s=0.01), []
+    held = Held(gate)
+    capture = capturing(gate, order)
+    entering(gate, order).join(10)
+    assert order == ["newcomer"]
+    held.leave()
+    capture.join()
+    assert order == ["newcomer", "capture"]
+
+
+def test_who_is_inside_of_a_gate_waits_for_no_waiting_capture_of_any() -> None:
+    gates, order = [CaptureGate(patience_s=60.0) for _ in range(2)], []
+    others = Held(gates[1])
+    captures: list[threading.Thread] = []
+
+    def enter_both() -> None:
+        with gates[0].beside_others():
+            captures.extend(capturing(gate, order) for gate in gates)
+            for gate in gates:
+                with gate.beside_others():
+                    order.append("inside")
+
+    thread = in_a_thread(enter_both)
+    thread.join(10)
+    assert order[:2] == ["inside", "inside"]
+    others.leave()
+    for capture in captures:
+        capture.join(10)
+    assert order[2:] == ["capture", "capture"]
+
+
+def test_a_capture_inside_of_another_devices_gate_is_a_bug() -> None:
+    first, second = CaptureGate(), CaptureGate()
+    with first.beside_others(), pytest.raises(RuntimeError, match="this is a bug"), second.alone():
+        pass
+
+
 # A device's turns and its health
 
 
