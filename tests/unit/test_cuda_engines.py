@@ -12,7 +12,7 @@ import pytest
 
 from app.engines.base import Blast, EngineFailure
 from app.engines.cuda.device import Device
-from app.engines.cuda.driver import Cuda
+from app.engines.cuda.driver import CaptureDisturbed, Cuda
 from app.engines.cuda.engine import CudaEngine
 from models.errors import BundleError
 from models.spec import TensorSpec
@@ -325,6 +325,57 @@ def test_a_spinning_core_is_spent_on_waiting_only_where_there_are_enough(tmp_pat
         assert bench.runs_right(engine, 3)
         assert bench.cuda.spun == (0 if sleeps else 1)
         engine.close()
+
+
+# Batches that meet somebody's capture
+
+
+@pytest.mark.parametrize("status", [900, 901])
+@pytest.mark.parametrize("call", ["cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize"])
+def test_a_batch_that_met_a_capture_is_run_again_and_is_right(
+    tmp_path: Path, kind: str, call: str, status: int
+) -> None:
+    bench = TwoEngines(tmp_path, FakeCuda(interleaves=True))
+    engine = bench.ready(kind)
+    bench.cuda.fail(call, status)
+    assert bench.runs_right(engine, 2, 1)
+    bench.cuda.fail(call, INVALID_VALUE)
+    with pytest.raises(EngineFailure, match=f"{call}: invalid argument"):
+        engine.run(bench.batch(2, 1).parts)
+
+
+def complain_of_a_capture(bench: TwoEngines, times: int) -> list[int]:
+    """The next runs of ONNX Runtime fail because of a capture; gives the batches that it was asked for."""
+    asked: list[int] = []
+
+    def complain(arrays: dict[str, np.ndarray]) -> None:
+        asked.append(1)
+        if len(asked) <= times:
+            raise RuntimeError(
+                "CUDNN failure: CUDA failure 901: operation failed due to a previous error during capture"
+            )
+
+    bench.onnxruntime.spoils = complain
+    return asked
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_library_that_met_a_capture_is_asked_once_more(bench: TwoEngines, graphs: bool) -> None:
+    engine = bench.ready("onnxruntime", graphs=graphs)
+    asked = complain_of_a_capture(bench, times=1)
+    assert bench.runs_right(engine, 3, 2)
+    assert len(asked) == 2
+
+
+def test_a_batch_is_not_run_again_and_again(bench: TwoEngines) -> None:
+    engine = bench.ready("onnxruntime")
+    asked = complain_of_a_capture(bench, times=2)
+    with pytest.raises(CaptureDisturbed) as failed:
+        engine.run(bench.batch(3).parts)
+    assert failed.value.blast is Blast.BATCH
+    assert len(asked) == 2
+    assert bench.runs_right(engine, 3)
+    assert engine._free_slots.qsize() == engine.info.slots
 
 
 # Failures of a batch

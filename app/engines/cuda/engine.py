@@ -20,7 +20,7 @@ import numpy as np
 
 from app.engines.base import Blast, Engine, EngineFailure, EngineInfo, Part, RunResult
 from app.engines.cuda.device import Device
-from app.engines.cuda.driver import Handle
+from app.engines.cuda.driver import CaptureDisturbed, Handle
 from app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
 from app.engines.cuda.slots import Layout, Slot
 from app.engines.delivery import scatter
@@ -30,6 +30,8 @@ from models.spec import TensorSpec
 
 # One batch computes, one is copied. A third would only wait, and could not grow any more while it does.
 SLOTS = 2
+# Of a batch that came together with somebody's capture.
+_ATTEMPTS = 2
 
 
 def bucket_sizes(max_batch_size: int) -> tuple[int, ...]:
@@ -122,6 +124,16 @@ class CudaEngine(Engine):
             raise EngineFailure(self._device.lost, Blast.DEVICE)
         slot = self._free_slots.get()
         try:
+            for _ in range(_ATTEMPTS - 1):
+                # Somebody's capture says nothing of this batch or of this engine, and is soon over.
+                with suppress(CaptureDisturbed):
+                    return self._run_on(slot, parts)
+            return self._run_on(slot, parts)
+        finally:
+            self._free_slots.put(slot)
+
+    def _run_on(self, slot: Slot, parts: Sequence[Part]) -> RunResult:
+        try:
             self._device.use()
             self._begin(slot, parts)
             return self._finish(slot, parts)
@@ -129,8 +141,6 @@ class CudaEngine(Engine):
             # Nothing may read the requests' memory any more, nor this slot's, when others get them.
             self._device.settle(failure, *self._streams())
             raise
-        finally:
-            self._free_slots.put(slot)
 
     def page_lock(self, memory: memoryview) -> bool:
         block = np.frombuffer(memory, np.uint8)
