@@ -181,6 +181,26 @@ def test_a_reset_that_does_not_heal_is_told(cuda: Asked, tmp_path: Path, monkeyp
     assert row.judged(ran).verdict == "otherwise"
 
 
+def test_a_session_that_is_refused_after_the_reset_is_what_was_expected(
+    cuda: Asked, runtime: AskedRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ROWS["session-after-reset"]
+    was_reset: list[int] = []
+
+    def refuse(options: Mapping[str, str]) -> None:
+        if cuda.used.get("cudaDeviceReset") is not None:
+            was_reset.append(1)
+            raise RuntimeError("CUDA failure 709: context is destroyed")
+
+    monkeypatch.setattr(runtime, "refuses", refuse)
+    ran = rehearsed(tmp_path, row, **SMALLER[row.name])
+    assert was_reset
+    judgement = row.judged(ran)
+    assert judgement.verdict == "as expected"
+    assert "CUDA failure 709" in judgement.told
+    assert row.judged(replace(ran, ended="crashed", how="SIGSEGV")).verdict == "as expected"
+
+
 def test_a_wrong_replay_is_seen(cuda: Asked, runtime: AskedRuntime, tmp_path: Path) -> None:
     row = ROWS["replay-after-captures"]
     ran = rehearsed(tmp_path, row, **SMALLER[row.name])
@@ -204,6 +224,7 @@ def of_figures(figures: Mapping[str, float], **given: Any) -> Ran:
     return Ran("done", figures=dict(figures), **given)
 
 
+BROKEN, UNBROKEN = ({"broken, cudaDeviceSynchronize": status} for status in (700.0, 0.0))
 LAYOUTS = ("tf32 {} nhwc 0 fuse 0 graphs 0", "tf32 {} nhwc 1 fuse 0 graphs 0")
 
 
@@ -235,14 +256,18 @@ def timed(off_ms: float, on_ms: float, off_error: float = 1e-6, on_error: float 
             ),
             "as expected",
         ),
-        ("session-after-reset", of_figures({"after: error": 1e-6, "CUDA healed": 1.0}), "otherwise"),
+        ("session-after-reset", of_figures({**BROKEN, "after: error": 1e-6, "CUDA healed": 1.0}), "otherwise"),
         (
             "session-after-reset",
-            Ran("crashed", "SIGABRT", {"CUDA healed": 1.0}, steps=("a new session beside the old one",)),
+            Ran("crashed", "SIGABRT", {**BROKEN, "CUDA healed": 1.0}, steps=("a new session beside the old one",)),
             "as expected",
         ),
-        ("close-after-break", Ran("crashed", "SIGABRT", steps=("dropping the session",)), "as expected"),
-        ("close-after-break", of_figures({"the session was dropped": 1.0}), "otherwise"),
+        ("session-after-reset", Ran("crashed", "SIGSEGV", steps=("writing the network",)), "otherwise"),
+        ("session-after-reset", of_figures({**UNBROKEN, "CUDA healed": 1.0}, facts={"refusal": "x"}), "otherwise"),
+        ("close-after-break", Ran("crashed", "SIGABRT", BROKEN, steps=("dropping the session",)), "as expected"),
+        ("close-after-break", of_figures({**BROKEN, "the session was dropped": 1.0}), "otherwise"),
+        ("close-after-break", Ran("crashed", "SIGSEGV"), "otherwise"),
+        ("close-after-break", Ran("crashed", "SIGSEGV", UNBROKEN, steps=("dropping the session",)), "otherwise"),
         (
             "provider-architectures",
             of_figures({"capability": 100.0, "sm_90": 600.0, "sm_120": 317.0}),

@@ -114,7 +114,7 @@ def test_the_parts_end_cuts_short_what_its_own_limit_would_have_let_go_on() -> N
     rehearsal = Rehearsal(takes_s={"a": 100.0})
     book, done = rehearsal.part(asked("a", limit_s=200.0), budget_s=60.0)
     (outcome,) = book.outcomes
-    assert (outcome.ended, outcome.verdict, done.left) == ("cut short", "otherwise", ("a",))
+    assert (outcome.ended, outcome.verdict, done.left) == ("cut short", "not answered yet", ("a",))
     assert not outcome.is_final
     assert rehearsal.now_s <= 60.0
 

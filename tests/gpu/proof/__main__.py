@@ -1,6 +1,7 @@
 """`python -m tests.gpu.proof`: what `make gpu-proof` runs. Parts in their order, each within eight minutes.
 
-exit 0    everything that was asked in this call came out as expected, or could not be measured here
+exit 0    everything that was asked in this call came out as expected, could not be measured here, or ran out of the
+          part's time and is left for the next call
      1    there is no GPU, or something came out otherwise; the page says what
      2    the command line is wrong
 """

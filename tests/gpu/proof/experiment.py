@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Verdict = Literal["as expected", "otherwise", "not measurable here"]
+Verdict = Literal["as expected", "otherwise", "not measurable here", "not answered yet"]
 # By itself, by an exception, by a signal, at its own limit, at the end of the part's time.
 Ended = Literal["done", "failed", "crashed", "hung", "cut short"]
 
@@ -87,7 +87,8 @@ class Experiment:
             except (KeyError, ValueError, ZeroDivisionError, StopIteration) as error:
                 return Judgement("otherwise", f"its figures are not complete ({type(error).__name__}: {error})")
         last = f" after: {ran.steps[-1]}" if ran.steps else ""
-        return Judgement("otherwise", f"{ran.ended}{': ' if ran.how else ''}{ran.how}{last}")
+        verdict: Verdict = "not answered yet" if ran.ended == "cut short" else "otherwise"
+        return Judgement(verdict, f"{ran.ended}{': ' if ran.how else ''}{ran.how}{last}")
 
 
 class Bench:

@@ -36,7 +36,8 @@ ends the process or a call that never returns costs that experiment only. What i
 `results/<gpu>-experiments.json` when it ends, so that the next call, on the same machine or on another one of its kind,
 goes on where this one stopped; what does not fit into a part's time is left for that call. *Otherwise* means that the
 guess in the column *expected* was wrong, or that the process ended in a way that it should not; *not measurable here*
-means that something is missing, and is asked again each time. `--page` writes this page again from the results.
+means that something is missing, and *not answered yet* that the part's time was over first: both are asked again each
+time. `--page` writes this page again from the results.
 
 ## On a machine without a network
 
