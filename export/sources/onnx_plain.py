@@ -67,11 +67,17 @@ def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
 def _refuse_images(options: ExportOptions) -> None:
     if options.weights is not None:
         raise UsageError(f"{Path(options.source).name} carries its weights; leave --weights out")
+    if options.weights_key is not None or options.random_weights:
+        flag = "--random-weights" if options.weights_key is None else "--weights-key"
+        raise UsageError(f"{Path(options.source).name} carries its weights; leave {flag} out")
     wanted = {
         "--calibrate": options.calibrate,
         "--evaluate": options.evaluate,
         "--input": options.input,
         "--activation": None if parse_activation(options.activation) is None else options.activation,
+        "--min-accuracy": options.min_accuracy_percent,
+        "--expect-accuracy": options.expect_accuracy_percent,
+        "--force": options.force or None,
     }
     for flag, given in wanted.items():
         if given is not None:

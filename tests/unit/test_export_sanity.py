@@ -105,10 +105,11 @@ def test_a_poor_network_is_not_taken_for_mixed_up_labels(seed, classes):
 def test_what_the_checkpoint_says_of_the_same_images_must_hold_but_for_the_margin():
     labels, top1 = good_network(0.9)
     top1 = np.where(np.arange(400) < 360, labels, (labels + 1) % 10)
-    claims = {percent: (Claim(percent, "the header", same_images=True),) for percent in (90.9, 91.2)}
-    assert judged(labels, top1, claims=claims[90.9]).objections == ()
-    (objection,) = judged(labels, top1, claims=claims[91.2]).objections
-    assert "the header says 91.20 %, on the same images; 90.00 % of 400 images are right; check --pre" in objection
+    claims = {percent: (Claim(percent, "the header", same_images=True),) for percent in (91.2, 91.3)}
+    # 90.2 % would be 360.8 images, and two libraries may differ about one.
+    assert judged(labels, top1, claims=claims[91.2]).objections == ()
+    (objection,) = judged(labels, top1, claims=claims[91.3]).objections
+    assert "the header says 91.30 %, on the same images; 90.00 % of 400 images are right; check --pre" in objection
 
 
 def test_what_is_said_of_other_images_is_tested_and_not_compared():
@@ -130,11 +131,87 @@ def test_random_weights_are_expected_to_guess_and_held_to_what_was_asked_all_the
 def test_a_first_look_leaves_the_least_accuracy_to_the_last():
     one = outcomes(*good_network(0.9))
     assert judge_reference(one, TEN, Expectations(min_percent=99.0), is_sample=True).objections == ()
-    labels = np.arange(10) % 2
-    nine = outcomes(labels, np.where(np.arange(10) == 0, 1, labels))
-    # Nine of ten, with two classes, is no proof of anything, and no reason to stop.
-    assert judge_reference(nine, ("a", "b"), Expectations(), is_sample=True).objections == ()
-    assert len(judge_reference(nine, ("a", "b"), Expectations()).objections) == 1
+
+
+def test_a_first_look_does_not_hold_a_sample_to_what_was_measured_on_all():
+    labels = np.arange(512) % 10
+    claim = Expectations(claims=(Claim(75.0, "the header", same_images=True),))
+    for right, is_refused in ((370, False), (300, True)):
+        one = outcomes(labels, np.where(np.arange(512) < right, labels, (labels + 1 + np.arange(512) // 10 % 9) % 10))
+        assert bool(judge_reference(one, TEN, claim, is_sample=True).objections) == is_refused
+        assert judge_reference(one, TEN, claim).objections
+
+
+@pytest.mark.parametrize("is_sample", [False, True])
+@pytest.mark.parametrize(("count", "right"), [(10, 9), (10, 7), (20, 15), (30, 21)])
+def test_few_images_do_not_refuse_a_network_that_may_be_good(count, right, is_sample):
+    labels = np.arange(count) % 2
+    one = outcomes(labels, np.where(np.arange(count) < right, labels, 1 - labels))
+    assert judge_reference(one, ("a", "b"), Expectations(), is_sample=is_sample).objections == ()
+
+
+def test_images_of_one_class_alone_accuse_nobody():
+    labels = np.zeros(400, np.int64)
+    found = judged(labels, np.where(np.arange(400) < 380, labels, 1), ("a", "b"))
+    assert found.objections == ()
+    assert "too few images to tell" in found.findings[0]
+
+
+@pytest.mark.parametrize("right", [0, 43])
+def test_a_few_hundred_images_refuse_what_is_no_better_than_a_guess(right):
+    labels = np.arange(390) % 10
+    top1 = np.where(np.arange(390) < right, labels, (labels + 1 + np.arange(390) // 10 % 9) % 10)
+    (objection,) = judged(labels, top1).objections
+    assert f"{100 * right / 390:.2f} % of 390 images are right" in objection
+    assert "not better than chance" in objection
+
+
+def siblings(classes: int, each: int, seed: int) -> Outcomes:
+    """A sound network of 30 to 90 % right by class, that takes the rest mostly for the four most like it."""
+    generator = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), each)
+    top1 = np.empty_like(labels)
+    for one in range(classes):
+        right = generator.uniform(0.3, 0.9)
+        family = np.delete(np.arange(one // 5 * 5, one // 5 * 5 + 5), one % 5)
+        shares = np.full(classes, 0.2 * (1 - right) / classes)
+        shares[one] += right
+        shares[family] += 0.8 * (1 - right) * generator.dirichlet(np.ones(4))
+        top1[labels == one] = generator.choice(classes, each, p=shares / shares.sum())
+    return outcomes(labels, top1)
+
+
+@pytest.mark.parametrize(("classes", "each"), [(100, 100), (100, 5), (20, 10), (10, 10)])
+def test_classes_that_are_taken_for_their_siblings_are_no_other_order_of_the_labels(classes, each):
+    names = tuple(map(str, range(classes)))
+    for seed in range(20):
+        one = siblings(classes, each, seed)
+        assert judge_reference(one, names, Expectations()).objections == ()
+        kept = np.sort(np.random.default_rng(seed).permutation(len(one.labels))[:512])
+        few = outcomes(one.labels[kept], one.top1[kept])
+        assert judge_reference(few, names, Expectations(), is_sample=True).objections == ()
+
+
+@pytest.mark.parametrize("is_sample", [False, True])
+@pytest.mark.parametrize(("classes", "count", "moved"), [(10, 400, 4), (10, 400, 10), (1000, 5000, 1000), (2, 40, 2)])
+def test_labels_in_another_order_are_refused_and_named(classes, count, moved, is_sample):
+    names = tuple(map(str, range(classes)))
+    labels, top1 = good_network(0.85, classes=classes, count=count)
+    order = np.arange(classes)
+    order[:moved] = order[:moved][::-1].copy()
+    one = outcomes(labels, order[top1])
+    (objection,) = judge_reference(one, names, Expectations(), is_sample=is_sample).objections
+    assert "the labels are " in objection
+    assert f"images of '0' are answered as '{moved - 1}', '1' are answered as '{order[1]}'" in objection
+
+
+def test_two_of_many_classes_in_each_others_place_are_told_and_not_refused():
+    labels, top1 = good_network(0.9, classes=100, count=5000)
+    order = np.arange(100)
+    order[:2] = 1, 0
+    found = judged(labels, order[top1], tuple(map(str, range(100))))
+    assert found.objections == ()
+    assert "most images of '0' are answered as '1', '1' are answered as '0'; check that --labels" in found.findings[0]
 
 
 def test_a_single_output_tells_two_classes_apart():
