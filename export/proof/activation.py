@@ -5,6 +5,8 @@
     log-softmax                powers sum to one                  their softmax, which is their powers
     sigmoid                    lie in 0..1                        the outputs, as they are
     what has no bounds         any that do not sum to one         their softmax; of a single output, its sigmoid
+    a clip                     sum to one                         the outputs, as they are
+    arithmetic on these        sum to one, or their powers do     as above
     what says nothing          sum to one, or their powers do     as above
     what says nothing          go beyond 0..1                     as of what has no bounds
 
@@ -72,7 +74,7 @@ def decide(ending: Ending, outputs: np.ndarray, *, real: bool) -> Decision:
     if count == 1 and ending.kind in ("softmax", "log_softmax"):
         raise JobError(f"{found}: a softmax of one output is always the same; take it out of the network")
     is_open = ending.kind == "unknown"
-    if look == "shares" and (is_open or ending.kind == "softmax"):
+    if look == "shares" and (is_open or ending.kind in ("softmax", "clipped", "derived")):
         return Decision("none", f"{found}: they are probabilities already")
     if look == "log_shares" and ending.kind != "softmax":
         return Decision("softmax", f"{found}: a softmax of log-probabilities gives the probabilities")

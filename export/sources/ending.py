@@ -17,8 +17,9 @@ import numpy as np
 from export.variants.onnx_graph import array, attribute, initializers, producers
 
 # "unbounded": nothing limits the values, as behind a linear layer. "clipped": cut off at a bound, which may or may not
-# be meant as a probability's. "unknown": these operators say nothing.
-Kind = Literal["softmax", "log_softmax", "sigmoid", "unbounded", "clipped", "unknown"]
+# be meant as a probability's. "derived": calculated from probabilities or their logarithms, as percent are, so that no
+# values make logits of them. "unknown": these operators say nothing.
+Kind = Literal["softmax", "log_softmax", "sigmoid", "unbounded", "clipped", "derived", "unknown"]
 
 _UNCHANGED = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast", "Dropout", "Transpose"})
 _REPEATED = _UNCHANGED | {"Expand", "Tile"}
@@ -30,6 +31,11 @@ _RECTIFIERS = frozenset(
 _MEANS_AND_PARTS = frozenset(
     {"GlobalAveragePool", "AveragePool", "ReduceMean", "Slice", "Gather", "GlobalMaxPool", "MaxPool", "ReduceMax"}
 )
+_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Sum", "Mean", "Concat"})
+# Beyond arithmetic, what still makes no logits of probabilities. (A Log of shares, or an Exp of their logarithms, is
+# known before.)
+_DERIVING = _ARITHMETIC | {"Log", "Exp", "Pow", "Sqrt", "Abs", "Round", "Reciprocal", "ReduceSum", "Where", "Max"}
+_OF_PROBABILITIES = frozenset({"softmax", "log_softmax", "sigmoid", "derived"})
 _MOST_STEPS = 64
 
 
@@ -71,7 +77,7 @@ class _Reader:
         if kind in _LINEAR or kind in _RECTIFIERS:
             return Ending("unbounded", kind)
         if kind in ("Clip", "Min"):
-            return Ending("clipped", kind)
+            return self._derived(node, steps) or Ending("clipped", kind)
         if kind in _MEANS_AND_PARTS:
             return self._mean_or_part(node, steps)
         return self._written_out(node) or self._arithmetic(node, steps) or Ending("unknown", kind)
@@ -80,6 +86,8 @@ class _Reader:
         inner = self.read(node.input[0], steps - 1)
         if inner.kind in ("unbounded", "clipped"):
             return Ending(inner.kind, f"{inner.words}, {node.op_type}")
+        if inner.kind in ("softmax", "sigmoid", "derived"):
+            return Ending("derived", f"{inner.words}, {node.op_type}")
         return Ending("unknown", f"{inner.words}, {node.op_type}")
 
     def _written_out(self, node: Any) -> Ending | None:
@@ -105,13 +113,34 @@ class _Reader:
         return None
 
     def _arithmetic(self, node: Any, steps: int) -> Ending | None:
-        """Sums, differences and multiples of what has no bounds have none."""
-        if node.op_type not in ("Add", "Sub", "Mul", "Div", "Neg", "Sum", "Concat"):
+        """Sums, differences and multiples of what has no bounds have none; those of probabilities are derived."""
+        if node.op_type in _DERIVING:
+            derived = self._derived(node, steps)
+            if derived is not None:
+                return derived
+        if node.op_type not in _ARITHMETIC:
             return None
-        parts = [self.read(name, steps - 1) for name in node.input if not self._is_constant(name)]
+        parts = self._parts(node, steps)
         if parts and all(part.kind == "unbounded" for part in parts):
+            if node.op_type == "Neg" and self._is(node.input[0], "Softplus"):
+                return Ending("derived", "the logarithm of a sigmoid")  # -log(1 + exp(-x))
             return Ending("unbounded", f"{parts[0].words}, {node.op_type}")
         return None
+
+    def _derived(self, node: Any, steps: int) -> Ending | None:
+        parts = self._parts(node, steps)
+        of_probabilities = [part for part in parts if part.kind in _OF_PROBABILITIES]
+        # A product of those and of something else, as x * sigmoid(x), is as free as the other factor.
+        if not of_probabilities or (node.op_type == "Mul" and len(of_probabilities) < len(parts)):
+            return None
+        return Ending("derived", f"{of_probabilities[0].words}, {node.op_type}")
+
+    def _parts(self, node: Any, steps: int) -> list[Ending]:
+        return [self.read(name, steps - 1) for name in node.input if name and not self._is_constant(name)]
+
+    def _is(self, tensor: str, kind: str) -> bool:
+        node = self._node(tensor)
+        return node is not None and node.op_type == kind
 
     def _is_share(self, value: str, total: str) -> bool:
         """Whether `total` is the sum of `value`."""

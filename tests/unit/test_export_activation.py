@@ -59,6 +59,7 @@ def network(path: Path, steps: Sequence[Step], classes: int = CLASSES) -> Path:
         "one": np.array(1, np.float32),
         "hundredth": np.array(0.01, np.float32),
         "zero": np.array(0, np.float32),
+        "tiny": np.array(1e-6, np.float32),
         "row": np.array([-1, classes]),
         "column": np.array([-1, classes, 1]),
     }
@@ -106,6 +107,15 @@ def answers(path: Path) -> np.ndarray:
         ([("LogSoftmax", ["logits"], "p"), ("Exp", ["p"], "y")], "none", "the powers of a log-softmax"),
         ([("Sigmoid", ["logits"], "y")], "none", "the probability of each class by itself already"),
         (WRITTEN_SIGMOID, "none", "1 / (1 + exp(-x))"),
+        ([("Softmax", ["logits"], "p"), ("Clip", ["p", "tiny", "one"], "y")], "none", "Softmax, Clip"),
+        ([("Mul", ["logits", "hundredth"], "cool"), ("Softmax", ["cool"], "y")], "none", "Softmax"),
+        ([("Div", ["logits", "hundredth"], "y")], "softmax", "MatMul, Div"),
+        ([("Sigmoid", ["logits"], "p"), ("Mul", ["logits", "p"], "y")], "softmax", "logits"),
+        (
+            [("Softmax", ["logits"], "p"), ("Softmax", ["logits"], "q"), ("Mean", ["p", "q"], "y")],
+            "none",
+            "Softmax, Mean",
+        ),
     ],
 )
 def test_graph_and_outputs_decide_together(tmp_path, steps, activation, words):
@@ -123,6 +133,13 @@ def test_graph_and_outputs_decide_together(tmp_path, steps, activation, words):
         [("Sigmoid", ["logits"], "p"), ("Mul", ["p", "hundredth"], "y")],
         # Shares along another axis than the classes'.
         [("Softmax", ["logits"], "y", {"axis": 0})],
+        # Percent, the losses of training, and scores from -1 to 1.
+        [("Softmax", ["logits"], "p"), ("Div", ["p", "hundredth"], "y")],
+        [("Softmax", ["logits"], "p"), ("Div", ["p", "hundredth"], "q"), ("Clip", ["q", "one"], "y")],
+        [("LogSoftmax", ["logits"], "p"), ("Neg", ["p"], "y")],
+        [("Sigmoid", ["logits"], "p"), ("Log", ["p"], "y")],
+        [("Neg", ["logits"], "minus"), ("Softplus", ["minus"], "p"), ("Neg", ["p"], "y")],
+        [("Sigmoid", ["logits"], "p"), ("Add", ["p", "p"], "q"), ("Sub", ["q", "one"], "y")],
     ],
 )
 def test_where_neither_can_tell_the_option_is_named(tmp_path, steps):
