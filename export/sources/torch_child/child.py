@@ -77,11 +77,12 @@ def _export(job: Job, folder: Path) -> Outcome:
         assert job.weights is not None
         by_name = job.kind in ("zoo", "torchvision", "timm")
         entry = weights.load_file(network, Path(job.weights), by_name=by_name, key=job.weights_key)
-    elif job.refuse_random and job.kind == "file":
-        untrained.refuse(network, lambda: networks.build(job), f"{Path(job.file or '').name}:{job.name}")
     if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
         network.eval()
     samples = load((folder / files.SAMPLES).read_bytes())[TENSOR]
+    if job.refuse_random and job.kind == "file" and job.weights_from != "file":
+        few = graph.normalised(samples[:2], job)
+        untrained.refuse(network, lambda: networks.build(job), few, f"{Path(job.file or '').name}:{job.name}")
     if job.weights_from == "random":
         weights.draw(network, graph.normalised(samples, job))
     reference = graph.reference(network, job, samples)

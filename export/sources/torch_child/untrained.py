@@ -1,14 +1,14 @@
 """Weights that were drawn and not loaded: those that another seed makes others.
 
 A factory may load its weights itself or forget to, and a file of Python does not say which. So it is called once more
-with every generator at another place: what it loads is the same, what it draws is not. Knows torch's generators; knows
-nothing of accuracy.
+with every generator at another place: what it loads is the same, what it draws is not. What the answers do not come
+from, such as a head for training alone, may be drawn. Knows torch's generators; knows nothing of accuracy.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -23,32 +23,81 @@ if TYPE_CHECKING:
 _OTHER_SEED = 0x5EED
 
 
-def refuse(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module], shown: str) -> None:
-    """Raises JobError where `build_again` makes a network with other weights under another seed."""
-    drawn = _drawn(network, build_again)
-    if drawn:
-        whole = len(drawn) == sum(1 for _ in network.parameters())
-        raise JobError(
-            f"the weights that {shown} gives are random, for they change with the seed "
-            f"({'all of them' if whole else some(drawn)}); pass --weights FILE, load them in the function, or "
-            "pass --random-weights to export an untrained network"
-        )
+def refuse(
+    network: torch.nn.Module, build_again: Callable[[], torch.nn.Module], images: torch.Tensor, shown: str
+) -> None:
+    """Raises JobError where `build_again` makes other weights under another seed, and the answers come from them.
 
-
-def _drawn(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module]) -> list[str]:
-    """The names of the parameters that are others the second time; empty where that cannot be seen."""
+    `network` is in evaluation mode; `images` are a few that it takes, float32 [N, C, H, W].
+    """
     import torch
 
     try:
         with _other_seed():
-            again = dict(build_again().named_parameters())
+            again = build_again()
     except Exception:  # the user's code need not work twice; then accuracy must tell
-        return []
-    return [
-        name
+        return
+    drawn = _drawn(network, again)
+    if not drawn:
+        return
+    with torch.random.fork_rng(devices=[]):
+        reached = _reached(network, drawn, images)
+        # What is calculated without gradients reaches the answers unseen.
+        if not reached and _answer_alike(network, again.eval(), images):
+            return
+    names = reached or list(drawn)
+    whole = len(names) == sum(1 for _ in network.parameters())
+    raise JobError(
+        f"the weights that {shown} gives are random, for they change with the seed "
+        f"({'all of them' if whole else some(names)}); pass --weights FILE, load them in the function, or "
+        "pass --random-weights to export an untrained network"
+    )
+
+
+def _drawn(network: torch.nn.Module, again: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters that are others the second time."""
+    import torch
+
+    others = dict(again.named_parameters())
+    return {
+        name: parameter
         for name, parameter in network.named_parameters()
-        if name in again and again[name].shape == parameter.shape and not torch.equal(parameter, again[name])
-    ]
+        if name in others and others[name].shape == parameter.shape and not torch.equal(parameter, others[name])
+    }
+
+
+def _reached(network: torch.nn.Module, drawn: Mapping[str, torch.nn.Parameter], images: torch.Tensor) -> list[str]:
+    """The names of those that the answers to the images depend on, as far as gradients show."""
+    import torch
+
+    trained = {name: parameter.requires_grad for name, parameter in drawn.items()}
+    try:
+        for parameter in drawn.values():
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            total = network(images).sum()
+            gradients = torch.autograd.grad(total, list(drawn.values()), allow_unused=True)
+    except Exception:  # no network that gradients go through, or none that takes the images, which is told later
+        return []
+    finally:
+        for name, parameter in drawn.items():
+            parameter.requires_grad_(trained[name])
+    return [name for name, gradient in zip(drawn, gradients, strict=True) if gradient is not None]
+
+
+def _answer_alike(network: torch.nn.Module, again: torch.nn.Module, images: torch.Tensor) -> bool:
+    """Whether the two give the same answers; so, too, where one of them cannot answer, which is told later."""
+    import torch
+
+    answers = []
+    try:
+        for one in (network, again):
+            torch.manual_seed(0)
+            with torch.inference_mode():
+                answers.append(one(images))
+        return bool(torch.allclose(*answers, rtol=1e-5, atol=1e-7))
+    except Exception:  # it is the user's code
+        return True
 
 
 @contextmanager
