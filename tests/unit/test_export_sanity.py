@@ -112,6 +112,20 @@ def test_what_the_checkpoint_says_of_the_same_images_must_hold_but_for_the_margi
     assert "the header says 91.30 %, on the same images; 90.00 % of 400 images are right; check --pre" in objection
 
 
+@given(st.integers(1, 5000), st.data())
+def test_with_no_margin_one_image_is_forgiven_and_rounding_is_none(count, data):
+    right = data.draw(st.integers(0, count))
+    labels = np.arange(count) % 10
+    answered = np.where(np.arange(count) < right, labels, (labels + 1 + np.arange(count) // 10 % 9) % 10)
+    for stated in (right, min(right + 1, count)):
+        claim = Claim(100 * (stated / count), "the header", same_images=True)
+        found = judged(labels, answered, claims=(claim,), margin_points=0.0, untrained=True)
+        assert found.objections == ()
+    if right + 2 <= count:
+        claim = Claim(100 * ((right + 2) / count), "the header", same_images=True)
+        assert judged(labels, answered, claims=(claim,), margin_points=0.0, untrained=True).objections
+
+
 def test_what_is_said_of_other_images_is_tested_and_not_compared():
     labels = np.arange(400) % 10
     top1 = np.where(np.arange(400) < 350, labels, (labels + 1) % 10)
