@@ -17,6 +17,9 @@ from tests.support.servers import Server, rows_request, start_fake_server, start
 from tests.support.stores import digit
 from tests.support.wire import Wire, chunk, head
 
+# Many servers are started here, and much is waited for.
+pytestmark = pytest.mark.slow
+
 UPGRADE = {
     "Connection": "Upgrade, HTTP2-Settings",
     "Upgrade": "h2c",

@@ -14,6 +14,9 @@ from tests.support.servers import Server, run_convoy, start_server
 from tests.support.stores import StoreFolder
 from tests.support.wire import Wire
 
+# Many servers are started here, and much is waited for.
+pytestmark = pytest.mark.slow
+
 LOAD, UNLOAD = "/v2/repository/models/digits/load", "/v2/repository/models/digits/unload"
 OPTIONS = ("--host", "127.0.0.1", "--model-control", "explicit", "--allow-shared-memory")
 PLAIN = {"Content-Type": "text/plain"}  # what a form sends without asking first

@@ -31,6 +31,9 @@ from loadtest.results import whole
 from models.errors import JobError, UsageError
 from tests.support.servers import wait_until
 
+# Many servers are started here, and much is waited for.
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 

@@ -21,6 +21,9 @@ from loadtest.options import LoadOptions
 from models.errors import JobError, UsageError
 from tests.support.servers import Server, run_convoy, start_server, wait_until
 
+# Many servers are started here, and much is waited for.
+pytestmark = pytest.mark.slow
+
 # Generous, so that a busy test machine does not void an honest run.
 EASY_SLO_MS = 4000
 

@@ -20,6 +20,9 @@ from tests.support.crowds import Crowd
 from tests.support.servers import Server, run_convoy, start_server, wait_until
 from tests.support.stores import StoreFolder
 
+# Many servers are started here, and much is waited for.
+pytestmark = pytest.mark.slow
+
 POLL = ("--model-control", "poll", "--poll-interval-s", "0.05", "--access-log", "off")
 EXPLICIT = ("--model-control", "explicit", "--host", "127.0.0.1", "--access-log", "off")
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}

@@ -16,6 +16,9 @@ import pytest
 from tests.support.servers import Server, run_convoy, start_server
 from tests.support.stores import DATA, ROOT
 
+# Many servers are started here, and much is waited for.
+pytestmark = pytest.mark.slow
+
 SEVEN = str(DATA / "seven.png")
 
 
