@@ -45,9 +45,13 @@ class Build:
         return [sys.executable, *door, *arguments]
 
     def environment(self, cache: str) -> dict[str, str]:
-        """Nothing of the caller's options or modules, nor of what an earlier run has left in a cache."""
+        """Nothing of the caller's options or modules, nor of what an earlier run has left in a cache.
+
+        Sets have one order in every process, or the framework would list methods that are allowed in another each time.
+        """
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("CONVOY_", "PYTHON"))}
-        return {**kept, "PYTHONPATH": str(self.tree), "XDG_CACHE_HOME": cache, "COLUMNS": "200", "NO_COLOR": "1"}
+        own = {"PYTHONPATH": str(self.tree), "PYTHONHASHSEED": "0", "XDG_CACHE_HOME": cache}
+        return {**kept, **own, "COLUMNS": "200", "NO_COLOR": "1"}
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         """A command that ends by itself."""
