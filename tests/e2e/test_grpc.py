@@ -22,6 +22,9 @@ from tests.support.crowds import at_once
 from tests.support.servers import FakeServer, Server, run_convoy, start_fake_server, start_server, wait_until
 from tests.support.stores import IDENTITIES, StoreFolder
 
+# Many servers are started here, and much is waited for.
+pytestmark = pytest.mark.slow
+
 SEED = 20
 TYPED_FIELDS = {
     "BOOL": "bool_contents",

@@ -20,6 +20,9 @@ from tests.support.servers import FakeServer, Server, start_fake_server, start_s
 from tests.support.stores import StoreFolder
 from tests.support.wire import Wire, WireReply, chunk, head
 
+# Many servers are started here, and much is waited for.
+pytestmark = pytest.mark.slow
+
 SIMPLE = "/v2/models/simple/infer"
 ROWS = "/v2/models/rows/infer"
 BROAD = 16 << 10  # values of a sample of `broad`

@@ -15,6 +15,9 @@ from tests.support.servers import FakeServer, Server, rows_request, start_fake_s
 from tests.support.stores import StoreFolder, digit
 from tests.support.wire import Wire, chunk, head
 
+# Many servers are started here, and much is waited for.
+pytestmark = pytest.mark.slow
+
 DIGITS = "/predictions/digits"
 MIB = 1 << 20
 
