@@ -9,8 +9,8 @@ MINUTES ?= 5
 SEED ?=
 VENV := .venv
 BIN := $(VENV)/bin
-# A GPU machine gets the runtime that can use it; the two runtimes are one package and exclude each other.
-RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
+# A GPU machine gets what can use it; the two builds of ONNX Runtime are one package and exclude each other.
+RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu,rtx || echo cpu)
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: serve test test-long test-all check image-test oracle campaign demo bench simulate peers ceiling zoo-table clean
@@ -86,5 +86,5 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(PIP_INSTALL) --editable '.[$(RUNTIME),export,dev]'
+	$(PIP_INSTALL) --editable '.[$(RUNTIME),rtx,export,dev]'
 	touch $@
