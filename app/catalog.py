@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
 
+from app.engines.plan_builder import PlanBuild
 from app.listing import Listing, ModelState, choose
 from app.loading import LoadedModel
-from app.plan_builder import PlanBuild
 from app.proving import ProvedEngine
 from app.scheduling.queues import Lane
 from app.scheduling.request import ModelKey

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from app.catalog import Catalog, Served
 from app.core_like import Spent
+from app.engines.plan_builder import PlanBuilder
 from app.gpu_metrics import GpuWatch
 from app.health import Health, HealthOptions
 from app.lanes import Lanes
@@ -22,7 +23,6 @@ from app.loading import LoadedModel, LoadOptions, load
 from app.metrics import EngineMetrics, Metrics, TritonMetrics
 from app.model_control import ControlOptions, ModelControl
 from app.outcomes import no_room, refused
-from app.plan_builder import PlanBuilder
 from app.proving import ProvedEngine
 from app.reception import Reception
 from app.scheduling.policy import Dispatch

@@ -1,8 +1,7 @@
-"""A version's engines on the GPUs of this machine: TensorRT where there is a plan, ONNX Runtime else.
+"""A version's engines on the GPUs of this machine: plans where there are any, ONNX Runtime else.
 
-On each device the first kind of engine that proves itself serves; what stands in the way of a better one is
-a reason, and a plan that is missing is also a wish. Raises nothing for a model that a GPU cannot run, because
-a CPU may. Knows nothing of requests.
+What stands in the way of a better one is a reason, and a plan that is missing is also a wish. Raises nothing for a
+model that a GPU cannot run, because a CPU may. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,105 +21,76 @@ from app.engines.cuda.engine import bucket_sizes
 from app.engines.cuda.tuning import remembered, tuned
 from app.engines.machine import Machine
 from app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
-from app.engines.select import PrecisionChoice, choose_on_gpu
-from app.engines.tensorrt import TensorRtEngine, supports
+from app.engines.select import Choice, Runner, choose_on_gpu
+from app.engines.tensorrt import supports
+from app.engines.tensorrt_library import LIBRARIES, TensorRt
+from app.gpu_jobs import GpuJob, PlanWish, Untried, refusal
+from app.plan_loading import PlanOpener, find_or_wish
 from app.proving import Candidate, NotProved, ProvedEngine, measure, pick, prove
-from models.bundle import Bundle, Precision, Target, Variant
+from models.bundle import Precision, Variant
 from models.errors import BundleError, JobError
 from models.onnx_digest import onnx_digest
 from models.plan_cache import find_plan
-from models.plans import BuildOptions, Gpu, NoPlan, Plan, PlanKey, plan_key
+from models.plans import NoPlan
 from models.spec import ModelSpec
 
 _log = logging.getLogger("convoy")
 
 
-@dataclass(frozen=True, slots=True)
-class GpuJob:
-    """What is to be served: a bundle up to `max_batch_size` (0: without batches), and where."""
-
-    bundle: Bundle
-    max_batch_size: int
-    precision: PrecisionChoice
-    machine: Machine
-    plan_cache: Path | None
-
-
-@dataclass(frozen=True, slots=True)
-class PlanWish:
-    """A plan that is missing: what to build it from, and for which GPU of this process."""
-
-    device: Device
-    onnx: Path
-    variant: Variant
-    options: BuildOptions
-    key: PlanKey
-
-
-@dataclass(frozen=True, slots=True)
-class Untuned:
-    """A file that ONNX Runtime serves as it comes, because a plan was to take over soon; and where."""
-
-    device: Device
-    variant: Variant
-
-
 @dataclass(slots=True)
 class GpuEngines:
-    """One proved engine for each GPU that can serve, why nothing better does, and what would."""
+    """One proved engine for each GPU that can serve, why nothing better does, and what would or might."""
 
     engines: list[ProvedEngine] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     wishes: list[PlanWish] = field(default_factory=list)
-    untuned: list[Untuned] = field(default_factory=list)
+    untried: list[Untried] = field(default_factory=list)
 
 
-def load_on_gpus(job: GpuJob, wanted: tuple[Target, ...]) -> GpuEngines:
-    """Try the wanted kinds of engine on every GPU, best first. Raises BundleError where a GPU is beyond help."""
+def load_on_gpus(job: GpuJob, wanted: tuple[Runner, ...]) -> GpuEngines:
+    """Try the wanted kinds of engine on every GPU. Raises BundleError where a GPU is beyond help.
+
+    Plans that are ready serve at once, the fastest of them. ONNX Runtime serves where there are none, and is else tried
+    beside them later.
+    """
     found = GpuEngines()
     for device in job.machine.gpus:
         _ensure_works(device)
-        for target in wanted:
+        plans = [library for library in LIBRARIES if library.engine in wanted]
+        if plans and (proved := _load_plans(job, device, plans, found)) is not None:
+            found.engines.append(proved)
+            if "cuda" in wanted and not job.machine.why_no_code(device):
+                choice = choose_on_gpu(job.bundle, job.precision, "cuda")
+                found.untried += [Untried(device, variant) for variant in choice.variants]
+        elif "cuda" in wanted:
             try:
-                if target == "tensorrt":
-                    found.engines.append(_load_plans(job, device, found))
-                elif target == "cuda":
-                    found.engines.append(_load_onnx(job, device, found))
-                else:
-                    continue
+                found.engines.append(_load_onnx(job, device, found))
             except NotProved as failure:
-                found.skipped.append(refusal(target, device, failure))
-            else:
-                break
+                found.skipped.append(refusal("cuda", device, failure))
     return found
 
 
 def prove_plan(job: GpuJob, wish: PlanWish) -> ProvedEngine:
-    """The engine of a plan that has just been built. Raises NotProved."""
+    """The engine of a plan that has just been built, or is compiled now. Raises NotProved."""
     if job.plan_cache is None:
         raise NotProved(f"{wish.variant.file}: there is no plan cache")
     found = find_plan(job.plan_cache, wish.key)
     if isinstance(found, NoPlan):
         raise NotProved(f"{wish.variant.file}: {found.reason}")
-    candidate = _open_and_prove(job, wish.variant, partial(_open_plan, job, wish.device, found))
+    candidate = _open_and_prove(job, wish.variant, PlanOpener(job, wish.device, found).open)
     return _best([candidate], "its plan was built", "tensorrt_plan")
 
 
-def prove_tuned(job: GpuJob, untuned: Untuned) -> ProvedEngine:
-    """The engine that serves for good where no plan took over. Raises NotProved."""
-    opener = _opener(job, untuned.device, untuned.variant)
-    candidate = _open_and_prove(job, untuned.variant, opener.open)
-    return _best([candidate], "tuned, because no plan serves", "onnxruntime_onnx")
-
-
-def refusal(engine: str, device: Device, why: object) -> str:
-    """How it is told that an engine does not serve on a device."""
-    return f"{engine} on {device.name}: {why}"
+def prove_tuned(job: GpuJob, untried: Untried) -> ProvedEngine:
+    """ONNX Runtime at its best. Raises NotProved."""
+    opener = _opener(job, untried.device, untried.variant)
+    candidate = _open_and_prove(job, untried.variant, opener.open)
+    return _best([candidate], "tuned, and no plan is faster", "onnxruntime_onnx")
 
 
 def still_refused(skipped: tuple[str, ...], wish: PlanWish) -> tuple[str, ...]:
     """Of what was told, all that holds when the wish has been tried: there was no plan, and now there is an answer."""
-    of_file, of_all = (refusal("tensorrt", wish.device, why) for why in (f"{wish.variant.file}: ", _NOTHING_SERVES))
+    of_file, of_all = (refusal(wish.library, wish.device, why) for why in (f"{wish.variant.file}: ", _NOTHING_SERVES))
     return tuple(reason for reason in skipped if not reason.startswith(of_file) and reason != of_all)
 
 
@@ -134,52 +104,42 @@ def _ensure_works(device: Device) -> None:
         raise BundleError(f"{device.name} cannot be used by this process any more ({failure}); restart it") from failure
 
 
-# TensorRT
+# Plans
 
 
-def _load_plans(job: GpuJob, device: Device, found: GpuEngines) -> ProvedEngine:
+def _load_plans(job: GpuJob, device: Device, libraries: Sequence[TensorRt], found: GpuEngines) -> ProvedEngine | None:
+    """The fastest of what is ready, whichever library made it; None where nothing is."""
+    candidates: list[Candidate] = []
+    reason = ""
+    for library in libraries:
+        try:
+            choice = _choose_plans(job)
+        except NotProved as failure:
+            found.skipped.append(refusal(library.name, device, failure))
+            continue
+        found.skipped += choice.skipped
+        reason, before = choice.reason, len(candidates)
+        for variant in choice.variants:
+            try:
+                opener = find_or_wish(job, device, library, variant, found.wishes)
+                candidates.append(_open_and_prove(job, variant, opener.open))
+            except NotProved as failure:
+                found.skipped.append(refusal(library.name, device, failure))
+        if len(candidates) == before:
+            found.skipped.append(refusal(library.name, device, _NOTHING_SERVES))
+    try:
+        return _best(candidates, reason, "tensorrt_plan") if candidates else None
+    except NotProved as failure:
+        found.skipped += [refusal(one.engine.info.engine, device, failure) for one in candidates]
+        return None
+
+
+def _choose_plans(job: GpuJob) -> Choice:
+    """Raises NotProved for a model that has no plans."""
     spec = job.bundle.manifest.spec
     if not supports((*spec.inputs, *spec.outputs)):
         raise NotProved("TensorRT takes only numbers of fixed shapes")
-    choice = choose_on_gpu(job.bundle, job.precision, "tensorrt")
-    found.skipped += choice.skipped
-    candidates: list[Candidate] = []
-    for variant in choice.variants:
-        try:
-            plan = _find_or_wish(job, device, variant, found.wishes)
-            candidates.append(_open_and_prove(job, variant, partial(_open_plan, job, device, plan)))
-        except NotProved as failure:
-            found.skipped.append(refusal("tensorrt", device, failure))
-    return _best(candidates, choice.reason, "tensorrt_plan")
-
-
-def _find_or_wish(job: GpuJob, device: Device, variant: Variant, wishes: list[PlanWish]) -> Plan:
-    if job.plan_cache is None:
-        raise NotProved(f"{variant.file}: there is no plan cache; give one with --plan-cache")
-    onnx = job.bundle.path(variant.file)
-    gpu = Gpu(device.properties.name, device.properties.compute_capability)
-    options = BuildOptions(variant.precision, bucket_sizes(job.max_batch_size))
-    try:
-        key = plan_key(onnx_digest(onnx), job.machine.tensorrt.module.__version__, gpu, options)
-    except (JobError, OSError) as error:
-        raise NotProved(f"{variant.file}: {error}") from error
-    found = find_plan(job.plan_cache, key)
-    if isinstance(found, NoPlan):
-        wishes.append(PlanWish(device, onnx, variant, options, key))
-        raise NotProved(f"{variant.file}: {found.reason}")
-    return found
-
-
-def _open_plan(job: GpuJob, device: Device, plan: Plan) -> Engine:
-    spec = job.bundle.manifest.spec
-    return TensorRtEngine(
-        plan,
-        device,
-        job.machine.tensorrt.module,
-        inputs=spec.inputs,
-        outputs=spec.outputs,
-        batched=job.max_batch_size > 0,
-    )
+    return choose_on_gpu(job.bundle, job.precision, "tensorrt")
 
 
 # ONNX Runtime
@@ -213,7 +173,7 @@ def _prove_onnx(job: GpuJob, device: Device, variant: Variant, found: GpuEngines
             except NotProved as failure:
                 _log.info("%s does not run as it comes (%s): %s", opener.onnx, way, failure)
             else:
-                found.untuned.append(Untuned(device, variant))
+                found.untried.append(Untried(device, variant))
                 return candidate
         _log.info("%s is tuned before it serves", opener.onnx)
     return _open_and_prove(job, variant, opener.open)

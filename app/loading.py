@@ -19,8 +19,9 @@ from app.engines.base import Blast, Engine, EngineFailure
 from app.engines.machine import CPU_ONLY, Machine
 from app.engines.memory import check_batch
 from app.engines.onnxruntime import LIBRARY, OnnxRuntimeCpuEngine
-from app.engines.select import EngineChoice, PrecisionChoice, choose_on_cpu, measured_here, targets
-from app.gpu_loading import GpuJob, PlanWish, Untuned, load_on_gpus, open_bare_on_gpus
+from app.engines.select import EngineChoice, PrecisionChoice, choose_on_cpu, measured_here, runners
+from app.gpu_jobs import GpuJob, PlanWish, Untried
+from app.gpu_loading import load_on_gpus, open_bare_on_gpus
 from app.proving import Candidate, NotProved, ProvedEngine, measure, pick, prove
 from models.bundle import Bundle, LatencyTable, Variant, open_bundle
 from models.errors import BundleError
@@ -59,7 +60,7 @@ class LoadedModel:
 
     `spec` carries the batch size that is served, which the operator may have lowered. `skipped` says why
     other engines and variants do not serve. `wishes` are the plans that would serve better, were they built, and
-    `untuned` what is to be tuned if none of them does. `objections` are the export's own against serving it at all.
+    `untried` what may be faster than what serves. `objections` are the export's own against serving it at all.
     """
 
     stored: StoredVersion
@@ -68,7 +69,7 @@ class LoadedModel:
     skipped: tuple[str, ...]
     load_s: float
     wishes: tuple[PlanWish, ...] = ()
-    untuned: tuple[Untuned, ...] = ()
+    untried: tuple[Untried, ...] = ()
     objections: tuple[str, ...] = ()
 
 
@@ -88,7 +89,7 @@ def _load_bundle(stored: StoredVersion, options: LoadOptions, started: float) ->
     _check_configured(spec, options)
     _check_external_data(bundle)
     limit = _limit(spec, options)
-    wanted, skipped = targets(options.machine, options.engine)
+    wanted, skipped = runners(options.machine, options.engine)
     on_gpus = load_on_gpus(_gpu_job(bundle, limit, options), wanted)
     skipped += tuple(dict.fromkeys(on_gpus.skipped))
     engines = tuple(on_gpus.engines)
@@ -108,7 +109,7 @@ def _load_bundle(stored: StoredVersion, options: LoadOptions, started: float) ->
         skipped=skipped,
         load_s=time.monotonic() - started,
         wishes=tuple(on_gpus.wishes) if options.engine == "auto" else (),
-        untuned=tuple(on_gpus.untuned),
+        untried=tuple(on_gpus.untried),
         objections=bundle.manifest.objections,
     )
 
@@ -118,7 +119,9 @@ def _cannot_serve(model: Path, options: LoadOptions, skipped: tuple[str, ...], a
 
 
 def _gpu_job(bundle: Bundle, limit: int, options: LoadOptions) -> GpuJob:
-    return GpuJob(bundle, limit, options.precision, options.machine, options.plan_cache)
+    # Where one engine was asked for by name, there is none to serve meanwhile.
+    may_wait = options.engine != "auto"
+    return GpuJob(bundle, limit, options.precision, options.machine, options.plan_cache, may_wait)
 
 
 def _load_on_cpu(bundle: Bundle, limit: int, options: LoadOptions) -> tuple[ProvedEngine, tuple[str, ...]]:
@@ -166,9 +169,9 @@ def _latencies(candidates: list[Candidate]) -> tuple[LatencyTable, ...]:
 def _load_bare(stored: StoredVersion, options: LoadOptions, started: float) -> LoadedModel:
     bare = read_bare_model(stored, options.threads, options.configured_batch)
     limit = _limit(bare.spec, options)
-    wanted, skipped = targets(options.machine, options.engine)
+    wanted, skipped = runners(options.machine, options.engine)
     engines: list[ProvedEngine] = []
-    if "tensorrt" in wanted:
+    if {"tensorrt", "rtx"} & set(wanted):
         skipped += ("tensorrt: a bare model has no answers that a plan could be held to; make a bundle of it",)
     if "cuda" in wanted:
         engines, refused = _load_bare_on_gpus(bare, limit, options)

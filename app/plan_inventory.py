@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.engines.machine import Machine
+from app.engines.tensorrt_library import library_named
 from models.bundle import Precision
 from models.plan_cache import find_plan, records_in
-from models.plans import NoPlan, PlanKey, PlanRecord
+from models.plans import Gpu, NoPlan, PlanKey, PlanRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def _found(cache: Path, record: PlanRecord, machine: Machine) -> PlanFound:
         model=record.onnx_name,
         precision=record.options.precision,
         batch_sizes=record.options.batch_sizes,
-        target=record.key.target,
+        target=str(record.key.target),
         plan_bytes=record.plan.bytes,
         why_not=next(_obstacles(cache, record.key, machine), ""),
     )
@@ -57,15 +58,17 @@ def _found(cache: Path, record: PlanRecord, machine: Machine) -> PlanFound:
 
 def _obstacles(cache: Path, key: PlanKey, machine: Machine) -> Iterator[str]:
     if not machine.gpus:
-        yield machine.no_gpu
+        # Whoever builds ahead wants to know at least that it is whole.
+        yield f"{plan.reason}" if isinstance(plan := find_plan(cache, key), NoPlan) else machine.no_gpu
         return
-    if machine.tensorrt.module is None:
-        yield machine.tensorrt.reason
+    library = machine.runs(library_named(key.target.library))
+    if library.module is None:
+        yield library.reason
         return
-    if key.tensorrt != (installed := machine.tensorrt.module.__version__):
-        yield f"TensorRT {installed} is installed"
-    gpus = [gpu.properties for gpu in machine.gpus]
-    if not any(g.compute_capability == key.compute_capability and key.gpu_name in (None, g.name) for g in gpus):
+    if key.target.version != (installed := library.module.__version__):
+        yield f"{key.target.library} {installed} is installed"
+    gpus = [Gpu(gpu.properties.name, gpu.properties.compute_capability) for gpu in machine.gpus]
+    if not any(key.target.covers(gpu) for gpu in gpus):
         yield "no GPU of this kind is here"
     if isinstance(plan := find_plan(cache, key), NoPlan):
         yield plan.reason

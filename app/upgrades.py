@@ -1,8 +1,8 @@
-"""No cold start: a version serves at once on what there is, and moves to its TensorRT plan when that is built.
+"""No cold start: a version serves at once on what there is, and moves to what is faster when that is ready.
 
-The plans that loading wished for are built one after the other in child processes. A finished one proves itself
-beside the engine that serves, on the bundle's own canary, and takes over between two batches if it is faster.
-Where no plan takes over, ONNX Runtime is tuned, which nobody was to wait for at the start.
+The plans that loading wished for are built one after the other in child processes, or compiled for the device. A
+finished one proves itself beside the engine that serves, on the bundle's own canary, and takes over between two batches
+if it is faster. ONNX Runtime is tuned, which nobody was to wait for at the start, and held against what serves then.
 Whatever goes wrong is told in `/stats` and in the log, and serving goes on as before.
 """
 
@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 
 from app.catalog import Served, ServedLane
 from app.engines.base import EngineFailure
+from app.engines.plan_builder import BuildOrder, PlanBuild, PlanBuilder
 from app.engines.speedup import is_worthwhile
-from app.gpu_loading import GpuJob, PlanWish, Untuned, prove_plan, prove_tuned, refusal, still_refused
+from app.engines.tensorrt_library import library_named
+from app.gpu_jobs import GpuJob, PlanWish, Untried, refusal
+from app.gpu_loading import prove_plan, prove_tuned, still_refused
 from app.loading import LoadOptions
-from app.plan_builder import BuildOrder, PlanBuild, PlanBuilder
 from app.proving import NotProved, ProvedEngine, measure
 from app.scheduling.request import ModelKey
 from models.bundle import LatencyTable, open_bundle
@@ -44,7 +46,7 @@ class Upgrades:
 
     def begin(self, served: Served) -> None:
         """Build what the version lacks, if it lacks anything; called again, what it has come to lack since."""
-        if served.loaded.wishes and served.key not in self._at_work:
+        if (served.loaded.wishes or served.loaded.untried) and served.key not in self._at_work:
             self._at_work.add(served.key)
             self._core.spawn(self._upgrade(served))
 
@@ -60,8 +62,8 @@ class Upgrades:
             while (wish := _next_wish(served, tried)) is not None:
                 tried.add((wish.device.name, wish.key))
                 await self._fulfil(served, wish)
-            for untuned in served.loaded.untuned:
-                await self._tune(served, untuned)
+            for untried in served.loaded.untried:
+                await self._try(served, untried)
         finally:
             self._at_work.discard(served.key)
 
@@ -88,25 +90,25 @@ class Upgrades:
             return
         served.loaded = replace(served.loaded, skipped=still_refused(served.loaded.skipped, wish))
         name, version, device = served.key.model, served.key.version, wish.device.name
-        _log.info("%s version %d on %s is served by TensorRT now: %s", name, version, device, serves.reason)
+        _log.info("%s version %d on %s is served by %s now: %s", name, version, device, wish.library, serves.reason)
 
-    async def _tune(self, served: Served, untuned: Untuned) -> None:
-        """No plan took over, so what was to serve for minutes will serve for good."""
-        if served.withdrawn or not any(_is_untuned(one, untuned) for one in served.lanes):
+    async def _try(self, served: Served, untried: Untried) -> None:
+        """What serves now may be slower than ONNX Runtime, or ONNX Runtime as it came; and either serves for good."""
+        if served.withdrawn or not any(one.lane.device == untried.device.name for one in served.lanes):
             return
-        about = f"{served.key.model} version {served.key.version} on {untuned.device.name}"
+        about = f"{untried.variant.file} of {served.key.model} version {served.key.version} on {untried.device.name}"
         try:
             serves = await self._let_take_over(
                 served,
                 self._core.control.load_options(served.key.model, served.key.version),
-                lambda job: prove_tuned(job, untuned),
+                lambda job: prove_tuned(job, untried),
             )
         except (NotProved, JobError) as failure:
-            _log.info("%s is served untuned: %s", about, failure)
+            _log.info("ONNX Runtime does not take over with %s: %s", about, failure)
         except Exception:  # a bug, here or in a library
             _log.exception("tuning %s failed; this is a bug", about)
         else:
-            _log.info("%s is served tuned: %s", about, serves.reason if serves else "it is not served any more")
+            _log.info("%s: %s", about, serves.reason if serves else "it is not served any more")
 
     async def _let_take_over(
         self, served: Served, options: LoadOptions, prove: Callable[[GpuJob], ProvedEngine]
@@ -139,8 +141,13 @@ class Upgrades:
         def report(progress: PlanBuild) -> None:
             served.plan_build = replace(progress, file=wish.variant.file)
 
-        _log.info("building the TensorRT plan of %s for %s beside the serving", wish.onnx, wish.device.name)
-        order = BuildOrder(wish.onnx, plan_cache, wish.options, wish.device.properties.index)
+        _log.info("building the %s plan of %s for %s beside the serving", wish.library, wish.onnx, wish.device.name)
+        order = BuildOrder(
+            *(wish.onnx, plan_cache, wish.options, wish.device.properties.index),
+            library=wish.library,
+            # A library that builds on the GPU itself knows for what.
+            capabilities=wish.key.target.capabilities if library_named(wish.library).builds_anywhere else (),
+        )
         building = asyncio.ensure_future(self._builder.build(order, report))
         self._building[served.key] = building
         try:
@@ -171,7 +178,9 @@ class Upgrades:
         """The version is served as before, and whoever looks is told why."""
         build = served.plan_build or PlanBuild("failed", file=wish.variant.file)
         served.plan_build = replace(build, reason=reason)
-        told = refusal("tensorrt", wish.device, f"{wish.variant.file}: {reason.removeprefix(f'{wish.variant.file}: ')}")
+        told = refusal(
+            wish.library, wish.device, f"{wish.variant.file}: {reason.removeprefix(f'{wish.variant.file}: ')}"
+        )
         served.loaded = replace(served.loaded, skipped=(*still_refused(served.loaded.skipped, wish), told))
         _log.warning("%s version %d is served as before: %s", served.key.model, served.key.version, told)
 
@@ -186,15 +195,6 @@ def _job(served: Served, options: LoadOptions) -> GpuJob:
     """Raises JobError."""
     bundle = open_bundle(served.loaded.stored.folder)
     return GpuJob(bundle, served.spec.max_batch_size, options.precision, options.machine, options.plan_cache)
-
-
-def _is_untuned(one: ServedLane, untuned: Untuned) -> bool:
-    info = one.proved.engine.info
-    return (info.engine, info.precision, info.device) == (
-        "onnxruntime-cuda",
-        untuned.variant.precision,
-        untuned.device.name,
-    )
 
 
 def _competes(one: ServedLane, proved: ProvedEngine) -> bool:

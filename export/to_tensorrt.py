@@ -1,10 +1,10 @@
 """`python -m export.to_tensorrt ONNX --plan-cache DIR --precision P --batch-sizes 1,2,4`: one plan into the cache.
 
-Export calls it, and the server starts it as a child process, with a memory and a time limit, because a build
-takes minutes and may crash. With `--json-progress` every line on stdout is a `models.plans.BuildEvent`, the last
+`convoy build`, the export and the server start it as a child process, with a memory and a time limit, because a build
+may take minutes and may crash. With `--json-progress` every line on stdout is a `models.plans.BuildEvent`, the last
 one `done` or `failed`. Exit codes: 0 the plan is there, 1 the build failed, 2 wrong call.
 
-Needs tensorrt, cuda-python, numpy and `models`, and nothing of a terminal, of onnx or of torch.
+Needs a TensorRT, numpy and `models`, and nothing of a terminal, of onnx or of torch; TensorRT for RTX no GPU either.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, cast, get_args
 
+from app.engines.tensorrt_library import RTX, TensorRt, library_named, load_builder
 from export.tensorrt.build import BuildJob, build_plan
-from export.tensorrt.library import find_gpu, load_builder
+from export.tensorrt.library import find_gpu, resolve_target
 from export.tensorrt.watch import BuildWatch
 from models.bundle import Precision
 from models.errors import ConvoyError, JobError, UsageError
-from models.plans import BuildEvent, BuildOptions, HardwareCompatibility, Plan
+from models.gpus import PORTABLE, parse_targets
+from models.plans import BuildEvent, BuildOptions, Gpu, HardwareCompatibility, LibraryName, Plan
 from models.records import to_jsonable
 
 
@@ -35,8 +37,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(
     arguments: Sequence[str] | None = None,
-    load: Callable[[], Any] = load_builder,
-    device: Callable[[], Any] = find_gpu,
+    load: Callable[[TensorRt], Any] = load_builder,
+    device: Callable[[], Gpu] = find_gpu,
 ) -> int:
     """Run the command and return its exit code; `load` and `device` are what tests replace."""
     watch = BuildWatch(_tell_nobody)
@@ -44,7 +46,9 @@ def main(
     try:
         given = _arguments(arguments)
         watch = BuildWatch(_tell_json if is_json else _tell_people, given.time_limit_s)
-        plan = build_plan(_job(given), load(), device(), watch)
+        library = library_named(cast(LibraryName, given.library))
+        trt = load(library)
+        plan = build_plan(_job(given, library, trt, device), trt, watch)
         _tell_done(plan, watch, is_json)
     except (ConvoyError, OSError, MemoryError) as error:
         return _tell_failed(error, watch, is_json)
@@ -55,8 +59,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(prog="python -m export.to_tensorrt", description="Build a TensorRT plan into the plan cache.")
     parser.add_argument("onnx", type=Path, help="the model; its external data lies beside it")
     parser.add_argument("--plan-cache", type=Path, required=True, help="folder of plans")
+    parser.add_argument("--library", choices=get_args(LibraryName), default=RTX.name)
+    parser.add_argument("--for", dest="targets", type=_targets, default=(), help=f"such as sm80,l4, or {PORTABLE}")
     parser.add_argument("--precision", required=True, choices=get_args(Precision), help="what the graph is typed as")
-    parser.add_argument("--batch-sizes", type=_sizes, required=True, help="such as 1,2,4,8: one profile each")
+    parser.add_argument("--batch-sizes", type=_sizes, required=True, help="such as 1,2,4,8")
     parser.add_argument("--workspace-mb", type=int, help="MiB of scratch memory a kernel may use (default: all)")
     parser.add_argument("--time-limit-s", type=_seconds, help="give up after so many seconds (default: never)")
     parser.add_argument("--timing-cache", type=Path, help="file of kernel times (default: one in the plan cache)")
@@ -65,9 +71,19 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _job(given: argparse.Namespace) -> BuildJob:
-    options = BuildOptions(given.precision, given.batch_sizes, given.workspace_mb, given.hardware_compatibility)
-    return BuildJob(given.onnx, given.plan_cache, options, given.timing_cache)
+def _job(given: argparse.Namespace, library: TensorRt, trt: Any, device: Callable[[], Gpu]) -> BuildJob:
+    gpu = None if library.builds_anywhere else device()
+    compatibility = given.hardware_compatibility
+    options = BuildOptions(given.precision, given.batch_sizes, given.workspace_mb, compatibility, library.profiles)
+    target = resolve_target(library, trt, given.targets, options, gpu)
+    return BuildJob(given.onnx, given.plan_cache, options, target, gpu.name if gpu else "", given.timing_cache)
+
+
+def _targets(text: str) -> tuple[str, ...]:
+    try:
+        return parse_targets(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -107,7 +123,9 @@ def _tell_people(event: BuildEvent) -> None:
 def _tell_done(plan: Plan, watch: BuildWatch, is_json: bool) -> None:
     if is_json:
         return _tell_json(BuildEvent("done", str(plan.path), watch.elapsed_s))
-    layers = ", ".join(f"{count} {precision}" for precision, count in plan.record.audit.by_precision.items())
+    audit = plan.record.audit
+    counts = audit.by_precision.items() if audit is not None else ()
+    layers = ", ".join(f"{count} {precision}" for precision, count in counts) or "not told"
     return print(f"{plan.path} ({len(plan.data) / 1e6:.1f} MB; computing layers: {layers})")
 
 

@@ -35,7 +35,7 @@ CANARY = "canary.safetensors"
 REPORT = "report.html"
 _SEAL = "manifest_sha256"
 
-Precision = Literal["fp32", "fp16", "int8"]
+Precision = Literal["fp32", "fp16", "int8", "fp8"]
 # Which engine a variant was made for: ONNX Runtime on a CPU, ONNX Runtime on CUDA, or TensorRT.
 Target = Literal["cpu", "cuda", "tensorrt"]
 

@@ -1,4 +1,4 @@
-"""Which plan may be used: finds it, verifies every byte, and says why where there is none.
+"""Which plan may be used: finds it, verifies every byte, says why where there is none; and how its files are written.
 
 A plan is executable code, so nothing is handed out unless three things hold: the record is for the very key
 that was asked for, the bytes have the record's sha256, and plan, record and folder belong to us (or to root)
@@ -14,13 +14,40 @@ import hashlib
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from models.bundle import FileRecord
 from models.errors import UsageError
-from models.plans import SCHEMA_VERSION, NoPlan, Plan, PlanKey, PlanPaths, PlanRecord
+from models.plans import (
+    SCHEMA_VERSION,
+    BuildOptions,
+    Gpu,
+    LibraryName,
+    NoPlan,
+    Plan,
+    PlanKey,
+    PlanPaths,
+    PlanRecord,
+    is_record,
+)
 from models.records import from_jsonable
+
+PARTIAL_PREFIX = ".writing-"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanQuery:
+    """What somebody who serves looks for: a plan of this file that this version of a library can run on `gpu`."""
+
+    onnx_sha256: str
+    library: LibraryName
+    version: str
+    gpu: Gpu
+    options: BuildOptions
 
 
 class NotTrusted(Exception):
@@ -47,6 +74,62 @@ def find_plan(cache: Path, key: PlanKey) -> Plan | NoPlan:
     return Plan(paths.plan, record, data)
 
 
+def search_plan(cache: Path, query: PlanQuery) -> Plan | NoPlan:
+    """The plan for `query` with the fewest targets and the smallest batches that will do. Never raises OSError."""
+    refused: list[str] = []
+    found: list[PlanRecord] = []
+    for path in _records_of(cache / query.onnx_sha256):
+        try:
+            record = _read_any_record(path)
+        except (NotTrusted, OSError) as error:
+            refused.append(str(error))
+            continue
+        if isinstance(record, NoPlan):
+            refused.append(record.reason)
+        elif _answers(record, query):
+            found.append(record)
+    for record in sorted(found, key=_breadth):
+        plan = find_plan(cache, record.key)
+        if isinstance(plan, Plan):
+            return plan
+        refused.append(plan.reason)
+    return NoPlan("; ".join(refused) or _nothing_for(cache, query))
+
+
+def _answers(record: PlanRecord, query: PlanQuery) -> bool:
+    target = record.key.target
+    is_same = (record.key.onnx_sha256, target.library, target.version) == (
+        query.onnx_sha256,
+        query.library,
+        query.version,
+    )
+    return is_same and target.covers(query.gpu) and record.options.serves(query.options)
+
+
+def _breadth(record: PlanRecord) -> tuple[bool, int, int]:
+    """What was made for few devices and sizes first: it can only be the better for it."""
+    capabilities = record.key.target.capabilities
+    return not capabilities, len(capabilities), record.options.batch_sizes[-1]
+
+
+def _nothing_for(cache: Path, query: PlanQuery) -> str:
+    wanted = f"no {query.options.precision} plan of {query.library} {query.version} for {query.gpu.name}"
+    records = [record for path in _records_of(cache / query.onnx_sha256) for record in _readable(path)]
+    others = sorted({f"{one.options.precision} for {one.key.target}" for one in records})
+    return f"{wanted}; those in the cache are {', '.join(others)}" if others else wanted
+
+
+def _records_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.json") if is_record(path))
+
+
+def _readable(path: Path) -> Iterator[PlanRecord]:
+    with suppress(NotTrusted, OSError):
+        record = _read_any_record(path)
+        if isinstance(record, PlanRecord):
+            yield record
+
+
 def read_trusted(path: Path) -> bytes:
     """The bytes of a file that is ours alone. Raises NotTrusted and OSError.
 
@@ -70,6 +153,34 @@ def read_trusted(path: Path) -> bytes:
         os.close(descriptor)
 
 
+def write_trusted(path: Path, data: bytes, stem: str) -> None:
+    """Write aside, sync, rename: readers see the old bytes or the new ones, and `read_trusted` takes them.
+
+    `stem` is the plan's, by which the leftovers of a writer that died are known. Raises OSError.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f"{PARTIAL_PREFIX}{stem}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(data)
+            os.fchmod(descriptor, 0o644)
+            handle.flush()
+            os.fsync(descriptor)
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _check_trust(path: Path, status: os.stat_result) -> None:
     # Root can run code as us anyway, and a cache baked into an image belongs to root.
     if status.st_uid not in (os.geteuid(), 0):
@@ -80,13 +191,19 @@ def _check_trust(path: Path, status: os.stat_result) -> None:
 
 def records_in(cache: Path) -> Iterator[PlanRecord | NoPlan]:
     """Every plan's record in the cache, whatever it is for, or why it cannot be read. The plans are not looked at."""
-    for path in sorted(cache.glob("*/trt*.json")):
-        try:
-            yield _read_any_record(path)
-        except NotTrusted as error:
-            yield NoPlan(str(error))
-        except OSError as error:
-            yield NoPlan(f"{path}: {error.strerror}")
+    for folder in sorted(path for path in cache.glob("*") if path.is_dir()):
+        for path in _records_of(folder):
+            try:
+                yield _read_any_record(path)
+            except NotTrusted as error:
+                yield NoPlan(str(error))
+            except OSError as error:
+                yield NoPlan(f"{path}: {error.strerror}")
+
+
+def read_record(plan: Path) -> PlanRecord | NoPlan:
+    """The record that vouches for the plan in this file. Raises NotTrusted and OSError."""
+    return _read_any_record(plan.with_name(f"{plan.name.removesuffix('.plan')}.json"))
 
 
 def _read_record(paths: PlanPaths, key: PlanKey) -> PlanRecord | NoPlan:
@@ -99,20 +216,25 @@ def _read_record(paths: PlanPaths, key: PlanKey) -> PlanRecord | NoPlan:
 def _read_any_record(path: Path) -> PlanRecord | NoPlan:
     raw = read_trusted(path)
     try:
-        record = from_jsonable(PlanRecord, json.loads(raw), path.name)
+        body = json.loads(raw)
+        if isinstance(body, dict) and body.get("schema_version") != SCHEMA_VERSION:
+            was = body.get("schema_version")
+            return NoPlan(f"{path}: has schema version {was!r}, this version reads {SCHEMA_VERSION}; remove it")
+        return from_jsonable(PlanRecord, body, path.name)
     except (ValueError, UsageError) as error:
         return NoPlan(f"{path}: cannot be read ({error})")
-    if record.schema_version != SCHEMA_VERSION:
-        return NoPlan(f"{path}: has schema version {record.schema_version}, this version reads {SCHEMA_VERSION}")
-    return record
 
 
 def _absence(cache: Path, key: PlanKey) -> str:
     """Why there is nothing: the targets that this model does have plans for are most of the answer."""
-    found = sorted(path.name for path in (cache / key.onnx_sha256).glob("trt*.plan"))
+    found = [path.name for path in _plans_of(cache / key.onnx_sha256)]
     if not found:
         return f"no plan for {key.target}"
-    if any(name.startswith(f"trt{key.tensorrt}-sm{key.compute_capability}-") for name in found):
+    if any(name.startswith(f"{key.target.stem}-") for name in found):
         return f"no plan with these build options for {key.target}"
     others = ", ".join(sorted({name.rpartition("-")[0] for name in found}))
     return f"no plan for {key.target}; those in the cache are for {others}"
+
+
+def _plans_of(folder: Path) -> list[Path]:
+    return sorted(path.with_suffix(".plan") for path in _records_of(folder) if path.with_suffix(".plan").exists())

@@ -21,8 +21,8 @@ from app.edge.calls import EdgeOptions
 from app.edge.error_docs import ERRORS
 from app.edge.lookup import find_served
 from app.edge.model_config import model_config
+from app.engines.plan_builder import PlanBuild
 from app.listing import WHOLE_MODEL, Listing
-from app.plan_builder import PlanBuild
 from app.proving import ProvedEngine
 from app.statistics import STAGES
 from app.version import VERSION

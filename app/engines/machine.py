@@ -19,7 +19,7 @@ from app.engines.cuda.code import codes_of, has_code, in_words
 from app.engines.cuda.device import Device, open_devices
 from app.engines.cuda.driver import CudaUnavailable
 from app.engines.onnxruntime_cuda import PROVIDER
-from app.engines.tensorrt_library import load_tensorrt
+from app.engines.tensorrt_library import RTX, TENSORRT, TensorRt, load_tensorrt
 from models.errors import JobError
 
 _log = logging.getLogger("convoy")
@@ -46,6 +46,11 @@ class Machine:
     no_gpu: str = "the GPU was not asked for"
     tensorrt: Library = field(default=_NO_LIBRARY)
     onnxruntime: Library = field(default=_NO_LIBRARY)
+    rtx: Library = field(default=_NO_LIBRARY)
+
+    def runs(self, library: TensorRt) -> Library:
+        """What runs the plans of a library."""
+        return self.rtx if library is RTX else self.tensorrt
 
     def why_no_code(self, gpu: Device) -> str:
         """Why ONNX Runtime, as it is installed, can run nothing on a GPU; empty where it can, or does not say."""
@@ -71,12 +76,12 @@ def find_machine() -> Machine:
         gpus = open_devices()
     except CudaUnavailable as reason:
         return Machine(no_gpu=str(reason))
-    return Machine(gpus, "", _find_tensorrt(), _find_onnxruntime())
+    return Machine(gpus, "", _find_tensorrt(TENSORRT), _find_onnxruntime(), _find_tensorrt(RTX))
 
 
-def _find_tensorrt() -> Library:
+def _find_tensorrt(library: TensorRt) -> Library:
     try:
-        return Library(load_tensorrt(tensorrt.NEEDED))
+        return Library(load_tensorrt(library, tensorrt.NEEDED))
     except JobError as error:
         return Library(None, str(error))
 

@@ -1,6 +1,6 @@
 """Which engines may run here, which variant of a bundle each of them takes, and why not the others.
 
-The engines are a table, best first; a new one is a file beside this and a row here. Every row that is
+The engines are a table; a new one is a file beside this and a row here. Every row that is
 passed over leaves its reason, for the log, `/stats`, the metrics and `convoy doctor`. Opens nothing.
 """
 
@@ -14,11 +14,14 @@ from typing import Literal
 from app.engines import cpu
 from app.engines.machine import Machine
 from app.engines.speedup import best_per_sample_ms, is_worthwhile
+from app.engines.tensorrt_library import RTX, TENSORRT, TensorRt
 from models.bundle import Bundle, Precision, Target, Variant
 from models.errors import BundleError
 
-EngineChoice = Literal["auto", "tensorrt", "cuda", "cpu"]
-PrecisionChoice = Literal["auto", "fp32", "fp16", "int8"]
+# What runs a model, as --engine names it.
+Runner = Literal["tensorrt", "rtx", "cuda", "cpu"]
+EngineChoice = Literal["auto", "tensorrt", "rtx", "cuda", "cpu"]
+PrecisionChoice = Literal["auto", "fp32", "fp16", "int8", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class Availability:
     """Whether an engine can run here at all; `reason` says why it cannot, or what it would use."""
 
     engine: str
-    target: Target
+    runner: Runner
     usable: bool
     reason: str
 
@@ -41,12 +44,21 @@ class Choice:
 
 
 def _tensorrt(machine: Machine) -> Availability:
+    return _of_plans(machine, TENSORRT, "tensorrt")
+
+
+def _rtx(machine: Machine) -> Availability:
+    return _of_plans(machine, RTX, "rtx")
+
+
+def _of_plans(machine: Machine, library: TensorRt, runner: Runner) -> Availability:
+    found = machine.runs(library)
     if not machine.gpus:
-        return Availability("tensorrt", "tensorrt", False, machine.no_gpu)
-    if machine.tensorrt.module is None:
-        return Availability("tensorrt", "tensorrt", False, machine.tensorrt.reason)
-    version = machine.tensorrt.module.__version__
-    return Availability("tensorrt", "tensorrt", True, f"TensorRT {version} on {_gpu_names(machine)}")
+        return Availability(library.name, runner, False, machine.no_gpu)
+    if found.module is None:
+        return Availability(library.name, runner, False, found.reason)
+    what = f"{library.title} {found.module.__version__} on {_gpu_names(machine)}"
+    return Availability(library.name, runner, True, what)
 
 
 def _cuda(machine: Machine) -> Availability:
@@ -71,28 +83,28 @@ def _gpu_names(machine: Machine) -> str:
     return ", ".join(gpu.properties.name for gpu in machine.gpus)
 
 
-# Best first.
-ENGINES: tuple[Callable[[Machine], Availability], ...] = (_tensorrt, _cuda, _cpu)
+# On a GPU what is fastest there serves; this is the order in which they are tried and told.
+ENGINES: tuple[Callable[[Machine], Availability], ...] = (_tensorrt, _rtx, _cuda, _cpu)
 
 
 def availabilities(machine: Machine) -> tuple[Availability, ...]:
-    """Every engine that Convoy knows, best first, and whether it can run here."""
+    """Every engine that Convoy knows, and whether it can run here."""
     return tuple(probe(machine) for probe in ENGINES)
 
 
-def targets(machine: Machine, engine: EngineChoice) -> tuple[tuple[Target, ...], tuple[str, ...]]:
-    """The targets to try, best first, and why the others are passed over.
+def runners(machine: Machine, engine: EngineChoice) -> tuple[tuple[Runner, ...], tuple[str, ...]]:
+    """What to try, and why the others are passed over.
 
     Raises BundleError where the one that was asked for cannot run here.
     """
     everything = availabilities(machine)
     if engine == "auto":
         unusable = tuple(f"{a.engine}: {a.reason}" for a in everything if not a.usable)
-        return tuple(a.target for a in everything if a.usable), unusable
-    (wanted,) = (a for a in everything if a.target == engine)
+        return tuple(a.runner for a in everything if a.usable), unusable
+    (wanted,) = (a for a in everything if a.runner == engine)
     if not wanted.usable:
         raise BundleError(f"--engine {engine}: {wanted.reason}; or serve with --engine auto")
-    return (wanted.target,), (f"every engine but {wanted.engine}: --engine {engine}",)
+    return (wanted.runner,), (f"every engine but {wanted.engine}: --engine {engine}",)
 
 
 def choose_on_gpu(bundle: Bundle, precision: PrecisionChoice, target: Target) -> Choice:

@@ -1,11 +1,12 @@
-"""TensorRT plans: the fastest way to run a model on the GPU that the plan was built for.
+"""Plans, of TensorRT and of TensorRT for RTX: mostly the fastest way to run a model on a GPU that they were built for.
 
 A plan is executable code, so it comes here only as `models.plan_cache.find_plan` gave it out: its bytes
 verified, and these very bytes are loaded. For every slot and batch size there is one execution context with its
 addresses set once and, where capture succeeds, one CUDA graph: a run is one launch. All contexts share one
 scratch block, because the device computes one batch at a time.
 
-Knows the runtime half of TensorRT 10.12 to 11.x, by the names that they share.
+Knows the runtime half of TensorRT 10.12 to 11.x and of TensorRT for RTX, by the names that they share; in what contexts
+differ `app.engines.tensorrt_contexts` knows.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from app.engines.base import Blast, EngineFailure
 from app.engines.cuda.device import Device
 from app.engines.cuda.driver import Handle
 from app.engines.cuda.engine import SLOTS, CudaEngine
 from app.engines.cuda.slots import Slot
-from app.engines.tensorrt_library import Needed, collecting_logger, explained
+from app.engines.tensorrt_contexts import Contexts, open_contexts
+from app.engines.tensorrt_library import Needed, collecting_logger, explained, library_named
 from models.errors import BundleError
 from models.plans import Plan
 from models.spec import TensorSpec
@@ -36,6 +39,8 @@ NEEDED: Needed = (
     ("IExecutionContext", "set_optimization_profile_async"),
     ("ExecutionContextAllocationStrategy", "USER_MANAGED"),
 )
+# Who records a batch's work as a CUDA graph.
+Captures = Literal["own", "library", "nobody"]
 # TensorRT's names of data types, by ours.
 _DATA_TYPES = {
     "BOOL": "BOOL",
@@ -52,8 +57,9 @@ _DATA_TYPES = {
 class TensorRtEngine(CudaEngine):
     """One plan on `device`.
 
-    The plan has one static profile for each of its batch sizes, in order; those that batches of up to
-    `max_batch_size` need are used. `trt` is the tensorrt module. Without `graphs` every run is a plain enqueue.
+    Of the plan's batch sizes those are used that batches of up to `max_batch_size` need. `trt` is the module of the
+    library that built it. Where nobody `captures`, every run is a plain enqueue; "library" leaves it to one that can.
+    `kernels` is where what is compiled on the device is kept.
     Raises BundleError when the plan does not load or has other tensors, EngineFailure when the device has no room.
     """
 
@@ -67,10 +73,11 @@ class TensorRtEngine(CudaEngine):
         outputs: tuple[TensorSpec, ...],
         batched: bool,
         max_batch_size: int | None = None,
-        graphs: bool = True,
+        captures: Captures = "own",
+        kernels: Path | None = None,
         slots: int = SLOTS,
     ) -> None:
-        options = plan.record.options
+        options, library = plan.record.options, plan.record.key.target.library
         sizes = options.batch_sizes
         smaller = sum(size < (max_batch_size or sizes[-1]) for size in sizes)
         super().__init__(
@@ -79,25 +86,29 @@ class TensorRtEngine(CudaEngine):
             outputs=outputs,
             batch_sizes=sizes[: smaller + 1],
             batched=batched,
-            engine="tensorrt",
-            library=f"tensorrt {trt.__version__}",
+            engine=library,
+            library=f"{library} {trt.__version__}",
             precision=options.precision,
             slots=slots,
         )
         self._trt = trt
-        self._wants_graphs = graphs
+        self._title = library_named(library).title
+        self._captures = captures
         self._plan_sizes = sizes
+        self._has_one_profile = options.profiles == "range"
         self._logger = collecting_logger(trt)
         self._scratch = 0
         self._ways: dict[tuple[Slot, int], _Way] = {}
         self._runtime: Any = None
         self._engine: Any = None
+        self._contexts: Contexts | None = None
         try:
-            scratch_bytes = max(plan.record.scratch_bytes[: len(self.info.batch_sizes)])
+            scratch_bytes = max(plan.record.scratch_bytes[: len(self.info.batch_sizes)], default=0)
             device.check_room(len(plan.data) + scratch_bytes, plan.path.name)
             with self._cuda.beside_captures():
                 self._runtime = trt.Runtime(self._logger)
                 self._engine = self._load(plan)
+                self._contexts = open_contexts(trt, self._engine, kernels, captures=captures == "library")
             self._check_tensors(plan)
             self._scratch_bytes = max(1, self._needed_scratch())
             self._open_slots(library_bytes=self._scratch_bytes)
@@ -111,13 +122,20 @@ class TensorRtEngine(CudaEngine):
         """For how many pairs of slot and batch size a graph was captured."""
         return sum(way.graph is not None for way in self._ways.values())
 
+    def warm_up(self) -> None:
+        super().warm_up()
+        if self._contexts is not None:
+            self._contexts.keep()
+
     def _load(self, plan: Plan) -> Any:
         engine = self._runtime.deserialize_cuda_engine(plan.data)
         if engine is None:
             reason = self._reason()
             if "memory" in reason.lower():
                 raise EngineFailure(f"{plan.path}: {reason}", Blast.MEMORY)
-            raise BundleError(f"{plan.path}: TensorRT does not load it ({reason}); remove it, and it is built anew")
+            raise BundleError(
+                f"{plan.path}: {self._title} does not load it ({reason}); remove it, and it is built anew"
+            )
         return engine
 
     def _check_tensors(self, plan: Plan) -> None:
@@ -132,7 +150,7 @@ class TensorRtEngine(CudaEngine):
             raise BundleError(
                 f"{plan.path}: tensor {wrong[0]!r} is not the manifest's; remove it, and it is built anew"
             )
-        if self._engine.num_optimization_profiles != len(plan.record.options.batch_sizes):
+        if self._engine.num_optimization_profiles != (1 if self._has_one_profile else len(self._plan_sizes)):
             raise BundleError(f"{plan.path}: lacks a profile for some batch size; remove it, and it is built anew")
 
     def _fits(self, spec: TensorSpec) -> bool:
@@ -151,7 +169,7 @@ class TensorRtEngine(CudaEngine):
         return shape
 
     def _needed_scratch(self) -> int:
-        profiles = range(len(self.info.batch_sizes))
+        profiles = range(1 if self._has_one_profile else len(self.info.batch_sizes))
         return max(int(self._engine.get_device_memory_size_for_profile_v2(index)) for index in profiles)
 
     # Preparing
@@ -163,17 +181,16 @@ class TensorRtEngine(CudaEngine):
             # The first enqueue settles what TensorRT puts off until then; a graph of it would be a graph of that.
             self._enqueue(way, slot, size)
             self._cuda.wait_for_stream(slot.stream)
-        if self._wants_graphs:
+        if self._captures == "own":
             way.graph = self._captured(way, slot, size)
 
     def _bound_context(self, slot: Slot, size: int) -> Any:
         """A context of its own: the profile, shapes and addresses are set here and never again."""
-        strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        context = self._engine.create_execution_context(strategy)
+        context = self._contexts.create() if self._contexts is not None else None
         if context is None:
             raise EngineFailure(f"no execution context: {self._reason()}", Blast.MEMORY)
         context.set_device_memory(self._scratch, self._scratch_bytes)
-        profile = self.info.batch_sizes.index(size)
+        profile = 0 if self._has_one_profile else self.info.batch_sizes.index(size)
         done = context.set_optimization_profile_async(profile, int(slot.stream))
         self._cuda.wait_for_stream(slot.stream)
         for index, spec in enumerate(self.inputs):
@@ -182,7 +199,7 @@ class TensorRtEngine(CudaEngine):
         for index, spec in enumerate(self.outputs):
             done = done and context.set_tensor_address(spec.name, slot.device_output(index))
         if not done:
-            raise EngineFailure(f"TensorRT does not take batch size {size}: {self._reason()}", Blast.ENGINE)
+            raise EngineFailure(f"{self._title} does not take batch size {size}: {self._reason()}", Blast.ENGINE)
         return context
 
     def _captured(self, way: _Way, slot: Slot, size: int) -> Handle | None:
@@ -207,7 +224,7 @@ class TensorRtEngine(CudaEngine):
 
     def _enqueue(self, way: _Way, slot: Slot, size: int) -> None:
         if not way.context.execute_async_v3(int(slot.stream)):
-            raise EngineFailure(f"TensorRT refused a batch of {size}: {self._reason()}")
+            raise EngineFailure(f"{self._title} refused a batch of {size}: {self._reason()}")
 
     def _reason(self) -> str:
         """What TensorRT has complained of since it was last asked."""
@@ -227,6 +244,7 @@ class TensorRtEngine(CudaEngine):
         with self._cuda.beside_captures():
             # Contexts before the engine, the engine before the runtime: each holds a bare pointer to the next.
             self._ways.clear()
+            self._contexts = None
             self._engine = None
             self._runtime = None
 

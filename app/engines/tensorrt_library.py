@@ -1,57 +1,138 @@
-"""TensorRT, as found on this machine: the module, its log, and its errors in words.
+"""The two TensorRTs, as found on this machine: their modules, their logs, and their errors in words.
 
-The engine that runs plans and the builder that makes them share it. Versions 10 and 11 differ in names, so
-names are probed and version numbers are never compared. The module is untyped and may be missing: it travels
-as `Any`.
+TensorRT builds a plan on the GPU that will serve; TensorRT for RTX builds one anywhere, for several GPUs at once, and
+compiles the device's own kernels when it is opened there. Beyond that they have one API. The engine that runs plans
+and the builder that makes them share this. Versions differ in names, so names are probed and version numbers never
+compared. The modules are untyped and may be missing: they travel as `Any`.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from models.errors import JobError
+from models.plans import LibraryName, Profiles
 
-INSTALL = "pip install 'convoy-serve[tensorrt]' (its libraries come from pypi.nvidia.com)"
 # A class and a name in it: what older versions lack, or a later one may take away.
 Needed = tuple[tuple[str, str], ...]
 
 
-def load_tensorrt(needed: Needed) -> Any:
+@dataclass(frozen=True, slots=True)
+class TensorRt:
+    """One of the two libraries. `name` is what plans and metrics call it, `engine` what --engine does.
+
+    `builds_anywhere`: without a GPU, for any that it supports. `profiles` is how the batch sizes go into its plans: a
+    kernel that is chosen by measuring wants one size, one that is compiled for what comes can have them all.
+    """
+
+    name: LibraryName
+    engine: str
+    title: str
+    module: str
+    install: str
+    builds_anywhere: bool
+    profiles: Profiles
+
+
+TENSORRT = TensorRt(
+    name="tensorrt",
+    engine="tensorrt",
+    title="TensorRT",
+    module="tensorrt",
+    install="pip install 'convoy-serve[tensorrt]' (its libraries come from pypi.nvidia.com)",
+    builds_anywhere=False,
+    profiles="each",
+)
+RTX = TensorRt(
+    name="tensorrt-rtx",
+    engine="rtx",
+    title="TensorRT for RTX",
+    module="tensorrt_rtx",
+    install="pip install 'convoy-serve[rtx]'",
+    builds_anywhere=True,
+    profiles="range",
+)
+LIBRARIES = (RTX, TENSORRT)
+
+BUILDER_NEEDS: Needed = (
+    ("Builder", "build_serialized_network"),
+    ("IBuilderConfig", "progress_monitor"),
+    ("IBuilderConfig", "hardware_compatibility_level"),
+    ("ICudaEngine", "get_device_memory_size_for_profile_v2"),
+    ("ICudaEngine", "create_engine_inspector"),
+    ("HardwareCompatibilityLevel", "SAME_COMPUTE_CAPABILITY"),
+    ("OnnxParser", "parse_from_file"),
+)
+_RTX_BUILDER_NEEDS: Needed = (
+    ("IBuilderConfig", "num_compute_capabilities"),
+    ("IBuilderConfig", "set_compute_capability"),
+    ("ComputeCapability", "SM89"),
+)
+
+
+def library_named(name: LibraryName) -> TensorRt:
+    """The library that plans call so."""
+    return {library.name: library for library in LIBRARIES}[name]
+
+
+def load_tensorrt(library: TensorRt, needed: Needed) -> Any:
     """The module. Raises JobError where it is missing, does not load, or lacks what is needed of it."""
+    title, install = library.title, library.install
     try:
-        trt: Any = importlib.import_module("tensorrt")
+        trt: Any = importlib.import_module(library.module)
     except ModuleNotFoundError as error:
-        raise JobError(f"TensorRT is not installed; run {INSTALL}") from error
+        raise JobError(f"{title} is not installed; run {install}") from error
     except (ImportError, OSError, RuntimeError) as error:  # its libraries are found at import, by several means
-        raise JobError(f"TensorRT does not load ({error}); run {INSTALL}") from error
+        raise JobError(f"{title} does not load ({error}); run {install}") from error
     missing = [f"{kind}.{name}" for kind, name in needed if not hasattr(getattr(trt, kind, None), name)]
     if missing:
         version = getattr(trt, "__version__", "of unknown version")
-        raise JobError(f"TensorRT {version} has no {missing[0]}, which Convoy needs; run {INSTALL}")
+        raise JobError(f"{title} {version} has no {missing[0]}, which Convoy needs; run {install}")
     return trt
 
 
+def load_builder(library: TensorRt) -> Any:
+    """The module, if it can build. Raises JobError."""
+    return load_tensorrt(library, BUILDER_NEEDS + (_RTX_BUILDER_NEEDS if library.builds_anywhere else ()))
+
+
+def nameable_capabilities(trt: Any) -> tuple[str, ...]:
+    """The compute capabilities that TensorRT for RTX can build for when asked by name, ascending."""
+    numbers = sorted(int(name[2:]) for name in dir(trt.ComputeCapability) if name.startswith("SM"))
+    return tuple(f"{number // 10}.{number % 10}" for number in numbers)
+
+
 def collecting_logger(trt: Any) -> Any:
-    """A TensorRT logger that keeps errors, for messages, in its list `errors`, and drops the rest."""
-    severities = (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR)
+    """A logger that keeps what it is told, for messages: lists `errors` and `warnings`, and the text `layers`.
+
+    `layers` is the builder's list of what the finished plan runs, which some libraries give at their most verbose.
+    """
+    lists = {trt.ILogger.INTERNAL_ERROR: "errors", trt.ILogger.ERROR: "errors", trt.ILogger.WARNING: "warnings"}
 
     class Collecting(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.errors: list[str] = []
+            self.warnings: list[str] = []
+            self.layers = ""
 
         def log(self, severity: Any, msg: str) -> None:
-            if severity in severities:
-                self.errors.append(" ".join(msg.split()))
+            if severity in lists:
+                getattr(self, lists[severity]).append(" ".join(msg.split()))
+            elif msg.startswith(_LAYERS):
+                self.layers = msg
 
     return Collecting()
 
 
+_LAYERS = "Layers:"
 # A word in TensorRT's errors, and what to do about it.
 _ADVICE = (
     ("uint8", "TensorRT takes a uint8 input only straight into a Cast: export the model with the cast first"),
+    ("fp8", "FP8 wants GPUs of compute capability 8.9 and later: leave the others out, or this precision"),
     ("memory", "free memory on the GPU, or lower --workspace-mb or the largest batch size"),
 )
 

@@ -1,12 +1,14 @@
 """What of a plan really runs in the precision on its label.
 
-Knows the engine inspector's JSON, in the words of TensorRT 10 and of 11; needs no TensorRT. People have
+Knows the engine inspector's JSON, in the words of TensorRT 10 and of 11, and the list in which the builder of TensorRT
+for RTX tells the same in its log; needs no TensorRT. People have
 shipped FP32 engines named fp16 for months: a plan's label is checked here, not believed.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
@@ -22,7 +24,7 @@ SMALLEST_SHARE = 0.1
 # Layers that convert or move data: in a label's precision they prove nothing, in another they disprove nothing.
 _CONVERTING = frozenset(("cast", "dequantize", "quantize", "reformat"))
 _ARRANGING = frozenset(("concatenation", "copy", "gather", "reshape", "shape", "shuffle", "slice", "transpose"))
-_MOVING = _CONVERTING | _ARRANGING | {"constant", "identity", "noop", "signal", "wait"}
+_MOVING = _CONVERTING | _ARRANGING | {"constant", "identity", "noop", "shape_call", "signal", "wait"}
 # A word in the inspector's text -> precision, narrowest first. BF16 and UINT8 come before the words inside them.
 _WORDS = (
     ("bfloat16", "bf16"),
@@ -50,9 +52,38 @@ def read_audit(report: str) -> PlanAudit:
         layers = json.loads(report)["Layers"]
     except (ValueError, KeyError, TypeError) as error:
         raise JobError("TensorRT's inspector gave no list of layers; report this with your TensorRT version") from error
+    return _counted(layers)
+
+
+def _counted(layers: list[Any]) -> PlanAudit:
     computing = [layer for layer in layers if not _moves(layer)]
     counts = Counter(_precision(layer) for layer in computing)
     return PlanAudit(dict(sorted(counts.items())), len(layers) - len(computing))
+
+
+def read_listing(text: str) -> PlanAudit | None:
+    """Count the layers in the builder's list; None where it names none, for a log is no interface.
+
+    Name: node_conv2d, LayerType: correlation, Inputs: [ { Name: images, ..., Datatype: Half, ...}], Constants: ...
+    """
+    layers = [_listed(line) for line in text.splitlines() if line.startswith("Name: ")]
+    return _counted([layer for layer in layers if layer]) if any(layers) else None
+
+
+def _listed(line: str) -> dict[str, Any]:
+    """A line as the inspector would give it; empty for one that is no layer."""
+    kind = _LISTED_TYPE.search(line)
+    if kind is None:
+        return {}
+    sides = {name: _LISTED_DATA_TYPE.findall(text) for name, text in _LISTED_SIDE.findall(line)}
+    return {"LayerType": kind[1]} | {
+        side: [{"Datatype": data_type} for data_type in sides.get(side, [])] for side in ("Inputs", "Outputs")
+    }
+
+
+_LISTED_TYPE = re.compile(r"LayerType: (\w+)")
+_LISTED_SIDE = re.compile(r"(Inputs|Constants|Outputs): \[(.*?)\](?=, (?:Inputs|Constants|Outputs|TacticName)|$)")
+_LISTED_DATA_TYPE = re.compile(r"Datatype: (\w+)")
 
 
 def says_nothing(audit: PlanAudit) -> bool:

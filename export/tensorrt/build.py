@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from app.engines.tensorrt_library import TensorRt, library_named
 from export.tensorrt import engine
 from export.tensorrt.files import read_timing, sole_builder, store_plan, write_timing
 from export.tensorrt.watch import BuildWatch
@@ -23,11 +24,11 @@ from models.plan_cache import find_plan
 from models.plans import (
     SCHEMA_VERSION,
     BuildOptions,
-    Gpu,
     Plan,
     PlanKey,
     PlanPaths,
     PlanRecord,
+    PlanTarget,
     plan_key,
     timing_cache_path,
 )
@@ -35,17 +36,20 @@ from models.plans import (
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:
-    """What to build and where to; `timing_cache` None is the cache's own."""
+    """What to build, for what and where to; `timing_cache` None is the cache's own. `device_name` is the GPU's that
+    builds, or empty."""
 
     onnx: Path
     cache: Path
     options: BuildOptions
+    target: PlanTarget
+    device_name: str = ""
     timing_cache: Path | None = None
 
 
-def build_plan(job: BuildJob, trt: Any, gpu: Gpu, watch: BuildWatch) -> Plan:
+def build_plan(job: BuildJob, trt: Any, watch: BuildWatch) -> Plan:
     """The verified plan, from the cache or new. Raises UsageError and JobError; the cache is then as before."""
-    key = plan_key(_digest(job.onnx), trt.__version__, gpu, job.options)
+    key = plan_key(_digest(job.onnx), job.target, job.options)
     paths = PlanPaths.of(job.cache, key)
     with sole_builder(job.cache, paths, watch):
         found = find_plan(job.cache, key)
@@ -53,37 +57,56 @@ def build_plan(job: BuildJob, trt: Any, gpu: Gpu, watch: BuildWatch) -> Plan:
             watch.note("the plan is already there")
             return found
         watch.note(found.reason)
-        data, inspected = _build(job, key, trt, watch)
+        built = _build(job, key, trt, watch)
         record = PlanRecord(
             schema_version=SCHEMA_VERSION,
             key=key,
             options=job.options,
-            plan=FileRecord(hashlib.sha256(data).hexdigest(), len(data)),
-            scratch_bytes=inspected.scratch_bytes,
-            audit=inspected.audit,
+            plan=FileRecord(hashlib.sha256(built.data).hexdigest(), len(built.data)),
+            scratch_bytes=built.inspected.scratch_bytes,
+            audit=built.inspected.audit,
             build_s=round(watch.elapsed_s, 3),
-            device_name=gpu.name,
+            device_name=job.device_name,
             onnx_name=job.onnx.name,
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
             notes=tuple(watch.notes),
+            warnings=built.warnings,
         )
-        store_plan(paths, data, record)
-    return Plan(paths.plan, record, data)
+        store_plan(paths, built.data, record)
+    return Plan(paths.plan, record, built.data)
 
 
-def _build(job: BuildJob, key: PlanKey, trt: Any, watch: BuildWatch) -> tuple[bytes, engine.Inspected]:
+@dataclass(frozen=True, slots=True)
+class _Built:
+    data: bytes
+    inspected: engine.Inspected
+    warnings: tuple[str, ...]
+
+
+def _build(job: BuildJob, key: PlanKey, trt: Any, watch: BuildWatch) -> _Built:
+    library = library_named(job.target.library)
     timing_path = job.timing_cache or timing_cache_path(job.cache, key)
-    tuned = engine.tune(trt, job.onnx, job.options, read_timing(timing_path, watch), watch)
+    # What compiles for devices that are not here measures nothing.
+    timing = b"" if library.builds_anywhere else read_timing(timing_path, watch)
+    capabilities = job.target.capabilities if library.builds_anywhere else ()
+    tuned = engine.tune(trt, job.onnx, job.options, capabilities, timing, watch)
     # Also after a failure: with these times the next try gets further.
-    if tuned.timing is not None:
+    if tuned.timing is not None and not library.builds_anywhere:
         write_timing(timing_path, tuned.timing, watch)
     if tuned.data is None:
         watch.check()
-        raise JobError(f"TensorRT cannot build {job.onnx}: {tuned.problem}")
+        raise JobError(f"{library.title} cannot build {job.onnx}: {tuned.problem}")
     watch.start("inspect", None, 1)
-    inspected = engine.inspect(trt, tuned.data, job.options, tuned.shapes, job.onnx.name)
+    inspected = _inspected(library, trt, tuned, job)
     watch.finish("inspect")
-    return tuned.data, inspected
+    return _Built(tuned.data, inspected, tuned.warnings)
+
+
+def _inspected(library: TensorRt, trt: Any, tuned: engine.Tuned, job: BuildJob) -> engine.Inspected:
+    assert tuned.data is not None
+    if library.builds_anywhere:  # and only a GPU could load it
+        return engine.as_listed(tuned.layers, job.options, job.onnx.name)
+    return engine.inspect(trt, tuned.data, job.options, tuned.shapes, job.onnx.name)
 
 
 def _digest(onnx: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.engines.tensorrt_library import collecting_logger, explained
-from export.tensorrt.audit import check_audit, read_audit, says_nothing
+from export.tensorrt.audit import check_audit, read_audit, read_listing, says_nothing
 from export.tensorrt.network import add_profiles, parse
 from export.tensorrt.watch import BuildWatch, progress_monitor
 from models.errors import JobError
@@ -19,26 +19,34 @@ from models.plans import BuildOptions, PlanAudit
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What came of building: the engine's bytes or, if there are none, why; and all kernel times known now."""
+    """What came of building: the engine's bytes or, if there are none, why; and all kernel times known now.
+
+    `layers` is the builder's own list of what the engine runs; empty where it gives none.
+    """
 
     data: bytes | None
     problem: str
     timing: bytes | None
     shapes: dict[str, tuple[int, ...]]
+    warnings: tuple[str, ...] = ()
+    layers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """What the finished engine says of itself; `scratch_bytes` per batch size."""
+    """What the finished engine says of itself; `scratch_bytes` per profile, none where no device was asked."""
 
     scratch_bytes: tuple[int, ...]
-    audit: PlanAudit
+    audit: PlanAudit | None
 
 
-def tune(trt: Any, onnx: Path, options: BuildOptions, timing: bytes, watch: BuildWatch) -> Tuned:
+def tune(
+    trt: Any, onnx: Path, options: BuildOptions, capabilities: tuple[str, ...], timing: bytes, watch: BuildWatch
+) -> Tuned:
     """Let TensorRT choose and time kernels; `timing` are the times of earlier builds, or empty.
 
-    A failed build is an answer and not an error, so that what it measured can be kept.
+    `capabilities` are for a library that builds for devices that are not here; none leave it to the library. A failed
+    build is an answer and not an error, so that what it measured can be kept.
     Raises JobError where the network cannot be built at all.
     """
     logger = collecting_logger(trt)
@@ -48,7 +56,8 @@ def tune(trt: Any, onnx: Path, options: BuildOptions, timing: bytes, watch: Buil
     watch.finish("parse ONNX")
     watch.check()
     config = _configured(trt, builder, options)
-    shapes = add_profiles(builder, config, network, options.batch_sizes)
+    _name_targets(trt, config, capabilities)
+    shapes = add_profiles(builder, config, network, options)
     monitor = progress_monitor(trt, watch)
     config.progress_monitor = monitor
     times = _use_timing(config, timing, watch)
@@ -57,7 +66,8 @@ def tune(trt: Any, onnx: Path, options: BuildOptions, timing: bytes, watch: Buil
     kept = None if times is None else bytes(config.get_timing_cache().serialize())
     # The builder holds none of these alive by itself.
     del parser, monitor, times
-    return Tuned(data, explained(logger.errors), kept, shapes)
+    warnings = tuple(dict.fromkeys(logger.warnings))
+    return Tuned(data, explained(logger.errors), kept, shapes, warnings, logger.layers)
 
 
 def inspect(trt: Any, data: bytes, options: BuildOptions, shapes: dict[str, tuple[int, ...]], name: str) -> Inspected:
@@ -72,8 +82,16 @@ def inspect(trt: Any, data: bytes, options: BuildOptions, shapes: dict[str, tupl
     if says_nothing(audit):
         audit = _audit_with_shapes(trt, engine, inspector, options.batch_sizes[0], shapes)
     check_audit(audit, options.precision, name)
-    profiles = range(len(options.batch_sizes))
+    profiles = range(engine.num_optimization_profiles)
     return Inspected(tuple(engine.get_device_memory_size_for_profile_v2(index) for index in profiles), audit)
+
+
+def as_listed(layers: str, options: BuildOptions, name: str) -> Inspected:
+    """The same from the builder's own list, where there is no device to load the engine on. Raises JobError, too."""
+    audit = read_listing(layers)
+    if audit is not None:
+        check_audit(audit, options.precision, name)
+    return Inspected((), audit)
 
 
 def _builder(trt: Any, logger: Any) -> Any:
@@ -94,6 +112,17 @@ def _configured(trt: Any, builder: Any, options: BuildOptions) -> Any:
     if options.hardware_compatibility == "same_compute_capability":
         config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY
     return config
+
+
+def _name_targets(trt: Any, config: Any, capabilities: tuple[str, ...]) -> None:
+    """Raises JobError where the library does not take them together."""
+    if not capabilities:
+        return
+    config.num_compute_capabilities = len(capabilities)
+    for index, capability in enumerate(capabilities):
+        named = getattr(trt.ComputeCapability, f"SM{capability.replace('.', '')}")
+        if not config.set_compute_capability(named, index):
+            raise JobError(f"TensorRT does not build for {', '.join(capabilities)} in one plan; ask for fewer targets")
 
 
 def _use_timing(config: Any, known: bytes, watch: BuildWatch) -> Any:

@@ -8,19 +8,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from export.tensorrt.watch import BuildWatch
 from models.errors import JobError
-from models.plan_cache import NotTrusted, read_trusted
+from models.plan_cache import PARTIAL_PREFIX, NotTrusted, read_trusted, write_trusted
 from models.plans import PlanPaths, PlanRecord
 from models.records import to_jsonable
 from models.store import disk_errors
-
-_PARTIAL_PREFIX = ".writing-"
 
 
 @contextmanager
@@ -36,7 +33,7 @@ def sole_builder(cache: Path, paths: PlanPaths, watch: BuildWatch) -> Iterator[N
         descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         _acquire(descriptor, watch)
-        for leftover in paths.folder.glob(f"{_PARTIAL_PREFIX}{paths.stem}-*"):
+        for leftover in paths.folder.glob(f"{PARTIAL_PREFIX}{paths.stem}-*"):
             leftover.unlink(missing_ok=True)
         yield
     finally:
@@ -50,25 +47,8 @@ def store_plan(paths: PlanPaths, data: bytes, record: PlanRecord) -> None:
     with disk_errors(paths.folder):
         # Never an old record beside a new plan, not even for a moment.
         paths.record.unlink(missing_ok=True)
-        write_whole(paths.plan, data)
-        write_whole(paths.record, rendered.encode())
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write aside, sync, rename: readers see the old bytes or the new ones. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(prefix=f"{_PARTIAL_PREFIX}{path.stem}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as handle:
-            handle.write(data)
-            os.fchmod(descriptor, 0o644)
-            handle.flush()
-            os.fsync(descriptor)
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
-    _sync(path.parent)
+        write_trusted(paths.plan, data, paths.stem)
+        write_trusted(paths.record, rendered.encode(), paths.stem)
 
 
 def read_timing(path: Path, watch: BuildWatch) -> bytes:
@@ -89,7 +69,7 @@ def write_timing(path: Path, data: bytes, watch: BuildWatch) -> None:
     """Keep the kernel times; where that fails, the plan is no worse."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data)
+        write_trusted(path, data, path.stem)
     except OSError as error:
         watch.note(f"the timing cache could not be written to {path}: {error.strerror}")
 
@@ -113,11 +93,3 @@ def _acquire(descriptor: int, watch: BuildWatch) -> None:
             watch.pause()
         else:
             return
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

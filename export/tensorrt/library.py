@@ -1,4 +1,4 @@
-"""What the builder needs of this machine: TensorRT's building half, and the GPU that it builds for."""
+"""For what a plan is built here: the GPU of this machine, or those that were named."""
 
 from __future__ import annotations
 
@@ -6,24 +6,10 @@ from typing import Any
 
 from app.engines.base import EngineFailure
 from app.engines.cuda.driver import Cuda, CudaUnavailable, load_runtime, probe_cuda
-from app.engines.tensorrt_library import load_tensorrt
-from models.errors import JobError
-from models.plans import Gpu
-
-_NEEDED = (
-    ("Builder", "build_serialized_network"),
-    ("IBuilderConfig", "progress_monitor"),
-    ("IBuilderConfig", "hardware_compatibility_level"),
-    ("ICudaEngine", "get_device_memory_size_for_profile_v2"),
-    ("ICudaEngine", "create_engine_inspector"),
-    ("HardwareCompatibilityLevel", "SAME_COMPUTE_CAPABILITY"),
-    ("OnnxParser", "parse_from_file"),
-)
-
-
-def load_builder() -> Any:
-    """The tensorrt module, if it can build. Raises JobError."""
-    return load_tensorrt(_NEEDED)
+from app.engines.tensorrt_library import TensorRt, nameable_capabilities
+from models.errors import JobError, UsageError
+from models.gpus import PORTABLE
+from models.plans import BuildOptions, Gpu, PlanTarget, tensorrt_target
 
 
 def find_gpu() -> Gpu:
@@ -34,3 +20,28 @@ def find_gpu() -> Gpu:
     except (CudaUnavailable, EngineFailure) as error:
         raise JobError(f"no GPU to build for: {error}; check that nvidia-smi shows one here") from error
     return Gpu(found.name, found.compute_capability)
+
+
+def resolve_target(
+    library: TensorRt, trt: Any, capabilities: tuple[str, ...], options: BuildOptions, gpu: Gpu | None
+) -> PlanTarget:
+    """What is built. `capabilities` are those asked for; `gpu` is needed by a library that builds only for its own.
+
+    Raises UsageError for what this library cannot be asked for.
+    """
+    if not library.builds_anywhere:
+        assert gpu is not None, "a library that builds on the GPU itself was given none; this is a bug"
+        if capabilities not in ((), (gpu.compute_capability,)):
+            raise UsageError(
+                f"{library.title} builds only for the GPU it runs on ({gpu.compute_capability}), not for "
+                f"{', '.join(capabilities)}"
+            )
+        return tensorrt_target(trt.__version__, gpu, options)
+    known = nameable_capabilities(trt)
+    unknown = [capability for capability in capabilities if capability not in known]
+    if unknown:
+        raise UsageError(
+            f"{library.title} {trt.__version__} cannot be asked for compute capability {unknown[0]}, only for "
+            f"{', '.join(known)}; a plan that is {PORTABLE} may run there"
+        )
+    return PlanTarget(library.name, trt.__version__, capabilities)

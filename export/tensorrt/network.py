@@ -1,4 +1,4 @@
-"""An ONNX file as a TensorRT network with one static profile per batch size.
+"""An ONNX file as a TensorRT network, and its batch sizes as profiles.
 
 Knows the parser and shapes. Every type comes from the graph (strongly typed), so there is nothing to choose.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 from app.engines.tensorrt_library import explained
 from models.errors import JobError
+from models.plans import BuildOptions
 
 _MOST_ERRORS = 10
 
@@ -26,11 +27,12 @@ def parse(trt: Any, builder: Any, logger: Any, onnx: Path) -> tuple[Any, Any]:
     return network, parser
 
 
-def add_profiles(builder: Any, config: Any, network: Any, batch_sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """One profile per batch size, min = opt = max: kernels are chosen for exactly this size.
+def add_profiles(builder: Any, config: Any, network: Any, options: BuildOptions) -> dict[str, tuple[int, ...]]:
+    """One profile per batch size, min = opt = max, so that kernels are chosen for exactly this size; or one for all.
 
     Returns the inputs' shapes, -1 for the batch. Raises JobError for a shape that cannot be batched.
     """
+    batch_sizes = options.batch_sizes
     shapes = {tensor.name: _batched(tensor) for tensor in _inputs(network)}
     for name, shape in shapes.items():
         if shape[0] >= 0 and batch_sizes != (shape[0],):
@@ -38,13 +40,21 @@ def add_profiles(builder: Any, config: Any, network: Any, batch_sizes: tuple[int
                 f"input {name!r} has a fixed batch of {shape[0]}; export it with a dynamic one, "
                 f"or pass --batch-sizes {shape[0]}"
             )
-    for size in batch_sizes:
+    for least, likely, most in _ranges(options):
         profile = builder.create_optimization_profile()
         for name, shape in shapes.items():
-            exact = (size, *shape[1:])
-            profile.set_shape(name, exact, exact, exact)
+            rest = shape[1:]
+            profile.set_shape(name, (least, *rest), (likely, *rest), (most, *rest))
         config.add_optimization_profile(profile)
     return shapes
+
+
+def _ranges(options: BuildOptions) -> list[tuple[int, int, int]]:
+    """The smallest, the likeliest and the largest batch of each profile."""
+    sizes = options.batch_sizes
+    if options.profiles == "each":
+        return [(size, size, size) for size in sizes]
+    return [(sizes[0], sizes[len(sizes) // 2], sizes[-1])]
 
 
 def _flags(trt: Any) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from models.bundle import FileRecord
-from models.plans import SCHEMA_VERSION, BuildOptions, Plan, PlanAudit, PlanKey, PlanRecord
+from models.plans import SCHEMA_VERSION, BuildOptions, Plan, PlanAudit, PlanKey, PlanRecord, PlanTarget
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_onnxruntime import cpu_session
 from tests.support.fake_tensorrt import Plays, make_fake, new
@@ -73,7 +73,7 @@ def make_plan(model: Path, batch_sizes: tuple[int, ...], *, scratch_bytes: Seque
     scratch_bytes = tuple(scratch_bytes) or (4096,) * len(batch_sizes)
     body = {"onnx": str(model), "sizes": batch_sizes, "scratch": scratch_bytes}
     data = json.dumps(body).encode()
-    key = PlanKey("0" * 64, "11.4.0", "9.0", "Fake GPU", "0" * 64)
+    key = PlanKey("0" * 64, PlanTarget("tensorrt", "11.4.0", ("9.0",), "Fake GPU"), "0" * 64)
     record = PlanRecord(
         schema_version=SCHEMA_VERSION,
         key=key,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from app.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder, resident_bytes, visible_device
+from app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder, resident_bytes, visible_device
 from models.plans import BuildOptions
 
 # `say` lines, `tell` its own circumstances, then `wait` for a byte that never comes or `end`.

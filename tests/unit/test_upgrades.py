@@ -28,7 +28,7 @@ from app.edge.http import create_app
 from app.gpu_loading import GpuJob, PlanWish, prove_plan
 from app.loading import LoadOptions
 from app.model_control import ControlMode, ControlOptions
-from app.plan_builder import BuildOrder, PlanBuild, PlanBuilder
+from app.engines.plan_builder import BuildOrder, PlanBuild, PlanBuilder
 from app.proving import ProvedEngine
 from models.bundle import MANIFEST, open_bundle, read_manifest, seal
 from tests.support.fake_cuda import FakeGpu

@@ -1,4 +1,5 @@
-"""TensorRT plans built while the server serves: a child process each, watched, bounded, and killed with the core.
+"""Plans built in a child process each, watched, bounded, and killed with whoever wants them: beside the serving, or
+ahead of it.
 
 Knows how to start the builder, how to read what it says and when to lose patience. Knows nothing of engines,
 and nothing of what is done with the plan. A build never raises: serving does not depend on it.
@@ -22,7 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from models.plans import BuildEvent, BuildOptions
+from models.gpus import PORTABLE
+from models.plans import BuildEvent, BuildOptions, LibraryName
 from models.records import from_jsonable
 
 _log = logging.getLogger("convoy")
@@ -52,12 +54,17 @@ class PlanBuild:
 
 @dataclass(frozen=True, slots=True)
 class BuildOrder:
-    """A plan to build into a cache; `gpu` counts as CUDA does in this process."""
+    """A plan to build into a cache. `capabilities` as in `models.plans.PlanTarget`.
+
+    `gpu` counts as CUDA does in this process, and matters to a library that builds on the GPU itself.
+    """
 
     onnx: Path
     plan_cache: Path
     options: BuildOptions
     gpu: int = 0
+    library: LibraryName = "tensorrt"
+    capabilities: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +224,8 @@ def _arguments(order: BuildOrder, limits: BuildLimits) -> list[str]:
     arguments = [
         str(order.onnx),
         *("--plan-cache", str(order.plan_cache)),
+        *("--library", order.library),
+        *("--for", ",".join(order.capabilities) or PORTABLE),
         *("--precision", options.precision),
         *("--batch-sizes", ",".join(map(str, options.batch_sizes))),
         *("--hardware-compatibility", options.hardware_compatibility),

@@ -1,0 +1,94 @@
+"""Execution contexts of a plan: TensorRT has every kernel in it, TensorRT for RTX compiles the device's own.
+
+What was compiled is kept beside the plan, for this GPU and driver, so that the next start compiles nothing. It is code,
+so the rule of `models.plan_cache` holds for it as for plans. The library itself checks that it fits, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Protocol
+
+from models.plan_cache import NotTrusted, read_trusted, write_trusted
+
+_log = logging.getLogger("convoy")
+
+
+class Contexts(Protocol):
+    """Where an engine's contexts come from; all of them use scratch memory of the caller's."""
+
+    def create(self) -> Any:
+        """A new one, or None where the library refuses."""
+
+    def keep(self) -> None:
+        """Everything has run once: what was worked out for that shall not be worked out again."""
+
+
+def open_contexts(trt: Any, engine: Any, kernels: Path | None, *, captures: bool) -> Contexts:
+    """The contexts of `engine`. `kernels` is where what is compiled is kept; `captures`: the library captures graphs.
+
+    Only what compiles has a use for either.
+    """
+    if hasattr(getattr(trt, "IRuntimeConfig", None), "create_runtime_cache"):
+        return _Compiling(trt, engine, kernels, captures=captures)
+    return _Compiled(trt, engine)
+
+
+class _Compiled:
+    def __init__(self, trt: Any, engine: Any) -> None:
+        self._engine, self._strategy = engine, trt.ExecutionContextAllocationStrategy.USER_MANAGED
+
+    def create(self) -> Any:
+        return self._engine.create_execution_context(self._strategy)
+
+    def keep(self) -> None:
+        pass
+
+
+class _Compiling:
+    """All contexts share one cache of kernels, and each is compiled for the one shape that it gets, at once."""
+
+    def __init__(self, trt: Any, engine: Any, kernels: Path | None, *, captures: bool) -> None:
+        self._engine, self._kernels = engine, kernels
+        self._config = engine.create_runtime_config()
+        self._config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        # Lazily, the first batches of a size would be slow, and a graph of them would stay so.
+        self._config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        strategies = trt.CudaGraphStrategy
+        self._config.cuda_graph_strategy = strategies.WHOLE_GRAPH_CAPTURE if captures else strategies.DISABLED
+        self._cache = self._config.create_runtime_cache()
+        self._known = _read(kernels)
+        if self._known and not self._cache.deserialize(self._known):
+            _log.info("%s was compiled for something else; it is made anew", kernels)
+            self._known = b""
+        self._config.set_runtime_cache(self._cache)
+
+    def create(self) -> Any:
+        return self._engine.create_execution_context(self._config)
+
+    def keep(self) -> None:
+        if self._kernels is None:
+            return
+        compiled = bytes(self._cache.serialize())
+        if compiled == self._known:
+            return
+        try:
+            write_trusted(self._kernels, compiled, self._kernels.stem)
+        except OSError as error:
+            _log.info("%s cannot be kept (%s); the next start compiles again", self._kernels, error.strerror)
+        else:
+            self._known = compiled
+
+
+def _read(kernels: Path | None) -> bytes:
+    """Empty where there are none that can be trusted."""
+    if kernels is None:
+        return b""
+    try:
+        return read_trusted(kernels)
+    except FileNotFoundError:
+        return b""
+    except (NotTrusted, OSError) as error:
+        _log.warning("compiled kernels are not used: %s", error)
+        return b""

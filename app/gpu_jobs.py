@@ -1,0 +1,61 @@
+"""What there is to do on GPUs for one version: what is to be served, what is wished for, what is left to try.
+
+Knows nothing of how it is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.engines.cuda.device import Device
+from app.engines.machine import Machine
+from app.engines.select import PrecisionChoice
+from models.bundle import Bundle, Variant
+from models.plans import BuildOptions, LibraryName, PlanKey
+
+
+@dataclass(frozen=True, slots=True)
+class GpuJob:
+    """What is to be served: a bundle up to `max_batch_size` (0: without batches), and where.
+
+    `may_wait`: nothing else may serve, so that what takes long is done before the version serves at all.
+    """
+
+    bundle: Bundle
+    max_batch_size: int
+    precision: PrecisionChoice
+    machine: Machine
+    plan_cache: Path | None
+    may_wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWish:
+    """A plan that does not serve yet: to be built, or there and to be compiled for the device.
+
+    `onnx` is what it is built from, `device` a GPU of this process.
+    """
+
+    device: Device
+    onnx: Path
+    variant: Variant
+    options: BuildOptions
+    key: PlanKey
+
+    @property
+    def library(self) -> LibraryName:
+        return self.key.target.library
+
+
+@dataclass(frozen=True, slots=True)
+class Untried:
+    """A file that ONNX Runtime may yet serve better than what serves on a device: tuned, and measured beside it."""
+
+    device: Device
+    variant: Variant
+
+
+def refusal(engine: str, device: Device, why: object) -> str:
+    """How it is told that an engine does not serve on a device."""
+    return f"{engine} on {device.name}: {why}"

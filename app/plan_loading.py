@@ -1,0 +1,155 @@
+"""Plans on one GPU: which of them are there, which are wished for, and how one becomes an engine.
+
+A plan of TensorRT for RTX is compiled where it is opened, which takes seconds the first time: then it is a wish, too,
+and something else serves meanwhile. Knows plan caches and both libraries; knows nothing of other engines.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from app.engines.base import Engine
+from app.engines.cuda.device import Device
+from app.engines.cuda.engine import bucket_sizes
+from app.engines.cuda.trials import best_of, read_memory, told, try_all, write_memory
+from app.engines.tensorrt import Captures, TensorRtEngine
+from app.engines.tensorrt_library import TensorRt, library_named, nameable_capabilities
+from app.gpu_jobs import GpuJob, PlanWish
+from app.proving import NotProved
+from models.bundle import Variant
+from models.errors import JobError
+from models.gpus import FP8_SINCE, as_number
+from models.onnx_digest import onnx_digest
+from models.plan_cache import PlanQuery, search_plan
+from models.plans import BuildOptions, Gpu, NoPlan, Plan, PlanPaths, PlanTarget, plan_key, tensorrt_target
+
+_log = logging.getLogger("convoy")
+_FILE_VERSION = 1
+_DRIVER = Path("/proc/driver/nvidia/version")
+_CAPTURES: tuple[Captures, ...] = ("own", "library")
+
+
+def find_or_wish(
+    job: GpuJob, device: Device, library: TensorRt, variant: Variant, wishes: list[PlanWish]
+) -> PlanOpener:
+    """The variant's plan, ready to be opened at once. Raises NotProved, and where a wish could mend that, adds it."""
+    if job.plan_cache is None:
+        raise NotProved(f"{variant.file}: there is no plan cache; give one with --plan-cache")
+    gpu = _gpu(device)
+    if variant.precision == "fp8" and as_number(gpu.compute_capability) < as_number(FP8_SINCE):
+        raise NotProved(
+            f"{variant.file}: FP8 wants compute capability {FP8_SINCE} or later, not {gpu.compute_capability}"
+        )
+    trt, onnx = job.machine.runs(library).module, job.bundle.path(variant.file)
+    options = BuildOptions(variant.precision, bucket_sizes(job.max_batch_size), profiles=library.profiles)
+    try:
+        query = PlanQuery(onnx_digest(onnx), library.name, trt.__version__, gpu, options)
+    except (JobError, OSError) as error:
+        raise NotProved(f"{variant.file}: {error}") from error
+    found = search_plan(job.plan_cache, query)
+    if isinstance(found, NoPlan):
+        key = plan_key(query.onnx_sha256, _target(library, trt, gpu, options), options)
+        wishes.append(PlanWish(device, onnx, variant, options, key))
+        raise NotProved(f"{variant.file}: {found.reason}")
+    opener = PlanOpener(job, device, found)
+    if not (opener.is_compiled() or job.may_wait):
+        wishes.append(PlanWish(device, onnx, variant, found.record.options, found.record.key))
+        raise NotProved(f"{variant.file}: its kernels are not compiled for {gpu.name} and its driver yet")
+    return opener
+
+
+def _target(library: TensorRt, trt: object, gpu: Gpu, options: BuildOptions) -> PlanTarget:
+    """What to build for a GPU that is here: for it alone where that can be asked for."""
+    version: str = trt.__version__  # type: ignore[attr-defined]
+    if not library.builds_anywhere:
+        return tensorrt_target(version, gpu, options)
+    is_nameable = gpu.compute_capability in nameable_capabilities(trt)
+    return PlanTarget(library.name, version, (gpu.compute_capability,) if is_nameable else ())
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOpener:
+    """One plan on one device."""
+
+    job: GpuJob
+    device: Device
+    plan: Plan
+
+    def is_compiled(self) -> bool:
+        """Whether opening it compiles nothing. What is kept may yet turn out to be stale, and then it does."""
+        kernels = self._kernels()
+        return kernels is None or kernels.exists()
+
+    def open(self) -> Engine:
+        """Raises BundleError or EngineFailure."""
+        return self._open(self._captures(), None)
+
+    def _captures(self) -> Captures:
+        """Who captures graphs: the faster one, where the library can do it itself. Raises EngineFailure."""
+        kernels = self._kernels()
+        if kernels is None:
+            return "own"
+        memory = kernels.with_suffix(".captures")
+        known = read_memory(memory, CapturesRecord, _FILE_VERSION)
+        if known is not None:
+            return known.chosen
+        sizes = tuple(sorted({1, max(1, self.job.max_batch_size)}))
+        tried, problem = try_all(lambda way, trial_sizes: self._open(way, 1), _CAPTURES, sizes)
+        if not tried:
+            assert problem is not None
+            raise problem
+        best = best_of(tried)
+        write_memory(memory, CapturesRecord(_FILE_VERSION, best, told(tried, str)))
+        _log.info("%s on %s: graphs by %s", self.plan.path, self.device.name, best)
+        return best
+
+    def _open(self, captures: Captures, slots: int | None) -> TensorRtEngine:
+        spec = self.job.bundle.manifest.spec
+        record = self.plan.record
+        engine = partial(TensorRtEngine, slots=slots) if slots is not None else TensorRtEngine
+        return engine(
+            self.plan,
+            self.device,
+            self.job.machine.runs(library_named(record.key.target.library)).module,
+            inputs=spec.inputs,
+            outputs=spec.outputs,
+            batched=self.job.max_batch_size > 0,
+            max_batch_size=max(1, self.job.max_batch_size),
+            captures=captures,
+            kernels=self._kernels(),
+        )
+
+    def _kernels(self) -> Path | None:
+        """Where what is compiled of the plan is kept; None for a library that compiles nothing."""
+        key = self.plan.record.key
+        if self.job.plan_cache is None or not library_named(key.target.library).builds_anywhere:
+            return None
+        name = self.device.properties.name
+        return PlanPaths.of(self.job.plan_cache, key).kernels(name, _driver(self.device))
+
+
+@dataclass(frozen=True, slots=True)
+class CapturesRecord:
+    """The file: who captures graphs, and milliseconds of the smallest and the largest batch under each."""
+
+    schema_version: int
+    chosen: Captures
+    tried_ms: dict[str, dict[str, float]]
+
+
+def _gpu(device: Device) -> Gpu:
+    return Gpu(device.properties.name, device.properties.compute_capability)
+
+
+def _driver(device: Device) -> str:
+    """The driver as exactly as it can be known: its own version where the system tells, and the CUDA that it speaks."""
+    build = ""
+    with suppress(OSError):
+        found = re.search(r"Kernel Module\D*?([\d.]+)", _DRIVER.read_text())
+        build = found[1] if found else ""
+    return f"{build} {device.cuda.driver_version()}"
