@@ -58,15 +58,16 @@ def _found(cache: Path, record: PlanRecord, machine: Machine) -> PlanFound:
 
 def _obstacles(cache: Path, key: PlanKey, machine: Machine) -> Iterator[str]:
     if not machine.gpus:
-        # Whoever builds ahead wants to know at least that it is whole.
-        yield f"{plan.reason}" if isinstance(plan := find_plan(cache, key), NoPlan) else machine.no_gpu
+        # Whoever builds ahead wants to know at least whether it is whole.
+        yield plan.reason if isinstance(plan := find_plan(cache, key), NoPlan) else machine.no_gpu
         return
-    library = machine.runs(library_named(key.target.library))
-    if library.module is None:
-        yield library.reason
+    library = library_named(key.target.library)
+    found = machine.runs(library)
+    if found.module is None:
+        yield found.reason
         return
-    if key.target.version != (installed := library.module.__version__):
-        yield f"{key.target.library} {installed} is installed"
+    if key.target.version != (installed := found.module.__version__):
+        yield f"{library.title} {installed} is installed"
     gpus = [Gpu(gpu.properties.name, gpu.properties.compute_capability) for gpu in machine.gpus]
     if not any(key.target.covers(gpu) for gpu in gpus):
         yield "no GPU of this kind is here"

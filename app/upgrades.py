@@ -56,14 +56,20 @@ class Upgrades:
             self._building[served.key].cancel()
 
     async def _upgrade(self, served: Served) -> None:
-        tried: set[tuple[str, PlanKey]] = set()
+        failed: set[tuple[str, PlanKey]] = set()
+        beside: list[Untried] = []
         try:
             # Looked for anew each time: while one plan is built, an engine may be lost and the version loaded again.
-            while (wish := _next_wish(served, tried)) is not None:
-                tried.add((wish.device.name, wish.key))
-                await self._fulfil(served, wish)
-            for untried in served.loaded.untried:
-                await self._try(served, untried)
+            while not served.withdrawn:
+                if (wish := _next_wish(served, failed)) is not None:
+                    await self._fulfil(served, wish)
+                    if wish in served.loaded.wishes:
+                        failed.add((wish.device.name, wish.key))
+                elif (untried := _next_untried(served, beside)) is not None:
+                    beside.append(untried)
+                    await self._try(served, untried)
+                else:
+                    return
         finally:
             self._at_work.discard(served.key)
 
@@ -88,7 +94,12 @@ class Upgrades:
         serves = await self._let_take_over(served, options, lambda job: prove_plan(job, wish))
         if serves is None:
             return
-        served.loaded = replace(served.loaded, skipped=still_refused(served.loaded.skipped, wish))
+        loaded = served.loaded
+        served.loaded = replace(
+            loaded,
+            skipped=still_refused(loaded.skipped, wish),
+            wishes=tuple(other for other in loaded.wishes if other is not wish),
+        )
         name, version, device = served.key.model, served.key.version, wish.device.name
         _log.info("%s version %d on %s is served by %s now: %s", name, version, device, wish.library, serves.reason)
 
@@ -185,10 +196,12 @@ class Upgrades:
         _log.warning("%s version %d is served as before: %s", served.key.model, served.key.version, told)
 
 
-def _next_wish(served: Served, tried: set[tuple[str, PlanKey]]) -> PlanWish | None:
-    if served.withdrawn:
-        return None
-    return next((wish for wish in served.loaded.wishes if (wish.device.name, wish.key) not in tried), None)
+def _next_wish(served: Served, failed: set[tuple[str, PlanKey]]) -> PlanWish | None:
+    return next((wish for wish in served.loaded.wishes if (wish.device.name, wish.key) not in failed), None)
+
+
+def _next_untried(served: Served, tried: list[Untried]) -> Untried | None:
+    return next((one for one in served.loaded.untried if one not in tried), None)
 
 
 def _job(served: Served, options: LoadOptions) -> GpuJob:

@@ -32,6 +32,7 @@ from models.plans import (
     PlanKey,
     PlanPaths,
     PlanRecord,
+    PlanTarget,
     is_record,
 )
 from models.records import from_jsonable
@@ -113,7 +114,8 @@ def _breadth(record: PlanRecord) -> tuple[bool, int, int]:
 
 
 def _nothing_for(cache: Path, query: PlanQuery) -> str:
-    wanted = f"no {query.options.precision} plan of {query.library} {query.version} for {query.gpu.name}"
+    gpu = query.gpu
+    wanted = f"no plan for {PlanTarget(query.library, query.version, (gpu.compute_capability,), gpu.name)}"
     records = [record for path in _records_of(cache / query.onnx_sha256) for record in _readable(path)]
     others = sorted({f"{one.options.precision} for {one.key.target}" for one in records})
     return f"{wanted}; those in the cache are {', '.join(others)}" if others else wanted
@@ -217,9 +219,9 @@ def _read_any_record(path: Path) -> PlanRecord | NoPlan:
     raw = read_trusted(path)
     try:
         body = json.loads(raw)
-        if isinstance(body, dict) and body.get("schema_version") != SCHEMA_VERSION:
-            was = body.get("schema_version")
-            return NoPlan(f"{path}: has schema version {was!r}, this version reads {SCHEMA_VERSION}; remove it")
+        was = body.get("schema_version") if isinstance(body, dict) else None
+        if isinstance(was, int) and was != SCHEMA_VERSION:
+            return NoPlan(f"{path}: has schema version {was}, this version reads {SCHEMA_VERSION}; remove it")
         return from_jsonable(PlanRecord, body, path.name)
     except (ValueError, UsageError) as error:
         return NoPlan(f"{path}: cannot be read ({error})")
@@ -227,14 +229,10 @@ def _read_any_record(path: Path) -> PlanRecord | NoPlan:
 
 def _absence(cache: Path, key: PlanKey) -> str:
     """Why there is nothing: the targets that this model does have plans for are most of the answer."""
-    found = [path.name for path in _plans_of(cache / key.onnx_sha256)]
+    found = sorted(path.name for path in (cache / key.onnx_sha256).glob("*.plan"))
     if not found:
         return f"no plan for {key.target}"
     if any(name.startswith(f"{key.target.stem}-") for name in found):
         return f"no plan with these build options for {key.target}"
     others = ", ".join(sorted({name.rpartition("-")[0] for name in found}))
     return f"no plan for {key.target}; those in the cache are for {others}"
-
-
-def _plans_of(folder: Path) -> list[Path]:
-    return sorted(path.with_suffix(".plan") for path in _records_of(folder) if path.with_suffix(".plan").exists())

@@ -82,7 +82,7 @@ def inspect(trt: Any, data: bytes, options: BuildOptions, shapes: dict[str, tupl
     if says_nothing(audit):
         audit = _audit_with_shapes(trt, engine, inspector, options.batch_sizes[0], shapes)
     check_audit(audit, options.precision, name)
-    profiles = range(engine.num_optimization_profiles)
+    profiles = range(len(options.batch_sizes) if options.profiles == "each" else 1)
     return Inspected(tuple(engine.get_device_memory_size_for_profile_v2(index) for index in profiles), audit)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.engines.tensorrt_library import TENSORRT, load_builder
 from export.tensorrt.build import BuildJob, build_plan
-from export.tensorrt.library import find_gpu, load_builder
+from export.tensorrt.library import find_gpu, resolve_target
 from export.tensorrt.watch import BuildWatch
 from models.errors import JobError
 from models.plan_cache import find_plan
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module")
 def trt() -> Any:
     try:
-        return load_builder()
+        return load_builder(TENSORRT)
     except JobError as error:
         pytest.skip(str(error))
 
@@ -64,7 +65,8 @@ def write_network(path: Path, half: bool, front: tuple[str, ...] = ()) -> Path:
 def build(trt: Any, gpu: Gpu, onnx: Path, precision: str, watch: BuildWatch | None = None) -> Plan:
     options = BuildOptions(precision, (1, 8))  # type: ignore[arg-type]
     watch = watch or BuildWatch(lambda event: None)
-    return build_plan(BuildJob(onnx, onnx.parent / "cache", options), trt, gpu, watch)
+    target = resolve_target(TENSORRT, trt, (), options, gpu)
+    return build_plan(BuildJob(onnx, onnx.parent / "cache", options, target, gpu.name), trt, watch)
 
 
 @pytest.mark.parametrize(("precision", "half"), [("fp32", False), ("fp16", True)])

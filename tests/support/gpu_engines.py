@@ -13,8 +13,9 @@ from app.engines.cuda.engine import bucket_sizes
 from app.engines.machine import find_machine
 from app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
 from app.engines.tensorrt import TensorRtEngine
+from app.engines.tensorrt_library import TENSORRT, load_builder
 from export.tensorrt.build import BuildJob, build_plan
-from export.tensorrt.library import find_gpu, load_builder
+from export.tensorrt.library import find_gpu, resolve_target
 from export.tensorrt.watch import BuildWatch
 from models.errors import JobError
 from models.plans import BuildOptions
@@ -86,8 +87,11 @@ def tensorrt_on_gpu(model: Path, inputs: Specs, outputs: Specs, max_batch_size: 
     if machine.tensorrt.module is None or not machine.gpus:
         pytest.skip(machine.no_gpu or machine.tensorrt.reason)
     try:
-        job = BuildJob(model, model.parent / "plans", BuildOptions("fp32", bucket_sizes(max_batch_size)))
-        plan = build_plan(job, load_builder(), find_gpu(), BuildWatch(lambda event: None))
+        trt, gpu = load_builder(TENSORRT), find_gpu()
+        options = BuildOptions("fp32", bucket_sizes(max_batch_size))
+        target = resolve_target(TENSORRT, trt, (), options, gpu)
+        job = BuildJob(model, model.parent / "plans", options, target, gpu.name)
+        plan = build_plan(job, trt, BuildWatch(lambda event: None))
     except JobError as error:
         pytest.skip(f"no plan of this model: {error}")
     return TensorRtEngine(

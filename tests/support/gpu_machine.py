@@ -9,10 +9,9 @@ from pathlib import Path
 from app.engines.cuda.device import Device
 from app.engines.cuda.driver import Cuda
 from app.engines.machine import Library, Machine
-from app.gpu_loading import PlanWish
+from app.gpu_jobs import PlanWish
 from export.tensorrt.build import BuildJob, build_plan
 from export.tensorrt.watch import BuildWatch
-from models.plans import Gpu
 from tests.support.fake_cuda import FakeCuda, FakeGpu
 from tests.support.fake_onnxruntime import FakeRuntime
 from tests.support.tensorrt_play import FakeInput, Scenario
@@ -46,6 +45,5 @@ class GpuBench:
             plan=json.dumps(body).encode(),
             data_types=kinds[wish.variant.precision],
         )
-        gpu = Gpu(wish.device.properties.name, wish.device.properties.compute_capability)
-        job = BuildJob(wish.onnx, plan_cache, wish.options, None)
-        build_plan(job, scenario.module(), gpu, BuildWatch(lambda event: None))
+        job = BuildJob(wish.onnx, plan_cache, wish.options, wish.key.target, wish.device.properties.name)
+        build_plan(job, scenario.module(), BuildWatch(lambda event: None))

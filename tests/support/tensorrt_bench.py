@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from app.engines.tensorrt_library import TENSORRT
 from export.tensorrt.build import BuildJob, build_plan
+from export.tensorrt.library import resolve_target
 from export.tensorrt.watch import BuildWatch
 from models.plans import BuildEvent, BuildOptions, Gpu, Plan
 from tests.support.tensorrt_play import Scenario
@@ -27,8 +29,12 @@ class Bench:
         self.events: list[BuildEvent] = []
 
     def build(self) -> Plan:
-        job = BuildJob(self.onnx, self.cache, self.options, self.timing)
-        return build_plan(job, self.scenario.module(), H200, self.watch())
+        return build_plan(self.job(), self.scenario.module(), self.watch())
+
+    def job(self) -> BuildJob:
+        module = self.scenario.module()
+        target = resolve_target(TENSORRT, module, (), self.options, H200)
+        return BuildJob(self.onnx, self.cache, self.options, target, H200.name, self.timing)
 
     def watch(self) -> BuildWatch:
         return BuildWatch(self.events.append, self.limit_s, lambda: self.now_s, self._sleep)

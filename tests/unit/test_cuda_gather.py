@@ -144,7 +144,7 @@ def test_the_padding_of_a_smaller_batch_holds_nothing_of_the_one_before(bench: T
     run(engine, bench.batch(8))
     seen: list[dict[str, np.ndarray]] = []
     bench.tensorrt.spoils = lambda arrays: seen.append({name: a.copy() for name, a in arrays.items()}) or False
-    engine = bench.ready("tensorrt", graphs=False)
+    engine = bench.ready("tensorrt", captures="nobody")
     run(engine, bench.batch(8))
     run(engine, bench.batch(2, 3))
     assert seen[-1]["INPUT0"].shape == (8, 16)

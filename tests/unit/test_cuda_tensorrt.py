@@ -9,7 +9,7 @@ import pytest
 
 from app.engines import tensorrt
 from app.engines.base import Blast, EngineFailure
-from app.engines.tensorrt_library import load_tensorrt
+from app.engines.tensorrt_library import TENSORRT, load_tensorrt
 from models.errors import BundleError
 from models.spec import TensorSpec
 from tests.support.fake_tensorrt import VERSIONS
@@ -41,14 +41,14 @@ def test_both_versions_run_plans_with_a_graph_for_each_slot_and_size(tmp_path: P
 @pytest.mark.parametrize("version", VERSIONS)
 def test_both_versions_have_all_that_is_needed(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tensorrt", TwoEngines(tmp_path, version=version).module)
-    assert load_tensorrt(tensorrt.NEEDED).__version__.startswith(version)
+    assert load_tensorrt(TENSORRT, tensorrt.NEEDED).__version__.startswith(version)
 
 
 # Graphs
 
 
 def test_graphs_may_be_left_out(bench: TwoEngines) -> None:
-    engine = bench.ready("tensorrt", graphs=False)
+    engine = bench.ready("tensorrt", captures="nobody")
     assert bench.cuda.calls["cudaStreamBeginCapture"] == 0
     assert bench.runs_right(engine, 3)
 

@@ -15,10 +15,10 @@ from app import doctor_command
 from app.core import DEMO_STORE
 from app.doctor_command import diagnose
 from app.engines.machine import Library, Machine
-from app.gpu_loading import PlanWish
+from app.gpu_jobs import PlanWish
 from models.bundle import open_bundle
 from models.onnx_digest import onnx_digest
-from models.plans import BuildOptions, Gpu, plan_key
+from models.plans import BuildOptions, Gpu, plan_key, tensorrt_target
 from tests.support.fake_cuda import FakeGpu
 from tests.support.gpu_machine import GpuBench
 
@@ -36,7 +36,7 @@ def build_plan(bench: GpuBench, cache: Path) -> None:
     (variant,) = (one for one in bundle.manifest.variants if one.file == "fp16.onnx")
     onnx, options = bundle.path(variant.file), BuildOptions("fp16", (1, 4))
     gpu = Gpu("Fake H200", "9.0")
-    key = plan_key(onnx_digest(onnx), bench.tensorrt.version, gpu, options)
+    key = plan_key(onnx_digest(onnx), tensorrt_target(bench.machine.tensorrt.module.__version__, gpu, options), options)
     bench.build(PlanWish(bench.machine.gpus[0], onnx, variant, options, key), cache)
 
 
@@ -60,7 +60,7 @@ def test_a_gpu_is_shown_with_what_matters_for_engines(bench, tmp_path):
     assert (gpu.device, gpu.name, gpu.compute_capability, gpu.total_bytes) == ("cuda:0", "Fake H200", "9.0", 4 << 30)
     (words,) = diagnosis.gpus
     assert words.startswith("cuda:0: Fake H200, compute capability 9.0, 4.0 GiB, its driver speaks CUDA ")
-    assert [engine.usable for engine in diagnosis.engines] == [True, True, True]
+    assert [engine.usable for engine in diagnosis.engines] == [True, False, True, True]
 
 
 def test_json_has_everything(bench, tmp_path, monkeypatch):

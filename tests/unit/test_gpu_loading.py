@@ -196,7 +196,7 @@ def test_where_a_plan_is_to_come_a_model_that_cannot_be_captured_serves_in_a_ses
     model = loaded(store, options(bench, tmp_path))
     assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
     assert [way["enable_cuda_graph"] for way in bench.onnxruntime.opened] == ["1", "0", "0", "0"]
-    assert [one.variant.file for one in model.untuned] == ["fp16.onnx"]
+    assert [one.variant.file for one in model.untried] == ["fp16.onnx"]
     builds = bench.onnxruntime.plan_builds
     images = np.zeros((4, 8, 8, 1), np.uint8)
     for samples in (1, 4, 2, 1, 4):
@@ -305,16 +305,16 @@ def test_tensorrt_by_name_without_a_plan_says_how_to_get_one(store, bench, tmp_p
 def test_nobody_waits_for_tuning_where_a_plan_is_to_come(store, bench, tmp_path):
     model = loaded(store, options(bench, tmp_path))
     assert len(bench.onnxruntime.opened) == 1
-    assert [(one.device.name, one.variant.file) for one in model.untuned] == [("cuda:0", "fp16.onnx")]
+    assert [(one.device.name, one.variant.file) for one in model.untried] == [("cuda:0", "fp16.onnx")]
 
 
 def test_what_serves_for_good_is_tuned_first_and_that_is_remembered(store, bench, tmp_path):
     bench.onnxruntime.takes_ns = lambda samples, way: 1e6 if way["cudnn_conv_algo_search"] == "EXHAUSTIVE" else 2e6
-    assert loaded(store, options(bench, tmp_path, engine="cuda")).untuned == ()
+    assert loaded(store, options(bench, tmp_path, engine="cuda")).untried == ()
     trials = len(bench.onnxruntime.opened)
     assert trials > 4
     model = loaded(store, options(bench, tmp_path))  # with a plan to come, but there is nothing to wait for
-    assert model.untuned == ()
+    assert model.untried == ()
     assert [way["cudnn_conv_algo_search"] for way in bench.onnxruntime.opened[trials:]] == ["EXHAUSTIVE"]
 
 
@@ -326,14 +326,15 @@ def test_a_model_that_does_not_run_as_it_comes_is_tuned_at_once(store, bench, tm
     bench.onnxruntime.refuses = refuse
     model = loaded(store, options(bench, tmp_path))
     assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
-    assert model.untuned == ()
+    assert model.untried == ()
 
 
 def test_a_file_that_cannot_be_told_from_others_costs_only_the_gpu(store, shift, bench, tmp_path, monkeypatch):
     def digest(path: Path) -> str:
         raise JobError(f"{path}: its external data lies outside its folder")
 
-    monkeypatch.setattr("app.gpu_loading.onnx_digest", digest)
+    for module in ("app.plan_loading", "app.gpu_loading"):
+        monkeypatch.setattr(f"{module}.onnx_digest", digest)
     for model in (loaded(store, options(bench, tmp_path)), loaded_shift(shift, options(bench, tmp_path))):
         assert engines(model)[0][0] == "onnxruntime-cpu"
         assert any("onnxruntime-cuda on cuda:0" in why and "outside its folder" in why for why in model.skipped)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from app.engines.machine import Library
-from models.plans import Gpu, Plan
+from models.plans import Plan
 from models.records import to_jsonable
 from tests.gpu.proof.agreement import Reference
 from tests.gpu.proof.bare import Effort
@@ -42,7 +42,7 @@ def few_digits(name: str) -> Any:
     return make
 
 
-def fake_plan(job: Any, trt: Any, gpu: Gpu, watch: Any) -> Plan:
+def fake_plan(job: Any, trt: Any, watch: Any) -> Plan:
     plan = make_plan(job.onnx, job.options.batch_sizes)
     return replace(plan, record=replace(plan.record, options=job.options))
 

@@ -149,6 +149,7 @@ def test_the_child_is_told_everything_and_yields_to_serving(bench: Bench, monkey
         assert child["group"] == child["pid"]
         assert child["arguments"] == [
             *(str(bench.folder / "fp16.onnx"), "--plan-cache", str(bench.folder / "plans")),
+            *("--library", "tensorrt", "--for", "portable"),
             *("--precision", "fp16", "--batch-sizes", "1,8", "--hardware-compatibility", "none"),
             *("--time-limit-s", "100", "--json-progress", "--workspace-mb", "512"),
         ]

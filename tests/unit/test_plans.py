@@ -26,12 +26,20 @@ from models.plans import (
     PlanPaths,
     PlanRecord,
     plan_key,
+    tensorrt_target,
 )
 from models.records import to_jsonable
 
 H200 = Gpu("NVIDIA H200", "9.0")
 OPTIONS = BuildOptions("fp16", (1, 8))
-KEY = plan_key("a" * 64, "11.4.0.106", H200, OPTIONS)
+
+
+def key_of(onnx_sha256: str, version: str, gpu: Gpu, options: BuildOptions) -> PlanKey:
+    """What TensorRT would build a file's plan under."""
+    return plan_key(onnx_sha256, tensorrt_target(version, gpu, options), options)
+
+
+KEY = key_of("a" * 64, "11.4.0.106", H200, OPTIONS)
 DATA = b"an engine"
 
 
@@ -90,7 +98,7 @@ def test_one_wrong_byte_is_refused(tmp_path: Path, position: int) -> None:
         (lambda p: p.record.write_text("[]"), "cannot be read"),
         (lambda p: p.record.write_text(p.record.read_text().replace("[1, 8]", "[8, 1]")), "cannot be read"),
         (lambda p: p.record.write_text(p.record.read_text().replace("NVIDIA H200", "NVIDIA L4")), "was written for"),
-        (lambda p: p.record.write_text(p.record.read_text().replace('n": 1', 'n": 9', 1)), "schema version 9"),
+        (lambda p: p.record.write_text(p.record.read_text().replace('n": 2', 'n": 9', 1)), "schema version 9"),
         (lambda p: p.plan.chmod(0o664), "other users may write it"),
         (lambda p: p.record.chmod(0o646), "other users may write it"),
         (lambda p: p.folder.chmod(0o777), "other users may write it"),
@@ -125,21 +133,21 @@ def test_a_cache_in_a_files_place_is_an_answer_too(tmp_path: Path) -> None:
 
 def test_the_reason_names_what_there_is_instead(tmp_path: Path) -> None:
     stored(tmp_path)
-    newer = dataclasses.replace(KEY, tensorrt="11.5.0.1")
+    newer = dataclasses.replace(KEY, target=dataclasses.replace(KEY.target, version="11.5.0.1"))
     assert reason(tmp_path, newer).endswith("those in the cache are for trt11.4.0.106-sm9.0")
-    other = plan_key("a" * 64, "11.4.0.106", H200, BuildOptions("fp16", (1, 16)))
+    other = key_of("a" * 64, "11.4.0.106", H200, BuildOptions("fp16", (1, 16)))
     assert "no plan with these build options" in reason(tmp_path, other)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        plan_key("b" * 64, "11.4.0.106", H200, OPTIONS),
-        plan_key("a" * 64, "11.4.0.107", H200, OPTIONS),
-        plan_key("a" * 64, "11.4.0.106", Gpu("NVIDIA H200", "10.0"), OPTIONS),
-        plan_key("a" * 64, "11.4.0.106", Gpu("NVIDIA H100", "9.0"), OPTIONS),
-        plan_key("a" * 64, "11.4.0.106", H200, BuildOptions("fp32", (1, 8))),
-        plan_key("a" * 64, "11.4.0.106", H200, BuildOptions("fp16", (1, 8), workspace_mb=64)),
+        key_of("b" * 64, "11.4.0.106", H200, OPTIONS),
+        key_of("a" * 64, "11.4.0.107", H200, OPTIONS),
+        key_of("a" * 64, "11.4.0.106", Gpu("NVIDIA H200", "10.0"), OPTIONS),
+        key_of("a" * 64, "11.4.0.106", Gpu("NVIDIA H100", "9.0"), OPTIONS),
+        key_of("a" * 64, "11.4.0.106", H200, BuildOptions("fp32", (1, 8))),
+        key_of("a" * 64, "11.4.0.106", H200, BuildOptions("fp16", (1, 8), workspace_mb=64)),
     ],
 )
 def test_everything_that_changes_a_plan_changes_its_place(tmp_path: Path, other: PlanKey) -> None:
@@ -149,12 +157,12 @@ def test_everything_that_changes_a_plan_changes_its_place(tmp_path: Path, other:
 def test_a_plan_for_a_whole_capability_is_shared_by_its_gpus() -> None:
     options = BuildOptions("fp16", (1, 8), hardware_compatibility="same_compute_capability")
     h100 = Gpu("NVIDIA H100", "9.0")
-    assert plan_key("a" * 64, "11.4", H200, options) == plan_key("a" * 64, "11.4", h100, options)
+    assert key_of("a" * 64, "11.4", H200, options) == key_of("a" * 64, "11.4", h100, options)
 
 
 def test_a_key_cannot_lead_out_of_the_cache() -> None:
     with pytest.raises(ValueError, match="this is a bug"):
-        plan_key("../../etc", "11.4", H200, OPTIONS)
+        key_of("../../etc", "11.4", H200, OPTIONS)
 
 
 @pytest.mark.parametrize("sizes", [(), (0, 1), (2, 1), (1, 1)])

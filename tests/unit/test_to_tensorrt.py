@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from export.tensorrt.build import BuildJob, build_plan
+from export.tensorrt.build import build_plan
 from export.tensorrt.watch import BuildWatch
 from models.errors import JobError
 from models.plan_cache import find_plan
 from models.plans import BuildEvent, BuildOptions
 from tests.support.fake_tensorrt import VERSIONS
-from tests.support.tensorrt_bench import H200, Bench
+from tests.support.tensorrt_bench import Bench
 from tests.support.tensorrt_play import FakeInput, FakeParserError
 
 
@@ -54,7 +54,7 @@ def test_workspace_and_compatibility_reach_tensorrt(bench: Bench) -> None:
     built = bench.build()
     assert bench.scenario.pools == {"WORKSPACE": 64 << 20}
     assert bench.scenario.config.hardware_compatibility_level.name == "SAME_COMPUTE_CAPABILITY"
-    assert built.record.key.gpu_name is None
+    assert built.record.key.target.gpu_name is None
 
 
 def test_parser_errors_come_one_line_each_with_node_and_operator(bench: Bench) -> None:
@@ -147,7 +147,7 @@ def test_a_reader_that_went_away_stops_the_build(bench: Bench) -> None:
 
     watch = BuildWatch(tell, clock=lambda: 0.0)
     with pytest.raises(JobError, match="nobody reads the progress"):
-        build_plan(BuildJob(bench.onnx, bench.cache, bench.options), bench.scenario.module(), H200, watch)
+        build_plan(bench.job(), bench.scenario.module(), watch)
     assert bench.plans() == []
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from export.tensorrt.build import BuildJob, build_plan
+from export.tensorrt.build import build_plan
 from export.tensorrt.files import sole_builder
 from export.tensorrt.watch import BuildWatch
 from models.errors import JobError, UsageError
 from models.plan_cache import find_plan
 from models.plans import Plan, PlanPaths, timing_cache_path
 from tests.support.fake_tensorrt import VERSIONS
-from tests.support.tensorrt_bench import H200, Bench
+from tests.support.tensorrt_bench import Bench
 
 
 @pytest.fixture(params=VERSIONS)
@@ -96,10 +96,10 @@ def test_waiting_for_another_builder_ends_with_the_time_limit(bench: Bench) -> N
 
 def test_builders_at_the_same_time_build_once(bench: Bench) -> None:
     module = bench.scenario.module()
-    job = BuildJob(bench.onnx, bench.cache, bench.options)
+    job = bench.job()
 
     def build(_: int) -> Plan:
-        return build_plan(job, module, H200, BuildWatch(lambda event: None, sleep=lambda seconds: None))
+        return build_plan(job, module, BuildWatch(lambda event: None, sleep=lambda seconds: None))
 
     with ThreadPoolExecutor(4) as pool:
         plans = list(pool.map(build, range(4)))

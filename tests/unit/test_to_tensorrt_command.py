@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from export.tensorrt.library import find_gpu, load_builder
+from app.engines.tensorrt_library import TENSORRT, load_builder
+from export.tensorrt.library import find_gpu
 from export.to_tensorrt import main
 from models.errors import JobError
 from models.plans import BuildEvent, Gpu
@@ -40,7 +41,7 @@ def run(tmp_path: Path, scenario: Scenario) -> Run:
 
     def call(*more: str) -> int:
         given = [str(onnx), "--plan-cache", str(tmp_path / "cache"), "--precision", "fp16", "--batch-sizes", "1,8"]
-        return main([*given, *more], scenario.module, lambda: H200)
+        return main([*given, "--library", "tensorrt", *more], lambda library: scenario.module(), lambda: H200)
 
     return call
 
@@ -81,7 +82,7 @@ def test_a_failed_build_exits_with_1_and_says_why(
     [
         (["--batch-sizes", "8,1"], "must ascend"),
         (["--batch-sizes", "a"], "is not a list of batch sizes"),
-        (["--precision", "fp8"], "fp8"),
+        (["--precision", "fp4"], "fp4"),
         (["--time-limit-s", "0"], "is not a number of seconds"),
         (["--time-limit-s", "nan"], "is not a number of seconds"),
         (["--workspace-mb", "0"], "at least 1 MiB"),
@@ -106,7 +107,7 @@ def test_a_cache_that_cannot_be_a_folder_is_one_line(run: Run, tmp_path: Path) -
 def test_without_tensorrt_the_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(JobError, match=r"^TensorRT is not installed; run pip install 'convoy-serve\[tensorrt\]' \("):
-        load_builder()
+        load_builder(TENSORRT)
 
 
 def test_a_tensorrt_whose_libraries_are_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,14 +120,14 @@ def test_a_tensorrt_whose_libraries_are_missing_is_named(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("app.engines.tensorrt_library.importlib.import_module", broken)
     with pytest.raises(JobError, match=r"does not load \(libnvinfer\.so\.11"):
-        load_builder()
+        load_builder(TENSORRT)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_both_versions_have_all_that_is_needed(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     module = Scenario(version=version).module()
     monkeypatch.setitem(sys.modules, "tensorrt", module)
-    assert load_builder() is module
+    assert load_builder(TENSORRT) is module
 
 
 def test_a_version_that_lacks_something_is_named_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +135,7 @@ def test_a_version_that_lacks_something_is_named_with_what_it_lacks(monkeypatch:
     del module.ICudaEngine.get_device_memory_size_for_profile_v2
     monkeypatch.setitem(sys.modules, "tensorrt", module)
     with pytest.raises(JobError, match=r"TensorRT 11\.4\S* has no ICudaEngine\.get_device_memory_size_for_profile_v2"):
-        load_builder()
+        load_builder(TENSORRT)
 
 
 def test_the_gpu_is_asked_for_its_name_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +170,7 @@ def test_the_builder_needs_no_terminal_no_onnx_and_no_torch(tmp_path: Path) -> N
     )
     (tmp_path / "m.onnx").write_bytes(b"a graph")
     options = [str(tmp_path / "m.onnx"), "--plan-cache", str(tmp_path), "--precision", "fp16", "--batch-sizes", "1"]
+    options += ["--library", "tensorrt"]
     done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("to_tensorrt: TensorRT is not installed; run pip install 'convoy-serve[tensorrt]'")
@@ -195,10 +197,11 @@ def test_a_reader_that_closed_the_pipe_ends_the_builder_quietly(tmp_path: Path) 
         "from models.plans import Gpu\n"
         "from tests.support.tensorrt_play import Scenario\n"
         "sys.stdin.read()\n"
-        "sys.exit(main(load=Scenario().module, device=lambda: Gpu('NVIDIA H200', '9.0')))"
+        "sys.exit(main(load=lambda library: Scenario().module(), device=lambda: Gpu('NVIDIA H200', '9.0')))"
     )
     (tmp_path / "m.onnx").write_bytes(b"a graph")
     options = [str(tmp_path / "m.onnx"), "--plan-cache", str(tmp_path), "--precision", "fp16", "--batch-sizes", "1"]
+    options += ["--library", "tensorrt"]
     pipe = subprocess.PIPE
     child = subprocess.Popen(
         [sys.executable, "-c", code, *options, "--json-progress"],

@@ -23,7 +23,7 @@ from export.tensorrt.build import BuildJob, build_plan
 from export.tensorrt.watch import BuildWatch
 from models.bundle import Precision
 from models.errors import JobError
-from models.plans import BuildOptions, Gpu, Plan
+from models.plans import BuildOptions, Gpu, Plan, tensorrt_target
 from tests.gpu.proof.budget import Budget
 from tests.gpu.proof.grid import Opening
 from tests.gpu.proof.subjects import NotMade, Subject
@@ -33,7 +33,7 @@ from tests.gpu.proof.torch_engine import TorchEngine, prepare_torch, with_front
 _PLAN_LIMIT_S = 90.0
 _TRIED_AT, _TRIAL_ROUNDS = 32, 7
 Open = Callable[[Subject, Opening, tuple[int, ...]], Engine]
-BuildPlan = Callable[[BuildJob, Any, Gpu, BuildWatch], Plan]
+BuildPlan = Callable[[BuildJob, Any, BuildWatch], Plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,18 @@ def _tensorrt(machine: Machine, plans: Path, budget: Budget, build: BuildPlan) -
     def open_one(subject: Subject, opening: Opening, sizes: tuple[int, ...]) -> Engine:
         device = machine.gpus[0]
         gpu = Gpu(device.properties.name, device.properties.compute_capability)
-        job = BuildJob(_file(subject, opening.precision), plans, BuildOptions(opening.precision, sizes))
+        options = BuildOptions(opening.precision, sizes)
+        target = tensorrt_target(library.module.__version__, gpu, options)
+        job = BuildJob(_file(subject, opening.precision), plans, options, target, gpu.name)
         limit_s = min(_PLAN_LIMIT_S, budget.left_s)
         return TensorRtEngine(
-            build(job, library.module, gpu, BuildWatch(lambda event: None, limit_s)),
+            build(job, library.module, BuildWatch(lambda event: None, limit_s)),
             device,
             library.module,
             inputs=subject.spec.inputs,
             outputs=subject.spec.outputs,
             batched=True,
-            graphs=opening.graphs,
+            captures="own" if opening.graphs else "nobody",
             slots=opening.slots,
         )
 
@@ -166,9 +168,9 @@ def torch_on_gpu() -> Any:
     return torch
 
 
-def build(job: BuildJob, trt: Any, gpu: Gpu, watch: BuildWatch) -> Plan:
+def build(job: BuildJob, trt: Any, watch: BuildWatch) -> Plan:
     """The house's builder, here in the same process. Raises JobError."""
     try:
-        return build_plan(job, trt, gpu, watch)
+        return build_plan(job, trt, watch)
     except OSError as error:
         raise JobError(f"the plan cannot be built ({error})") from error
