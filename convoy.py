@@ -19,9 +19,10 @@ import typer
 from models.errors import ConvoyError
 
 Store = Annotated[Path, typer.Option(help="Folder of models.")]
+PlanCache = Annotated[Path | None, typer.Option(help="Folder of plans; by default the server's.")]
 DEFAULT_STORE = Path("store")
 # What means something else to each command that has it, and so has the command's name in its twin's.
-OWN_MEANINGS = frozenset({"json", "max_batch", "seed"})
+OWN_MEANINGS = frozenset({"for", "json", "max_batch", "precisions", "seed"})
 
 cli = typer.Typer(
     name="convoy",
@@ -102,6 +103,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Publish what fails the proof, marked as such.")] = False,
     store: Store = DEFAULT_STORE,
     data_root: Annotated[Path | None, typer.Option(help="Where downloaded data sets lie.")] = None,
+    plan_cache: PlanCache = None,
 ) -> None:
     """Turn a trained CNN into a verified bundle."""
     from export.command import run
@@ -133,8 +135,25 @@ def export(
         random_weights=random_weights,
         force=force,
         data_root=data_root or DEFAULT_DATA_ROOT,
+        plan_cache=plan_cache,
     )
     run(options, _console(), _typed("export"))
+
+
+@cli.command()
+def build(
+    name: Annotated[str, typer.Argument(help="The model; its newest version is built.")],
+    store: Annotated[Path | None, typer.Option(help="Folder of models. Without it the demo's plans are built.")] = None,
+    plan_cache: PlanCache = None,
+    targets: Annotated[
+        str | None, typer.Option("--for", help="GPUs such as a10,l4 or sm80,sm89; by default every one since sm80.")
+    ] = None,
+    precisions: Annotated[str | None, typer.Option(help="Variants to build, such as fp16,int8.")] = None,
+) -> None:
+    """Build TensorRT plans ahead, with or without a GPU; exit 1 where one is refused."""
+    from export.build_command import BuildAheadOptions, run
+
+    raise typer.Exit(run(BuildAheadOptions(name, store, plan_cache, targets, precisions), _console()))
 
 
 @cli.command()
@@ -223,7 +242,7 @@ def loadtest(
 @cli.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-    plan_cache: Annotated[Path | None, typer.Option(help="Folder of plans; by default the server's.")] = None,
+    plan_cache: PlanCache = None,
 ) -> None:
     """Show devices, libraries, plans, and which engines can run here and why the others cannot."""
     from app.doctor_command import run
@@ -272,8 +291,9 @@ def _command(arguments: list[str]) -> Any:
     for name, subcommand in command.commands.items():
         for parameter in subcommand.params:
             if parameter.param_type_name == "option" and parameter.name != "help":
-                own = f"{name}_" if parameter.name in OWN_MEANINGS and name != "serve" else ""
-                parameter.envvar = f"CONVOY_{own}{parameter.name}".upper()
+                option = parameter.opts[0].lstrip("-").replace("-", "_")
+                own = f"{name}_" if option in OWN_MEANINGS and name != "serve" else ""
+                parameter.envvar = f"CONVOY_{own}{option}".upper()
     return command
 
 

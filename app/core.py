@@ -38,7 +38,6 @@ from models.errors import Unavailable
 from models.store import Store, StoredVersion
 
 _log = logging.getLogger("convoy")
-DEMO_STORE = Path(__file__).parent.parent / "models" / "demo"
 
 
 @dataclass(frozen=True, slots=True)

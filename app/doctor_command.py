@@ -17,12 +17,23 @@ from app.engines import cpu
 from app.engines.cuda.device import Device
 from app.engines.machine import Machine, find_machine
 from app.engines.select import Availability, availabilities
+from app.engines.tensorrt_library import LIBRARIES, BuilderFound, find_builder
 from app.plan_inventory import PlanInventory, take_inventory
 from app.version import VERSION, is_compiled
 
 _LIBRARIES = (
     *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "tensorrt"),
-    *("tensorrt-cu13", "cuda-python", "cuda-bindings", "nvidia-ml-py", "onnx", "onnxscript", "torch", "torchvision"),
+    *(
+        "tensorrt-cu13",
+        "tensorrt-rtx",
+        "cuda-python",
+        "cuda-bindings",
+        "nvidia-ml-py",
+        "onnx",
+        "onnxscript",
+        "torch",
+        "torchvision",
+    ),
     "tritonclient",
 )
 
@@ -58,6 +69,7 @@ class Diagnosis:
     gpu_note: str
     libraries: dict[str, str | None]
     engines: tuple[Availability, ...]
+    builders: tuple[BuilderFound, ...]
     gpu_devices: tuple[GpuFound, ...]
     plan_cache: PlanInventory
 
@@ -70,6 +82,7 @@ def run(as_json: bool, plan_cache: Path, console: Console) -> None:
         return
     console.print(_machine(diagnosis))
     console.print(_engines(diagnosis))
+    console.print(_builders(diagnosis))
     if diagnosis.plan_cache.plans:
         console.print(_plans(diagnosis.plan_cache))
     for reason in diagnosis.plan_cache.unreadable:
@@ -91,6 +104,7 @@ def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
         gpu_note=machine.no_gpu,
         libraries={name: _version(name) for name in _LIBRARIES},
         engines=availabilities(machine),
+        builders=tuple(find_builder(library, tuple(gpu.compute_capability for gpu in gpus)) for library in LIBRARIES),
         gpu_devices=gpus,
         plan_cache=take_inventory(plan_cache, machine),
     )
@@ -149,6 +163,15 @@ def _engines(diagnosis: Diagnosis) -> Table:
     table = Table("engine", "runs here", "why")
     for engine in diagnosis.engines:
         table.add_row(engine.engine, "yes" if engine.usable else "no", Text(engine.reason))
+    return table
+
+
+def _builders(diagnosis: Diagnosis) -> Table:
+    table = Table("plans by", "built here", "for compute capability")
+    for found in diagnosis.builders:
+        named = f"{found.library} {found.version}".strip()
+        told = f"{', '.join(found.targets)} ({found.reason})" if found.builds else found.reason
+        table.add_row(named, "yes" if found.builds else "no", Text(told))
     return table
 
 

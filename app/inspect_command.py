@@ -11,12 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from app.bare_model import read_bare_model
-from app.core import DEMO_STORE
 from app.engines.limits import share_of_limit
 from app.engines.speedup import best_per_sample_ms
-from models.bundle import REPORT, LatencyPoint, Manifest, Roofline, Variant, open_bundle
+from models.bundle import REPORT, LatencyPoint, Manifest, Roofline, Variant, counted, open_bundle
 from models.errors import BundleError, UsageError
-from models.store import Store, StoredVersion
+from models.store import DEMO_STORE, Store, StoredVersion
 
 _MOST_NAMES = 4
 
@@ -168,8 +167,10 @@ def _precisions(manifest: Manifest) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for variant in manifest.variants:
         if variant.audit:
-            counts = ", ".join(f"{nodes} in {precision}" for precision, nodes in variant.audit.by_precision.items())
+            counts = counted(variant.audit.by_precision)
             lines.append(Text(f"{variant.file}: operators {counts}; kept higher: {_names(list(variant.audit.kept))}"))
+        if variant.builder:
+            lines.append(Text(f"{variant.file}: {variant.builder.in_words}"))
     return lines
 
 

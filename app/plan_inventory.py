@@ -59,7 +59,9 @@ def _found(cache: Path, record: PlanRecord, machine: Machine) -> PlanFound:
 def _obstacles(cache: Path, key: PlanKey, machine: Machine) -> Iterator[str]:
     if not machine.gpus:
         # Whoever builds ahead wants to know at least whether it is whole.
-        yield plan.reason if isinstance(plan := find_plan(cache, key), NoPlan) else machine.no_gpu
+        yield (
+            plan.reason if isinstance(plan := find_plan(cache, key), NoPlan) else "there is no GPU that it could run on"
+        )
         return
     library = library_named(key.target.library)
     found = machine.runs(library)

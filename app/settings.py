@@ -6,15 +6,13 @@ The command line and `uvicorn app.main:app` read the same model. Priority: comma
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from app.core import DEMO_STORE, CoreOptions
+from app.core import CoreOptions
 from app.edge.body import BodyLimits
 from app.edge.calls import EdgeOptions
 from app.edge.own_pages import host_name, is_loopback
@@ -27,7 +25,8 @@ from app.model_control import EVERYTHING, ControlMode, ControlOptions
 from app.processes.edge_count import MOST_EDGES, EdgeCount, choose_edges, has_gpu_driver
 from app.version_plan import Policy
 from models.errors import UsageError
-from models.store import check_name
+from models.plan_cache import plan_folder
+from models.store import DEMO_STORE, check_name
 
 MIB = 1 << 20
 
@@ -132,10 +131,7 @@ class Settings(BaseSettings):
 
     def plan_folder(self) -> Path:
         """Where plans and tunings are kept. Raises UsageError."""
-        try:
-            return (self.plan_cache or default_plan_cache()).expanduser()
-        except RuntimeError as error:
-            raise UsageError(f"--plan-cache {self.plan_cache}: {error}; give the whole path") from error
+        return plan_folder(self.plan_cache)
 
     def core_options(self) -> CoreOptions:
         threads = self.threads or cpu_budget()
@@ -177,16 +173,6 @@ class Settings(BaseSettings):
             linger_s=self.body_timeout_s,
             max_connections=self.max_connections,
         )
-
-
-def default_plan_cache() -> Path:
-    """Where plans are kept unless the operator says otherwise: they can all be built again."""
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "convoy"
-    try:
-        return Path.home() / ".cache" / "convoy"
-    except RuntimeError:  # a container's user may be a mere number
-        return Path(tempfile.gettempdir()) / f"convoy-cache-{os.geteuid()}"
 
 
 def read_settings(given: dict[str, object]) -> Settings:

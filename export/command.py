@@ -1,7 +1,7 @@
 """`convoy export`: the steps in their order, and what the user sees of them.
 
     plan -> images -> torch child -> what its outputs are -> fp32 against torch -> is it right at all? -> variants
-         -> accuracy -> latency -> roofline -> bundle
+         -> accuracy -> latency -> a real TensorRT builder -> roofline -> bundle
 
 `export_bundle` is the pipeline without a terminal; `run` is what the command calls. All work happens in a
 temporary folder, and the store sees a finished bundle or nothing.
@@ -18,6 +18,7 @@ from rich.console import Console
 
 from app.engines.base import EngineFailure
 from app.engines.cpu import cpu_budget
+from export.ahead import accepted
 from export.assemble import Measured, Told, judge, make_canary, provenance, publish, remarked
 from export.cache import NO_CACHE, StepCache, default_root
 from export.data import ExportData, load_data
@@ -118,6 +119,7 @@ def _prove_and_publish(
         tables = measure_latencies(candidates, progress)
         measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
         variants = remarked(judge(measured, torch_error, data, gate, torch.original), torch.remark)
+        variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
         canary = make_canary(candidates[0], data.samples)
         with progress.step("measure this device"):
             roofline = measure_roofline(candidates[0], cpu_budget())

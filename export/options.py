@@ -15,7 +15,7 @@ class ExportOptions:
     `weights` "default" means the published ones; `trust` allows a source that carries pickle. `precisions` None
     means all that can be made with what was given. `accuracy_budget_points` is in percentage points of top-1;
     `strict_gate` wants it proved, not only estimated. `data_root` is where downloaded data sets lie. The accuracies
-    that are expected, or are the least, are in percent of top-1.
+    that are expected, or are the least, are in percent of top-1. `plan_cache` None is the server's own.
     """
 
     source: str
@@ -42,3 +42,4 @@ class ExportOptions:
     random_weights: bool = False
     force: bool = False
     data_root: Path = DEFAULT_DATA_ROOT
+    plan_cache: Path | None = None

@@ -18,6 +18,7 @@ from export.sources.source import Source, parse_source
 from export.sources.torch_job import WeightsFrom
 from models.datasets import source_labels
 from models.errors import UsageError
+from models.plan_cache import plan_folder
 from models.spec import Activation, ImageSpec
 from models.store import Store, check_name
 
@@ -55,6 +56,7 @@ class Plan:
     weights_key: str | None
     random_weights: bool
     force: bool
+    plan_cache: Path
 
 
 def make_plan(options: ExportOptions) -> Plan:
@@ -95,6 +97,7 @@ def make_plan(options: ExportOptions) -> Plan:
         weights_key=_weights_key(options, origin),
         random_weights=options.random_weights,
         force=options.force,
+        plan_cache=plan_folder(options.plan_cache),
     )
 
 

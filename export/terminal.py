@@ -79,7 +79,8 @@ def summary(manifest: Manifest) -> Group:
             _served(manifest, variant),
         )
     reasons = [Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants]
-    return Group(Text(), table, Text(), *reasons, *told(manifest))
+    built = [Text(f"{v.file}: {v.builder.in_words}") for v in manifest.variants if v.builder is not None]
+    return Group(Text(), table, Text(), *reasons, *built, *told(manifest))
 
 
 def told(manifest: Manifest) -> list[Text]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -130,6 +131,36 @@ class NodeAudit:
 
 
 @dataclass(frozen=True, slots=True)
+class BuilderVerdict:
+    """What a real TensorRT builder said of a variant's file.
+
+    `targets` are compute capabilities, none where it was left to the library. `layers` counts those of the plan that
+    compute, by precision; empty where the library does not tell. `reason` says why it was refused.
+    """
+
+    library: str
+    accepted: bool
+    targets: tuple[str, ...]
+    plan_bytes: int = 0
+    build_s: float = 0.0
+    layers: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def in_words(self) -> str:
+        if not self.accepted:
+            return f"refused by {self.library}: {self.reason}"
+        layers = f", layers {counted(self.layers)}" if self.layers else ""
+        return f"accepted by {self.library}: {self.plan_bytes / 1e6:.1f} MB in {self.build_s:.1f} s{layers}"
+
+
+def counted(by_precision: Mapping[str, int]) -> str:
+    """Counts of layers or nodes by precision, for people."""
+    return ", ".join(f"{count} in {precision}" for precision, count in by_precision.items())
+
+
+@dataclass(frozen=True, slots=True)
 class TradeOff:
     """One step of recovering accuracy: so many layers kept in higher precision, and what came of it."""
 
@@ -146,7 +177,7 @@ class Variant:
     `max_relative_error` is against the fp32 reference on real inputs: ||a - b|| / ||b||, worst sample.
     `trade_offs` are the files that were tried until one kept the accuracy, and `kept_layers` names the one of them
     that this is; `is_recovered` None where nothing had to be tried. `drift` says how the calibration images differ from
-    those of the evaluation, where a variant lost too much and they do.
+    those of the evaluation, where a variant lost too much and they do. `builder` None: no TensorRT was there to ask.
     """
 
     file: str
@@ -163,6 +194,7 @@ class Variant:
     kept_layers: int | None = None
     is_recovered: bool | None = None
     drift: str = ""
+    builder: BuilderVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,24 @@ class NotTrusted(Exception):
     """The file or folder is not ours alone; the message says why and what to do."""
 
 
+def default_plan_cache() -> Path:
+    """Where plans are kept unless the operator says otherwise: they can all be built again."""
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "convoy"
+    try:
+        return Path.home() / ".cache" / "convoy"
+    except RuntimeError:  # a container's user may be a mere number
+        return Path(tempfile.gettempdir()) / f"convoy-cache-{os.geteuid()}"
+
+
+def plan_folder(given: Path | None) -> Path:
+    """The folder that was asked for, or the default. Raises UsageError where it begins with an unknown ~user."""
+    try:
+        return (given or default_plan_cache()).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"--plan-cache {given}: {error}; give the whole path") from error
+
+
 def find_plan(cache: Path, key: PlanKey) -> Plan | NoPlan:
     """The plan for `key`, its every byte verified, or the reason why there is none. Never raises OSError."""
     paths = PlanPaths.of(cache, key)

@@ -21,6 +21,8 @@ from pathlib import Path
 from models.bundle import MANIFEST
 from models.errors import JobError, UsageError
 
+# What comes with Convoy, to try it on.
+DEMO_STORE = Path(__file__).parent / "demo"
 BARE_MODEL = "model.onnx"
 CONFIG = "config.pbtxt"
 # A version being written; the leading dot keeps every reader away from it.

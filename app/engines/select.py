@@ -113,7 +113,7 @@ def choose_on_gpu(bundle: Bundle, precision: PrecisionChoice, target: Target) ->
     TensorRT takes what was made for GPUs; ONNX Runtime the same without INT8, for which it has no kernels.
     Empty where none fits.
     """
-    candidates = [v for v in bundle.manifest.variants if _fits_gpu(v, target)]
+    candidates = [v for v in bundle.manifest.variants if fits_gpu(v, target)]
     if precision != "auto":
         named = tuple(v for v in candidates if v.precision == precision)
         reason = "asked for by name" + "".join(f", although: {v.reason}" for v in named if not v.serve)
@@ -126,7 +126,8 @@ def choose_on_gpu(bundle: Bundle, precision: PrecisionChoice, target: Target) ->
     return Choice(exact, "no variant in reduced precision may serve", refused)
 
 
-def _fits_gpu(variant: Variant, target: Target) -> bool:
+def fits_gpu(variant: Variant, target: Target) -> bool:
+    """Whether a GPU may run the variant, by ONNX Runtime ("cuda") or as a plan ("tensorrt")."""
     if variant.precision == "fp32":
         return True
     return variant.target == "cuda" or (variant.target == "tensorrt" and target == "tensorrt")

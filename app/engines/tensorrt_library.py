@@ -99,6 +99,34 @@ def load_builder(library: TensorRt) -> Any:
     return load_tensorrt(library, BUILDER_NEEDS + (_RTX_BUILDER_NEEDS if library.builds_anywhere else ()))
 
 
+@dataclass(frozen=True, slots=True)
+class BuilderFound:
+    """Whether a library can build plans on this machine. `targets` are compute capabilities; `reason` says what for, or
+    why not."""
+
+    library: LibraryName
+    version: str
+    builds: bool
+    targets: tuple[str, ...]
+    reason: str
+
+
+def find_builder(library: TensorRt, capabilities: tuple[str, ...]) -> BuilderFound:
+    """Ask a library, which is loaded for it. `capabilities` are those of the GPUs here."""
+    try:
+        trt = load_builder(library)
+    except JobError as error:
+        return BuilderFound(library.name, "", False, (), str(error))
+    version = str(trt.__version__)
+    if library.builds_anywhere:
+        return BuilderFound(library.name, version, True, nameable_capabilities(trt), "without a GPU, too")
+    if not capabilities:
+        return BuilderFound(
+            library.name, version, False, (), "it builds only on the GPU that will serve, and none is here"
+        )
+    return BuilderFound(library.name, version, True, capabilities, "for the GPUs that are here")
+
+
 def nameable_capabilities(trt: Any) -> tuple[str, ...]:
     """The compute capabilities that TensorRT for RTX can build for when asked by name, ascending."""
     numbers = sorted(int(name[2:]) for name in dir(trt.ComputeCapability) if name.startswith("SM"))

@@ -13,7 +13,6 @@ import socket
 from dataclasses import replace
 from typing import NoReturn
 
-from app.core import DEMO_STORE
 from app.edge.grpc_host import take_port
 from app.processes.balance import BOARD_BYTES
 from app.processes.edge_process import EdgeProfile
@@ -21,7 +20,7 @@ from app.processes.orders import NO_SOCKET, FleetOrders, Part, command, environm
 from app.settings import MIB, Settings
 from models.errors import UsageError
 from models.records import to_jsonable
-from models.store import Store
+from models.store import DEMO_STORE, Store
 
 CORE_MODULE = "app.processes.core_process"
 SUPERVISOR_MODULE = "app.processes.supervisor"

@@ -20,6 +20,7 @@ from app.engines.base import EngineFailure, run_arrays
 from app.engines.batching import random_rows
 from app.engines.cpu import cpu_budget
 from app.engines.onnxruntime import LIBRARY, open_session, read_signature
+from export.ahead import accepted
 from export.assemble import publish
 from export.options import ExportOptions
 from export.plan import check_max_batch, parse_activation, read_labels
@@ -34,6 +35,7 @@ from export.variants.variant import Candidate, opened
 from models.bundle import Canary, Provenance, Variant, sha256_file
 from models.checkpoint import convoy_version
 from models.errors import JobError, UsageError
+from models.plan_cache import plan_folder
 from models.spec import ModelSpec, TensorSpec
 from models.store import Store, check_name, disk_errors
 
@@ -59,9 +61,13 @@ def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
             batching = write_batched(source.file, folder / REFERENCE.file, cpu_budget(), to_onnx.INLINE_BYTES)
         spec = _spec(name, source.file, batching, options.max_batch, labels)
         try:
-            return _prove_and_publish(source, Store(options.store), spec, batching, folder, progress)
+            variant, canary = _prove(source, spec, batching, folder, progress)
         except EngineFailure as failure:
             raise JobError(f"the serving engine cannot run the network: {failure}") from failure
+        plan_cache = plan_folder(options.plan_cache)
+        variants = accepted([variant], folder, spec.max_batch_size, plan_cache, progress)
+        with progress.step("publish"):
+            return publish(Store(options.store), spec, folder, variants, canary, _provenance(source), None)
 
 
 def _refuse_images(options: ExportOptions) -> None:
@@ -103,9 +109,9 @@ def _per_sample(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     return tuple(replace(spec, shape=spec.shape[1:]) for spec in specs)
 
 
-def _prove_and_publish(
-    source: Source, store: Store, spec: ModelSpec, batching: Batching, folder: Path, progress: Progress
-) -> Path:
+def _prove(
+    source: Source, spec: ModelSpec, batching: Batching, folder: Path, progress: Progress
+) -> tuple[Variant, Canary]:
     assert source.file is not None
     with opened(spec, [REFERENCE], folder) as (served,):
         with progress.step("compare with the file"):
@@ -114,9 +120,7 @@ def _prove_and_publish(
         (latency,) = measure_latencies([served], progress)
     count = f"{canary.samples if batching.batched else 1} random inputs, for want of --preprocess"
     reason = f"equals {source.shown} in ONNX Runtime to {error:.1g} on {count}; {batching.reason}"
-    variant = Variant(REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, latency)
-    with progress.step("publish"):
-        return publish(store, spec, folder, [variant], canary, _provenance(source), None)
+    return Variant(REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, latency), canary
 
 
 def _record(original: Path, spec: ModelSpec) -> Canary:

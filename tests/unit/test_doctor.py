@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from app import doctor_command
-from app.core import DEMO_STORE
 from app.doctor_command import diagnose
 from app.engines.machine import Library, Machine
 from app.gpu_jobs import PlanWish
 from models.bundle import open_bundle
 from models.onnx_digest import onnx_digest
 from models.plans import BuildOptions, Gpu, plan_key, tensorrt_target
+from models.store import DEMO_STORE
 from tests.support.fake_cuda import FakeGpu
 from tests.support.gpu_machine import GpuBench
 

@@ -9,11 +9,10 @@ import pytest
 from rich.console import Console
 
 from app import doctor_command
-from app.core import DEMO_STORE
 from app.engines.cuda.code import Code, codes_of, has_code, in_words
 from app.engines.select import availabilities
 from app.loading import LoadOptions, load
-from models.store import Store
+from models.store import DEMO_STORE, Store
 from tests.support import onnx_models
 from tests.support.fake_cuda import FakeGpu
 from tests.support.gpu_machine import GpuBench

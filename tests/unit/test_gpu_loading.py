@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.core import DEMO_STORE
 from app.engines.base import Engine, EngineFailure, run_arrays
 from app.engines.machine import Library, Machine
 from app.gpu_loading import GpuJob, prove_plan
@@ -18,7 +17,7 @@ from app.loading import LoadedModel, LoadOptions, load
 from app.proving import NotProved, measure
 from models.bundle import MANIFEST, LatencyTable, open_bundle, read_manifest, seal
 from models.errors import BundleError, JobError
-from models.store import Store
+from models.store import DEMO_STORE, Store
 from tests.support import onnx_models
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeGpu
 from tests.support.gpu_machine import GpuBench

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.core import DEMO_STORE
 from app.loading import LoadedModel, LoadOptions, load
 from models.bundle import MANIFEST, Interval, LatencyPoint, LatencyTable, read_manifest, seal
-from models.store import Store
+from models.store import DEMO_STORE, Store
 
 
 def table(batch_ms: float, speedup: Interval | None = None) -> LatencyTable:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core import DEMO_STORE
 from models.errors import BundleError
 from models.onnx_nodes import has_half_weights, read_nodes
+from models.store import DEMO_STORE
 from tests.support import onnx_models
 
 

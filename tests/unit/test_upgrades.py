@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import pytest
 
-from app.core import DEMO_STORE, Core, CoreOptions
+from app.core import Core, CoreOptions
 from app.edge.body import BodyLimits
 from app.edge.calls import EdgeOptions
 from app.edge.http import create_app
@@ -32,6 +32,7 @@ from app.loading import LoadOptions
 from app.model_control import ControlMode, ControlOptions
 from app.proving import ProvedEngine
 from models.bundle import MANIFEST, open_bundle, read_manifest, seal
+from models.store import DEMO_STORE
 from tests.support.fake_cuda import FakeGpu
 from tests.support.fake_devices import until
 from tests.support.gpu_machine import GpuBench

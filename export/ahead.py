@@ -1,0 +1,114 @@
+"""Plans built ahead of any server: a variant's file given to a real TensorRT builder, and what that said.
+
+The builder is a child process, as it is for a server. What it makes lies in the plan cache, where a server looks; what
+it says becomes part of the proof. Knows nothing of terminals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from app.engines.cuda.engine import bucket_sizes
+from app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder
+from app.engines.select import fits_gpu
+from app.engines.tensorrt_library import RTX, TensorRt
+from export.progress import Progress
+from models.bundle import BuilderVerdict, Variant
+from models.errors import JobError
+from models.gpus import FP8_SINCE, as_number
+from models.plan_cache import NotTrusted, read_record
+from models.plans import BuildOptions, NoPlan, PlanRecord
+
+_LIMITS = BuildLimits(niceness=0)
+
+
+@dataclass(frozen=True, slots=True)
+class AheadJob:
+    """Where plans go, for whom (compute capabilities; none: left to the library) and up to which batch (0: none)."""
+
+    plan_cache: Path
+    library: TensorRt
+    targets: tuple[str, ...]
+    max_batch_size: int
+
+
+def installed_version(library: TensorRt) -> str | None:
+    """The version that is installed, without loading it; None where it is not."""
+    if importlib.util.find_spec(library.module) is None:
+        return None
+    for distribution in importlib.metadata.packages_distributions().get(library.module, ()):
+        return importlib.metadata.version(distribution)
+    return "of unknown version"
+
+
+def build_ahead(job: AheadJob, onnx: Path, variant: Variant) -> BuilderVerdict:
+    """Build the plan of one file, or find it built. What goes wrong is a verdict, too."""
+    options = BuildOptions(variant.precision, bucket_sizes(job.max_batch_size), profiles=job.library.profiles)
+    order = BuildOrder(onnx, job.plan_cache, options, library=job.library.name, capabilities=job.targets)
+    ended = asyncio.run(PlanBuilder(_LIMITS).build(order, lambda progress: None))
+    named = f"{job.library.title} {installed_version(job.library) or ''}".strip()
+    if ended.plan is None:
+        return BuilderVerdict(named, False, job.targets, build_s=ended.elapsed_s, reason=_reason(ended, onnx))
+    record = _record_of(ended.plan)
+    return BuilderVerdict(
+        library=f"{job.library.title} {record.key.target.version}",
+        accepted=True,
+        targets=record.key.target.capabilities,
+        plan_bytes=record.plan.bytes,
+        build_s=record.build_s,
+        layers=record.audit.by_precision if record.audit else {},
+        warnings=record.warnings,
+    )
+
+
+def accepted(
+    variants: Sequence[Variant], folder: Path, max_batch_size: int, plan_cache: Path, progress: Progress
+) -> tuple[Variant, ...]:
+    """The variants, each that is for GPUs with the verdict of a builder that needs none, where one is installed.
+
+    What only a plan could run, and no builder takes, does not serve.
+    """
+    if installed_version(RTX) is None:
+        return tuple(variants)
+    wanted = [variant for variant in variants if fits_gpu(variant, "tensorrt")]
+    judged: dict[str, Variant] = {}
+    with progress.step("build with TensorRT", len(wanted)) as step:
+        for variant in wanted:
+            job = AheadJob(plan_cache, RTX, (), max_batch_size)
+            judged[variant.file] = _judged(variant, build_ahead(job, folder / variant.file, variant))
+            step.advance()
+    return tuple(judged.get(variant.file, variant) for variant in variants)
+
+
+def _judged(variant: Variant, verdict: BuilderVerdict) -> Variant:
+    if verdict.accepted or variant.target != "tensorrt":
+        return replace(variant, builder=verdict)
+    reason = f"{verdict.in_words}; {variant.reason}"
+    return replace(variant, builder=verdict, serve=False, reason=reason)
+
+
+def targets_for(variant: Variant, targets: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the targets that can run the variant at all."""
+    if variant.precision != "fp8":
+        return targets
+    return tuple(target for target in targets if as_number(target) >= as_number(FP8_SINCE))
+
+
+def _reason(ended: PlanBuild, onnx: Path) -> str:
+    """The builder's words without the folder, which is of no interest to whoever reads a manifest."""
+    return (ended.reason or "it gave no reason").replace(f"{onnx.parent}/", "")
+
+
+def _record_of(plan: Path) -> PlanRecord:
+    try:
+        record = read_record(plan)
+    except (NotTrusted, OSError) as error:
+        raise JobError(f"{plan} was built and cannot be read: {error}") from error
+    if isinstance(record, NoPlan):
+        raise JobError(f"{plan} was built and cannot be read: {record.reason}")
+    return record

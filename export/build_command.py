@@ -1,0 +1,161 @@
+"""`convoy build`: the plans of a model's newest version, ahead of any server, with or without a GPU.
+
+Knows the command's options and draws its table. `export.ahead` builds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from rich import box
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from app.engines.select import fits_gpu
+from app.engines.tensorrt_library import LIBRARIES, RTX, TensorRt
+from export.ahead import AheadJob, build_ahead, installed_version, targets_for
+from export.tensorrt.library import find_gpu
+from models.bundle import BuilderVerdict, Bundle, Precision, Variant, open_bundle
+from models.errors import JobError, UsageError
+from models.gpus import FP8_SINCE, PORTABLE, parse_targets
+from models.plan_cache import plan_folder
+from models.store import DEMO_STORE, Store
+
+
+@dataclass(frozen=True, slots=True)
+class BuildAheadOptions:
+    """One field per option of `convoy build`. `targets` None: every GPU that the library supports by default.
+
+    `store` None is the demo.
+    """
+
+    name: str
+    store: Path | None
+    plan_cache: Path | None = None
+    targets: str | None = None
+    precisions: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    variant: Variant
+    library: TensorRt
+    verdict: BuilderVerdict
+
+
+def run(options: BuildAheadOptions, console: Console) -> int:
+    """Build what the options ask for and print the table; 1 where a plan is refused. Raises UsageError and JobError."""
+    targets = parse_targets(options.targets) if options.targets is not None else ()
+    bundle = _newest(options)
+    variants, left = _chosen(bundle, options.precisions)
+    cache = plan_folder(options.plan_cache)
+    rows: list[_Row] = []
+    with _drawn(console) as bars:
+        for library in _builders(targets):
+            for variant in variants:
+                suited = targets_for(variant, targets)
+                if targets and not suited and options.precisions is None:
+                    left.append(f"{variant.file}: not built, {variant.precision} wants {FP8_SINCE} or later")
+                    continue
+                bars.add_task(f"{variant.file} with {library.title}", total=None)
+                asked = suited if options.precisions is None else targets
+                job = AheadJob(cache, library, asked, bundle.manifest.spec.max_batch_size)
+                rows.append(_Row(variant, library, build_ahead(job, bundle.path(variant.file), variant)))
+    _show(rows, left, cache, console)
+    return 0 if all(row.verdict.accepted for row in rows) else 1
+
+
+def _newest(options: BuildAheadOptions) -> Bundle:
+    store = Store.at(options.store or DEMO_STORE)
+    versions = store.versions(options.name)
+    if not versions:
+        have = ", ".join(store.names()) or "none"
+        raise UsageError(f"there is no model {options.name!r} in {store.root} (there is: {have}); name one of these")
+    newest = versions[-1]
+    if not newest.is_bundle:
+        raise UsageError(
+            f"{options.name} version {newest.version} is a bare model, which has no answers that a plan could be held "
+            "to; make a bundle of it with `convoy export`"
+        )
+    return open_bundle(newest.folder)
+
+
+def _chosen(bundle: Bundle, precisions: str | None) -> tuple[list[Variant], list[str]]:
+    """The variants to build, and why others are left out. Raises UsageError for a precision that there is not."""
+    fitting = [variant for variant in bundle.manifest.variants if fits_gpu(variant, "tensorrt")]
+    if precisions is not None:
+        asked = [part.strip() for part in precisions.split(",")]
+        have = sorted({variant.precision for variant in fitting})
+        unknown = [part for part in asked if part not in have]
+        if unknown:
+            known = "" if unknown[0] in get_args(Precision) else " is no precision"
+            raise UsageError(
+                f"--precisions {unknown[0]}{known}: the bundle has {', '.join(have)} for GPUs; choose from these, or "
+                "export the model with others"
+            )
+        return [variant for variant in fitting if variant.precision in asked], []
+    built = [variant for variant in fitting if variant.serve]
+    left = [f"{v.file}: not built, because it may not serve ({v.reason})" for v in fitting if not v.serve]
+    return built, left
+
+
+def _builders(targets: tuple[str, ...]) -> Iterator[TensorRt]:
+    """The libraries that can build here for these targets. Raises JobError where there is none."""
+    found = [library for library in LIBRARIES if installed_version(library) and _can_build(library, targets)]
+    if not found:
+        raise JobError(f"no TensorRT that could build here is installed; run {RTX.install}, which needs no GPU")
+    return iter(found)
+
+
+def _can_build(library: TensorRt, targets: tuple[str, ...]) -> bool:
+    if library.builds_anywhere:
+        return True
+    try:
+        return targets in ((), (find_gpu().compute_capability,))
+    except JobError:
+        return False
+
+
+def _drawn(console: Console) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _show(rows: list[_Row], left: list[str], cache: Path, console: Console) -> None:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("variant", no_wrap=True)
+    table.add_column("library")
+    table.add_column("for")
+    for heading in ("MB", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("layers")
+    for row in rows:
+        verdict = row.verdict
+        size = f"{verdict.plan_bytes / 1e6:.1f}" if verdict.accepted else "refused"
+        targets = ", ".join(verdict.targets) or PORTABLE
+        seconds = f"{verdict.build_s:.1f}"
+        layers = ", ".join(f"{count} {precision}" for precision, count in verdict.layers.items()) or "-"
+        version = verdict.library.rpartition(" ")[2]
+        table.add_row(row.variant.file, f"{row.library.engine} {version}", targets, size, seconds, layers)
+    console.print(table)
+    for said, files in _by_words((row.verdict.in_words, row) for row in rows if not row.verdict.accepted).items():
+        console.print(Text(f"{files}: {said}", style="bold red"), soft_wrap=True)
+    for said, files in _by_words((warning, row) for row in rows for warning in row.verdict.warnings).items():
+        console.print(Text(f"{files}: the builder warns: {said}"), soft_wrap=True)
+    for line in left:
+        console.print(Text(line), soft_wrap=True)
+    if any(row.verdict.accepted for row in rows):
+        console.print(Text(f"plans are in {cache}"), soft_wrap=True)
+
+
+def _by_words(said: Iterable[tuple[str, _Row]]) -> dict[str, str]:
+    """The files of which each thing was said, in a line: what holds for all of them is not told of each."""
+    files: dict[str, list[str]] = {}
+    for words, row in said:
+        files.setdefault(words, []).append(row.variant.file)
+    return {words: ", ".join(dict.fromkeys(names)) for words, names in files.items()}
