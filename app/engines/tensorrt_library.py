@@ -136,7 +136,9 @@ def nameable_capabilities(trt: Any) -> tuple[str, ...]:
 def collecting_logger(trt: Any) -> Any:
     """A logger that keeps what it is told, for messages: lists `errors` and `warnings`, and the text `layers`.
 
-    `layers` is the builder's list of what the finished plan runs, which some libraries give at their most verbose.
+    `layers` is the builder's list of what the finished plan runs, which some libraries give at their most verbose. It
+    lives as long as the process: a library keeps the first one for whatever belongs to no builder and no engine, and
+    does not keep it alive.
     """
     lists = {trt.ILogger.INTERNAL_ERROR: "errors", trt.ILogger.ERROR: "errors", trt.ILogger.WARNING: "warnings"}
 
@@ -153,9 +155,12 @@ def collecting_logger(trt: Any) -> Any:
             elif msg.startswith(_LAYERS):
                 self.layers = msg
 
-    return Collecting()
+    logger = Collecting()
+    _kept.append(logger)
+    return logger
 
 
+_kept: list[Any] = []
 _LAYERS = "Layers:"
 # A word in TensorRT's errors, and what to do about it.
 _ADVICE = (

@@ -87,11 +87,11 @@ def _build(job: BuildJob, key: PlanKey, trt: Any, watch: BuildWatch) -> _Built:
     library = library_named(job.target.library)
     timing_path = job.timing_cache or timing_cache_path(job.cache, key)
     # What compiles for devices that are not here measures nothing.
-    timing = b"" if library.builds_anywhere else read_timing(timing_path, watch)
+    timing = None if library.builds_anywhere else read_timing(timing_path, watch)
     capabilities = job.target.capabilities if library.builds_anywhere else ()
     tuned = engine.tune(trt, job.onnx, job.options, capabilities, timing, watch)
     # Also after a failure: with these times the next try gets further.
-    if tuned.timing is not None and not library.builds_anywhere:
+    if tuned.timing is not None:
         write_timing(timing_path, tuned.timing, watch)
     if tuned.data is None:
         watch.check()

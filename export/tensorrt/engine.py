@@ -41,9 +41,9 @@ class Inspected:
 
 
 def tune(
-    trt: Any, onnx: Path, options: BuildOptions, capabilities: tuple[str, ...], timing: bytes, watch: BuildWatch
+    trt: Any, onnx: Path, options: BuildOptions, capabilities: tuple[str, ...], timing: bytes | None, watch: BuildWatch
 ) -> Tuned:
-    """Let TensorRT choose and time kernels; `timing` are the times of earlier builds, or empty.
+    """Let TensorRT choose and time kernels; `timing` are the times of earlier builds, or empty; None measures nothing.
 
     `capabilities` are for a library that builds for devices that are not here; none leave it to the library. A failed
     build is an answer and not an error, so that what it measured can be kept.
@@ -60,7 +60,7 @@ def tune(
     shapes = add_profiles(builder, config, network, options)
     monitor = progress_monitor(trt, watch)
     config.progress_monitor = monitor
-    times = _use_timing(config, timing, watch)
+    times = _use_timing(config, timing, watch) if timing is not None else None
     memory = builder.build_serialized_network(network, config)
     data = None if memory is None else bytes(memory)
     kept = None if times is None else bytes(config.get_timing_cache().serialize())

@@ -37,6 +37,8 @@ def resolve_target(
                 f"{', '.join(capabilities)}"
             )
         return tensorrt_target(trt.__version__, gpu, options)
+    if options.hardware_compatibility != "none":
+        raise UsageError(f"{library.title} has no hardware compatibility; name the GPUs that the plan is for")
     known = nameable_capabilities(trt)
     unknown = [capability for capability in capabilities if capability not in known]
     if unknown:
