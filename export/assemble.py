@@ -52,7 +52,7 @@ from models.store import Store
 
 _CANARY_SAMPLES = 32
 _CANARY_BYTES = 4 << 20
-_DEVICES: dict[Target, str] = {"cpu": "time", "cuda": "a GPU", "tensorrt": "TensorRT"}
+_DEVICES: dict[Target, str] = {"cpu": "time", "cuda": "a GPU", "tensorrt": "a GPU"}
 _TOOLS = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow")
 
 

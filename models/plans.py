@@ -145,8 +145,8 @@ def tensorrt_target(version: str, gpu: Gpu, options: BuildOptions) -> PlanTarget
 
 @dataclass(frozen=True, slots=True)
 class PlanAudit:
-    """What runs in which precision, by the engine inspector: the number of layers that compute in each
-    (the narrowest of a layer's data types), and of those that only move or convert data."""
+    """What runs in which precision, by the library's own account: the number of layers that compute in each
+    (the narrowest of a layer's data types), and of all others, which mostly move or convert data."""
 
     by_precision: dict[str, int]
     moving: int

@@ -22,6 +22,7 @@ from models.plans import PlanAudit
 SMALLEST_SHARE = 0.1
 
 # Layers that convert or move data: in a label's precision they prove nothing, in another they disprove nothing.
+_HEAVY = frozenset(("convolution", "correlation", "gemm", "runtime_fusion"))
 _CONVERTING = frozenset(("cast", "dequantize", "quantize", "reformat"))
 _ARRANGING = frozenset(("concatenation", "copy", "gather", "reshape", "shape", "shuffle", "slice", "transpose"))
 _MOVING = _CONVERTING | _ARRANGING | {"constant", "identity", "noop", "shape_call", "signal", "wait"}
@@ -64,10 +65,17 @@ def _counted(layers: list[Any]) -> PlanAudit:
 def read_listing(text: str) -> PlanAudit | None:
     """Count the layers in the builder's list; None where it names none, for a log is no interface.
 
+    What counts is convolutions and products, by what goes into them: they answer in FP32 whatever they compute in, and
+    the kernels between them fuse everything from a shuffle to a quantisation. Where there are none, all count.
+
     Name: node_conv2d, LayerType: correlation, Inputs: [ { Name: images, ..., Datatype: Half, ...}], Constants: ...
     """
-    layers = [_listed(line) for line in text.splitlines() if line.startswith("Name: ")]
-    return _counted([layer for layer in layers if layer]) if any(layers) else None
+    layers = [layer for line in text.splitlines() if line.startswith("Name: ") and (layer := _listed(line))]
+    if not layers:
+        return None
+    heavy = [{**layer, "Outputs": []} for layer in layers if layer["LayerType"] in _HEAVY]
+    audit = _counted(heavy or layers)
+    return PlanAudit(audit.by_precision, len(layers) - audit.layers)
 
 
 def _listed(line: str) -> dict[str, Any]:
