@@ -1,4 +1,4 @@
-"""A tensorrt module made from the recorded surface of a real one.
+"""A tensorrt or tensorrt_rtx module made from the recorded surface of a real one (`tests.support.tensorrt_surface`).
 
 Every class, method, property and enum of the recording is there with its recorded signatures, and nothing
 else: a name, a keyword or a type that this version does not have raises, as the real bindings would. What a
@@ -16,18 +16,11 @@ from types import ModuleType
 from typing import Any
 
 VERSIONS = ("10.16", "11.4")
+RTX = "rtx-1.7"
 _DATA = Path(__file__).parent.parent / "data"
-# Recorded under its C++ name, where there is nothing: these are the signatures of NVIDIA's Python reference,
-# the same for 10.16 and 11.4.
-_INSPECTOR = {
-    "clear_inspection_source": ["clear_inspection_source(self: EngineInspector) -> bool"],
-    "error_recorder": "property",
-    "execution_context": "property",
-    "get_engine_information": ["get_engine_information(self: EngineInspector, format: LayerInformationFormat) -> str"],
-    "get_layer_information": [
-        "get_layer_information(self: EngineInspector, layer_index: typing.SupportsInt, format: LayerInformationFormat) -> str"  # noqa: E501
-    ],
-}
+RTX_RECORDING = _DATA / "tensorrt-rtx-api-1.7.json"
+_RECORDINGS = {version: ("tensorrt", _DATA / f"tensorrt-api-{version}.json") for version in VERSIONS}
+_RECORDINGS[RTX] = ("tensorrt_rtx", RTX_RECORDING)
 _SEVERITIES = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")
 
 # (class, member) -> what it does: a method gets the object and its arguments by name, a property the object.
@@ -47,7 +40,15 @@ class EnumValue:
         return f"<{self.kind}.{self.name}: {self.value}>"
 
 
-class Bound:
+class _Bindings(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__call__(*args, **kwargs)
+        if not made.state.get("constructed"):
+            raise TypeError(f"{cls.__mro__[1].__name__}.__init__() must be called when overriding __init__")
+        return made
+
+
+class Bound(metaclass=_Bindings):
     """An object of the bindings: `state` is what the play keeps; other attributes only in Python subclasses."""
 
     state: dict[str, Any]
@@ -65,27 +66,39 @@ class Bound:
 
 
 class HostMemory(bytes):
-    """IHostMemory: a buffer with two properties, not a bytes object."""
+    """IHostMemory: a buffer with two properties, and not a sequence: only `bytes` and `memoryview` open it."""
 
     nbytes = property(lambda self: memoryview(self).nbytes)
-    dtype = property(lambda self: "UINT8")
+    dtype = property(lambda self: EnumValue("DataType", "INT8", 2))
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("__") and name not in ("nbytes", "dtype"):
             raise AttributeError(f"IHostMemory has no attribute {name!r}")
         return bytes.__getattribute__(self, name)
 
+    def __bool__(self) -> bool:
+        return True
+
     def __len__(self) -> int:
         raise TypeError("object of type IHostMemory has no len()")
 
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError("'IHostMemory' object is not subscriptable")
+
+    def __iter__(self) -> Any:
+        raise TypeError("'IHostMemory' object is not iterable")
+
 
 def make_fake(version: str, plays: Plays) -> Any:
-    """The module of a version in VERSIONS."""
-    surface = json.loads((_DATA / f"tensorrt-api-{version}.json").read_text())
-    module = ModuleType("tensorrt")
+    """The module of a version in VERSIONS, or of RTX."""
+    name, recording = _RECORDINGS[version]
+    surface = json.loads(recording.read_text())
+    module = ModuleType(name)
     module.__version__ = surface["version"]  # type: ignore[attr-defined]
     severities = {name: EnumValue("Severity", name, value) for value, name in enumerate(_SEVERITIES)}
-    for name, members in (surface["classes"] | {"EngineInspector": _INSPECTOR}).items():
+    # TensorRT's inspector was recorded under its C++ name, where there is nothing: RTX has the same one.
+    inspector = json.loads(RTX_RECORDING.read_text())["classes"]["EngineInspector"]
+    for name, members in ({"EngineInspector": inspector} | surface["classes"]).items():
         if members is not None:
             setattr(module, name, _make_class(module, name, members, severities, plays))
     unknown = {key for key in plays if not hasattr(getattr(module, key[0], None), key[1])}
@@ -134,6 +147,9 @@ def _property(kind: str, name: str, plays: Plays) -> property:
     def put(self: Bound, value: Any) -> None:
         if play is not None:
             raise AttributeError(f"property {name!r} of {kind!r} object has no setter")
+        before = self.state.get(name)
+        if isinstance(before, EnumValue) and not (isinstance(value, EnumValue) and value.kind == before.kind):
+            raise TypeError(f"{kind}.{name} takes a {before.kind}, not {value!r}")
         self.state[name] = value
 
     return property(get, put)
@@ -156,7 +172,7 @@ def _constructor(module: ModuleType, kind: str, texts: list[str], plays: Plays) 
 
 def _no_constructor(kind: str) -> Callable[..., None]:
     def refuse(self: Bound, *args: Any, **kwargs: Any) -> None:
-        raise TypeError(f"tensorrt.{kind}: No constructor defined!")
+        raise TypeError(f"{kind}: No constructor defined!")
 
     return refuse
 
@@ -190,19 +206,22 @@ def _bound_arguments(
             continue
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         kinds = {parameter.name: parameter.annotation for parameter in parameters}
-        if all(_fits(module, kinds[name], value) for name, value in given.items()):
+        nullable = {parameter.name for parameter in parameters if parameter.default == "None"}
+        if all(
+            (value is None and name in nullable) or _fits(module, kinds[name], value) for name, value in given.items()
+        ):
             return given
     raise TypeError(f"{where}(): incompatible function arguments: {args} {kwargs}; it takes {texts}")
 
 
 def parse_signature(text: str) -> list[inspect.Parameter]:
-    """The parameters of "name(self: X, a: T = d) -> R", annotations as text."""
+    """The parameters of "name(self: X, a: T = d) -> R", annotations and defaults as text."""
     inner = text[text.index("(") + 1 : text.rindex(") ->")]
     parameters = []
     for part in _split(inner):
         name, _, rest = part.partition(":")
-        annotation, has_default, _ = rest.strip().partition(" = ")
-        default = None if has_default else inspect.Parameter.empty
+        annotation, has_default, text_of_default = rest.strip().partition(" = ")
+        default = text_of_default if has_default else inspect.Parameter.empty
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters.append(inspect.Parameter(name.strip(), kind, default=default, annotation=annotation))
     return parameters
@@ -231,11 +250,5 @@ def _fits(module: ModuleType, annotation: str, value: Any) -> bool:
         return isinstance(value, tuple | list) and all(isinstance(size, int) for size in value)
     bound = getattr(module, kind, None)
     if isinstance(bound, type):
-        is_member = isinstance(value, EnumValue) and value.kind == kind
-        return is_member or (isinstance(value, bound) and _was_initialised(value))
+        return (isinstance(value, EnumValue) and value.kind == kind) or isinstance(value, bound)
     return True
-
-
-def _was_initialised(value: Any) -> bool:
-    # A Python subclass that does not call the bound __init__ is refused by the bindings.
-    return "recorded" in type(value).__dict__ or bool(value.state.get("constructed"))

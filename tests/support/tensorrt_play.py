@@ -13,6 +13,10 @@ from typing import Any
 
 from tests.support.fake_tensorrt import HostMemory, Plays, make_fake, new
 
+# Name, the phase around it, number of steps.
+Phase = tuple[str, str | None, int]
+CANCELED = "IBuilder::buildSerializedNetwork: Error Code 7: BuildCanceled (Build canceled by user)"
+
 
 @dataclass(frozen=True)
 class FakeInput:
@@ -38,7 +42,7 @@ class Scenario:
     inputs: tuple[FakeInput, ...] = (FakeInput(),)
     parser_errors: tuple[FakeParserError, ...] = ()
     is_parsed: bool = True
-    phases: tuple[tuple[str, str | None, int], ...] = (("Building", None, 2), ("Timing", "Building", 3))
+    phases: tuple[Phase, ...] = (("Building", None, 2), ("Timing", "Building", 3))
     on_step: Callable[[], None] = lambda: None
     after_build: Callable[[], None] = lambda: None
     build_errors: tuple[str, ...] = ()
@@ -166,8 +170,11 @@ def _builder_plays(s: Scenario) -> dict[tuple[str, str], Callable[..., Any]]:
         s.builds += 1
         for text in s.build_errors:
             builder.state["logger"].log(builder.module.ILogger.ERROR, text)
-        goes_on = all(_play_phase(s, config.state.get("progress_monitor"), *phase) for phase in s.phases)
+        monitor = config.state.get("progress_monitor")
+        goes_on = all(_play_phase(s, monitor, phase) for phase in s.phases if phase[1] is None)
         s.after_build()
+        if not goes_on:
+            builder.state["logger"].log(builder.module.ILogger.ERROR, CANCELED)
         return HostMemory(s.plan) if goes_on and not s.build_errors else None
 
     return {
@@ -179,12 +186,17 @@ def _builder_plays(s: Scenario) -> dict[tuple[str, str], Callable[..., Any]]:
     }
 
 
-def _play_phase(s: Scenario, monitor: Any, name: str, parent: str | None, steps: int) -> bool:
-    monitor.phase_start(name, parent, steps)
+def _play_phase(s: Scenario, monitor: Any, phase: Phase) -> bool:
+    """The phases inside this one come after its first step. When told to stop, none goes on, and all that began end."""
+    name, _, steps = phase
+    inner = [other for other in s.phases if other[1] == name]
+    monitor.phase_start(*phase)
     goes_on = True
     for step in range(steps):
         s.on_step()
-        goes_on = goes_on and monitor.step_complete(name, step)
+        goes_on = monitor.step_complete(name, step) and (step > 0 or all(_play_phase(s, monitor, one) for one in inner))
+        if not goes_on:
+            break
     monitor.phase_finish(name)
     return goes_on
 

@@ -1,14 +1,13 @@
 """What the fake TensorRT does when a plan is run: the CPU's own answers, given on a fake GPU's streams.
 
-A plan made here names an ONNX file, its batch sizes and the scratch memory of each; its context refuses what
-a real one refuses: a profile, a shape or an address that was not set, scratch that is too small, another
-stream than the one it is captured on.
+A plan made here names an ONNX file, its batch sizes and the scratch memory of each profile: one static profile per
+size, or a dynamic one for all. Its context refuses what a real one refuses: a profile, a shape or an address that was
+not set, scratch that is too small, another stream than the one it is captured on.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,7 +21,9 @@ from models.bundle import FileRecord
 from models.plans import SCHEMA_VERSION, BuildOptions, Plan, PlanAudit, PlanKey, PlanRecord, PlanTarget
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_onnxruntime import cpu_session
-from tests.support.fake_tensorrt import Plays, make_fake, new
+from tests.support.fake_tensorrt import RTX, Plays, make_fake, new
+from tests.support.rtx_run import Jit, config_plays, new_config
+from tests.support.tensorrt_compute import halves, inputs_of
 
 _TYPES = {
     "tensor(bool)": "BOOL",
@@ -43,7 +44,7 @@ class Runs:
     says so by its return value alone. `spoils` may make an enqueue fail, with the inputs that it would see, when
     half of it is on the stream. `dtypes`, `shapes` and `profiles` are what a plan has instead of its model's;
     `complaint` is what the log says when something is refused, and `contexts` how many contexts there may be.
-    `destroyed` tells what went, in order, and `steps` whose computing began and ended.
+    `destroyed` tells what went, in order, and `steps` whose computing began and ended. `jit` is for RTX alone.
     """
 
     cuda: FakeCuda
@@ -62,16 +63,19 @@ class Runs:
     destroyed: list[str] = field(default_factory=list)
     steps: list[tuple[str, int]] = field(default_factory=list)
     scratch_blocks: set[tuple[int, int]] = field(default_factory=set)
+    jit: Jit = field(default_factory=Jit)
 
     def module(self) -> Any:
         """The fake library that plays this script."""
         return make_fake(self.version, _plays(self))
 
 
-def make_plan(model: Path, batch_sizes: tuple[int, ...], *, scratch_bytes: Sequence[int] = ()) -> Plan:
-    """A plan as `find_plan` gives it out, for the fake library."""
-    scratch_bytes = tuple(scratch_bytes) or (4096,) * len(batch_sizes)
-    body = {"onnx": str(model), "sizes": batch_sizes, "scratch": scratch_bytes}
+def make_plan(
+    model: Path, batch_sizes: tuple[int, ...], *, scratch_bytes: Sequence[int] = (), dynamic: bool = False
+) -> Plan:
+    """A plan as `find_plan` gives it out, for the fake library; a `dynamic` one has a profile for all its sizes."""
+    scratch_bytes = tuple(scratch_bytes) or (4096,) * (1 if dynamic else len(batch_sizes))
+    body = {"onnx": str(model), "sizes": batch_sizes, "scratch": scratch_bytes, "dynamic": dynamic}
     data = json.dumps(body).encode()
     key = PlanKey("0" * 64, PlanTarget("tensorrt", "11.4.0", ("9.0",), "Fake GPU"), "0" * 64)
     record = PlanRecord(
@@ -90,7 +94,11 @@ def make_plan(model: Path, batch_sizes: tuple[int, ...], *, scratch_bytes: Seque
 
 
 def _plays(runs: Runs) -> Plays:
-    return _engine_plays(runs) | _context_plays(runs)
+    plays = {**_engine_plays(runs), **_context_plays(runs)}
+    if runs.version == RTX:
+        plays |= config_plays(runs.jit, lambda thing: _complain(runs, thing))
+        plays["IExecutionContext", "is_stream_capturable"] = lambda context, stream: runs.can_capture
+    return plays
 
 
 def _watch(runs: Runs, thing: Any, kind: str) -> Any:
@@ -109,6 +117,9 @@ def _engine_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
         body = json.loads(bytes(serialized_engine))
         if isinstance(body["scratch"], int):
             body["scratch"] = [body["scratch"]] * len(body["sizes"])
+        sizes = body["sizes"]
+        shapes = [(sizes[0], sizes[len(sizes) // 2], sizes[-1])] if body.get("dynamic") else [(n, n, n) for n in sizes]
+        body["profiles"] = shapes
         session = cpu_session(body["onnx"])
         engine = new(runtime.module, "ICudaEngine", body=body, session=session, logger=runtime.state["logger"])
         if runs.cuda.allocate_for(engine, len(bytes(serialized_engine))) is None:
@@ -124,15 +135,27 @@ def _engine_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
         whole = tuple(size if isinstance(size, int) else -1 for size in nodes(engine)[name].shape)
         return runs.shapes.get(name, whole)
 
-    def context(engine: Any, strategy: Any) -> Any:
-        assert strategy.name == "USER_MANAGED"
+    def profile_shape(engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
+        whole = shape(engine, name)
+        return [(size, *whole[1:]) for size in engine.state["body"]["profiles"][profile_index]]
+
+    def context(engine: Any, strategy: Any = None, runtime_config: Any = None) -> Any:
+        config = runtime_config or (new_config(engine, strategy) if runs.version == RTX else None)
+        allocation = strategy if config is None else config.state["allocation"]
+        assert allocation is not None
+        assert allocation.name == "USER_MANAGED"
         if runs.contexts is not None:
             runs.contexts -= 1
             if runs.contexts < 0:
                 return _complain(runs, engine)
         # The real one holds a bare pointer to its engine.
-        state = {"engine": weakref.proxy(engine), "addresses": {}, "shapes": {}}
-        return _watch(runs, new(engine.module, "IExecutionContext", **state), "context")
+        state = {"engine": weakref.proxy(engine), "config": config, "addresses": {}, "shapes": {}, "kernels": set()}
+        made = _watch(runs, new(engine.module, "IExecutionContext", **state), "context")
+        if len(engine.state["body"]["profiles"]) == 1:
+            _choose_profile(made, 0)
+        if runs.version == RTX:
+            runs.jit.create(made)
+        return made
 
     return {
         ("Runtime", "__init__"): construct,
@@ -144,8 +167,9 @@ def _engine_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
         ),
         ("ICudaEngine", "get_tensor_shape"): shape,
         ("ICudaEngine", "num_optimization_profiles"): lambda engine: (
-            runs.profiles or len(engine.state["body"]["sizes"])
+            runs.profiles or len(engine.state["body"]["profiles"])
         ),
+        ("ICudaEngine", "get_tensor_profile_shape"): profile_shape,
         ("ICudaEngine", "get_device_memory_size_for_profile_v2"): lambda engine, profile_index: engine.state["body"][
             "scratch"
         ][profile_index],
@@ -164,16 +188,24 @@ def _context_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
         runs.scratch_blocks.add((memory, size))
 
     def set_profile(context: Any, profile_index: int, stream_handle: int) -> bool:
-        body = context.state["engine"].state["body"]
-        assert context.state["scratch"][1] >= body["scratch"][profile_index], "the scratch memory is too small"
-        context.state["size"] = body["sizes"][profile_index]
+        _choose_profile(context, profile_index)
         return True
 
     def set_shape(context: Any, name: str, shape: Any) -> bool:
         inputs = {node.name: node for node in context.state["engine"].state["session"].get_inputs()}
         is_batched = isinstance(inputs[name].shape[:1], list) and isinstance((inputs[name].shape or [1])[0], str)
+        smallest, _, largest = context.state["profile"]
+        if is_batched and not smallest <= shape[0] <= largest:
+            return False
+        if is_batched and shape[0] != context.state["size"]:
+            context.state.update(size=shape[0], scratch_needed=context.state["scratch_of_profile"])
         context.state["shapes"][name] = tuple(shape)
-        return not is_batched or shape[0] == context.state["size"]
+        return True
+
+    def update_memory_size(context: Any) -> int:
+        whole, largest = context.state["scratch_of_profile"], context.state["profile"][2]
+        context.state["scratch_needed"] = -(-whole * context.state["size"] // largest)
+        return int(context.state["scratch_needed"])
 
     def set_address(context: Any, name: str, memory: int) -> bool:
         context.state["addresses"][name] = memory
@@ -181,17 +213,22 @@ def _context_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
 
     def execute(context: Any, stream_handle: int) -> bool:
         cuda, stream = runs.cuda, int(stream_handle)
+        assert context.state["scratch"][1] >= context.state["scratch_needed"], "the scratch memory is too small"
         if cuda.capturing(stream):
             if runs.refuses_while_capturing:
                 _complain(runs, context.state["engine"])
                 return False
             if not runs.can_capture:
                 cuda.spoil_capture(stream)
-        first, second = _halves(runs, context)
+        if runs.version == RTX:
+            smallest, _, largest = context.state["profile"]
+            is_static, size = smallest == largest, context.state["size"]
+            runs.jit.enqueue(context, size, is_static=is_static, is_captured=cuda.capturing(stream))
+        first, second = halves(runs, context)
         cuda.enqueue(stream, first)
         if runs.spoils is not None and not cuda.capturing(stream):
             cuda.finish(stream)
-            if runs.spoils(_inputs(runs, context)):
+            if runs.spoils(inputs_of(runs, context)):
                 cuda.enqueue(stream, first)
                 _complain(runs, context.state["engine"])
                 return False
@@ -202,58 +239,13 @@ def _context_plays(runs: Runs) -> dict[tuple[str, str], Callable[..., Any]]:
         ("IExecutionContext", "set_device_memory"): set_device_memory,
         ("IExecutionContext", "set_optimization_profile_async"): set_profile,
         ("IExecutionContext", "set_input_shape"): set_shape,
+        ("IExecutionContext", "update_device_memory_size_for_shapes"): update_memory_size,
         ("IExecutionContext", "set_tensor_address"): set_address,
         ("IExecutionContext", "execute_async_v3"): execute,
     }
 
 
-_tokens = itertools.count(1)
-
-
-def _halves(runs: Runs, context: Any) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A batch's work in two pieces: the first leaves something in the scratch memory that the second needs."""
-    token, alive = next(_tokens), weakref.ref(context)
-
-    def scratch() -> np.ndarray:
-        assert alive() is not None, "the context was destroyed with work under way"
-        return runs.cuda.read(context_scratch, 8).view(np.int64)
-
-    context_scratch, _ = context.state["scratch"]
-
-    def first() -> None:
-        runs.steps.append(("begins", token))
-        scratch()[0] = token
-
-    def second() -> None:
-        runs.steps.append(("ends", token))
-        if scratch()[0] == token:
-            _compute(runs, alive())
-        # Else somebody else computed in the same memory meanwhile, and the outputs stay what they were.
-
-    return first, second
-
-
-def _inputs(runs: Runs, context: Any) -> dict[str, np.ndarray]:
-    addresses, session = context.state["addresses"], context.state["engine"].state["session"]
-    return {
-        node.name: _array(runs.cuda, addresses[node.name], _numpy_type(node), context.state["shapes"][node.name])
-        for node in session.get_inputs()
-    }
-
-
-def _compute(runs: Runs, context: Any) -> None:
-    session, addresses = context.state["engine"].state["session"], context.state["addresses"]
-    feeds = {name: array.copy() for name, array in _inputs(runs, context).items()}
-    names = [node.name for node in session.get_outputs()]
-    for name, array in zip(names, session.run(names, feeds), strict=True):
-        np.copyto(_array(runs.cuda, addresses[name], array.dtype, array.shape), runs.distorts(array))
-
-
-def _array(cuda: FakeCuda, address: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return cuda.read(address, nbytes).view(dtype).reshape(shape)
-
-
-def _numpy_type(node: Any) -> np.dtype[Any]:
-    names = {"tensor(float)": "f4", "tensor(float16)": "f2", "tensor(bool)": "?", "tensor(uint8)": "u1"}
-    return np.dtype(names.get(node.type) or node.type[len("tensor(") : -1])
+def _choose_profile(context: Any, index: int) -> None:
+    body = context.state["engine"].state["body"]
+    profile, scratch = body["profiles"][index], body["scratch"][index]
+    context.state.update(profile=profile, size=profile[1], scratch_of_profile=scratch, scratch_needed=scratch)

@@ -116,11 +116,11 @@ def test_progress_is_told_with_phase_step_and_total(bench: Bench) -> None:
     assert steps[2:9] == [
         ("Building", None, 0, 2),
         ("Building", None, 1, 2),
-        ("Building", None, 2, 2),
-        ("Building", None, 2, 2),
         ("Timing", "Building", 0, 3),
         ("Timing", None, 1, 3),
         ("Timing", None, 2, 3),
+        ("Timing", None, 3, 3),
+        ("Timing", None, 3, 3),
     ]
 
 

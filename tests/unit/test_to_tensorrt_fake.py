@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_tensorrt import VERSIONS, make_fake, parse_signature
+from tests.support.fake_tensorrt import RTX, VERSIONS, make_fake, parse_signature
 from tests.support.tensorrt_play import Scenario
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=(*VERSIONS, RTX))
 def trt(request: pytest.FixtureRequest) -> Any:
     return Scenario(version=request.param).module()
 
@@ -34,6 +34,13 @@ def test_what_11_removed_is_there_in_10_only() -> None:
     assert hasattr(old.NetworkDefinitionCreationFlag, "EXPLICIT_BATCH")
     assert not hasattr(new.NetworkDefinitionCreationFlag, "EXPLICIT_BATCH")
     assert not hasattr(new.IBuilderConfig, "int8_calibrator")
+
+
+def test_only_rtx_can_be_told_what_to_build_for() -> None:
+    trt = Scenario(version=RTX).module()
+    assert trt.__name__ == "tensorrt_rtx"
+    assert hasattr(trt.IBuilderConfig, "set_compute_capability")
+    assert not any(hasattr(Scenario(version=version).module(), "ComputeCapability") for version in VERSIONS)
 
 
 def test_unknown_names_raise(trt: Any) -> None:
@@ -67,8 +74,8 @@ def test_a_subclass_must_call_the_bound_constructor(trt: Any) -> None:
         def __init__(self) -> None:
             pass
 
-    with pytest.raises(TypeError, match="incompatible"):
-        trt.Builder(Forgetful())
+    with pytest.raises(TypeError, match="must be called when overriding __init__"):
+        Forgetful()
 
 
 def test_what_is_recorded_but_not_played_raises(trt: Any) -> None:
