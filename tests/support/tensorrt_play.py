@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.fake_tensorrt import HostMemory, Plays, make_fake, new
+from tests.support import rtx_play
+from tests.support.fake_tensorrt import RTX, HostMemory, Plays, make_fake, new
 
 # Name, the phase around it, number of steps.
 Phase = tuple[str, str | None, int]
@@ -60,6 +61,7 @@ class Scenario:
     cleared: set[str] = field(default_factory=set)
     profiles: list[dict[str, tuple[Any, ...]]] = field(default_factory=list)
     timing_in_use: bytes | None = None
+    capabilities: list[str] = field(default_factory=list)
     context_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def module(self) -> Any:
@@ -95,7 +97,8 @@ def _layer(version: str, index: int, kind: str) -> dict[str, Any]:
 
 
 def _plays(s: Scenario) -> Plays:
-    return _network_plays(s) | _config_plays(s) | _builder_plays(s) | _runtime_plays(s)
+    plays = _network_plays(s) | _config_plays(s) | _builder_plays(s) | _runtime_plays(s)
+    return rtx_play.plays(s, plays) if s.version == RTX else plays
 
 
 def _network_plays(s: Scenario) -> dict[tuple[str, str], Callable[..., Any]]:
