@@ -37,14 +37,16 @@ def both() -> Libraries:
 
 def test_the_installed_library_is_the_recorded_one() -> None:
     recorded, now = json.loads(RTX_RECORDING.read_text()), record(real)
-    again = f"python -m tests.support.tensorrt_surface tensorrt_rtx {RTX_RECORDING.name}"
+    again = f"python -m tests.support.tensorrt_surface tensorrt_rtx tests/data/{RTX_RECORDING.name}"
     changed = {
         f"{kind}.{name}": (recorded["classes"].get(kind, {}).get(name), now["classes"].get(kind, {}).get(name))
         for kind in recorded["classes"].keys() | now["classes"].keys()
         for name in recorded["classes"].get(kind, {}).keys() | now["classes"].get(kind, {}).keys()
     }
     changed = {name: pair for name, pair in changed.items() if pair[0] != pair[1]}
-    assert not changed, f"tensorrt_rtx {now['version']} is not {recorded['version']}; record it with {again}"
+    assert not changed, (
+        f"{now['version']} differs from {recorded['version']}; look at the fakes, and record it: {again}"
+    )
     assert now["functions"] == recorded["functions"]
 
 
