@@ -43,7 +43,7 @@ class Builds:
 
     def tune(self, path: Path, precision: str = "fp32", batch_sizes: tuple[int, ...] = (1, 4)) -> Tuned:
         options = BuildOptions(precision, batch_sizes)  # type: ignore[arg-type]
-        return tune(tensorrt_rtx, path, options, b"", self.watch)
+        return tune(tensorrt_rtx, path, options, (), None, self.watch)
 
     def _told(self, event: BuildEvent) -> None:
         self.events.append(event)
