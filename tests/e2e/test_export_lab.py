@@ -23,7 +23,7 @@ from export.data import ImageSet
 from export.options import ExportOptions
 from export.progress import SILENT
 from export.proof.verify import measure_accuracy
-from export.variants.int8_trt import violations
+from export.variants.pair_rules import violations
 from export.variants.making import plain_int8
 from export.variants.precision import INT8_CPU, REFERENCE
 from export.variants.variant import opened

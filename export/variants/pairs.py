@@ -1,0 +1,174 @@
+"""Quantise-dequantise pairs where TensorRT fuses them: symmetric, weights per channel, the rest of the graph FP16.
+
+The rules (TensorRT documentation, "Explicit quantization"; NVIDIA's Model Optimizer is their executable form):
+pairs stand at the inputs of convolutions and matrix products and never at their outputs or biases, so that
+convolution, activation and addition become one kernel; of a residual addition the skip input is quantised and
+the convolution's own branch is not. `violations` (`pair_rules`) checks a file for them. Knows where pairs stand, the
+same for every precision of 8 bits (`Scheme`); knows nothing of accuracy, which `verify` and `recover` judge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from export.variants.calibrate import Calibration, Method, Ranges
+from export.variants.fp16 import CONSTANT_LIMIT, as_fp16, out_of_range
+from export.variants.onnx_graph import front_nodes, producers, tidy
+from export.variants.quantize import quantize_with_ranges
+
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+PRODUCTS = frozenset({"Gemm", "MatMul"})
+_POOLS = frozenset({"GlobalAveragePool", "AveragePool"})
+# The sum is taken in 32 bits, so only its result must fit into FP16, with room for images not seen.
+_RESULT_LIMIT = CONSTANT_LIMIT / 2
+# Scales are FP16, too; below this one its spacing of 2**-24 puts them off by more than 1 %.
+SMALLEST_SCALE = 2.0**-18
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One precision of 8 bits. A scale is a range over `largest`, the largest number of the 8 bits.
+
+    `unfit` names the layers that its kernels do not take or do not pay for, each with the reason. `rewrite` gets
+    the graph in FP32 with INT8 pairs, and gives it with pairs of this precision.
+    """
+
+    largest: float
+    unfit: Callable[[Any], Mapping[str, str]]
+    rewrite: Callable[[Any], Any]
+
+
+def quantize_in_pairs(
+    scheme: Scheme,
+    calibration: Calibration,
+    method: Method,
+    keep: frozenset[str],
+    target: Path,
+    only: frozenset[str] | None,
+) -> Mapping[str, str]:
+    """Write `target`; the layers that could have 8 bits and have not, each with its reason.
+
+    Raises JobError when the graph cannot be quantised or converted, OSError when the disk is full.
+    """
+    import onnx
+
+    graph = onnx.load(str(calibration.graph)).graph
+    unfit = scheme.unfit(graph)
+    wide = out_of_range(graph, calibration.ranges["minmax"], _RESULT_LIMIT)
+    wide |= _too_fine(graph, calibration.ranges[method], scheme)
+    weighted = [node.name for node in graph.node if _is_weighted(node, graph)]
+    chosen = [
+        name
+        for name in weighted
+        if name not in unfit and name not in wide and name not in keep and (only is None or name in only)
+    ]
+    followers = _additions(graph, set(chosen), keep | wide.keys()) + _pools(graph, set(chosen), keep | wide.keys())
+    wide_rest = out_of_range(graph, calibration.ranges["minmax"])
+    if chosen:
+        quantize_with_ranges(
+            calibration.graph,
+            target,
+            calibration.ranges[method],
+            activation_type="QInt8",
+            nodes_to_quantize=[*chosen, *followers],
+            nodes_to_exclude=front_nodes(graph),
+            extra_options=_options(graph),
+        )
+    model = onnx.load(str(target if chosen else calibration.graph))
+    _free_the_others(model.graph, {*chosen, *followers})
+    _free_the_convolutions_branch(model.graph)
+    in_fp32 = {name for name in wide_rest if name not in chosen}
+    onnx.save(as_fp16(scheme.rewrite(model), in_fp32), str(target))
+    return {name: reason for name, reason in (dict(unfit) | wide).items() if name in weighted}
+
+
+def _too_fine(graph: Any, ranges: Ranges, scheme: Scheme) -> dict[str, str]:
+    """The nodes with an input of so small values that FP16 cannot hold its scale."""
+    return {
+        node.name: f"values below {largest:.1g} have no scale in FP16"
+        for node in graph.node
+        for largest in [min((max(map(abs, ranges[name])) for name in node.input if name in ranges), default=math.inf)]
+        if largest / scheme.largest < SMALLEST_SCALE
+    }
+
+
+def _is_weighted(node: Any, graph: Any) -> bool:
+    constant = {tensor.name for tensor in graph.initializer}
+    return node.op_type in CONVOLUTIONS | PRODUCTS and len(node.input) > 1 and node.input[1] in constant
+
+
+def _additions(graph: Any, chosen: set[str], keep: frozenset[str]) -> list[str]:
+    """Residual additions that fuse with a quantised convolution."""
+    makers = producers(graph)
+    return [
+        node.name
+        for node in graph.node
+        if node.op_type == "Add"
+        and node.name not in keep
+        and all(name in makers for name in node.input)
+        and any(makers[name].name in chosen and makers[name].op_type in CONVOLUTIONS for name in node.input)
+    ]
+
+
+def _pools(graph: Any, chosen: set[str], keep: frozenset[str]) -> list[str]:
+    """Average pools behind a quantised convolution, with only its activation between."""
+    makers = producers(graph)
+
+    def follows(name: str) -> bool:
+        node = makers.get(name)
+        while node is not None and node.op_type in ("Relu", "Clip"):
+            node = makers.get(node.input[0])
+        return node is not None and node.name in chosen
+
+    return [n.name for n in graph.node if n.op_type in _POOLS and n.name not in keep and follows(n.input[0])]
+
+
+def _options(graph: Any) -> dict[str, Any]:
+    return {
+        "ActivationSymmetric": True,
+        "WeightSymmetric": True,
+        "QuantizeBias": False,
+        "AddQDQPairToWeight": True,
+        "DedicatedQDQPair": False,
+        "QDQDisableWeightAdjustForInt32Bias": True,
+        "QDQOpTypePerChannelSupportToAxis": {"Conv": 0, "ConvTranspose": 1},
+        "OpTypesToExcludeOutputQuantization": sorted({node.op_type for node in graph.node}),
+    }
+
+
+def _free_the_others(graph: Any, quantised: set[str]) -> None:
+    """Hand tensors over as they are to all but the quantised nodes; the quantiser lets every reader read its pair."""
+    makers = producers(graph)
+    for node in graph.node:
+        if node.name in quantised or node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        for index, name in enumerate(node.input):
+            node.input[index] = before_pair(name, makers) or name
+
+
+def _free_the_convolutions_branch(graph: Any) -> None:
+    """At each addition, hand the convolution's own result over as it is; the skip input stays quantised."""
+    makers = producers(graph)
+    for node in graph.node:
+        if node.op_type != "Add":
+            continue
+        for index, name in enumerate(node.input):
+            original = before_pair(name, makers)
+            maker = makers.get(original) if original else None
+            if original and maker is not None and maker.op_type in CONVOLUTIONS:
+                node.input[index] = original
+                break
+    tidy(graph)
+
+
+def before_pair(name: str, makers: Mapping[str, Any]) -> str | None:
+    """The tensor that a quantise-dequantise pair gives as `name`; None where there is no pair."""
+    dequantize = makers.get(name)
+    if dequantize is None or dequantize.op_type != "DequantizeLinear":
+        return None
+    quantize = makers.get(dequantize.input[0])
+    return quantize.input[0] if quantize is not None else None
