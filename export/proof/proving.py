@@ -65,7 +65,7 @@ class Prover:
             else:
                 kept.replace(self.folder / made.recipe.file)
         drift = ""
-        if self._loses_too_much(best[1]) and made.recipe.precision == "int8" and self.data.evaluation is not None:
+        if self._loses_too_much(best[1]) and made.recipe.has_eight_bits and self.data.evaluation is not None:
             drift = maker.drift(self.data.evaluation)
         return replace(best[0], trade_offs=maker.trail(made.recipe), drift=drift), best[1]
 

@@ -17,7 +17,7 @@ from export.report.markup import element, extend
 
 Mark = Literal["line", "dashed", "dotted", "dot", "ring", "front"]
 # So many the style sheet has.
-COLOURS = 5
+COLOURS = 6
 _WIDTH, _HEIGHT = 520.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 14.0, 12.0, 46.0
 _DOT_PX = 5.0

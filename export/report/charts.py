@@ -14,7 +14,7 @@ from export.report.chart import Axis, Chart, Mark, number
 from models.bundle import LatencyTable, Roofline, Variant
 
 Measured = tuple[int, Variant, LatencyTable]
-PRECISION_COLOURS = {"fp32": 0, "fp16": 1, "int8": 2}
+PRECISION_COLOURS = {"fp32": 0, "fp16": 1, "int8": 2, "fp8": 4}
 
 
 def colour_of(variant: Variant) -> int:

@@ -33,8 +33,19 @@ _MOVES = frozenset(
         "Shape",
     }
 )
-_ONNX_NAMES = {1: "fp32", 2: "int8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "fp16", 11: "fp64", 16: "bf16"}
-_COMPUTING = frozenset({"int8", "fp16", "fp32", "fp64", "bf16"})
+_ONNX_NAMES = {
+    1: "fp32",
+    2: "int8",
+    3: "int8",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: "fp16",
+    11: "fp64",
+    16: "bf16",
+    17: "fp8",
+}
+_COMPUTING = frozenset({"int8", "fp8", "fp16", "fp32", "fp64", "bf16"})
 
 
 def audit(path: Path, target: Target, kept: Mapping[str, str]) -> NodeAudit:
@@ -65,7 +76,7 @@ def count_nodes(graph: Any) -> Counter[str]:
     """How many nodes compute in which precision, and how many only convert.
 
     A node computes in the type of its first input. Behind a dequantisation of both input and weight, a layer
-    is what TensorRT makes an INT8 kernel of, and is counted so.
+    is what TensorRT makes a kernel of 8 bits of, and is counted so.
     """
     types = {tensor.name: _ONNX_NAMES.get(tensor.data_type, "other") for tensor in graph.initializer}
     for tensor in (*graph.input, *graph.value_info):
@@ -81,24 +92,27 @@ def count_nodes(graph: Any) -> Counter[str]:
             continue
         if node.op_type in _MOVES:
             continue
-        precision = "int8" if _is_integer_layer(node, makers) else first
+        precision = _eight_bits(node, makers, types) or first
         if precision in _COMPUTING:
             found[precision] += 1
     return found
 
 
-def _is_integer_layer(node: Any, makers: Mapping[str, Any]) -> bool:
+def _eight_bits(node: Any, makers: Mapping[str, Any], types: Mapping[str, str]) -> str:
+    """The 8 bits that a layer computes in; empty where it does not."""
     if node.op_type.startswith("QLinear") or node.op_type in ("QGemm", "ConvInteger", "MatMulInteger"):
-        return True
-    inputs = [makers.get(name) for name in node.input[:2]]
-    return len(inputs) == 2 and all(maker is not None and maker.op_type == "DequantizeLinear" for maker in inputs)
+        return "int8"
+    pairs = [makers[name] for name in node.input[:2] if name in makers and makers[name].op_type == "DequantizeLinear"]
+    if len(pairs) < 2:
+        return ""
+    return "fp8" if types.get(pairs[0].input[0]) == "fp8" else "int8"
 
 
 def _result(node: Any, first: str, types: Mapping[str, str]) -> str:
     if node.op_type == "Cast":
         return next(_ONNX_NAMES.get(a.i, "other") for a in node.attribute if a.name == "to")
     if node.op_type == "QuantizeLinear":
-        return "int8"
+        return "fp8" if types.get(node.input[-1]) == "fp8" else "int8"
     if node.op_type == "DequantizeLinear":
         return types.get(node.input[1], "fp32")
     if node.op_type == "QGemm":

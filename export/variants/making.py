@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -25,7 +26,7 @@ from export.variants.precision import INT8_CPU, REFERENCE, Recipe
 from export.variants.quantize import layers, quantize_for_cpu
 from export.variants.recover import Ladder, Sensitivity, measure_sensitivity
 from export.variants.trials import Bench, best_method
-from models.bundle import NodeAudit, TradeOff, sha256_file
+from models.bundle import NodeAudit, Precision, TradeOff, sha256_file
 from models.errors import JobError
 from models.spec import ModelSpec
 from models.store import disk_errors
@@ -73,18 +74,18 @@ class Maker:
     cache: StepCache
     _plain: Calibration | None = None
     _balanced: Calibration | None = None
-    _bench: Bench | None = None
-    _sensitivity: Sensitivity | None = None
+    _benches: dict[Path, Bench] = field(default_factory=dict)
+    _sensitivities: dict[Precision, Sensitivity] = field(default_factory=dict)
     _ladders: dict[str, Ladder] = field(default_factory=dict)
 
     def make(self, recipe: Recipe) -> Made:
-        """Write the variant; an INT8 one with as many layers kept as the calibration images ask for.
+        """Write the variant; one of 8 bits with as many layers kept as the calibration images ask for.
 
         Raises JobError when it cannot be made.
         """
         if recipe.make is None:
             return Made(recipe)
-        if recipe.precision != "int8":
+        if not recipe.has_eight_bits:
             return self._written(Made(recipe), {})
         ladder = self._ladder(recipe)
         count = 0 if ladder.passes(0) else ladder.climb(1)
@@ -92,17 +93,17 @@ class Maker:
         return self._kept(recipe, ladder.best() if count is None else count)
 
     def retry(self, made: Made, caution: float) -> Made | None:
-        """Write an INT8 variant again with more layers kept, as `Ladder.passes` with `caution` asks for.
+        """Write a variant of 8 bits again with more layers kept, as `Ladder.passes` with `caution` asks for.
 
         None where that is no use.
         """
-        if made.recipe.precision != "int8":
+        if not made.recipe.has_eight_bits:
             return None
         count = self._ladder(made.recipe).climb(made.kept_layers + 1, caution)
         return None if count is None else self._kept(made.recipe, count)
 
     def trail(self, recipe: Recipe) -> tuple[TradeOff, ...]:
-        """All that has been tried of an INT8 variant by now."""
+        """All that has been tried of a variant of 8 bits by now."""
         ladder = self._ladders.get(recipe.file)
         return ladder.trade_offs if ladder else ()
 
@@ -129,31 +130,40 @@ class Maker:
 
     def _ladder(self, recipe: Recipe) -> Ladder:
         if recipe.file not in self._ladders:
-            bench = self._ready_bench()
-            methods = METHODS if self.choice == "auto" else (self.choice,)
-            method = best_method(bench, recipe, methods, self.progress)
-            self._ladders[recipe.file] = Ladder(bench, recipe, method, self.budget_points, self._sensitive_layers)
+            bench = self._ready_bench(recipe)
+            method = best_method(bench, recipe, self._methods(recipe), self.progress)
+            sensitivity = partial(self._sensitive_layers, recipe)
+            self._ladders[recipe.file] = Ladder(bench, recipe, method, self.budget_points, sensitivity)
         return self._ladders[recipe.file]
 
-    def _sensitive_layers(self) -> Sensitivity:
+    def _methods(self, recipe: Recipe) -> tuple[Method, ...]:
+        """FP8 takes min-max unless told otherwise: cutting outliers off would only gain it floats yet smaller."""
+        if self.choice != "auto":
+            return (self.choice,)
+        return METHODS if recipe.precision == "int8" else ("minmax",)
+
+    def _sensitive_layers(self, recipe: Recipe) -> Sensitivity:
         """One pass for both INT8 files: the layers that hurt are the same, and the CPU's file tells them apart."""
-        if self._sensitivity is None:
-            bench = self._ready_bench()
-            method = self._ladder(INT8_CPU).method
-            names = layers(bench.calibration)
-            key = step_key("sensitivity", sha256_file(bench.calibration.graph), self.images.key, method)
+        precision = recipe.precision
+        if precision not in self._sensitivities:
+            tried = INT8_CPU if precision == "int8" else recipe
+            bench, method = self._ready_bench(tried), self._ladder(tried).method
+            step = "sensitivity" if precision == "int8" else f"sensitivity {precision}"
+            key = step_key(step, sha256_file(bench.calibration.graph), self.images.key, method)
             kept = self.cache.read(key)
             if kept is None:
-                self._sensitivity = measure_sensitivity(bench, INT8_CPU, method, names, self.progress)
-                self.cache.write(key, json.dumps(self._sensitivity.errors).encode())
+                found = measure_sensitivity(bench, tried, method, layers(bench.calibration), self.progress)
+                self.cache.write(key, json.dumps(found.errors).encode())
             else:
-                self._sensitivity = Sensitivity(tuple((name, error) for name, error in json.loads(kept)))
-        return self._sensitivity
+                found = Sensitivity(tuple((name, error) for name, error in json.loads(kept)))
+            self._sensitivities[precision] = found
+        return self._sensitivities[precision]
 
-    def _ready_bench(self) -> Bench:
-        if self._bench is None:
-            self._bench = Bench(self.spec, self._calibrated(INT8_CPU), self.images, self.folder)
-        return self._bench
+    def _ready_bench(self, recipe: Recipe) -> Bench:
+        calibration = self._calibrated(recipe)
+        if calibration.graph not in self._benches:
+            self._benches[calibration.graph] = Bench(self.spec, calibration, self.images, self.folder)
+        return self._benches[calibration.graph]
 
     def _calibrated(self, recipe: Recipe) -> Calibration:
         """What the variant is made of: the prepared fp32 graph, for INT8 with its channels balanced."""
@@ -212,7 +222,7 @@ def _prepared(folder: Path) -> Path:
         raise
     except Exception as error:  # onnxruntime's and onnx's errors share no base class
         why = " ".join(str(error).split())[:200]
-        raise JobError(f"neither fp16 nor int8 can be made of this network ({why}); pass --precisions fp32") from error
+        raise JobError(f"fp16, int8 and fp8 cannot be made of this network ({why}); pass --precisions fp32") from error
 
 
 def _parsed(kept: bytes) -> Mapping[Method, Ranges]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from export.variants.calibrate import Calibration, Method
+from export.variants.fp8 import quantize_to_fp8
 from export.variants.fp16 import convert_to_fp16
 from export.variants.int8_trt import quantize_for_tensorrt
 from export.variants.quantize import quantize_for_cpu
@@ -38,6 +39,11 @@ class Recipe:
     target: Target
     make: Make | None
 
+    @property
+    def has_eight_bits(self) -> bool:
+        """Whether layers may have to be kept in higher precision, one by one, for it to be good enough."""
+        return self.precision in ("int8", "fp8")
+
 
 REFERENCE = Recipe("fp32.onnx", "fp32", "cpu", None)
 INT8_CPU = Recipe("int8-cpu.onnx", "int8", "cpu", quantize_for_cpu)
@@ -46,6 +52,7 @@ RECIPES = (
     Recipe("fp16.onnx", "fp16", "cuda", convert_to_fp16),
     INT8_CPU,
     Recipe("int8-trt.onnx", "int8", "tensorrt", quantize_for_tensorrt),
+    Recipe("fp8.onnx", "fp8", "tensorrt", quantize_to_fp8),
 )
 
 

@@ -1,9 +1,11 @@
-"""An FP16 file's arithmetic on a machine that has none.
+"""The arithmetic of FP16 and FP8 files on a machine that has none.
 
 ONNX Runtime runs FP16 nodes on a CPU in FP32 and takes the casts between them out, so that neither rounding nor
 overflow shows: 70,000 passes through such a node unharmed, where a GPU gives infinity. Here every result of an
 FP16 node is rounded by a cast that is written into the graph, which it must obey. Sums are taken in FP32, as
-tensor cores do. Knows graphs; the twin is for measuring only and never part of a bundle.
+tensor cores do. Pairs of FP8 become casts, too: ONNX Runtime 1.31 takes a ReLU before such a pair out as if it were
+UINT8, so that negative values pass, and does not load a file in which it has moved one over a MaxPool. Knows graphs;
+the twin is for measuring only and never part of a bundle.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from export.variants.onnx_graph import array, tidy
+from export.variants.fp8 import from_fp8
+from export.variants.onnx_graph import array, attribute, initializers, tidy
 
 # What these give is exactly one of the values they take; and behind a dequantisation the kernel works on integers.
 _EXACT = frozenset(
@@ -23,7 +26,7 @@ _EXACT = frozenset(
 
 
 def write_rounding_twin(path: Path, target: Path) -> Path:
-    """Write to `target` the FP32 graph that computes what the FP16 nodes of `path` would; returns `target`."""
+    """Write to `target` the FP32 graph that computes what the nodes of `path` would; returns `target`."""
     import onnx
 
     model = onnx.load(str(path))
@@ -32,6 +35,7 @@ def write_rounding_twin(path: Path, target: Path) -> Path:
     for node in list(model.graph.node):
         if node.op_type not in _EXACT:
             _round_results(model.graph, node, half)
+    _write_out_pairs_of_fp8(model.graph)
     tidy(model.graph)
     onnx.save(model, str(target))
     return target
@@ -57,14 +61,39 @@ def _widen(graph: Any) -> None:
         if tensor.data_type == TensorProto.FLOAT16:
             tensor.CopyFrom(numpy_helper.from_array(array(tensor).astype(np.float32), tensor.name))
     for node in list(graph.node):
-        for attribute in node.attribute:
-            if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT16:
-                attribute.t.CopyFrom(numpy_helper.from_array(array(attribute.t).astype(np.float32)))
+        for own in node.attribute:
+            if own.name == "value" and own.t.data_type == TensorProto.FLOAT16:
+                own.t.CopyFrom(numpy_helper.from_array(array(own.t).astype(np.float32)))
         if node.op_type == "Cast" and any(a.name == "to" and a.i == TensorProto.FLOAT16 for a in node.attribute):
             inner = f"{node.output[0]}_in_half"
             graph.node.append(helper.make_node("Cast", [inner], [node.output[0]], to=TensorProto.FLOAT))
             node.output[0] = inner
     del graph.value_info[:]
+
+
+def _write_out_pairs_of_fp8(graph: Any) -> None:
+    """Make a division and a cast of each FP8 quantisation, a cast and a product of each dequantisation."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    constants = initializers(graph)
+    for node in list(graph.node):
+        zero = constants.get(node.input[2]) if len(node.input) > 2 else None
+        if zero is None or zero.data_type != TensorProto.FLOAT8E4M3FN:
+            continue
+        (value, scale, _), (result,) = node.input, node.output
+        inner = f"{result}_unscaled"
+        if value in constants:
+            values = from_fp8(array(constants[value]), array(constants[scale]), attribute(node, "axis", 1))
+            graph.initializer.append(numpy_helper.from_array(values, result))
+        elif node.op_type == "QuantizeLinear":
+            graph.node.append(helper.make_node("Div", [value, scale], [inner]))
+            # Saturating is the default, and stands here because the twin is wrong without it.
+            cast = helper.make_node("Cast", [inner], [result], to=TensorProto.FLOAT8E4M3FN, saturate=1)
+            graph.node.append(cast)
+        else:
+            graph.node.append(helper.make_node("Cast", [value], [inner], to=TensorProto.FLOAT))
+            graph.node.append(helper.make_node("Mul", [inner, scale], [result]))
+        graph.node.remove(node)
 
 
 def _round_results(graph: Any, node: Any, half: set[str]) -> None:

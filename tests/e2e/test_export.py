@@ -81,8 +81,8 @@ def test_the_bundled_digits_are_as_good_as_their_manifest_says():
     spec = bundle.manifest.spec
     assert spec.image is not None
     test = decode(load("digits").in_order_of(spec.labels).part("test"), spec.image)
-    fp32, fp16, int8, int8_trt = bundle.manifest.variants
-    for variant in (fp32, fp16, int8, int8_trt):
+    fp32 = bundle.manifest.variants[0]
+    for variant in bundle.manifest.variants:
         assert variant.accuracy is not None
         top1 = float((logits(bundle, variant, test.images).argmax(axis=1) == test.labels).mean())
         # Another CPU rounds INT8 differently, so an image on the edge may fall to the other side.
@@ -128,8 +128,8 @@ def test_from_a_checkpoint_to_a_verified_bundle(tmp_path):
         "zoo:simple_cnn", "digits", tmp_path / "store", weights=checkpoint, calibrate="digits", evaluate="digits"
     )
     bundle = open_bundle(run(options, console))
-    fp32, fp16, int8, int8_trt = bundle.manifest.variants
-    assert (fp16.serve, int8_trt.serve) == (True, True)
+    fp32, fp16, int8, int8_trt, fp8 = bundle.manifest.variants
+    assert (fp16.serve, int8_trt.serve, fp8.serve) == (True, True, True)
     assert fp32.serve
     assert fp32.max_relative_error < 1e-4
     assert fp32.accuracy is not None
@@ -137,6 +137,11 @@ def test_from_a_checkpoint_to_a_verified_bundle(tmp_path):
     assert int8.accuracy is not None
     assert int8.accuracy.top1 >= 0.98
     assert int8.accuracy.loss_points <= 1.0
+    assert fp8.accuracy is not None
+    assert fp8.accuracy.loss_points <= 1.0
+    assert fp8.calibration_method == "minmax"
+    assert fp8.audit is not None
+    assert fp8.audit.by_precision["fp8"] == 1
     assert fp32.latency is not None
     assert [point.batch_size for point in fp32.latency.points] == [1, 2, 4, 8, 16, 32, 64]
     assert "int8-cpu.onnx" in console.file.getvalue()

@@ -23,8 +23,8 @@ from export.data import ImageSet
 from export.options import ExportOptions
 from export.progress import SILENT
 from export.proof.verify import measure_accuracy
-from export.variants.pair_rules import violations
 from export.variants.making import plain_int8
+from export.variants.pair_rules import violations
 from export.variants.precision import INT8_CPU, REFERENCE
 from export.variants.variant import opened
 from models.bundle import Bundle, Variant, open_bundle
@@ -111,8 +111,8 @@ def within_budget(variant: Variant) -> bool:
 def test_resnet_18(tmp_path):
     bundle = exported(tmp_path, "resnet18", trained(tmp_path, "resnet18", epochs=4))
     printed(bundle)
-    _, fp16, int8_cpu, int8_trt = bundle.manifest.variants
-    assert all(map(within_budget, (fp16, int8_cpu, int8_trt)))
+    _, fp16, int8_cpu, int8_trt, fp8 = bundle.manifest.variants
+    assert all(map(within_budget, (fp16, int8_cpu, int8_trt, fp8)))
     assert fp16.serve
     assert fp16.accuracy is not None
     assert fp16.accuracy.is_proved
@@ -123,6 +123,9 @@ def test_resnet_18(tmp_path):
     assert violations(graph) == []
     assert int8_trt.audit is not None
     assert int8_trt.audit.by_precision["int8"] == 20
+    assert violations(onnx.load(bundle.path(fp8.file)).graph) == []
+    assert fp8.audit is not None
+    assert fp8.audit.by_precision["fp8"] >= 18
 
 
 def test_a_mobilenet_that_plain_int8_breaks_is_brought_back(tmp_path):

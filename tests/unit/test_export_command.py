@@ -67,7 +67,7 @@ def test_a_bundle_has_all_that_serving_needs(tmp_path, data):
     folder = export_bundle(options(tmp_path, calibrate=data, evaluate=data))
     assert folder == tmp_path / "store" / "colours" / "1"
     bundle = open_bundle(folder)
-    variants = ["fp16.onnx", "fp32.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
+    variants = ["fp16.onnx", "fp32.onnx", "fp8.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
     assert sorted(bundle.manifest.files) == ["canary.safetensors", *variants, "labels.txt", "report.html"]
     assert (folder / "labels.txt").read_text() == "red\nblue\n"
     spec = bundle.manifest.spec
@@ -172,7 +172,7 @@ def test_noise_calibrates_only_where_it_is_allowed(tmp_path, data):
         export_bundle(options(tmp_path, evaluate=data, precisions="int8"))
     allowed = options(tmp_path, evaluate=data, allow_random_calibration=True)
     manifest = open_bundle(export_bundle(allowed)).manifest
-    assert list(verdicts(manifest)) == ["fp32.onnx", "fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
+    assert list(verdicts(manifest)) == ["fp32.onnx", "fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx", "fp8.onnx"]
     assert manifest.provenance.calibration is not None
     assert manifest.provenance.calibration.source == "random numbers"
 

@@ -133,14 +133,17 @@ def test_precisions_are_what_can_be_made():
     def files(precisions: str | None, *, can_calibrate: bool) -> list[str]:
         return [recipe.file for recipe in select(precisions, can_calibrate=can_calibrate)]
 
-    assert files(None, can_calibrate=True) == ["fp32.onnx", "fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
+    assert files(None, can_calibrate=True) == ["fp32.onnx", "fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx", "fp8.onnx"]
     assert files(None, can_calibrate=False) == ["fp32.onnx"]
     assert files("int8", can_calibrate=True) == ["fp32.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
+    assert files("fp32,fp8", can_calibrate=True) == ["fp32.onnx", "fp8.onnx"]
+    with pytest.raises(UsageError, match="fp8 needs real images"):
+        select("fp8", can_calibrate=False)
     assert files("fp32", can_calibrate=False) == ["fp32.onnx"]
     with pytest.raises(UsageError, match="fp16 and int8 need real images"):
         select("fp16,int8", can_calibrate=False)
-    with pytest.raises(UsageError, match="'fp8' is not known; choose from fp16,fp32,int8"):
-        select("fp8", can_calibrate=True)
+    with pytest.raises(UsageError, match="'fp4' is not known; choose from fp16,fp32,fp8,int8"):
+        select("fp4", can_calibrate=True)
 
 
 def test_a_calibration_method_has_a_name(tmp_path):

@@ -105,20 +105,29 @@ def test_the_best_ranges_agree_most_often_and_by_the_smallest_error(disagreement
     assert best_method(cast(Bench, Found()), INT8_CPU, METHODS, SILENT) == best
 
 
-def lopsided(path: Path, *, clipped: bool) -> Path:
+def lopsided(path: Path, *, clipped: bool, channels: int = 3, quiet: float = 1.0) -> Path:
     """uint8 [N, 8, 8, 3] -> logits of blue and red [N, 2], through a tensor whose third channel drowns the others.
 
-    The clip never clips, but that is not known of it, so that channels cannot be balanced across it.
+    The clip never clips, but that is not known of it, so that channels cannot be balanced across it. `quiet` is how
+    much is left of the others; of more than three `channels` the rest is zero.
     """
+
+    def padded(values: list[list[float]], shape: tuple[int, ...]) -> np.ndarray:
+        found = np.zeros(shape)
+        found[: len(values), : len(values[0])] = values
+        return found
+
     clip = helper.make_node("Clip", ["a", "low", "high"], ["b"], "clip")
     constants: Mapping[str, np.ndarray] = {
         "scale": np.full((1, 3, 1, 1), 1 / 255),
         "shift": np.zeros((1, 3, 1, 1)),
-        "wide.w": np.array([[0, 0, 1], [1, 0, 0], [0, 1e4, 0]]).reshape(3, 3, 1, 1),
+        "wide.w": padded([[0, 0, quiet], [quiet, 0, 0], [0, 1e4, 0]], (channels, 3))[..., None, None],
         "low": np.array(-1e9),
         "high": np.array(1e9),
-        "narrow.w": np.array([[1, 0, 1e-6], [0, 1, 1e-6], [1, 1, 1e-6]]).reshape(3, 3, 1, 1),
-        "head.w": np.array([[1, 0, 0], [0, 1, 0]]),
+        "narrow.w": padded(
+            [[1 / quiet, 0, 1e-6], [0, 1 / quiet, 1e-6], [1 / quiet, 1 / quiet, 1e-6]], (channels, channels)
+        )[..., None, None],
+        "head.w": padded([[1, 0, 0], [0, 1, 0]], (2, channels)),
     }
     nodes = [
         helper.make_node("Transpose", ["images"], ["nchw"], "transpose", perm=[0, 3, 1, 2]),
@@ -143,8 +152,8 @@ def lopsided(path: Path, *, clipped: bool) -> Path:
     return path
 
 
-def maker(folder: Path, *, clipped: bool) -> Maker:
-    lopsided(folder / REFERENCE.file, clipped=clipped)
+def maker(folder: Path, *, clipped: bool, channels: int = 3, quiet: float = 1.0) -> Maker:
+    lopsided(folder / REFERENCE.file, clipped=clipped, channels=channels, quiet=quiet)
     data = load(str(write_images(folder / "images")))
     assert data.labels == ("blue", "red")
     images = ImageSet("images", tuple(data.part("calibration")), IMAGE, data.labels)
@@ -168,6 +177,18 @@ def test_a_network_that_cannot_be_balanced_keeps_the_layers_that_hurt(tmp_path):
     assert made.audit is not None
     assert set(made.audit.kept) <= {"wide", "narrow"}
     assert all(reason.startswith("alone moves the answers by") for reason in made.audit.kept.values())
+
+
+def test_fp8_has_its_own_ladder_for_what_even_floats_are_too_coarse_for(tmp_path):
+    (fp8,) = (recipe for recipe in RECIPES if recipe.precision == "fp8")
+    making = maker(tmp_path, clipped=True, channels=16, quiet=1e-3)
+    made = dataclasses.replace(making, choice="auto").make(fp8)
+    assert made.method == "minmax"
+    assert [step.layers_kept for step in made.trade_offs] == [0, 1]
+    assert made.trade_offs[0].accuracy.loss_points > 10
+    assert made.audit is not None
+    assert made.audit.kept["narrow"].startswith("alone moves the answers by")
+    assert "fp8" not in made.audit.by_precision
 
 
 def test_a_network_that_can_be_balanced_keeps_none_and_its_fp16_file_is_as_it_was(tmp_path):
