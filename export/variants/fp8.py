@@ -5,7 +5,7 @@ largest number. onnxruntime's quantiser would take scales from standard deviatio
 places INT8 pairs here, and they are rewritten. Weights lie in the file as FP8, in a quarter of FP32's bytes.
 
 A float needs less of its calibration than an integer does: it is as exact at a thousandth of its range as at the end.
-So no method of ranges is compared (min-max cuts nothing off), and channels are not balanced. Knows nothing of accuracy.
+So no method of ranges is compared, and min-max, which cuts nothing off, is taken. Knows nothing of accuracy.
 """
 
 from __future__ import annotations

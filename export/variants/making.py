@@ -1,4 +1,4 @@
-"""Making the variants: channels balanced for INT8, the ranges that measure best, and layers kept where it still hurts.
+"""Making the variants: channels balanced, the ranges that measure best, and layers kept where 8 bits still hurt.
 
 Knows the order of making. What a file is worth it learns from the calibration images alone (`export.variants.trials`);
 whether it may serve is decided elsewhere, on images that nothing here has seen.
@@ -74,7 +74,7 @@ class Maker:
     cache: StepCache
     _plain: Calibration | None = None
     _balanced: Calibration | None = None
-    _benches: dict[Path, Bench] = field(default_factory=dict)
+    _bench: Bench | None = None
     _sensitivities: dict[Precision, Sensitivity] = field(default_factory=dict)
     _ladders: dict[str, Ladder] = field(default_factory=dict)
 
@@ -130,7 +130,7 @@ class Maker:
 
     def _ladder(self, recipe: Recipe) -> Ladder:
         if recipe.file not in self._ladders:
-            bench = self._ready_bench(recipe)
+            bench = self._ready_bench()
             method = best_method(bench, recipe, self._methods(recipe), self.progress)
             sensitivity = partial(self._sensitive_layers, recipe)
             self._ladders[recipe.file] = Ladder(bench, recipe, method, self.budget_points, sensitivity)
@@ -147,7 +147,7 @@ class Maker:
         precision = recipe.precision
         if precision not in self._sensitivities:
             tried = INT8_CPU if precision == "int8" else recipe
-            bench, method = self._ready_bench(tried), self._ladder(tried).method
+            bench, method = self._ready_bench(), self._ladder(tried).method
             step = "sensitivity" if precision == "int8" else f"sensitivity {precision}"
             key = step_key(step, sha256_file(bench.calibration.graph), self.images.key, method)
             kept = self.cache.read(key)
@@ -159,19 +159,18 @@ class Maker:
             self._sensitivities[precision] = found
         return self._sensitivities[precision]
 
-    def _ready_bench(self, recipe: Recipe) -> Bench:
-        calibration = self._calibrated(recipe)
-        if calibration.graph not in self._benches:
-            self._benches[calibration.graph] = Bench(self.spec, calibration, self.images, self.folder)
-        return self._benches[calibration.graph]
+    def _ready_bench(self) -> Bench:
+        if self._bench is None:
+            self._bench = Bench(self.spec, self._calibrated(INT8_CPU), self.images, self.folder)
+        return self._bench
 
     def _calibrated(self, recipe: Recipe) -> Calibration:
-        """What the variant is made of: the prepared fp32 graph, for INT8 with its channels balanced."""
+        """What the variant is made of: the prepared fp32 graph, for 8 bits with its channels balanced."""
         if self._plain is None:
             with disk_errors(self.folder):
                 graph = _prepared(self.folder)
             self._plain = Calibration(graph, self._ranges(graph))
-        if recipe.precision != "int8":
+        if not recipe.has_eight_bits:
             return self._plain
         if self._balanced is None:
             self._balanced = self._with_balanced_channels(self._plain)
