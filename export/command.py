@@ -39,6 +39,7 @@ from export.sources.reuse import reused
 from export.sources.to_onnx import TorchResult, to_onnx
 from export.sources.torch_job import INPUT_NAME
 from export.terminal import RichProgress, summary
+from export.variants.fp8 import why_no_fp8
 from export.variants.making import Maker
 from export.variants.precision import REFERENCE, Recipe, select
 from export.variants.variant import Candidate, opened
@@ -89,10 +90,22 @@ def export_bundle(options: ExportOptions, progress: Progress = SILENT, cache: St
         with progress.step("export from torch"):
             torch = reused(plan, data.samples, folder, cache, to_onnx)
         torch.onnx.rename(folder / REFERENCE.file)
+        if plan.precisions is None:
+            recipes, torch = _without_fp8(recipes, torch, folder / REFERENCE.file)
         try:
             return _prove_and_publish(plan, recipes, data, torch, progress, cache)
         except EngineFailure as failure:
             raise JobError(f"the serving engine cannot run the network: {failure}") from failure
+
+
+def _without_fp8(
+    recipes: tuple[Recipe, ...], torch: TorchResult, graph: Path
+) -> tuple[tuple[Recipe, ...], TorchResult]:
+    """What nobody asked for by name is left out where it cannot be made, and that is said."""
+    if not any(recipe.precision == "fp8" for recipe in recipes) or not (why := why_no_fp8(graph)):
+        return recipes, torch
+    remark = "; ".join(filter(None, (torch.remark, why)))
+    return tuple(recipe for recipe in recipes if recipe.precision != "fp8"), replace(torch, remark=remark)
 
 
 def _prove_and_publish(

@@ -18,7 +18,8 @@ from export.report import charts as charts
 from export.report.chart import number
 from export.report.layers import kept_layers, recovery
 from export.report.markup import Content, element, extend, rendered, table
-from models.bundle import ClassAccuracy, Manifest, Roofline, Variant
+from models.bundle import ClassAccuracy, Manifest, Roofline, Variant, counted
+from models.gpus import PORTABLE
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _MOST_CLASSES = 25
@@ -36,6 +37,7 @@ def render(manifest: Manifest) -> str:
         *_section("Speed", *_speed(manifest)),
         *_section("Distance from the limit", *_limits(manifest)),
         *_section("What runs in which precision", *kept_layers(manifest.variants)),
+        *_section("What a real TensorRT builder said", *_builder(manifest)),
         *_section("What was tried to recover accuracy", *recovery(manifest.variants)),
         *_section("Where it comes from", *_origin(manifest)),
         *_section("Files", _files(manifest)),
@@ -213,6 +215,31 @@ def _limit_rows(variant: Variant, roof: Roofline) -> list[list[str]]:
             times = [number(point.median_ms), number(need.least_ms)]
             rows.append([f"{variant.file}, batch {point.batch_size}", *times, need.bound_by, f"{100 * share:.0f} %"])
     return rows
+
+
+def _builder(manifest: Manifest) -> list[Element | None]:
+    asked = [(variant.file, variant.builder) for variant in manifest.variants if variant.builder is not None]
+    if not asked:
+        return []
+    about = (
+        "The library itself parsed each file and built a plan of it, without a GPU; how fast that is shows where it "
+        "runs. Layers are the plan's convolutions and matrix products, by what goes into them."
+    )
+    rows = [
+        [
+            file,
+            "accepted" if one.accepted else "refused",
+            one.library,
+            ", ".join(one.targets) or PORTABLE,
+            f"{one.plan_bytes / 1e6:.1f}" if one.accepted else "–",
+            f"{one.build_s:.1f}",
+            counted(one.layers) or "–",
+            one.reason or "; ".join(one.warnings) or "–",
+        ]
+        for file, one in asked
+    ]
+    headings = ("variant", "", "by", "for", "plan, MB", "seconds", "layers", "said")
+    return [element("p", about, class_="note"), table(headings, rows, class_="words")]
 
 
 def _origin(manifest: Manifest) -> list[Element | None]:

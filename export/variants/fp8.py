@@ -135,6 +135,17 @@ def _along(scale: np.ndarray, dimensions: int, axis: int) -> np.ndarray:
     return scale.reshape(shape)
 
 
+def why_no_fp8(graph: Path) -> str:
+    """Why no FP8 can be made of a network, whatever its ranges are; empty where it can."""
+    import onnx
+
+    try:
+        _at_opset(onnx.load(str(graph), load_external_data=False))
+    except JobError as error:
+        return str(error)
+    return ""
+
+
 def _at_opset(model: Any) -> Any:
     import onnx
 

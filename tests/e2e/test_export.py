@@ -115,7 +115,9 @@ def write_digits_checkpoint(path: Path) -> Path:
         for tensor in graph.initializer
         if tensor.name.startswith("network.")
     }
-    header = CheckpointHeader("simple_cnn", spec.labels, spec.image, "digits", {}, "0", 0, 1.0)
+    accuracy = bundle.manifest.variants[0].accuracy
+    assert accuracy is not None
+    header = CheckpointHeader("simple_cnn", spec.labels, spec.image, "digits", {}, "0", 0, accuracy.top1)
     write_checkpoint(path, weights, header)
     return path
 

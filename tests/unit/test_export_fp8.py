@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from precision_fixtures import calibrated, far, inputs, residual, run
 
+from export.command import _without_fp8
+from export.sources.to_onnx import TorchResult
 from export.variants.audit import audit
 from export.variants.calibrate import Calibration
 from export.variants.fp8 import from_fp8, quantize_to_fp8, to_fp8, unfit
 from export.variants.onnx_graph import array, attribute, initializers, producers
 from export.variants.pair_rules import violations
+from export.variants.precision import select
 from export.variants.simulate import write_rounding_twin
 
 # All finite E4M3 by their bytes: a sign, four bits of exponent with a bias of 7, three of mantissa; no infinity.
@@ -156,6 +159,23 @@ def test_layers_that_fp8_has_no_kernels_for_are_left_out(weight, operator, group
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
     graph = helper.make_graph(nodes, "g", [x], [], [numpy_helper.from_array(np.zeros(weight, np.float32), "w")])
     assert unfit(graph).get("layer") == why
+
+
+def test_what_cannot_be_brought_there_costs_fp8_alone_where_nobody_asked_for_it(tmp_path, network, monkeypatch):
+    recipes = select(None, can_calibrate=True)
+    result = TorchResult(tmp_path / "fp32.onnx", np.zeros((1, 2)), "logits", 8, "2.9", remark="its batch is proved")
+    model = onnx.load(str(network.graph))
+    model.opset_import[0].version = 17
+    onnx.save(model, str(result.onnx))
+    assert _without_fp8(recipes, result, result.onnx) == (recipes, result)
+
+    def refuse(model, version):
+        raise RuntimeError("no adapter for GridSample")
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", refuse)
+    left, told = _without_fp8(recipes, result, result.onnx)
+    assert [recipe.file for recipe in left] == ["fp32.onnx", "fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
+    assert told.remark.startswith("its batch is proved; fp8 cannot be made of this network of opset 17 (no adapter for")
 
 
 def test_a_graph_of_an_older_opset_is_brought_to_the_first_that_has_fp8(tmp_path):
