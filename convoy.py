@@ -22,7 +22,7 @@ Store = Annotated[Path, typer.Option(help="Folder of models.")]
 PlanCache = Annotated[Path | None, typer.Option(help="Folder of plans; by default the server's.")]
 DEFAULT_STORE = Path("store")
 # What means something else to each command that has it, and so has the command's name in its twin's.
-OWN_MEANINGS = frozenset({"for", "json", "max_batch", "precisions", "seed"})
+OWN_MEANINGS = frozenset({"json", "max_batch", "seed"})
 
 cli = typer.Typer(
     name="convoy",

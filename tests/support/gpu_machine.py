@@ -38,7 +38,7 @@ class GpuBench:
     def build(self, wish: PlanWish, plan_cache: Path) -> None:
         """What the builder's child does, with the real builder and a library that plays its part."""
         body = {"onnx": str(wish.onnx), "sizes": wish.options.batch_sizes, "scratch": 4096}
-        kinds = {"int8": ("Int8",) * 3, "fp16": ("Half",) * 3, "fp32": ("Float",) * 3}
+        kinds = {"int8": ("Int8",) * 3, "fp16": ("Half",) * 3, "fp32": ("Float",) * 3, "fp8": ("FP8",) * 3}
         scenario = Scenario(
             version=self.tensorrt.version,
             inputs=(FakeInput("images", (-1, 8, 8, 1)),),

@@ -83,6 +83,7 @@ _FORMATS = {
     "Float": "Row major linear FP32 format",
     "Int8": "Thirty-two wide channel vectorized row major Int8 format",
     "UInt8": "Row major linear UInt8 format",
+    "FP8": "Row major linear FP8 format",
     "N/A": "N/A due to dynamic shapes",
 }
 

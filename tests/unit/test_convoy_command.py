@@ -11,6 +11,7 @@ import convoy
 
 # Options that are the same thing to every command that has them.
 SHARED = {"CONVOY_STORE", "CONVOY_URL", "CONVOY_API_KEY_FILE", "CONVOY_PLAN_CACHE", "CONVOY_DATA_ROOT"}
+SHARED |= {"CONVOY_PRECISIONS"}
 
 
 @pytest.fixture(scope="module")

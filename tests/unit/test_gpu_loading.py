@@ -57,7 +57,7 @@ def engines(model: LoadedModel) -> list[tuple[str, str, str]]:
 def test_without_a_plan_the_fallback_serves_at_once_and_the_plans_are_wished_for(store, bench, tmp_path):
     model = loaded(store, options(bench, tmp_path))
     assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
-    assert [wish.variant.file for wish in model.wishes] == ["fp16.onnx", "int8-trt.onnx"]
+    assert [wish.variant.file for wish in model.wishes] == ["fp16.onnx", "int8-trt.onnx", "fp8.onnx"]
     assert any("no plan for compute capability 9.0 (Fake H200) and TensorRT" in reason for reason in model.skipped), (
         model.skipped
     )
@@ -68,7 +68,7 @@ def test_with_a_plan_tensorrt_serves_and_answers_as_the_cpu_does(store, bench, t
     bench.build(before.wishes[0], tmp_path / "plans")
     model = loaded(store, options(bench, tmp_path))
     assert engines(model) == [("tensorrt", "fp16", "cuda:0")]
-    assert [wish.variant.file for wish in model.wishes] == ["int8-trt.onnx"]
+    assert [wish.variant.file for wish in model.wishes] == ["int8-trt.onnx", "fp8.onnx"]
     canary = open_bundle(store / "digits" / "1").canary()
     got = run_arrays(model.engines[0].engine, {name: array[:4] for name, array in canary.inputs.items()})
     for name, expected in canary.outputs.items():
@@ -82,14 +82,14 @@ def test_a_plan_whose_bytes_changed_is_not_loaded_and_says_so(store, bench, tmp_
     model = loaded(store, options(bench, tmp_path))
     assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
     assert any("does not match the sha256" in reason for reason in model.skipped)
-    assert [wish.variant.file for wish in model.wishes] == ["fp16.onnx", "int8-trt.onnx"]
+    assert [wish.variant.file for wish in model.wishes] == ["fp16.onnx", "int8-trt.onnx", "fp8.onnx"]
 
 
 @pytest.mark.parametrize(("int8_ns", "precision"), [(1e6, "int8"), (4e6, "fp16")])
 def test_int8_serves_only_where_it_is_faster(store, bench, tmp_path, int8_ns, precision, monkeypatch):
     for wish in loaded(store, options(bench, tmp_path)).wishes:
         bench.build(wish, tmp_path / "plans")
-    took_ms = {"fp16": 3.0, "int8": int8_ns / 1e6}
+    took_ms = {"fp16": 3.0, "int8": int8_ns / 1e6, "fp8": 3.0}
     monkeypatch.setattr("app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.info.precision])
     assert engines(loaded(store, options(bench, tmp_path))) == [("tensorrt", precision, "cuda:0")]
 
