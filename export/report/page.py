@@ -18,8 +18,7 @@ from export.report import charts as charts
 from export.report.chart import number
 from export.report.layers import kept_layers, recovery
 from export.report.markup import Content, element, extend, rendered, table
-from models.bundle import ClassAccuracy, Manifest, Roofline, Variant, counted
-from models.gpus import PORTABLE
+from models.bundle import BuilderVerdict, ClassAccuracy, Manifest, Roofline, Variant, counted
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _MOST_CLASSES = 25
@@ -221,25 +220,32 @@ def _builder(manifest: Manifest) -> list[Element | None]:
     asked = [(variant.file, variant.builder) for variant in manifest.variants if variant.builder is not None]
     if not asked:
         return []
+    by = ", ".join(dict.fromkeys(one.library for _, one in asked))
     about = (
-        "The library itself parsed each file and built a plan of it, without a GPU; how fast that is shows where it "
-        "runs. Layers are the plan's convolutions and matrix products, by what goes into them."
+        f"{by} parsed each file and built a plan of it that several kinds of GPU can run; no GPU was needed, and how "
+        "fast a plan is shows where it runs. Layers are its convolutions and matrix products, by what goes into them."
     )
     rows = [
         [
             file,
-            "accepted" if one.accepted else "refused",
-            one.library,
-            ", ".join(one.targets) or PORTABLE,
             f"{one.plan_bytes / 1e6:.1f}" if one.accepted else "–",
             f"{one.build_s:.1f}",
             counted(one.layers) or "–",
-            one.reason or "; ".join(one.warnings) or "–",
+            _said(one),
         ]
         for file, one in asked
     ]
-    headings = ("variant", "", "by", "for", "plan, MB", "seconds", "layers", "said")
-    return [element("p", about, class_="note"), table(headings, rows, class_="words")]
+    return [
+        element("p", about, class_="note"),
+        table(("variant", "plan, MB", "seconds", "layers", "said"), rows, class_="words"),
+    ]
+
+
+def _said(verdict: BuilderVerdict) -> str:
+    if not verdict.accepted:
+        return f"refused: {verdict.reason}"
+    warnings = "; ".join(warning.removesuffix(".") for warning in verdict.warnings)
+    return f"accepted, and warns: {warnings}" if warnings else "accepted"
 
 
 def _origin(manifest: Manifest) -> list[Element | None]:
