@@ -80,6 +80,9 @@ def _problems(parser: Any, logger: Any, onnx: Path) -> str:
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
     if not errors:
         return f"TensorRT cannot read {onnx}: {explained(logger.errors)}"
+    if all(error.node() < 0 for error in errors):  # it did not get as far as a node
+        why = _flat(errors[0].desc())
+        return f"TensorRT cannot read {onnx} ({why}): it is damaged or lacks a file of its own; export it again"
     lines = [f"TensorRT cannot take {onnx}; change these operators in the network and export it again:"]
     lines += [_problem(parser, error) for error in errors[:_MOST_ERRORS]]
     if len(errors) > _MOST_ERRORS:
