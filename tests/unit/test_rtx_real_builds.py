@@ -189,7 +189,7 @@ def test_weights_whose_file_is_missing_are_named(graph: Path) -> None:
     assert Builds().tune(graph).data is not None
     data.unlink()
     (line,) = refusal(graph)
-    assert "(Failed to import initializer: w): it is damaged or lacks a file of its own" in line
+    assert "Failed to import initializer: w): it is damaged or lacks a file of its own" in line
 
 
 # What stops a build
