@@ -1,0 +1,182 @@
+"""Plans built ahead by the real TensorRT for RTX, as a user does it and as a server would: in a child, without a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.engines.cuda.engine import bucket_sizes
+from app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder
+from models.bundle import open_bundle
+from models.onnx_digest import onnx_digest
+from models.plan_cache import PlanQuery, search_plan
+from models.plans import BuildOptions, Gpu, Plan
+from models.store import DEMO_STORE
+from tests.support.stores import ROOT, StoreFolder
+
+DEMO = DEMO_STORE / "digits" / "1"
+FOR_GPUS = ("fp32.onnx", "fp16.onnx", "int8-trt.onnx", "fp8.onnx")
+
+
+def convoy(*arguments: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CONVOY_PLAN_CACHE": str(cache), "COLUMNS": "200", **environment}
+    command = [sys.executable, str(ROOT / "convoy.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A plan cache with all of the demo's plans, and what the command said."""
+    cache = tmp_path_factory.mktemp("plans")
+    done = convoy("build", "digits", cache=cache)
+    assert done.returncode == 0, done.stderr
+    return cache, done.stdout
+
+
+def test_every_file_for_gpus_has_a_line_and_a_plan(built: tuple[Path, str]) -> None:
+    cache, said = built
+    lines = {line.split()[0]: line for line in said.splitlines() if "rtx" in line}
+    assert tuple(lines) == FOR_GPUS
+    assert all("portable" in line for line in lines.values())
+    assert "2 int8" in lines["int8-trt.onnx"]
+    assert "1 fp8" in lines["fp8.onnx"]
+    assert len(list(cache.rglob("*.plan"))) == len(FOR_GPUS)
+
+
+@pytest.mark.parametrize("gpu", [Gpu("NVIDIA A100", "8.0"), Gpu("NVIDIA L4", "8.9"), Gpu("NVIDIA H200", "9.0")])
+def test_a_server_on_any_gpu_finds_them(built: tuple[Path, str], gpu: Gpu) -> None:
+    import tensorrt_rtx
+
+    wanted = BuildOptions("fp16", bucket_sizes(16), profiles="range")
+    digest = onnx_digest(DEMO / "fp16.onnx")
+    query = PlanQuery(digest, "tensorrt-rtx", tensorrt_rtx.__version__, gpu, wanted)
+    found = search_plan(built[0], query)
+    assert isinstance(found, Plan), found
+    assert found.record.audit is not None
+    assert found.record.audit.by_precision == {"fp16": 3}
+
+
+def test_doctor_lists_them_and_says_who_can_build(built: tuple[Path, str]) -> None:
+    diagnosis = json.loads(convoy("doctor", "--json", cache=built[0]).stdout)
+    plans = diagnosis["plan_cache"]["plans"]
+    assert sorted(plan["model"] for plan in plans) == sorted(FOR_GPUS)
+    rtx, tensorrt = sorted(diagnosis["builders"], key=lambda one: one["library"] != "tensorrt-rtx")
+    assert rtx["builds"]
+    assert {"7.5", "8.9", "12.0"} <= set(rtx["targets"])
+    assert (tensorrt["library"], tensorrt["builds"]) == ("tensorrt", False)
+
+
+def test_what_was_built_is_found_and_not_built_again(built: tuple[Path, str]) -> None:
+    cache, _ = built
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.plan")}
+    assert convoy("build", "digits", cache=cache).returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.plan")} == before
+
+
+def test_a_refusal_names_the_layer_and_the_exit_code_is_1(tmp_path: Path) -> None:
+    """A T4 gets no kernels for products in FP32 nor for convolutions in INT8. FP16 is built; FP8 is not even tried."""
+    done = convoy("build", "digits", "--for", "t4", cache=tmp_path)
+    assert done.returncode == 1
+    (refused,) = (line for line in done.stdout.splitlines() if line.startswith("fp32.onnx: refused"))
+    assert "node_linear" in refused
+    assert "int8-trt.onnx: refused by TensorRT for RTX" in done.stdout
+    assert "0 of 3 computing layers run in int8" in done.stdout
+    assert "fp8.onnx: not built" in done.stdout
+    assert len(list(tmp_path.rglob("*.plan"))) == 1
+
+
+def test_fp8_by_name_for_a_gpu_that_has_none_is_refused(tmp_path: Path) -> None:
+    done = convoy("build", "digits", "--for", "a100", "--precisions", "fp8", cache=tmp_path)
+    assert done.returncode == 1
+    assert "fp8_e4m3" in done.stdout
+    assert "8.9 and later" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nosuch",), "there is no model 'nosuch'"),
+        (("digits", "--for", "voodoo2"), "'voodoo2' is no GPU that is known here"),
+        (("digits", "--precisions", "int4"), "--precisions int4 is no precision"),
+    ],
+)
+def test_a_wrong_call_exits_with_2_and_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = convoy("build", *arguments, cache=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_bare_model_cannot_be_built(tmp_path: Path, store: StoreFolder) -> None:
+    store.add_add_sub()
+    done = convoy("build", "simple", "--store", str(store.root), cache=tmp_path)
+    assert done.returncode == 2
+    assert "bare model" in done.stderr
+
+
+class Watched:
+    """One build by the real child."""
+
+    def __init__(self, cache: Path, file: str, limits: BuildLimits | None = None) -> None:
+        (variant,) = (one for one in open_bundle(DEMO).manifest.variants if one.file == file)
+        options = BuildOptions(variant.precision, bucket_sizes(64), profiles="range")
+        self.order = BuildOrder(DEMO / file, cache, options, library="tensorrt-rtx")
+        self.builder = PlanBuilder(limits)
+        self.heard: list[PlanBuild] = []
+        self.is_building = asyncio.Event()
+
+    def hear(self, progress: PlanBuild) -> None:
+        self.heard.append(progress)
+        if progress.phase == "Building engine":
+            self.is_building.set()
+
+    async def build(self) -> PlanBuild:
+        return await self.builder.build(self.order, self.hear)
+
+
+def test_the_child_tells_how_far_it_is(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, "fp16.onnx")
+    ended = asyncio.run(watched.build())
+    assert ended.state == "built", ended.reason
+    assert ended.plan is not None
+    phases = list(dict.fromkeys(one.phase for one in watched.heard if one.phase))
+    assert phases[:2] == ["parse ONNX", "Building engine"]
+    assert phases[-1] == "inspect"
+    assert max(one.total for one in watched.heard if one.phase == "Building engine") > 1
+
+
+def test_the_child_ends_when_its_time_is_up(tmp_path: Path) -> None:
+    ended = asyncio.run(Watched(tmp_path, "fp16.onnx", BuildLimits(time_limit_s=1e-6)).build())
+    assert ended.state == "failed"
+    assert "the build exceeded 1e-06 s" in str(ended.reason)
+    assert not list(tmp_path.rglob("*.plan"))
+
+
+def test_whoever_cancels_leaves_neither_child_nor_plan(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        watched = Watched(tmp_path, "int8-trt.onnx")
+        building = asyncio.ensure_future(watched.build())
+        await asyncio.wait_for(watched.is_building.wait(), 60)
+        building.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await building
+
+    asyncio.run(scenario())
+    assert not [line for line in _processes() if str(tmp_path) in line]
+    assert not list(tmp_path.rglob("*.plan"))
+
+
+def _processes() -> list[str]:
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return lines
