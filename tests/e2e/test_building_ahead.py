@@ -1,4 +1,4 @@
-"""Plans built ahead by the real TensorRT for RTX, as a user does it and as a server would: in a child, without a GPU."""
+"""Plans built ahead by the real TensorRT for RTX, as a user and as a server has them: in a child, without a GPU."""
 
 from __future__ import annotations
 
