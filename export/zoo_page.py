@@ -1,24 +1,19 @@
-"""The table of torchvision's models as a file that grows and a page that people read.
-
-Knows the row, the JSON form and the Markdown. Knows nothing of how a model is tried.
-"""
+"""The page of the table of torchvision's models, for people. Knows the Markdown and nothing of how a model is tried."""
 
 from __future__ import annotations
 
-import json
-import platform
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
-from app.engines.cpu import fingerprint, has_int8_dot_product
-from app.engines.onnxruntime import LIBRARY
-from models.checkpoint import convoy_version, write_whole
-from models.records import from_jsonable, to_jsonable
+from export.zoo_rows import BuilderCell, Row, Table
+from models.checkpoint import write_whole
 
-_DATA, _PAGE = Path("results/zoo-table.json"), Path("zoo-table.md")
-_TOOLS = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "numpy")
+_PAGE = Path("zoo-table.md")
+_HEAD = (
+    *("model", "input", "exported", "verified (error)", "spread", "int8 ok (error)", "fastest, batch 1"),
+    "TensorRT builder",
+)
 _INTRODUCTION = """# torchvision's classification models in Convoy
 
 Written by `make zoo-table`. Every model gets random weights, drawn so that no output is constant, and random
@@ -30,96 +25,15 @@ whether the graph can be quantised and what that gains. Where that error is as l
 tell nothing of the picture any more: with trained weights, finding and mending that is the accuracy gate's business.
 Milliseconds are medians for one picture, both variants taking turns in the serving engine at the lowest priority.
 Whatever else ran on the machine lengthened both, so compare the two of a row and not one row with another.
+*TensorRT builder*: the plan that the real library built of `fp16.onnx` and of `int8-trt.onnx`, for batches up to 8, and
+the seconds that it took. It builds without a GPU, so this says what it takes, and not that the plan is right or fast.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One model. Errors are relative, `spread` is a share, and None stands for what was not reached."""
-
-    model: str
-    input: str
-    exported: bool
-    verified: bool = False
-    error: float | None = None
-    spread: float | None = None
-    int8_error: float | None = None
-    fp32_ms: float | None = None
-    int8_ms: float | None = None
-    seconds: float = 0.0
-    why: str = ""
-
-    def after(self, seconds: float) -> Row:
-        """The row with the time that it took."""
-        return replace(self, seconds=round(seconds, 1))
-
-    def with_times(self, fp32_ms: float, int8_ms: float | None, int8_error: float | None, why: str) -> Row:
-        """The row with what came of quantising and timing; `why` says why there is no int8."""
-        return replace(self, fp32_ms=fp32_ms, int8_ms=int8_ms, int8_error=int8_error, why=why)
-
-    @property
-    def fastest(self) -> str:
-        """The variant that takes the least time, with that time and what it gains over fp32."""
-        if self.fp32_ms is None:
-            return "-"
-        if self.int8_ms is None or self.int8_ms >= self.fp32_ms:
-            return f"fp32, {self.fp32_ms:.2f} ms"
-        return f"int8, {self.int8_ms:.2f} ms ({self.fp32_ms / self.int8_ms:.2f}x)"
-
-    def summary(self) -> dict[str, object]:
-        """What a person watching wants to see."""
-        return {"model": self.model, "verified": self.verified, "error": self.error, "spread": self.spread} | {
-            "fastest": self.fastest,
-            "seconds": self.seconds,
-            "why": self.why,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The rows so far; `machine` and `tools` are those of the last run."""
-
-    machine: str
-    tools: dict[str, str]
-    rows: tuple[Row, ...]
-
-    @staticmethod
-    def now(threads: int, rows: tuple[Row, ...]) -> Table:
-        """The rows as measured here."""
-        tools = {"convoy": convoy_version(), "python": platform.python_version()}
-        tools |= {name: version for name in _TOOLS if (version := _installed(name))}
-        dot = "with" if has_int8_dot_product() else "without"
-        machine = f"{fingerprint(threads, LIBRARY)}; {dot} 8-bit dot products"
-        return Table(machine, tools, rows)
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def read_table(folder: Path) -> Table:
-    """The table in `folder`, an empty one where there is none. Raises RecordError for a broken file."""
-    path = folder / _DATA
-    if not path.exists():
-        return Table("", {}, ())
-    return from_jsonable(Table, json.loads(path.read_text()), path.name)
-
-
-def write_table(table: Table, folder: Path) -> None:
-    """Raises JobError when the disk does not take it."""
-    path = folder / _DATA
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(to_jsonable(table), indent=1) + "\n").encode())
 
 
 def write_page(table: Table, names: Sequence[str], folder: Path) -> None:
     """The page for people, with what is missing from `names`. Raises JobError when the disk does not take it."""
     tried = {row.model for row in table.rows}
     missing = [name for name in names if name not in tried]
-    head = "| model | input | exported | verified (error) | spread | int8 ok (error) | fastest, batch 1 |"
     lines = [
         _INTRODUCTION,
         f"Machine: {table.machine}. " + ", ".join(f"{name} {version}" for name, version in table.tools.items()) + ".",
@@ -127,11 +41,14 @@ def write_page(table: Table, names: Sequence[str], folder: Path) -> None:
         f"{sum(row.exported for row in table.rows)} of {len(names)} exported, "
         f"{sum(row.verified for row in table.rows)} verified, "
         f"{sum(row.int8_ms is not None for row in table.rows)} quantised.",
+        *_accepted(table),
         "",
-        head,
-        "|---" * head.count(" | ") + "|---|",
+        f"| {' | '.join(_HEAD)} |",
+        "|---" * len(_HEAD) + "|",
         *(_line(row) for row in table.rows),
         "",
+        *_refusals(table),
+        *_warnings(table),
         f"Not tried yet ({len(missing)}): {', '.join(missing) or 'none'}.",
         "",
     ]
@@ -139,10 +56,41 @@ def write_page(table: Table, names: Sequence[str], folder: Path) -> None:
     write_whole(folder / _PAGE, "\n".join(lines).encode())
 
 
+def _accepted(table: Table) -> list[str]:
+    """How many networks the builder took in each precision, of those that it was shown."""
+    cells = [cell for row in table.rows for cell in row.builder]
+    shown = Counter(cell.precision for cell in cells)
+    taken = Counter(cell.precision for cell in cells if cell.accepted)
+    counts = [f"{taken[precision]} of {count} in {precision}" for precision, count in shown.items()]
+    return [f"{table.builder}, without a GPU, builds {' and '.join(counts)}."] if counts else []
+
+
+def _refusals(table: Table) -> list[str]:
+    refused = [(row.model, cell) for row in table.rows for cell in row.builder if not cell.accepted]
+    if not refused:
+        return []
+    return ["Not built:", "", *(f"- {model}, {cell.precision}: {cell.why}" for model, cell in refused), ""]
+
+
+def _warnings(table: Table) -> list[str]:
+    counts = Counter(text for row in table.rows for cell in row.builder for text in cell.warnings)
+    if not counts:
+        return []
+    listed = "; ".join(f'"{text}" ({count})' for text, count in counts.most_common())
+    return [f"The builder's warnings, with the number of plans: {listed}.", ""]
+
+
 def _line(row: Row) -> str:
     verified = "-" if row.error is None else f"{'yes' if row.verified else 'NO'} ({row.error:.1g})"
     int8 = "no" if row.int8_error is None else f"yes ({row.int8_error:.2g})"
     spread = "-" if row.spread is None else f"{row.spread:.2g}"
-    cells = (row.model, row.input, "yes" if row.exported else "NO", verified, spread, int8, row.fastest)
     reason = f"; {row.why.replace('|', '/')}" if row.why else ""
-    return "| " + " | ".join(cells) + f"{reason} |"
+    builder = "; ".join(_cell(cell) for cell in row.builder) or "-"
+    cells = (row.model, row.input, "yes" if row.exported else "NO", verified, spread, int8, row.fastest + reason)
+    return "| " + " | ".join((*cells, builder)) + " |"
+
+
+def _cell(cell: BuilderCell) -> str:
+    if not cell.accepted:
+        return f"{cell.precision} NO"
+    return f"{cell.precision} {cell.megabytes:.1f} MB {cell.seconds:.1f} s"

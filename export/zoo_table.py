@@ -1,14 +1,16 @@
 """Every classification model of torchvision through the pipeline, one row each: `make zoo-table`.
 
 Weights are random, drawn so that no output is constant (`torch_child.weights`), and so are the images, so the
-table shows which graphs are exported faithfully and which variant is fast, and nothing about accuracy. A row is
-written as soon as its model is done; a second run goes on where the first one stopped.
+table shows which graphs are exported faithfully, which variant is fast and what TensorRT's builder takes, and nothing
+about accuracy. A row is written as soon as its model is done; a second run goes on where the first one stopped, and a
+row that only lacks the builder gets that alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import sys
 import tempfile
 import time
@@ -21,16 +23,19 @@ import numpy as np
 from app.engines.base import EngineFailure
 from app.engines.cpu import cpu_budget
 from app.engines.measure import make_probe
+from export import zoo_builder
 from export.data import ImageSet
 from export.progress import SILENT
 from export.proof.verify import relative_error
 from export.sources.to_onnx import INLINE_BYTES
 from export.sources.torch_job import OUTPUT_NAME, Inquiry, Job
 from export.sources.torch_process import Answer, ask, run_job
-from export.variants.making import plain_int8
-from export.variants.precision import INT8_CPU, REFERENCE
+from export.variants.calibrate import Calibration
+from export.variants.making import plain_calibration
+from export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recipe
 from export.variants.variant import Candidate, opened
-from export.zoo_page import Row, Table, read_table, write_page, write_table
+from export.zoo_page import write_page
+from export.zoo_rows import BuilderCell, Row, Table, read_table, write_table
 from models.errors import ConvoyError, JobError
 from models.samples import Sample
 from models.spec import ImageSpec, ModelSpec, TensorSpec
@@ -42,6 +47,12 @@ MIN_SPREAD = 1e-3
 _IMAGES = max(BATCHES)
 _TIMING_S = 3.0
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 100
+# What the builder is shown. A file that is added here is built for every row that there is.
+_BUILT = tuple(recipe for recipe in RECIPES if recipe.file in ("fp16.onnx", "int8-trt.onnx"))
+# What one model may cost its row, and never the run.
+_FAILURES = (ConvoyError, EngineFailure, MemoryError)
+# Enough for a graph of 2 GB that is held several times over; the largest are to fail and not to starve the machine.
+_MOST_BYTES = 16 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,41 +73,105 @@ class Proof:
 
 
 def make_table(folder: Path, threads: int, only: Sequence[str] = ()) -> Iterator[Row]:
-    """Add a row for every model that has none yet, and yield it; `only` names the models to look at.
+    """Add what is missing, first to the rows that there are, and yield each row; `only` names the models to look at.
 
     Raises JobError when torchvision cannot be asked; what fails for one model is a row that says so.
     """
     names = ask(Inquiry("torchvision", None)).names
     table = read_table(folder)
     write_page(table, names, folder)
-    for name in names:
-        if name in {row.model for row in table.rows} or (only and name not in only):
-            continue
-        row = try_model(name, threads)
-        table = Table.now(threads, (*table.rows, row))
+    for name, known in _missing(table, names, only):
+        if known is None:
+            row = try_model(name, threads)
+            table = table.timed(threads)
+        else:
+            row = known.with_builder(try_builder(name, threads, _unbuilt(known)))
+        table = replace(table.with_row(row), builder=zoo_builder.library() or table.builder)
         write_table(table, folder)
         write_page(table, names, folder)
         yield row
 
 
+def _missing(table: Table, names: Sequence[str], only: Sequence[str]) -> list[tuple[str, Row | None]]:
+    """The models with something left to do, in this order, each with the row that it has."""
+    wanted = [(name, table.find(name)) for name in names if not only or name in only]
+    lacking = [(name, row) for name, row in wanted if row is not None and row.exported and _unbuilt(row)]
+    return [*lacking, *((name, None) for name, row in wanted if row is None)]
+
+
+def _unbuilt(row: Row) -> tuple[Recipe, ...]:
+    """The files that the builder has not seen yet; none where there is no builder."""
+    known = {cell.precision for cell in row.builder}
+    return tuple(recipe for recipe in _BUILT if recipe.precision not in known) if zoo_builder.library() else ()
+
+
 def try_model(name: str, threads: int) -> Row:
-    """One model: exported, held against torch, quantised, timed. Never raises for what is wrong with the model."""
+    """One model: exported, held against torch, quantised, timed, built. Never raises for what is wrong with it."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="convoy-zoo-") as temporary:
         try:
             row = _try(name, Path(temporary), threads)
-        except (ConvoyError, EngineFailure) as error:
-            row = Row(name, "", exported=False, why=str(error))
+        except _FAILURES as error:
+            row = Row(name, "", exported=False, why=_reason(error))
     return row.after(time.monotonic() - started_s)
 
 
+def try_builder(name: str, threads: int, recipes: Sequence[Recipe]) -> list[BuilderCell]:
+    """What the builder makes of files of one model, each exported and made anew. Never raises for what is wrong."""
+    with tempfile.TemporaryDirectory(prefix="convoy-zoo-") as temporary:
+        try:
+            image = _image(name)
+            samples = _samples(image)
+            # Torch's own answers are not asked for here, and one costs less than all.
+            _export(name, image, samples[:1], Path(temporary), threads)
+            calibration = plain_calibration(Path(temporary), _pictures(image, samples), SILENT)
+        except _FAILURES as error:
+            return _refused(recipes, error)
+        return _built(calibration, recipes)
+
+
+def _refused(recipes: Sequence[Recipe], error: BaseException) -> list[BuilderCell]:
+    return [BuilderCell(recipe.precision, accepted=False, why=_reason(error)) for recipe in recipes]
+
+
+def _built(calibration: Calibration, recipes: Sequence[Recipe]) -> list[BuilderCell]:
+    return [cell for recipe in recipes for cell in _made_and_built(calibration, recipe)]
+
+
+def _made_and_built(calibration: Calibration, recipe: Recipe) -> list[BuilderCell]:
+    assert recipe.make is not None
+    path = calibration.graph.with_name(recipe.file)
+    try:
+        recipe.make(calibration, "minmax", frozenset(), path, None)
+    except _FAILURES as error:
+        return _refused([recipe], error)
+    cell = zoo_builder.build(path, recipe.precision)
+    path.unlink()
+    return [cell]
+
+
+def _reason(error: BaseException) -> str:
+    return "not enough memory" if isinstance(error, MemoryError) else str(error)
+
+
 def _try(name: str, folder: Path, threads: int) -> Row:
+    image = _image(name)
+    proof = prove(name, image, folder, threads)
+    row = Row(name, f"{image.height}x{image.width}", True, proof.is_proved, proof.error, proof.spread)
+    try:
+        calibration = plain_calibration(folder, _pictures(image, proof.samples), SILENT)
+    except _FAILURES as error:
+        return row.with_times(_time_alone(proof, folder), None, None, _reason(error)).with_builder(
+            _refused(_unbuilt(row), error)
+        )
+    return _with_int8(row, proof, calibration).with_builder(_built(calibration, _unbuilt(row)))
+
+
+def _image(name: str) -> ImageSpec:
     image = ask(Inquiry("torchvision", name)).image
     if image is None:
         raise JobError("its preprocessing is not known")
-    proof = prove(name, image, folder, threads)
-    row = Row(name, f"{image.height}x{image.width}", True, proof.is_proved, proof.error, proof.spread)
-    return _with_int8(row, proof, folder)
+    return image
 
 
 def prove(name: str, image: ImageSpec, folder: Path, threads: int) -> Proof:
@@ -104,13 +179,22 @@ def prove(name: str, image: ImageSpec, folder: Path, threads: int) -> Proof:
 
     Raises JobError for what cannot be exported, EngineFailure for what does not run.
     """
-    samples = np.stack([random_picture(image, seed) for seed in range(_IMAGES)])
-    answer = run_job(_job(name, image, threads), samples, folder)
-    answer.onnx.rename(folder / REFERENCE.file)
+    samples = _samples(image)
+    answer = _export(name, image, samples, folder, threads)
     spec = _spec(name, image, answer)
     with opened(spec, [REFERENCE], folder) as (fp32,):
         error = max(_error_at(fp32, samples, answer.reference, batch) for batch in BATCHES)
     return Proof(spec, samples, error, _spread(answer.reference))
+
+
+def _samples(image: ImageSpec) -> np.ndarray:
+    return np.stack([random_picture(image, seed) for seed in range(_IMAGES)])
+
+
+def _export(name: str, image: ImageSpec, samples: np.ndarray, folder: Path, threads: int) -> Answer:
+    answer = run_job(_job(name, image, threads), samples, folder)
+    answer.onnx.rename(folder / REFERENCE.file)
+    return answer
 
 
 def _job(name: str, image: ImageSpec, threads: int) -> Job:
@@ -160,28 +244,31 @@ def _error_at(candidate: Candidate, samples: np.ndarray, reference: np.ndarray, 
     return relative_error(np.concatenate(answers), reference)
 
 
-def _with_int8(row: Row, proof: Proof, folder: Path) -> Row:
+def _with_int8(row: Row, proof: Proof, calibration: Calibration) -> Row:
+    folder = calibration.graph.parent
     try:
-        plain_int8(folder, _pictures(proof), SILENT)
+        assert INT8_CPU.make is not None
+        INT8_CPU.make(calibration, "minmax", frozenset(), folder / INT8_CPU.file, None)
         with opened(proof.spec, [REFERENCE, INT8_CPU], folder) as (fp32, int8):
             error = relative_error(int8.logits(proof.samples), fp32.logits(proof.samples))
             fp32_ms, int8_ms = _race([fp32, int8])
-    except (ConvoyError, EngineFailure) as failure:
-        with opened(proof.spec, [REFERENCE], folder) as (fp32,):
-            (fp32_ms,) = _race([fp32])
-        return row.with_times(fp32_ms, None, None, str(failure))
+    except _FAILURES as failure:
+        return row.with_times(_time_alone(proof, folder), None, None, _reason(failure))
     return row.with_times(fp32_ms, int8_ms, error, "")
 
 
-def _pictures(proof: Proof) -> ImageSet:
+def _time_alone(proof: Proof, folder: Path) -> float:
+    with opened(proof.spec, [REFERENCE], folder) as (fp32,):
+        return _race([fp32])[0]
+
+
+def _pictures(image: ImageSpec, samples: np.ndarray) -> ImageSet:
     """The samples as files that reach the network unchanged: they have its size, and resizing would blur them."""
-    image = proof.spec.image
-    assert image is not None
-    samples = tuple(
+    listed = tuple(
         Sample(str(index), 0, hashlib.sha256(pixels.tobytes()).hexdigest(), pixels)
-        for index, pixels in enumerate(proof.samples)
+        for index, pixels in enumerate(samples)
     )
-    return ImageSet("random pictures", samples, replace(image, resize_mode="exact"))
+    return ImageSet("random pictures", listed, replace(image, resize_mode="exact"))
 
 
 def _race(candidates: Sequence[Candidate]) -> list[float]:
@@ -199,6 +286,7 @@ def _race(candidates: Sequence[Candidate]) -> list[float]:
 
 def main(arguments: Sequence[str]) -> None:
     """`python -m export.zoo_table [FOLDER [MODEL...]]`: add what is missing to the table in FOLDER."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))  # the children inherit it
     folder = Path(arguments[0]) if arguments else Path("docs")
     for row in make_table(folder, cpu_budget(), arguments[1:]):
         print(json.dumps(row.summary()), flush=True)

@@ -50,15 +50,19 @@ class Made:
     drift: str = ""
 
 
+def plain_calibration(folder: Path, images: Images, progress: Progress) -> Calibration:
+    """Prepare the fp32 graph in `folder`, and measure its min-max ranges. Raises JobError when it cannot be done."""
+    graph = _prepared(folder)
+    with progress.step("calibrate", images.count) as step:
+        return Calibration(graph, collect(graph, images.chunks(step, _CHUNK_IMAGES), ["minmax"]))
+
+
 def plain_int8(folder: Path, images: Images, progress: Progress) -> None:
     """Write `INT8_CPU.file` beside the fp32 graph: min-max ranges, every layer as it is, whatever it costs.
 
     Raises JobError when it cannot be made.
     """
-    graph = _prepared(folder)
-    with progress.step("calibrate", images.count) as step:
-        ranges = collect(graph, images.chunks(step, _CHUNK_IMAGES), ["minmax"])
-    quantize_for_cpu(Calibration(graph, ranges), "minmax", frozenset(), folder / INT8_CPU.file)
+    quantize_for_cpu(plain_calibration(folder, images, progress), "minmax", frozenset(), folder / INT8_CPU.file)
 
 
 @dataclass(slots=True)

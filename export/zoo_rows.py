@@ -1,0 +1,140 @@
+"""The rows of the table of torchvision's models, as records and as a file that grows.
+
+Knows the fields and the JSON form. Knows nothing of how a model is tried, nor of how the page looks.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from app.engines.cpu import fingerprint, has_int8_dot_product
+from app.engines.onnxruntime import LIBRARY
+from models.checkpoint import convoy_version, write_whole
+from models.plans import PlanAudit
+from models.records import from_jsonable, to_jsonable
+
+_DATA = Path("results/zoo-table.json")
+_TOOLS = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class BuilderCell:
+    """What TensorRT's builder made of one file: a plan of `megabytes` in `seconds`, or `why` not.
+
+    `layers` are the finished plan's, `warnings` the builder's without repetitions, `peak_mb` the memory that the
+    builder's process took; None for what was not reached.
+    """
+
+    precision: str
+    accepted: bool
+    megabytes: float | None = None
+    seconds: float | None = None
+    peak_mb: int | None = None
+    layers: PlanAudit | None = None
+    warnings: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model. Errors are relative, `spread` is a share, and None stands for what was not reached."""
+
+    model: str
+    input: str
+    exported: bool
+    verified: bool = False
+    error: float | None = None
+    spread: float | None = None
+    int8_error: float | None = None
+    fp32_ms: float | None = None
+    int8_ms: float | None = None
+    seconds: float = 0.0
+    why: str = ""
+    builder: tuple[BuilderCell, ...] = ()
+
+    def after(self, seconds: float) -> Row:
+        """The row with the time that it took."""
+        return replace(self, seconds=round(seconds, 1))
+
+    def with_times(self, fp32_ms: float, int8_ms: float | None, int8_error: float | None, why: str) -> Row:
+        """The row with what came of quantising and timing; `why` says why there is no int8."""
+        return replace(self, fp32_ms=fp32_ms, int8_ms=int8_ms, int8_error=int8_error, why=why)
+
+    def with_builder(self, cells: Iterable[BuilderCell]) -> Row:
+        """The row with these cells beside those of other precisions."""
+        new = tuple(cells)
+        precisions = {cell.precision for cell in new}
+        return replace(self, builder=(*(cell for cell in self.builder if cell.precision not in precisions), *new))
+
+    @property
+    def fastest(self) -> str:
+        """The variant that takes the least time, with that time and what it gains over fp32."""
+        if self.fp32_ms is None:
+            return "-"
+        if self.int8_ms is None or self.int8_ms >= self.fp32_ms:
+            return f"fp32, {self.fp32_ms:.2f} ms"
+        return f"int8, {self.int8_ms:.2f} ms ({self.fp32_ms / self.int8_ms:.2f}x)"
+
+    def summary(self) -> dict[str, object]:
+        """What a person watching wants to see."""
+        return {"model": self.model, "verified": self.verified, "error": self.error, "spread": self.spread} | {
+            "fastest": self.fastest,
+            "builder": {cell.precision: cell.seconds if cell.accepted else cell.why for cell in self.builder},
+            "seconds": self.seconds,
+            "why": self.why,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows so far; `machine` and `tools` are those of the last run that timed, `builder` the last that built."""
+
+    machine: str
+    tools: dict[str, str]
+    rows: tuple[Row, ...]
+    builder: str = ""
+
+    def timed(self, threads: int) -> Table:
+        """The same rows, and the machine and tools of now."""
+        tools = {"convoy": convoy_version(), "python": platform.python_version()}
+        tools |= {name: version for name in _TOOLS if (version := installed(name))}
+        dot = "with" if has_int8_dot_product() else "without"
+        return replace(self, machine=f"{fingerprint(threads, LIBRARY)}; {dot} 8-bit dot products", tools=tools)
+
+    def find(self, model: str) -> Row | None:
+        """The model's row, if it has one."""
+        return next((row for row in self.rows if row.model == model), None)
+
+    def with_row(self, row: Row) -> Table:
+        """The table with this row in the place of the model's former one, or at the end."""
+        if self.find(row.model) is None:
+            return replace(self, rows=(*self.rows, row))
+        return replace(self, rows=tuple(row if known.model == row.model else known for known in self.rows))
+
+
+def installed(distribution: str) -> str | None:
+    """The version of an installed package."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def read_table(folder: Path) -> Table:
+    """The table in `folder`, an empty one where there is none. Raises RecordError for a broken file."""
+    path = folder / _DATA
+    if not path.exists():
+        return Table("", {}, ())
+    return from_jsonable(Table, json.loads(path.read_text()), path.name)
+
+
+def write_table(table: Table, folder: Path) -> None:
+    """Raises JobError when the disk does not take it."""
+    path = folder / _DATA
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps(to_jsonable(table), indent=1) + "\n").encode())
