@@ -122,8 +122,8 @@ def try_builder(name: str, threads: int, recipes: Sequence[Recipe]) -> list[Buil
         try:
             image = _image(name)
             samples = _samples(image)
-            # Torch's own answers are not asked for here, and one costs less than all.
-            _export(name, image, samples[:1], Path(temporary), threads)
+            # The weights are drawn by what they make of the samples, so it takes all of them to get the row's network.
+            _export(name, image, samples, Path(temporary), threads)
             calibration = plain_calibration(Path(temporary), _pictures(image, samples), SILENT)
         except _FAILURES as error:
             return _refused(recipes, error)

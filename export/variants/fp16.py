@@ -78,9 +78,19 @@ def as_fp16(model: Any, kept: Iterable[str]) -> Any:
         raise JobError(
             f"fp16 cannot be made of this network ({one_line(str(error))}); pass --precisions fp32,int8"
         ) from error
+    _cast_once(model.graph)
     _join_fp32_islands(model.graph)
     tidy(model.graph)
     return model
+
+
+def _cast_once(graph: Any) -> None:
+    """Of the casts that the converter writes for each reader of a tensor, all under one name, leave one."""
+    seen: set[str] = set()
+    for node in list(graph.node):
+        if node.op_type == "Cast" and node.output[0] in seen:
+            graph.node.remove(node)
+        seen.update(node.output)
 
 
 def _join_fp32_islands(graph: Any) -> None:

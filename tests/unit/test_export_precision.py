@@ -174,6 +174,13 @@ def test_values_beyond_fp16_pass_through_islands_of_fp32_unharmed(tmp_path):
     assert far(run(twin, inputs()), run(tmp_path / "fp32.onnx", inputs())) < 1e-2
 
 
+def test_a_value_that_several_nodes_left_in_fp32_read_is_cast_once(tmp_path, network):
+    # Both read what relu0 gives in FP16. The converter writes a cast for each, of one name, which nothing loads.
+    convert_to_fp16(network, "minmax", frozenset({"conv1", "add"}), tmp_path / "fp16.onnx")
+    onnx.checker.check_model(onnx.load(tmp_path / "fp16.onnx"))
+    assert far(run(tmp_path / "fp16.onnx", inputs()), run(tmp_path / "fp32.onnx", inputs())) < 1e-2
+
+
 def test_the_twin_overflows_where_a_gpu_would_and_a_cpu_does_not(tmp_path):
     calibration = calibrated(residual(tmp_path / "fp32.onnx", gain=1e5), inputs())
     blind = Calibration(calibration.graph, {"minmax": {}, "entropy": {}, "percentile": {}})
