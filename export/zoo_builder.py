@@ -80,9 +80,15 @@ def _obituary(status: int, log: Path) -> str:
     return f"the builder's process died of {how}{last}"
 
 
+def limit_memory(nbytes: int) -> None:
+    """Let this process and its children have so much each, and fail where they want more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (nbytes if hard == resource.RLIM_INFINITY else min(nbytes, hard), hard))
+
+
 def main(onnx: Path, precision: Precision, answer: Path) -> None:
     """The child: build under a limit of memory, and write the answer as the last thing."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    limit_memory(_MOST_BYTES)
     cell = _tried(onnx, precision)
     answer.write_text(json.dumps(to_jsonable(cell)))
 

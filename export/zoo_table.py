@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -286,7 +285,7 @@ def _race(candidates: Sequence[Candidate]) -> list[float]:
 
 def main(arguments: Sequence[str]) -> None:
     """`python -m export.zoo_table [FOLDER [MODEL...]]`: add what is missing to the table in FOLDER."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))  # the children inherit it
+    zoo_builder.limit_memory(_MOST_BYTES)
     folder = Path(arguments[0]) if arguments else Path("docs")
     for row in make_table(folder, cpu_budget(), arguments[1:]):
         print(json.dumps(row.summary()), flush=True)
