@@ -16,7 +16,7 @@ from export.options import ExportOptions
 from export.sources import to_onnx
 from export.sources.torch_job import Inquiry
 from export.sources.torch_process import ask
-from export.zoo_table import MAX_ERROR, prove
+from export.zoo_proof import MAX_ERROR, prove
 from models.bundle import Bundle, open_bundle
 from models.errors import JobError
 from models.spec import ImageSpec

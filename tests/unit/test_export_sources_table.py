@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from export import zoo_builder, zoo_table
+from export import zoo_builder, zoo_proof, zoo_table
 from export.sources.torch_job import Description
+from export.zoo_proof import random_picture
 from export.zoo_rows import BuilderCell, Row, Table, read_table, write_table
-from export.zoo_table import make_table, random_picture, try_builder, try_model
+from export.zoo_table import make_table, try_builder, try_model
 from models.errors import JobError
 from models.spec import ImageSpec
 
@@ -128,8 +129,8 @@ def test_what_cannot_be_made_is_a_cell_that_says_why(monkeypatch, error):
     def refuse(inquiry: object) -> Description:
         raise error
 
-    monkeypatch.setattr(zoo_table, "ask", refuse)
-    (cell,) = try_builder("resnet18", 1, zoo_table._BUILT[:1])
+    monkeypatch.setattr(zoo_proof, "ask", refuse)
+    (cell,) = try_builder("resnet18", 1, zoo_table.BUILT_FILES[:1])
     assert (cell.precision, cell.accepted, cell.why) == ("fp16", False, str(error) or "not enough memory")
 
 
@@ -137,7 +138,7 @@ def test_what_cannot_be_exported_is_a_row_that_says_why(monkeypatch):
     def refuse(inquiry: object) -> Description:
         raise JobError("the operator aten.x has no ONNX form")
 
-    monkeypatch.setattr(zoo_table, "ask", refuse)
+    monkeypatch.setattr(zoo_proof, "ask", refuse)
     row = try_model("resnet18", threads=1)
     assert (row.exported, row.verified, row.why) == (False, False, "the operator aten.x has no ONNX form")
     assert row.fastest == "-"

@@ -23,7 +23,7 @@ from export.sources.torch_job import INPUT_NAME, OUTPUT_NAME, Job
 from export.variants.calibrate import Calibration, collect
 from export.variants.onnx_graph import prepare
 from export.variants.precision import RECIPES, REFERENCE
-from export.zoo_table import random_picture
+from export.zoo_proof import random_picture
 from models import zoo
 from models.bundle import Precision, open_bundle
 from models.images import preprocess
