@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from export.sources.torch_job import EXTERNAL_DATA, one_line
@@ -70,7 +71,7 @@ def write(model: Any, path: Path, inline_bytes: int) -> None:
     """Write the model, with weights of more than `inline_bytes` in `EXTERNAL_DATA` beside it."""
     import onnx
 
-    without_traces(model)
+    portable(model)
     if sum(len(tensor.raw_data) for tensor in tensors(model.graph)) <= inline_bytes:
         path.write_bytes(model.SerializeToString())
         return
@@ -81,8 +82,8 @@ def write(model: Any, path: Path, inline_bytes: int) -> None:
     onnx.save_model(copy, str(path), save_as_external_data=True, location=EXTERNAL_DATA, size_threshold=_SMALL_BYTES)
 
 
-def without_traces(model: Any) -> Any:
-    """The model, changed in place.
+def portable(model: Any) -> Any:
+    """The model, changed in place, without what tells of its maker and in words that every runtime takes.
 
     Exporters note source lines with their paths on every node: nobody else's business, and bulk.
     """
@@ -90,4 +91,17 @@ def without_traces(model: Any) -> Any:
     for item in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         item.ClearField("metadata_props")
         item.ClearField("doc_string")
+    for node in graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Einsum" and attribute.name == "equation":
+                attribute.s = _in_small_letters(attribute.s.decode()).encode()
     return model
+
+
+def _in_small_letters(equation: str) -> str:
+    """The same product of tensors: TensorRT refuses capitals, which ONNX allows and torchvision's MaxViT has."""
+    letters = list(dict.fromkeys(filter(str.isalpha, equation)))
+    # Without an arrow the result's order is that of the letters; and there are only so many small ones.
+    if equation.islower() or "->" not in equation or len(letters) > len(ascii_lowercase):
+        return equation
+    return equation.translate(str.maketrans("".join(letters), ascii_lowercase[: len(letters)]))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from export.sources import torch_job as files
-from export.sources.onnx_file import without_traces
+from export.sources.onnx_file import portable
 from export.sources.torch_job import Job, one_line
 from models.errors import JobError
 
@@ -114,7 +114,7 @@ def write_onnx(network: torch.nn.Module, job: Job, samples: torch.Tensor, path: 
         raise JobError(_why_not(error)) from error
     tensors = [*network.parameters(), *network.buffers()]
     if sum(tensor.nbytes for tensor in tensors) <= job.inline_bytes:
-        path.write_bytes(without_traces(program.model_proto).SerializeToString())
+        path.write_bytes(portable(program.model_proto).SerializeToString())
     else:
         _write_in_two(program, path)
 
@@ -140,7 +140,7 @@ def _write_in_two(program: Any, path: Path) -> None:
     import onnx_ir
 
     onnx_ir.save(program.model, path, external_data=files.EXTERNAL_DATA)
-    path.write_bytes(without_traces(onnx.load(path, load_external_data=False)).SerializeToString())
+    path.write_bytes(portable(onnx.load(path, load_external_data=False)).SerializeToString())
 
 
 def _why_not(error: BaseException) -> str:
