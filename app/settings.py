@@ -41,7 +41,9 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
     address_file: str = Field("", description="File to write the HTTP URL to, once the server listens.")
     grpc_port: int = Field(8001, ge=-1, le=65535, description="gRPC port; 0 takes a free one, -1 leaves gRPC out.")
-    engine: EngineChoice = Field("auto", description="Which engine may serve, such as rtx or cpu: that one, or a clear failure.")
+    engine: EngineChoice = Field(
+        "auto", description="Which engine may serve, such as rtx or cpu: that one, or a clear failure."
+    )
     precision: PrecisionChoice = Field("auto", description="Which variant of a bundle serves.")
     plan_cache: Path | None = Field(
         None, description="Folder of TensorRT plans and tunings; by default convoy/ in the user's cache folder."

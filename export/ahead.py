@@ -18,7 +18,7 @@ from app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBui
 from app.engines.select import fits_gpu
 from app.engines.tensorrt_library import RTX, TensorRt
 from export.progress import Progress
-from models.bundle import BuilderVerdict, Variant
+from models.bundle import BuilderVerdict, Precision, Variant
 from models.errors import JobError
 from models.gpus import FP8_SINCE, as_number
 from models.plan_cache import NotTrusted, read_record
@@ -46,9 +46,9 @@ def installed_version(library: TensorRt) -> str | None:
     return "of unknown version"
 
 
-def build_ahead(job: AheadJob, onnx: Path, variant: Variant) -> BuilderVerdict:
+def build_ahead(job: AheadJob, onnx: Path, precision: Precision) -> BuilderVerdict:
     """Build the plan of one file, or find it built. What goes wrong is a verdict, too."""
-    options = BuildOptions(variant.precision, bucket_sizes(job.max_batch_size), profiles=job.library.profiles)
+    options = BuildOptions(precision, bucket_sizes(job.max_batch_size), profiles=job.library.profiles)
     order = BuildOrder(onnx, job.plan_cache, options, library=job.library.name, capabilities=job.targets)
     ended = asyncio.run(PlanBuilder(_LIMITS).build(order, lambda progress: None))
     named = f"{job.library.title} {installed_version(job.library) or ''}".strip()
@@ -80,7 +80,7 @@ def accepted(
     with progress.step("build with TensorRT", len(wanted)) as step:
         for variant in wanted:
             job = AheadJob(plan_cache, RTX, (), max_batch_size)
-            judged[variant.file] = _judged(variant, build_ahead(job, folder / variant.file, variant))
+            judged[variant.file] = _judged(variant, build_ahead(job, folder / variant.file, variant.precision))
             step.advance()
     return tuple(judged.get(variant.file, variant) for variant in variants)
 

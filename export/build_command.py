@@ -65,7 +65,7 @@ def run(options: BuildAheadOptions, console: Console) -> int:
                 bars.add_task(f"{variant.file} with {library.title}", total=None)
                 asked = suited if options.precisions is None else targets
                 job = AheadJob(cache, library, asked, bundle.manifest.spec.max_batch_size)
-                rows.append(_Row(variant, library, build_ahead(job, bundle.path(variant.file), variant)))
+                rows.append(_Row(variant, library, build_ahead(job, bundle.path(variant.file), variant.precision)))
     _show(rows, left, cache, console)
     return 0 if all(row.verdict.accepted for row in rows) else 1
 

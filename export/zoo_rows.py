@@ -15,7 +15,6 @@ from pathlib import Path
 from app.engines.cpu import fingerprint, has_int8_dot_product
 from app.engines.onnxruntime import LIBRARY
 from models.checkpoint import convoy_version, write_whole
-from models.plans import PlanAudit
 from models.records import from_jsonable, to_jsonable
 
 _DATA = Path("results/zoo-table.json")
@@ -26,16 +25,13 @@ _TOOLS = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "numpy")
 class BuilderCell:
     """What TensorRT's builder made of one file: a plan of `megabytes` in `seconds`, or `why` not.
 
-    `layers` are the finished plan's, `warnings` the builder's without repetitions, `peak_mb` the memory that the
-    builder's process took; None for what was not reached.
+    `warnings` are the builder's; None stands for what was not reached.
     """
 
     precision: str
     accepted: bool
     megabytes: float | None = None
     seconds: float | None = None
-    peak_mb: int | None = None
-    layers: PlanAudit | None = None
     warnings: tuple[str, ...] = ()
     why: str = ""
 

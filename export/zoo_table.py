@@ -9,6 +9,7 @@ row that only lacks the builder gets that alone.
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import tempfile
 import time
@@ -170,9 +171,15 @@ def _race(candidates: Sequence[Candidate]) -> list[float]:
     return [float(np.median(own)) for own in runs_ms]
 
 
+def _limit_memory(nbytes: int) -> None:
+    """Let this process and its children have so much each, and fail where they want more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (nbytes if hard == resource.RLIM_INFINITY else min(nbytes, hard), hard))
+
+
 def main(arguments: Sequence[str]) -> None:
     """`python -m export.zoo_table [FOLDER [MODEL...]]`: add what is missing to the table in FOLDER."""
-    zoo_builder.limit_memory(_MOST_BYTES)
+    _limit_memory(_MOST_BYTES)
     folder = Path(arguments[0]) if arguments else Path("docs")
     for row in make_table(folder, cpu_budget(), arguments[1:]):
         print(json.dumps(row.summary()), flush=True)
