@@ -139,7 +139,9 @@ class PlanBuilder:
             start_new_session=True,  # a group of its own, so that whatever it starts dies with it
         )
         with suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, self._limits.niceness)
+            # Never less nice than we are: only root could.
+            own = os.getpriority(os.PRIO_PROCESS, process.pid)
+            os.setpriority(os.PRIO_PROCESS, process.pid, max(own, self._limits.niceness))
         ending = asyncio.ensure_future(_attend(process, build))
         guard = asyncio.ensure_future(self._guard(process, started_s))
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder, resident_bytes, visible_device
 from models.plans import BuildOptions
+from tests.support.stores import ROOT
 
 # `say` lines, `tell` its own circumstances, then `wait` for a byte that never comes or `end`.
 CHILD = """
@@ -135,6 +137,23 @@ def test_a_build_is_followed_from_its_first_step_to_the_plan(bench: Bench) -> No
         ]
 
     run(scenario())
+
+
+def test_a_child_of_somebody_nicer_stays_as_nice(tmp_path: Path) -> None:
+    """Only root could take niceness back, and everybody else would get no plan."""
+    code = (
+        "import asyncio, os, sys\n"
+        "from pathlib import Path\n"
+        "from app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuilder\n"
+        "from models.plans import BuildOptions\n"
+        "os.nice(7)\n"
+        "command = (sys.executable, '-c', 'import os; raise SystemExit(os.nice(0))')\n"
+        "order = BuildOrder(Path('x.onnx'), Path('plans'), BuildOptions('fp16', (1,)))\n"
+        "builder = PlanBuilder(BuildLimits(niceness=3), command=command)\n"
+        "print(asyncio.run(builder.build(order, lambda progress: None)).reason)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.stdout.strip() == "the builder ended with code 7", done.stderr
 
 
 def test_the_child_is_told_everything_and_yields_to_serving(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
