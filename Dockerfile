@@ -2,6 +2,7 @@
 # docker run --gpus all -p 8000:8000 -p 8001:8001 -v $PWD/store:/store:ro -v convoy-cache:/cache convoy
 #
 # Without a mounted store the bundled demo is served; without a GPU the CPU serves, and says why. Other builds:
+#   --target rtx                TensorRT for RTX alone, for GPUs: a fifth of the libraries, with plans inside
 #   --target cpu                for machines without a GPU: a tenth of the libraries
 #   --build-arg NVIDIA_INDEX=   without TensorRT, where NVIDIA's package index cannot be reached
 #   --build-arg COMPILE=        without a C compiler, where Debian's packages cannot be reached: a tenth slower
@@ -20,9 +21,21 @@ FROM python AS requirements
 COPY constraints.txt pyproject.toml README.md convoy.py /src/
 COPY app/version.py /src/app/
 
-FROM requirements AS cpu-libraries
-RUN /opt/libraries/bin/pip install --constraint /src/constraints.txt "/src[cpu]" \
-    && /opt/libraries/bin/pip uninstall --yes convoy-serve pip setuptools
+# Who serves never opens what installs, ONNX Runtime once more for programs in C, numpy's tests, simdjson's source.
+RUN printf '%s\n' 'set -e' \
+        '/opt/libraries/bin/pip uninstall --yes convoy-serve pip setuptools' \
+        'cd /opt/libraries/lib/python*/site-packages' \
+        'rm -r onnxruntime/capi/libonnxruntime.so.* simdjson/simdjson.*' \
+        'find numpy -path "*/tests/*" -delete' > /src/finish.sh
+
+FROM requirements AS cpu-installed
+RUN /opt/libraries/bin/pip install --constraint /src/constraints.txt "/src[cpu]"
+
+FROM cpu-installed AS cpu-libraries
+RUN sh /src/finish.sh
+
+FROM cpu-installed AS rtx-libraries
+RUN /opt/libraries/bin/pip install --constraint /src/constraints.txt "/src[rtx]" && sh /src/finish.sh
 
 FROM requirements AS gpu-libraries
 RUN /opt/libraries/bin/pip install --constraint /src/constraints.txt "/src[gpu]"
@@ -31,7 +44,7 @@ RUN if [ -n "${NVIDIA_INDEX}" ]; then \
         /opt/libraries/bin/pip install --constraint /src/constraints.txt --extra-index-url "${NVIDIA_INDEX}" \
             "/src[tensorrt]"; \
     fi \
-    && /opt/libraries/bin/pip uninstall --yes convoy-serve pip setuptools
+    && sh /src/finish.sh
 
 FROM python AS code
 # For the hot path, which mypyc turns into C.
@@ -82,8 +95,17 @@ FROM server AS cpu
 COPY --from=cpu-libraries /opt/libraries /opt/libraries
 COPY --from=code /opt/convoy /opt/convoy
 
-# The last one is what a build without --target makes. The driver comes from the host, by NVIDIA's container runtime.
-FROM server AS gpu
+# The driver comes from the host, by NVIDIA's container runtime.
+FROM server AS gpu-server
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+FROM gpu-server AS rtx
+COPY --from=rtx-libraries /opt/libraries /opt/libraries
+COPY --from=code /opt/convoy /opt/convoy
+# Its plans need no GPU to be built: a container that starts on one has the demo's already.
+RUN convoy build digits
+
+# The last one is what a build without --target makes.
+FROM gpu-server AS gpu
 COPY --from=gpu-libraries /opt/libraries /opt/libraries
 COPY --from=code /opt/convoy /opt/convoy

@@ -33,7 +33,8 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not gpu and not slow and not image and not long"
 
-# As root, with buildah and debootstrap; some minutes. IMAGE_TARGET=gpu builds the larger one: 15 GB of disk meanwhile.
+# As root, with buildah and debootstrap; minutes, and 8 GB of disk meanwhile. IMAGE_TARGET=cpu or rtx is one of the two that
+# it builds, IMAGE_TARGET=gpu the largest: 15 GB.
 image-test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m image tests/image
 

@@ -22,6 +22,8 @@ import psutil
 from tests.support.servers import Server
 from tests.support.stores import ROOT
 
+# The Dockerfile's targets that are tested.
+TARGETS = tuple(os.environ.get("IMAGE_TARGET", "cpu rtx").split())
 BUILD_S = 3600
 # How this machine reaches its package index; a base that cannot reach it builds nothing.
 _INDEX_SETTINGS = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
@@ -40,6 +42,7 @@ class Images:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._built: dict[str, str] = {}
 
     def buildah(self, *arguments: str) -> str:
         """Run a command to its end and give what it wrote to stdout."""
@@ -67,13 +70,19 @@ class Images:
         shutil.rmtree(root)
         return "localhost/base"
 
-    def build(self, target: str, base: str, **arguments: str) -> str:
-        """Build the Dockerfile's target as a user would; the image's name."""
-        options = [f"--build-arg={name}={value}" for name, value in {"BASE": base, **arguments}.items()]
+    def build(self, target: str, base: str) -> str:
+        """Build the Dockerfile's target, without what only NVIDIA's index has, or take it as it was built before."""
+        if target not in self._built:
+            options = ("--target", target, f"--build-arg=BASE={base}", "--build-arg=NVIDIA_INDEX=")
+            self._built[target] = self.build_folder(ROOT, f"convoy:{target}", *options)
+        return self._built[target]
+
+    def build_folder(self, folder: Path, tag: str, *options: str) -> str:
+        """Build a folder that has a Dockerfile, as a user would; the image's name."""
         # Docker's format: the other one has no health check.
-        how = ("--isolation", "chroot", "--format", "docker", "--target", target, "--tag", target)
-        self.buildah("bud", *how, *options, str(ROOT))
-        return f"localhost/{target}"
+        how = ("--isolation", "chroot", "--format", "docker", "--tag", tag)
+        self.buildah("bud", *how, *options, str(folder))
+        return f"localhost/{tag}"
 
     def bytes_of(self, image: str) -> int:
         """What its files take, shared ones counted once."""
