@@ -19,7 +19,13 @@ from app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from models.errors import BundleError
 from models.spec import NUMPY_DTYPES, TensorSpec
 from models.tensors import pack, random_values, unpack
-from tests.support.gpu_engines import onnxruntime_on_fake, onnxruntime_on_gpu, tensorrt_on_fake, tensorrt_on_gpu
+from tests.support.gpu_engines import (
+    onnxruntime_on_fake,
+    onnxruntime_on_gpu,
+    rtx_on_gpu,
+    tensorrt_on_fake,
+    tensorrt_on_gpu,
+)
 from tests.support.onnx_models import ONNX_TYPES
 
 MAX_BATCH = 8
@@ -139,7 +145,7 @@ def make_on_gpu(make: Callable[..., Engine], *, detects_poison: bool = True) -> 
 
     def make_engine(model: Model, folder: Path) -> Engine:
         specs = (*model.inputs, *model.outputs)
-        if not tensorrt.supports(specs) and make in (tensorrt_on_fake, tensorrt_on_gpu):
+        if not tensorrt.supports(specs) and make in (tensorrt_on_fake, tensorrt_on_gpu, rtx_on_gpu):
             pytest.skip("TensorRT has no such tensors")
         if any(spec.sample_bytes is None for spec in specs) or any(spec.dtype == "BF16" for spec in specs):
             pytest.skip("a GPU engine has no place for tensors of free size")
@@ -158,8 +164,9 @@ ENGINES: dict[str, Callable[[Model, Path], Engine]] = {
     "tensorrt": make_on_gpu(tensorrt_on_fake),
     "onnxruntime-cuda on a GPU": make_on_gpu(onnxruntime_on_gpu, detects_poison=False),
     "tensorrt on a GPU": make_on_gpu(tensorrt_on_gpu, detects_poison=False),
+    "rtx on a GPU": make_on_gpu(rtx_on_gpu, detects_poison=False),
 }
-NEEDS_GPU = {"onnxruntime-cuda on a GPU", "tensorrt on a GPU"}
+NEEDS_GPU = {"onnxruntime-cuda on a GPU", "tensorrt on a GPU", "rtx on a GPU"}
 Make = Callable[[Model], Engine]
 
 

@@ -13,7 +13,7 @@ from app.engines.cuda.engine import bucket_sizes
 from app.engines.machine import find_machine
 from app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
 from app.engines.tensorrt import TensorRtEngine
-from app.engines.tensorrt_library import TENSORRT, load_builder
+from app.engines.tensorrt_library import RTX, TENSORRT, TensorRt, load_builder
 from export.tensorrt.build import BuildJob, build_plan
 from export.tensorrt.library import find_gpu, resolve_target
 from export.tensorrt.watch import BuildWatch
@@ -83,13 +83,23 @@ def tensorrt_on_fake(
 
 def tensorrt_on_gpu(model: Path, inputs: Specs, outputs: Specs, max_batch_size: int) -> TensorRtEngine:
     """From a plan that is built here and now, by the real builder."""
+    return _plan_on_gpu(TENSORRT, model, inputs, outputs, max_batch_size)
+
+
+def rtx_on_gpu(model: Path, inputs: Specs, outputs: Specs, max_batch_size: int) -> TensorRtEngine:
+    """The same with TensorRT for RTX: a portable plan, which is compiled here."""
+    return _plan_on_gpu(RTX, model, inputs, outputs, max_batch_size)
+
+
+def _plan_on_gpu(library: TensorRt, model: Path, inputs: Specs, outputs: Specs, max_batch_size: int) -> TensorRtEngine:
     machine = find_machine()
-    if machine.tensorrt.module is None or not machine.gpus:
-        pytest.skip(machine.no_gpu or machine.tensorrt.reason)
+    found = machine.runs(library)
+    if found.module is None or not machine.gpus:
+        pytest.skip(machine.no_gpu or found.reason)
     try:
-        trt, gpu = load_builder(TENSORRT), find_gpu()
-        options = BuildOptions("fp32", bucket_sizes(max_batch_size))
-        target = resolve_target(TENSORRT, trt, (), options, gpu)
+        trt, gpu = load_builder(library), find_gpu()
+        options = BuildOptions("fp32", bucket_sizes(max_batch_size), profiles=library.profiles)
+        target = resolve_target(library, trt, (), options, gpu)
         job = BuildJob(model, model.parent / "plans", options, target, gpu.name)
         plan = build_plan(job, trt, BuildWatch(lambda event: None))
     except JobError as error:
@@ -97,7 +107,7 @@ def tensorrt_on_gpu(model: Path, inputs: Specs, outputs: Specs, max_batch_size: 
     return TensorRtEngine(
         plan,
         machine.gpus[0],
-        machine.tensorrt.module,
+        found.module,
         inputs=inputs,
         outputs=outputs,
         batched=max_batch_size > 0,
