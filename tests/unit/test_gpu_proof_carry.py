@@ -99,6 +99,23 @@ def test_a_packed_wheel_is_unpacked_and_imported_before_what_is_installed(
     assert said.stdout == "9.9 1 2\n"
 
 
+def test_what_is_cut_into_pieces_may_come_folder_by_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    carried = tmp_path / "carried"
+    whole = wheel(tmp_path / "large-1-py3-none-any.whl", **{"large.py": b"x = 1\n", "large.so": LIBRARY})
+    assert pack.main([str(whole), "all", str(carried), "--pieces", "3"]) == 0
+    assert capsys.readouterr().out.count("of3: ") == 3
+    pieces = sorted(carried.glob("*/*"))
+    assert [one.name for one in pieces] == [f"large-1-py3-none-any.tar.xz.{number}of3" for number in (1, 2, 3)]
+    last = pieces[2].rename(tmp_path / "last")
+    with pytest.raises(carry.CarryError, match="piece 3 of 3 is not in"):
+        carry.unpack(carried)
+    last.rename(carried / pieces[2].name)
+    site = carry.unpack(carried)
+    assert sorted(one.name for one in site.iterdir()) == ["large.py", "large.so"]
+    assert (site / "large.so").read_bytes() == LIBRARY
+    assert carry.unpack(carried) == site
+
+
 def test_it_is_unpacked_once_and_again_when_something_comes(tmp_path: Path) -> None:
     wheel(tmp_path / "a-1-py3-none-any.whl", **{"a.py": b""})
     first = carry.unpack(tmp_path)

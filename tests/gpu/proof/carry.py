@@ -1,7 +1,7 @@
 """What was carried along to a machine without a network: unpacked once, and put where children find it.
 
-A folder of wheels and of packed tars (`pack` makes one of ONNX Runtime's GPU build). Needs the standard library only,
-because it may bring everything else.
+A folder of wheels and of packed tars, which `pack` makes of large wheels, whole or in pieces; what comes piece by piece
+may lie in folders inside it. Needs the standard library only, because it may bring everything else.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import tarfile
 import zipfile
@@ -16,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _TARS = (".tar", ".tar.gz", ".tar.bz2", ".tar.xz")
+_PIECE = re.compile(r"(.+)\.(\d+)of(\d+)")
+_UNPACKED, _UNPACKING = "unpacked-", ".unpacking-"
 
 
 class CarryError(Exception):
@@ -27,23 +30,57 @@ def unpack(folder: Path) -> Path:
 
     Raises CarryError.
     """
-    packed = [one for one in sorted(folder.glob("*")) if one.name.endswith((".whl", *_TARS))]
+    packed = _packed(folder)
     if not packed:
         raise CarryError(f"{folder} has no wheel and no .tar.xz in it")
-    seen = hashlib.sha256(repr([(one.name, one.stat().st_size) for one in packed]).encode()).hexdigest()[:12]
-    site = folder / f"unpacked-{seen}"
+    files = [(name, [one.stat().st_size for one in pieces]) for name, pieces in packed.items()]
+    site = folder / f"{_UNPACKED}{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
     if site.exists():
         return site
-    aside = folder / f".unpacking-{os.getpid()}"
+    aside = folder / f"{_UNPACKING}{os.getpid()}"
     try:
-        for one in packed:
-            _unpack_one(one, aside)
+        for name, pieces in packed.items():
+            whole = _joined(name, pieces, aside)
+            _unpack_one(whole, aside)
+            if len(pieces) > 1:
+                whole.unlink()
         aside.rename(site)
     except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
         raise CarryError(f"{folder} cannot be unpacked ({error})") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return site
+
+
+def _packed(folder: Path) -> dict[str, list[Path]]:
+    """Everything by its name: a file, or its pieces in their order. Raises CarryError where one is missing."""
+    own = (_UNPACKED, _UNPACKING)
+    inside = [one for one in sorted(folder.glob("*")) if one.is_dir() and not one.name.startswith(own)]
+    found: dict[str, dict[int, Path]] = {}
+    counts: dict[str, int] = {}
+    for file in (one for place in (folder, *inside) for one in sorted(place.glob("*"))):
+        piece = _PIECE.fullmatch(file.name)
+        name, number, count = (piece[1], int(piece[2]), int(piece[3])) if piece else (file.name, 1, 1)
+        if name.endswith((".whl", *_TARS)):
+            found.setdefault(name, {})[number] = file
+            counts[name] = count
+    for name, count in counts.items():
+        missing = [number for number in range(1, count + 1) if number not in found[name]]
+        if missing:
+            raise CarryError(f"{name}: piece {missing[0]} of {count} is not in {folder} nor in a folder inside it")
+    return {name: [pieces[number] for number in sorted(pieces)] for name, pieces in sorted(found.items())}
+
+
+def _joined(name: str, pieces: list[Path], aside: Path) -> Path:
+    """The one file that they are; where there are several, it lies in `aside` and is taken away with its unpacking."""
+    if len(pieces) == 1:
+        return pieces[0]
+    aside.mkdir(parents=True, exist_ok=True)
+    with (aside / name).open("wb") as whole:
+        for piece in pieces:
+            with piece.open("rb") as part:
+                shutil.copyfileobj(part, whole)
+    return aside / name
 
 
 def _unpack_one(packed: Path, site: Path) -> None:

@@ -1,7 +1,9 @@
-"""`python -m tests.gpu.proof.pack WHEEL CAPABILITY DIR`: ONNX Runtime's GPU build, small enough to carry.
+"""`python -m tests.gpu.proof.pack WHEEL CAPABILITY DIR`: a large wheel, small enough to carry.
 
-Of its wheel (some 200 MB packed) it takes what a session with the CUDA provider needs, without the machine code of
-other GPUs: about 60 MB. CAPABILITY is the GPU's, such as 9.0; the wheel must be one for the Python of that machine.
+Of ONNX Runtime's GPU build (some 200 MB packed) it takes what a session with the CUDA provider needs, without the
+machine code of other GPUs: about 60 MB. CAPABILITY is the GPU's, such as 9.0; the wheel must be one for the Python of
+that machine. With "all" nothing is left out, and where that is still too large, `--pieces 2` cuts it in two, each in a
+folder of its own: TensorRT for RTX's libraries, 95 MB, become two pieces of 32 MB.
 """
 
 from __future__ import annotations
@@ -28,19 +30,33 @@ _FILTERS = (
 )
 
 
-def pack(wheel: Path, architecture: int, folder: Path) -> Path:
-    """Raises ValueError where the wheel has no code for it."""
+def pack(wheel: Path, architecture: int | None, folder: Path, pieces: int = 1) -> list[Path]:
+    """What was written. Raises ValueError where the wheel has no code for the architecture; None takes it whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{wheel.stem}-sm_{architecture}.tar.xz"
+    target = folder / (f"{wheel.stem}.tar.xz" if architecture is None else f"{wheel.stem}-sm_{architecture}.tar.xz")
     aside = target.with_suffix(".part")
     try:
         _write(wheel, architecture, aside)
-        return aside.replace(target)
+        return [aside.replace(target)] if pieces == 1 else _cut(aside, target, pieces)
     finally:
         aside.unlink(missing_ok=True)
 
 
-def _write(wheel: Path, architecture: int, target: Path) -> None:
+def _cut(whole: Path, target: Path, pieces: int) -> list[Path]:
+    """Pieces as `carry` joins them."""
+    written = []
+    content = whole.read_bytes()
+    size = -(-len(content) // pieces)
+    for number in range(pieces):
+        name = f"{number + 1}of{pieces}"
+        piece = target.parent / name / f"{target.name}.{name}"
+        piece.parent.mkdir(exist_ok=True)
+        piece.write_bytes(content[number * size : (number + 1) * size])
+        written.append(piece)
+    return written
+
+
+def _write(wheel: Path, architecture: int | None, target: Path) -> None:
     with (
         zipfile.ZipFile(wheel) as source,
         lzma.open(target, "wb", format=lzma.FORMAT_XZ, filters=list(_FILTERS)) as stream,
@@ -50,7 +66,7 @@ def _write(wheel: Path, architecture: int, target: Path) -> None:
             if member.is_dir() or any(part in member.filename for part in _LEFT_OUT):
                 continue
             content = source.read(member)
-            if member.filename.endswith(_PROVIDER):
+            if architecture is not None and member.filename.endswith(_PROVIDER):
                 content = _pruned(content, architecture)
             entry = tarfile.TarInfo(member.filename)
             entry.size, entry.mode = len(content), 0o755 if member.filename.endswith(".so") else 0o644
@@ -68,17 +84,20 @@ def _pruned(library: bytes, architecture: int) -> bytes:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pack", description="Pack ONNX Runtime's GPU wheel to be carried.")
+    parser = argparse.ArgumentParser(prog="pack", description="Pack a large wheel to be carried.")
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("capability", help="the GPU's compute capability, such as 9.0")
+    parser.add_argument("capability", help="the GPU's compute capability, such as 9.0; all: for every GPU")
     parser.add_argument("folder", type=Path, help="the folder that will be carried; CARRY=DIR names it there")
+    parser.add_argument("--pieces", type=int, default=1, help="into how many files, each in a folder of its own")
     options = parser.parse_args(arguments)
     try:
-        target = pack(options.wheel, int(options.capability.replace(".", "")), options.folder)
+        architecture = None if options.capability == "all" else int(options.capability.replace(".", ""))
+        written = pack(options.wheel, architecture, options.folder, options.pieces)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         print(f"pack: {error}", file=sys.stderr)
         return 1
-    print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
+    for target in written:
+        print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
     return 0
 
 
