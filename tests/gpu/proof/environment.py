@@ -20,7 +20,16 @@ from tests.gpu.proof.records import Environment, GpuState
 _NONE = "none"
 _LIBRARIES = (
     *("torch", "torchvision", "timm", "triton", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
-    *("tensorrt", "tensorrt-cu13", "cuda-bindings", "nvidia-cudnn-cu13", "nvidia-ml-py", "numpy", "Pillow"),
+    *(
+        "tensorrt",
+        "tensorrt-cu13",
+        "tensorrt-rtx",
+        "cuda-bindings",
+        "nvidia-cudnn-cu13",
+        "nvidia-ml-py",
+        "numpy",
+        "Pillow",
+    ),
     *("fastapi", "uvicorn", "uvloop", "orjson", "pydantic", "pydantic-settings", "prometheus-client", "grpcio"),
     *("tritonclient", "typer", "rich", "httpx", "pytest", "hypothesis"),
 )

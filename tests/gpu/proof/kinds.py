@@ -14,12 +14,15 @@ from statistics import median
 from typing import Any
 
 from app.engines.base import Engine
+from app.engines.cuda.trials import best_of, try_all
 from app.engines.cuda.tuning import OpenTrial
 from app.engines.machine import Machine
 from app.engines.measure import make_probe
 from app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
-from app.engines.tensorrt import TensorRtEngine
+from app.engines.tensorrt import Captures, TensorRtEngine
+from app.engines.tensorrt_library import RTX as RTX_LIBRARY
 from export.tensorrt.build import BuildJob, build_plan
+from export.tensorrt.library import resolve_target
 from export.tensorrt.watch import BuildWatch
 from models.bundle import Precision
 from models.errors import JobError
@@ -27,7 +30,7 @@ from models.plans import BuildOptions, Gpu, Plan, tensorrt_target
 from tests.gpu.proof.budget import Budget
 from tests.gpu.proof.grid import Opening
 from tests.gpu.proof.subjects import NotMade, Subject
-from tests.gpu.proof.targets import ONNXRUNTIME, TENSORRT, TORCH
+from tests.gpu.proof.targets import ONNXRUNTIME, RTX, TENSORRT, TORCH
 from tests.gpu.proof.torch_engine import TorchEngine, prepare_torch, with_front
 
 _PLAN_LIMIT_S = 90.0
@@ -53,7 +56,12 @@ def find_kinds(
     machine: Machine, plans: Path, budget: Budget, build: BuildPlan, find_torch: Callable[[], Any]
 ) -> list[Kind]:
     """All of them, best first; plans are built into `plans` when they are wanted."""
-    return [_tensorrt(machine, plans, budget, build), _onnxruntime(machine), _torch(machine, find_torch)]
+    return [
+        _tensorrt(machine, plans, budget, build),
+        _rtx(machine, plans, budget, build),
+        _onnxruntime(machine),
+        _torch(machine, find_torch),
+    ]
 
 
 def _file(subject: Subject, precision: Precision) -> Path:
@@ -84,6 +92,52 @@ def _tensorrt(machine: Machine, plans: Path, budget: Budget, build: BuildPlan) -
         )
 
     return Kind(TENSORRT, ("fp16", "fp32", "int8"), library.reason, open_one)
+
+
+def _rtx(machine: Machine, plans: Path, budget: Budget, build: BuildPlan) -> Kind:
+    """As a server opens it: a portable plan with one profile, kernels that are kept, and the faster one's graphs."""
+    library = machine.rtx
+    known: dict[Path, Captures] = {}
+
+    def open_one(subject: Subject, opening: Opening, sizes: tuple[int, ...]) -> Engine:
+        model = _file(subject, opening.precision)
+        options = BuildOptions(opening.precision, sizes, profiles=RTX_LIBRARY.profiles)
+        target = resolve_target(RTX_LIBRARY, library.module, (), options, None)
+        job = BuildJob(model, plans, options, target, "")
+        plan = build(job, library.module, BuildWatch(lambda event: None, min(_PLAN_LIMIT_S, budget.left_s)))
+
+        def open_as(captures: Captures, slots: int) -> TensorRtEngine:
+            return TensorRtEngine(
+                plan,
+                machine.gpus[0],
+                library.module,
+                inputs=subject.spec.inputs,
+                outputs=subject.spec.outputs,
+                batched=True,
+                captures=captures,
+                kernels=plans / f"{subject.name}-{opening.precision}.kernels",
+                slots=slots,
+            )
+
+        if not opening.graphs:
+            return open_as("nobody", opening.slots)
+        if model not in known:
+            known[model] = _faster_captures(lambda way, trial_sizes: open_as(way, 1), sizes)
+        return open_as(known[model], opening.slots)
+
+    return Kind(RTX, ("fp16", "fp32", "int8", "fp8"), library.reason, open_one)
+
+
+def _faster_captures(
+    open_trial: Callable[[Captures, tuple[int, ...]], TensorRtEngine], sizes: tuple[int, ...]
+) -> Captures:
+    """Whose graphs are faster. Raises what the last way was refused with where none runs."""
+    ways: tuple[Captures, ...] = ("own", "library")
+    tried, problem = try_all(open_trial, ways, (sizes[0], min(_TRIED_AT, sizes[-1])))
+    if not tried:
+        assert problem is not None
+        raise problem
+    return best_of(tried)
 
 
 def _onnxruntime(machine: Machine) -> Kind:

@@ -35,7 +35,7 @@ REQUEST_IMAGES = 32
 _CLIENTS = 16
 _CANARY_IMAGES = 16
 _ANSWER_S = 2.0
-_TARGETS: dict[Precision, Target] = {"fp32": "cpu", "fp16": "cuda", "int8": "tensorrt"}
+_TARGETS: dict[Precision, Target] = {"fp32": "cpu", "fp16": "cuda", "int8": "tensorrt", "fp8": "tensorrt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def edge_counts() -> tuple[int | None, ...]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        env=_environment(),
+        env=environment(),
         timeout=60,
     )
     if asked.returncode:
@@ -72,7 +72,7 @@ def edge_counts() -> tuple[int | None, ...]:
         raise NotMade(f"`convoy serve` does not start here: {lines[-1]}")
     # Its imports come with the serving itself, not with the help.
     probe = subprocess.run(
-        [sys.executable, "-c", "import app.main"], cwd=ROOT, capture_output=True, text=True, env=_environment()
+        [sys.executable, "-c", "import app.main"], cwd=ROOT, capture_output=True, text=True, env=environment()
     )
     if probe.returncode:
         raise NotMade(f"the server's libraries are not all there: {probe.stderr.strip().splitlines()[-1]}")
@@ -101,8 +101,8 @@ def _variant(precision: Precision, path: Path) -> Variant:
 def measure_over_http(server: Server, subject: Subject, folder: Path, row_s: float) -> HttpRow:
     """Start it, ask it, stop it. Raises JobError for a server that does not serve, NotMade for one on the CPU."""
     port = free_ports().http
-    launch = Launch(server.command(port), _environment(), server.ready_within_s)
-    with serving("convoy serve", launch, port, folder, _is_ready) as running:
+    launch = Launch(server.command(port), environment(), server.ready_within_s)
+    with serving("convoy serve", launch, port, folder, is_ready) as running:
         engine, precision = _served(running.url, subject.name)
         endpoint = find_endpoint(running.url)
         image = subject.spec.inputs[0]
@@ -136,7 +136,8 @@ def _served(url: str, model: str) -> tuple[str, str]:
     return told["engine"], told["precision"]
 
 
-def _is_ready(url: str) -> bool:
+def is_ready(url: str) -> bool:
+    """Whether it says so."""
     try:
         with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=_ANSWER_S) as answer:
             return bool(answer.status == 200)
@@ -144,6 +145,6 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours, with this checkout on the path: the server runs in a folder of its own."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}

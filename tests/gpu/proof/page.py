@@ -13,66 +13,10 @@ from models.records import RecordError
 from tests.gpu.proof.book import Book, read_books
 from tests.gpu.proof.experiments_page import answers, questions
 from tests.gpu.proof.markdown import table
+from tests.gpu.proof.page_words import BENCHMARK, INTRODUCTION
 from tests.gpu.proof.records import SCHEMA_VERSION, Environment, GpuState, Proof, Target, read_proof
-from tests.gpu.proof.targets import TORCH
 
 PAGE = "gpu-proof.md"
-_INTRODUCTION = """# What was proved on a GPU
-
-Written by `make gpu-proof`, which runs on any machine with an NVIDIA driver and a plain checkout, in parts of at most
-eight minutes:
-
-| | |
-|---|---|
-| `make gpu-proof` | all parts in their order, as far as they were not answered before |
-| `make gpu-proof PART=2` | one part; each is useful alone |
-| `FRESH=1` | asks again what was answered before |
-| `ONLY=NAME` | one experiment |
-| `CARRY=DIR` | unpacks wheels and packed libraries from `DIR` and uses them |
-| `OUT=DIR` | writes there instead of `docs/` |
-
-Each experiment asks one question in a process of its own, with a limit: a kernel that breaks the device, a library that
-ends the process or a call that never returns costs that experiment only. What it found is in
-`results/<gpu>-experiments.json` when it ends, so that the next call, on the same machine or on another one of its kind,
-goes on where this one stopped; what does not fit into a part's time is left for that call. *Otherwise* means that the
-guess in the column *expected* was wrong, or that the process ended in a way that it should not; *not measurable here*
-means that something is missing, and *not answered yet* that the part's time was over first: both are asked again each
-time. `--page` writes this page again from the results.
-
-## On a machine without a network
-
-What a machine lacks can be carried in a folder. ONNX Runtime's GPU wheel is too large for most ways to carry it, so it
-is made smaller: the machine code of other GPUs is taken out, and what is left is packed. With the wheel for that
-machine's Python, and the compute capability of its GPU (9.0 for H100 and H200); the result has been loaded, but has not
-run on a GPU yet:
-
-```
-pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 -d wheels \\
-    onnxruntime-gpu
-python -m tests.gpu.proof.pack wheels/onnxruntime_gpu-*.whl 9.0 carried       # some 60 MB
-pip download --no-deps ... -d carried fastapi uvicorn ...                     # whatever else is missing there
-make gpu-proof CARRY=carried PART=0                                           # on that machine
-```
-
-Where there is no make, `python -m tests.gpu.proof --carry carried --part 0` is the same. All that has to be brought
-back is this page and a few small files in `results/`.
-
-Part 0 says whether the provider loads. CUDA and cuDNN are taken from where pip has put them, with torch for instance
-(`nvidia/*/lib`), by way of `LD_LIBRARY_PATH`; they need not be carried where torch for CUDA is installed.
-"""
-_BENCHMARK = f"""## How to read the benchmark
-
-It runs the tests marked `gpu` unless part 1 has, then measures. It takes what it finds: what is missing (TensorRT, ONNX
-Runtime's CUDA provider, the HTTP server's libraries) drops its rows, and the reason stands below.
-
-Every ratio is of two figures of one run. *Bare*: the engine alone, fed from page-locked memory by one thread per slot.
-*Core*: the same engine behind slab, queue, batcher and lane, without HTTP; its requests' bytes lie in the slab already.
-*Hidden*: (T1 - T2) / (T1 - C), where T1 and T2 are the wall times per batch with one slot and with two, and C the time
-in which it computes. *{TORCH}* is a vehicle of this proof and no engine that serves: a torch network
-on the streams and buffers that TensorRT and ONNX Runtime use, which shows what those do where neither library is
-there. ONNX Runtime's rows are with cuDNN's heuristic search; a server also tries the exhaustive one, once per model.
-ResNet-50 and MobileNetV2 have random weights with measured BatchNorm statistics, the digits CNN is the trained demo.
-"""
 
 
 def write_page(folder: Path) -> None:
@@ -99,7 +43,7 @@ def render(proofs: Iterable[Proof], books: Iterable[Book] = ()) -> str:
         sections.append(f"## {gpu}\n")
         sections += [answers(book) for book in books if book.gpu == gpu]
         sections += [_section(proof) for proof in proofs if proof.environment.gpu == gpu]
-    return "\n".join([_INTRODUCTION, questions(books), _BENCHMARK, *(sections or ["No results yet.\n"])])
+    return "\n".join([INTRODUCTION, questions(books), BENCHMARK, *(sections or ["No results yet.\n"])])
 
 
 def _section(proof: Proof) -> str:

@@ -6,6 +6,7 @@ Each row says what is asked and what is expected before anything has run; where 
 
 from __future__ import annotations
 
+from tests.gpu.proof import parts_rtx
 from tests.gpu.proof.experiment import Experiment
 from tests.gpu.proof.experiments import (
     assignment,
@@ -26,6 +27,7 @@ TITLES = {
     2: "ONNX Runtime: tensor cores, changes of size, graphs, shapes, resets",
     3: "the benchmark with every engine that is here",
     4: "the tree under ONNX Runtime, the switch interval, a server",
+    **parts_rtx.TITLES,
 }
 _ALLOCATING = ["cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "cudaHostRegister"]
 _WAITING = [
@@ -228,6 +230,7 @@ EXPERIMENTS = (
         limit_s=120,
         arguments={"sizes": [1, 8, 32], "seconds": 0.8, "rounds": 3},
     ),
+    *parts_rtx.RTX_EXPERIMENTS,
 )
 PARTS = tuple(TITLES)
 

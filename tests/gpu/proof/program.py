@@ -25,7 +25,7 @@ from tests.gpu.proof.grid import SIZES, SLOTS, Course, Extent, courses, request_
 from tests.gpu.proof.kinds import Kind
 from tests.gpu.proof.records import Setting, Stage, TestRun
 from tests.gpu.proof.subjects import MOBILENET, MakeSubject, NotMade, Subject, make_digits, torchvision_maker
-from tests.gpu.proof.targets import DIGITS, RESNET
+from tests.gpu.proof.targets import DIGITS, RESNET, SERVING
 
 if TYPE_CHECKING:
     from tests.gpu.proof.in_core import CoreBench
@@ -116,7 +116,7 @@ class _Program:
                 self._subjects[name] = make(folder, with_int8)
 
     def _kept_for_later_s(self, found: list[Kind]) -> float:
-        serves = self._ways.http and any(not kind.missing for kind in found[:2])
+        serves = self._ways.http and any(not kind.missing for kind in found if kind.name in SERVING)
         return _YARDSTICK_S + (_HTTP_S if serves else 0.0)
 
     @asynccontextmanager
@@ -208,8 +208,9 @@ class _Program:
         with self._stage("over HTTP"):
             from tests.gpu.proof import over_http
 
-            missing = "; ".join(f"{kind.name}: {kind.missing}" for kind in found[:2] if kind.missing)
-            if all(kind.missing for kind in found[:2]):
+            serving = [kind for kind in found if kind.name in SERVING]
+            missing = "; ".join(f"{kind.name}: {kind.missing}" for kind in serving if kind.missing)
+            if all(kind.missing for kind in serving):
                 raise NotMade(f"no engine that serves runs on this GPU ({missing})")
             self._budget.require(3 * _HTTP_ROW_S, "a server under load")
             counts, store = over_http.edge_counts(), self._folder / "store"

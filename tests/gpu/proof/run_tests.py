@@ -24,14 +24,17 @@ _NOTE = re.compile(r"^(FAILED|ERROR|SKIPPED) .*", re.MULTILINE)
 _MOST_NOTES = 20
 
 
-def run_tests(limit_s: float, paths: tuple[str, ...] = PATHS) -> TestRun:
-    """Raises NotMade without pytest, or where it does not end in time."""
+def run_tests(limit_s: float, paths: tuple[str, ...] = PATHS, about: str = "") -> TestRun:
+    """All of them, or those whose names say what they are `about`.
+
+    Raises NotMade without pytest, or where it does not end in time.
+    """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise NotMade(f"{' and '.join(missing)} not installed")
     command = (
         *(sys.executable, "-m", "pytest", "-m", "gpu", "-rsfE", "-o", "addopts=--strict-markers", "-W", "default"),
-        *("-q", "-p", "no:cacheprovider", *paths),
+        *("-q", "-p", "no:cacheprovider", *(("-k", about) if about else ()), *paths),
     )
     started_s = time.monotonic()
     child = subprocess.Popen(

@@ -74,7 +74,7 @@ class Subject:
         return int(self.random[0].nbytes)
 
 
-# Makes one network in a folder of its own; with an INT8 graph for TensorRT where that is asked for.
+# Makes one network in a folder of its own; with graphs of eight bits for TensorRT where they are asked for.
 MakeSubject = Callable[[Path, bool], Subject]
 
 
@@ -183,7 +183,7 @@ def _variants(folder: Path, pictures: np.ndarray, with_int8: bool) -> dict[Preci
 
 
 def _wanted(with_int8: bool) -> tuple[Precision, ...]:
-    return ("fp32", "fp16", "int8") if with_int8 else ("fp32", "fp16")
+    return ("fp32", "fp16", "int8", "fp8") if with_int8 else ("fp32", "fp16")
 
 
 def _random_pictures(image: ImageSpec) -> np.ndarray:

@@ -12,8 +12,9 @@ from models.bundle import Precision
 from tests.gpu.proof.records import Agreement, BareRow, HttpRow, Proof, Target
 
 RESNET, DIGITS = "resnet50", "digits"
-TENSORRT, ONNXRUNTIME, TORCH = "tensorrt", "onnxruntime-cuda", "torch on Convoy's slots"
-ENGINES = (TENSORRT, ONNXRUNTIME, TORCH)
+TENSORRT, RTX, ONNXRUNTIME, TORCH = "tensorrt", "tensorrt-rtx", "onnxruntime-cuda", "torch on Convoy's slots"
+ENGINES = (TENSORRT, RTX, ONNXRUNTIME, TORCH)
+SERVING = (TENSORRT, RTX, ONNXRUNTIME)
 LARGE_BATCH = 32
 
 

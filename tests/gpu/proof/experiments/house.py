@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +30,16 @@ _DEFAULT_S = 0.005  # sys.getswitchinterval's own
 def gpu_tests(bench: Bench) -> None:
     """The tests marked `gpu`, in pytest's own process."""
     from tests.gpu.proof.run_tests import run_tests
+
+    note_tests(bench, lambda: run_tests(bench.left_s - _ENDING_S))
+
+
+def note_tests(bench: Bench, run: Callable[[], TestRun]) -> None:
+    """What came of some tests. Raises NotMeasurable where they cannot be run."""
     from tests.gpu.proof.subjects import NotMade
 
     try:
-        found = run_tests(bench.left_s - _ENDING_S)
+        found = run()
     except NotMade as reason:
         raise NotMeasurable(str(reason)) from reason
     for name in ("passed", "failed", "skipped", "seconds"):
@@ -105,15 +111,17 @@ def switch_interval(bench: Bench, sizes: list[int], seconds: float, rounds: int)
     from tests.gpu.proof.in_core import CoreBench
     from tests.gpu.proof.kinds import build, find_kinds, torch_on_gpu
     from tests.gpu.proof.subjects import make_digits
+    from tests.gpu.proof.targets import RTX, TENSORRT
 
     machine, effort = _machine(), Effort(row_s=seconds)
     subject = make_digits(bench.folder, False)
     plans = Path(tempfile.mkdtemp(dir=bench.folder))
     found = find_kinds(machine, plans, Budget(bench.left_s), build, torch_on_gpu)
-    # The first one builds plans, for which there is no time.
-    kind = next((one for one in found[1:] if not one.missing), None)
+    # For plans there is no time.
+    quick = [one for one in found if one.name not in (TENSORRT, RTX)]
+    kind = next((one for one in quick if not one.missing), None)
     if kind is None:
-        raise NotMeasurable("; ".join(f"{one.name}: {one.missing}" for one in found[1:]))
+        raise NotMeasurable("; ".join(f"{one.name}: {one.missing}" for one in quick))
     bench.fact("engine", kind.name)
     opening = Opening(subject.name, kind.name, "fp16", True, 2)
 

@@ -41,7 +41,8 @@ def describe(bench: Bench) -> None:
 
 def judge_description(ran: Ran) -> Judgement:
     """A GPU with a driver, and something that computes on it."""
-    there = [name for name in ("onnxruntime-gpu", "tensorrt", "torch") if ran.facts.get(name, "none") != "none"]
+    libraries = ("onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "torch")
+    there = [f"{name} {version}" for name in libraries if (version := ran.facts.get(name, "none")) != "none"]
     told = (
         f"{ran.facts['gpu']}, driver {ran.facts['driver']}, CUDA {ran.facts['cuda']}; {', '.join(there) or 'nothing'}"
     )
