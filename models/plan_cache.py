@@ -12,10 +12,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ from models.plans import (
 )
 from models.records import from_jsonable
 
+_log = logging.getLogger("convoy")
 PARTIAL_PREFIX = ".writing-"
 
 
@@ -83,7 +85,8 @@ def find_plan(cache: Path, key: PlanKey) -> Plan | NoPlan:
             return record
         data = read_trusted(paths.plan)
     except FileNotFoundError:
-        return NoPlan(_absence(cache, key))
+        is_lost = paths.record.is_file()
+        return NoPlan(f"no plan for {key.target}: {paths.plan} is missing" if is_lost else _absence(cache, key))
     except NotTrusted as error:
         return NoPlan(str(error))
     except OSError as error:
@@ -95,24 +98,18 @@ def find_plan(cache: Path, key: PlanKey) -> Plan | NoPlan:
 
 def search_plan(cache: Path, query: PlanQuery) -> Plan | NoPlan:
     """The plan for `query` with the fewest targets and the smallest batches that will do. Never raises OSError."""
-    refused: list[str] = []
-    found: list[PlanRecord] = []
-    for path in _records_of(cache / query.onnx_sha256):
-        try:
-            record = _read_any_record(path)
-        except (NotTrusted, OSError) as error:
-            refused.append(str(error))
-            continue
-        if isinstance(record, NoPlan):
-            refused.append(record.reason)
-        elif _answers(record, query):
-            found.append(record)
-    for record in sorted(found, key=_breadth):
+    folder = cache / query.onnx_sha256
+    records = list(_read_all(folder))
+    refused = [found.reason for path, found in records if isinstance(found, NoPlan) and is_record(path, query.library)]
+    readable = [found for _, found in records if isinstance(found, PlanRecord)]
+    for record in sorted((one for one in readable if _answers(one, query)), key=_breadth):
         plan = find_plan(cache, record.key)
         if isinstance(plan, Plan):
+            if refused:
+                _log.warning("plans that are passed over: %s", "; ".join(refused))
             return plan
         refused.append(plan.reason)
-    return NoPlan("; ".join(refused) or _nothing_for(cache, query))
+    return NoPlan("; ".join((_nothing_for(query, readable), *refused)))
 
 
 def _answers(record: PlanRecord, query: PlanQuery) -> bool:
@@ -131,11 +128,10 @@ def _breadth(record: PlanRecord) -> tuple[bool, int, int]:
     return not capabilities, len(capabilities), record.options.batch_sizes[-1]
 
 
-def _nothing_for(cache: Path, query: PlanQuery) -> str:
-    gpu = query.gpu
-    wanted = f"no plan for {PlanTarget(query.library, query.version, (gpu.compute_capability,), gpu.name)}"
-    records = [record for path in _records_of(cache / query.onnx_sha256) for record in _readable(path)]
-    others = sorted({f"{one.options.precision} for {one.key.target}" for one in records})
+def _nothing_for(query: PlanQuery, records: Iterable[PlanRecord]) -> str:
+    target = PlanTarget(query.library, query.version, (query.gpu.compute_capability,), query.gpu.name)
+    wanted = f"no plan for {target} in {query.options}"
+    others = sorted({f"{one.options} for {one.key.target}" for one in records})
     return f"{wanted}; those in the cache are {', '.join(others)}" if others else wanted
 
 
@@ -143,11 +139,15 @@ def _records_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.json") if is_record(path))
 
 
-def _readable(path: Path) -> Iterator[PlanRecord]:
-    with suppress(NotTrusted, OSError):
-        record = _read_any_record(path)
-        if isinstance(record, PlanRecord):
-            yield record
+def _read_all(folder: Path) -> Iterator[tuple[Path, PlanRecord | NoPlan]]:
+    """Every record of a folder, or why it cannot be read."""
+    for path in _records_of(folder):
+        try:
+            yield path, _read_any_record(path)
+        except NotTrusted as error:
+            yield path, NoPlan(str(error))
+        except OSError as error:
+            yield path, NoPlan(f"{path}: {error.strerror}")
 
 
 def read_trusted(path: Path) -> bytes:
@@ -212,13 +212,8 @@ def _check_trust(path: Path, status: os.stat_result) -> None:
 def records_in(cache: Path) -> Iterator[PlanRecord | NoPlan]:
     """Every plan's record in the cache, whatever it is for, or why it cannot be read. The plans are not looked at."""
     for folder in sorted(path for path in cache.glob("*") if path.is_dir()):
-        for path in _records_of(folder):
-            try:
-                yield _read_any_record(path)
-            except NotTrusted as error:
-                yield NoPlan(str(error))
-            except OSError as error:
-                yield NoPlan(f"{path}: {error.strerror}")
+        for _, found in _read_all(folder):
+            yield found
 
 
 def read_record(plan: Path) -> PlanRecord | NoPlan:

@@ -74,10 +74,19 @@ class BuildOptions:
             raise UsageError(f"the workspace must be at least 1 MiB, got {self.workspace_mb}")
 
     def serves(self, wanted: BuildOptions) -> bool:
-        """Whether a plan that was built so is as good as one that is built as `wanted`, or does more."""
-        return (self.precision, self.profiles) == (wanted.precision, wanted.profiles) and (
-            self.batch_sizes[-1] >= wanted.batch_sizes[-1]
-        )
+        """Whether a plan that was built so is as good as one that is built as `wanted`, or does more.
+
+        Where each size has its own profile, a batch is padded to the next: one that doubles it is no use.
+        """
+        if (self.precision, self.profiles) != (wanted.precision, wanted.profiles):
+            return False
+        have, need = self.batch_sizes, wanted.batch_sizes
+        if self.profiles == "range":
+            return have[0] <= need[0] and have[-1] >= need[-1]
+        return all(any(size <= own < 2 * size for own in have) for size in need)
+
+    def __str__(self) -> str:
+        return f"{self.precision} up to batch {self.batch_sizes[-1]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +249,10 @@ class PlanPaths:
         return self.folder / f"{self.stem}-{_sha256_of([gpu_name, driver])[:16]}.kernels"
 
 
-def is_record(path: Path) -> bool:
-    """Whether a file of the cache is named as a plan's record is."""
-    return path.suffix == ".json" and path.name.startswith(tuple(_PREFIXES.values()))
+def is_record(path: Path, library: LibraryName | None = None) -> bool:
+    """Whether a file of the cache is named as a plan's record is; of this library's, where one is given."""
+    prefixes = tuple(_PREFIXES.values()) if library is None else (_PREFIXES[library],)
+    return path.suffix == ".json" and path.name.startswith(prefixes)
 
 
 def timing_cache_path(cache: Path, key: PlanKey) -> Path:

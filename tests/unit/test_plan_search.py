@@ -1,0 +1,284 @@
+"""Which plan somebody who serves gets: for whom it may be, how large, and what is said where there is none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.bundle import FileRecord, Precision
+from models.plan_cache import PlanQuery, records_in, search_plan
+from models.plans import (
+    SCHEMA_VERSION,
+    BuildOptions,
+    Gpu,
+    LibraryName,
+    NoPlan,
+    Plan,
+    PlanPaths,
+    PlanRecord,
+    PlanTarget,
+    plan_key,
+    tensorrt_target,
+)
+from models.records import to_jsonable
+
+ONNX = "a" * 64
+VERSION = "1.7.1.116"
+L4 = Gpu("NVIDIA L4", "8.9")
+RANGE = BuildOptions("fp16", (1, 2, 4, 8), profiles="range")
+
+
+def target(*capabilities: str, library: LibraryName = "tensorrt-rtx", version: str = VERSION) -> PlanTarget:
+    return PlanTarget(library, version, capabilities)
+
+
+def stored(cache: Path, where: PlanTarget, options: BuildOptions = RANGE) -> PlanPaths:
+    """A plan as the builder leaves it; its bytes are its target's name."""
+    key = plan_key(ONNX, where, options)
+    paths, data = PlanPaths.of(cache, key), str(where).encode()
+    paths.folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+    file = FileRecord(hashlib.sha256(data).hexdigest(), len(data))
+    record = PlanRecord(SCHEMA_VERSION, key, options, file, (), None, 0.2, "", "fp16.onnx", "2026-11-21T00:00:00+00:00")
+    for path, raw in ((paths.plan, data), (paths.record, json.dumps(to_jsonable(record)).encode())):
+        path.write_bytes(raw)
+        path.chmod(0o644)
+    return paths
+
+
+def query(gpu: Gpu = L4, *, largest: int = 8, precision: Precision = "fp16", version: str = VERSION) -> PlanQuery:
+    sizes = tuple(sorted({1, largest}))
+    return PlanQuery(ONNX, "tensorrt-rtx", version, gpu, BuildOptions(precision, sizes, profiles="range"))
+
+
+def found(cache: Path, asked: PlanQuery) -> PlanTarget:
+    plan = search_plan(cache, asked)
+    assert isinstance(plan, Plan), plan
+    return plan.record.key.target
+
+
+def reason(cache: Path, asked: PlanQuery) -> str:
+    plan = search_plan(cache, asked)
+    assert isinstance(plan, NoPlan), plan
+    return plan.reason
+
+
+@pytest.mark.parametrize(("name", "capability"), [("NVIDIA A100", "8.0"), ("NVIDIA L4", "8.9"), ("NVIDIA H200", "9.0")])
+@pytest.mark.parametrize("largest", [1, 5, 8, 64])
+def test_a_portable_plan_for_larger_batches_is_anybodys(tmp_path: Path, name: str, capability: str, largest: int):
+    stored(tmp_path, target(), replace(RANGE, batch_sizes=(1, 2, 64)))
+    assert found(tmp_path, query(Gpu(name, capability), largest=largest)) == target()
+
+
+def test_a_portable_plan_is_not_for_what_is_older(tmp_path: Path):
+    stored(tmp_path, target())
+    assert "no plan for compute capability 7.5 (Tesla T4)" in reason(tmp_path, query(Gpu("Tesla T4", "7.5")))
+
+
+def test_a_plan_for_one_capability_is_not_for_a_later_one_of_the_same_generation(tmp_path: Path):
+    stored(tmp_path, target("8.0"))
+    told = reason(tmp_path, query())
+    assert "no plan for compute capability 8.9 (NVIDIA L4) and TensorRT for RTX 1.7.1.116" in told
+    assert "for compute capability 8.0 and TensorRT for RTX" in told
+    assert found(tmp_path, query(Gpu("NVIDIA A30", "8.0"))) == target("8.0")
+
+
+def test_the_narrowest_wins_and_of_those_the_one_for_the_smallest_batches(tmp_path: Path):
+    ways = [target(), target("8.0", "8.6", "8.9"), target("8.6", "8.9"), target("8.9")]
+    for seen, where in enumerate(ways):
+        stored(tmp_path, where, replace(RANGE, batch_sizes=(1, 64 >> seen)))
+        assert found(tmp_path, query(largest=8)) == where
+    stored(tmp_path, target("8.9"), replace(RANGE, batch_sizes=(1, 32)))
+    plan = search_plan(tmp_path, query(largest=8))
+    assert isinstance(plan, Plan)
+    assert plan.record.options.batch_sizes == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (query(version="1.8.0.1"), "fp16 up to batch 8 for compute capability 8.9 and TensorRT for RTX 1.7.1.116"),
+        (query(precision="int8"), "in int8"),
+        (query(largest=16), "up to batch 16"),
+    ],
+)
+def test_what_does_not_fit_is_not_found_and_told(tmp_path: Path, asked: PlanQuery, told: str):
+    stored(tmp_path, target("8.9"))
+    why = reason(tmp_path, asked)
+    assert told in why
+    assert "fp16 up to batch 8 for compute capability 8.9" in why, "what there is instead"
+
+
+def test_a_plan_of_the_other_library_is_none(tmp_path: Path):
+    options = replace(RANGE, profiles="each")
+    stored(tmp_path, tensorrt_target("11.4.0.106", L4, options), options)
+    assert "fp16 up to batch 8 for compute capability 8.9 (NVIDIA L4) and TensorRT 11.4" in reason(tmp_path, query())
+
+
+def test_a_plan_of_a_graph_beside_is_none(tmp_path: Path):
+    stored(tmp_path, target("8.9"))
+    other = replace(query(), onnx_sha256="b" * 64)
+    assert reason(tmp_path, other).startswith("no plan for")
+
+
+def test_each_size_that_is_wanted_needs_a_profile_where_each_has_its_own(tmp_path: Path):
+    """A batch of two in a plan for one and 64 would cost as much as one of 64."""
+    sparse = BuildOptions("fp16", (1, 64))
+    stored(tmp_path, tensorrt_target("11.4.0.106", L4, sparse), sparse)
+    wanted = BuildOptions("fp16", (1, 2, 4, 8))
+    asked = PlanQuery(ONNX, "tensorrt", "11.4.0.106", L4, wanted)
+    assert reason(tmp_path, asked)
+    dense = BuildOptions("fp16", (1, 2, 4, 8, 16))
+    stored(tmp_path, tensorrt_target("11.4.0.106", L4, dense), dense)
+    plan = search_plan(tmp_path, asked)
+    assert isinstance(plan, Plan)
+    assert plan.record.options == dense
+
+
+def not_json(paths: PlanPaths) -> None:
+    paths.record.write_bytes(b"\xff\xfe{")
+
+
+def a_list(paths: PlanPaths) -> None:
+    paths.record.write_text("[]")
+
+
+def of_another_schema(paths: PlanPaths) -> None:
+    paths.record.write_text(paths.record.read_text().replace('"schema_version": 2', '"schema_version": 1'))
+
+
+def writable_by_others(paths: PlanPaths) -> None:
+    paths.record.chmod(0o666)
+
+
+def with_another_plan(paths: PlanPaths) -> None:
+    paths.plan.write_bytes(b"an engine of somebody else's")
+
+
+def without_a_plan(paths: PlanPaths) -> None:
+    paths.plan.unlink()
+
+
+def with_a_writable_plan(paths: PlanPaths) -> None:
+    paths.plan.chmod(0o622)
+
+
+def a_folder_in_its_place(paths: PlanPaths) -> None:
+    paths.record.unlink()
+    paths.record.mkdir()
+
+
+def a_link(paths: PlanPaths) -> None:
+    aside = paths.record.with_name("aside")
+    paths.record.rename(aside)
+    paths.record.symlink_to(aside)
+
+
+def a_pipe(paths: PlanPaths) -> None:
+    paths.record.unlink()
+    os.mkfifo(paths.record)
+
+
+def that_leads_out(paths: PlanPaths) -> None:
+    paths.record.write_text(paths.record.read_text().replace(f'"version": "{VERSION}"', '"version": "../../x"'))
+
+
+def without_sizes(paths: PlanPaths) -> None:
+    paths.record.write_text(paths.record.read_text().replace("[1, 2, 4, 8]", "[]"))
+
+
+SPOILT = [
+    not_json,
+    a_list,
+    of_another_schema,
+    writable_by_others,
+    with_another_plan,
+    without_a_plan,
+    with_a_writable_plan,
+    a_folder_in_its_place,
+    a_link,
+    a_pipe,
+    that_leads_out,
+    without_sizes,
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_a_spoilt_plan_is_passed_over_for_a_good_one_and_told_where_there_is_none(
+    tmp_path: Path, spoil: Callable[[PlanPaths], None], caplog: pytest.LogCaptureFixture
+):
+    paths = stored(tmp_path, target("8.9"))
+    spoil(paths)
+    told = reason(tmp_path, query())
+    assert paths.stem in told, "which file"
+    assert "no plan for" in told, "and what is wanted"
+    stored(tmp_path, target())
+    with caplog.at_level("INFO"):
+        assert found(tmp_path, query()) == target()
+    assert paths.stem in caplog.text
+    assert len(list(records_in(tmp_path))) == 2
+
+
+@pytest.mark.parametrize("part", ["record", "plan"])
+def test_what_belongs_to_another_user_is_passed_over(tmp_path: Path, part: str):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    paths = stored(tmp_path, target("8.9"))
+    os.chown(getattr(paths, part), 12345, 12345)
+    assert "belongs to user 12345" in reason(tmp_path, query())
+    stored(tmp_path, target())
+    assert found(tmp_path, query()) == target()
+
+
+def test_nothing_is_taken_from_a_folder_that_others_may_write(tmp_path: Path):
+    paths = stored(tmp_path, target("8.9"))
+    paths.folder.chmod(0o777)
+    assert "other users may write it" in reason(tmp_path, query())
+
+
+def test_an_empty_a_missing_and_a_strange_cache_are_answers(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    for cache in (tmp_path, tmp_path / "missing", tmp_path / "file"):
+        assert reason(cache, query()) == (
+            "no plan for compute capability 8.9 (NVIDIA L4) and TensorRT for RTX 1.7.1.116 in fp16 up to batch 8"
+        )
+
+
+def test_what_stands_in_the_same_folder_is_no_record(tmp_path: Path):
+    paths = stored(tmp_path, target("8.9"))
+    for name in ("ort1.20-sm8.9-abc.json", f"{paths.stem}-0011223344556677.captures", f".writing-{paths.stem}-x.json"):
+        (paths.folder / name).write_text("{}")
+    assert found(tmp_path, query()) == target("8.9")
+    assert len(list(records_in(tmp_path))) == 1
+
+
+CAPABILITIES = st.sampled_from(["7.0", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "12.0", "12.1"])
+GPUS = st.builds(Gpu, st.sampled_from(["NVIDIA L4", "NVIDIA H200"]), CAPABILITIES)
+
+
+@given(GPUS, st.sets(CAPABILITIES, max_size=4), st.none() | st.sampled_from(["NVIDIA L4", "NVIDIA H200"]))
+def test_a_target_covers_what_it_names_and_a_portable_one_all_since_ampere(
+    gpu: Gpu, capabilities: set[str], name: str | None
+):
+    named = PlanTarget("tensorrt-rtx", VERSION, tuple(sorted(capabilities)), name if capabilities else None)
+    if capabilities:
+        assert named.covers(gpu) == (gpu.compute_capability in capabilities and name in (None, gpu.name))
+        assert not (named.covers(gpu) and not replace(named, gpu_name=None).covers(gpu)), "a name only narrows"
+    else:
+        assert named.covers(gpu) == (float(gpu.compute_capability) >= 8.0)
+
+
+@given(GPUS, GPUS)
+def test_what_tensorrt_builds_on_one_gpu_is_for_others_of_its_name_or_else_of_its_capability(one: Gpu, other: Gpu):
+    for options in (RANGE, replace(RANGE, hardware_compatibility="same_compute_capability")):
+        built = tensorrt_target("11.4", one, options)
+        assert built.covers(one)
+        same = one == other if options is RANGE else one.compute_capability == other.compute_capability
+        assert built.covers(other) == same
