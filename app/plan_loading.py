@@ -10,7 +10,6 @@ import logging
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from app.engines.base import Engine
@@ -18,6 +17,7 @@ from app.engines.cuda.device import Device
 from app.engines.cuda.engine import bucket_sizes
 from app.engines.cuda.trials import best_of, read_memory, told, try_all, write_memory
 from app.engines.tensorrt import Captures, TensorRtEngine
+from app.engines.tensorrt_contexts import Kernels
 from app.engines.tensorrt_library import TensorRt, library_named, nameable_capabilities
 from app.gpu_jobs import GpuJob, PlanWish
 from app.proving import NotProved
@@ -25,7 +25,7 @@ from models.bundle import Variant
 from models.errors import JobError
 from models.gpus import FP8_SINCE, as_number
 from models.onnx_digest import onnx_digest
-from models.plan_cache import PlanQuery, search_plan
+from models.plan_cache import PlanQuery, is_trusted, search_plan
 from models.plans import BuildOptions, Gpu, NoPlan, Plan, PlanPaths, PlanTarget, plan_key, tensorrt_target
 
 _log = logging.getLogger("convoy")
@@ -53,8 +53,10 @@ def find_or_wish(
         raise NotProved(f"{variant.file}: {error}") from error
     found = search_plan(job.plan_cache, query)
     if isinstance(found, NoPlan):
-        key = plan_key(query.onnx_sha256, _target(library, trt, gpu, options), options)
-        wishes.append(PlanWish(device, onnx, variant, options, key))
+        target = _target(library, trt, gpu, options)
+        if not target.covers(gpu):
+            raise NotProved(f"{variant.file}: {library.title} is for {target.where}, not {gpu.compute_capability}")
+        wishes.append(PlanWish(device, onnx, variant, options, plan_key(query.onnx_sha256, target, options)))
         raise NotProved(f"{variant.file}: {found.reason}")
     opener = PlanOpener(job, device, found)
     if not (opener.is_compiled() or job.may_wait):
@@ -81,47 +83,58 @@ class PlanOpener:
     plan: Plan
 
     def is_compiled(self) -> bool:
-        """Whether opening it compiles nothing. What is kept may yet turn out to be stale, and then it does."""
+        """Whether opening it compiles and tries nothing. What is kept may turn out to be stale, and then it does."""
         kernels = self._kernels()
-        return kernels is None or kernels.exists()
+        return kernels is None or (is_trusted(kernels) and self._remembered(kernels) is not None)
 
     def open(self) -> Engine:
         """Raises BundleError or EngineFailure."""
-        return self._open(self._captures(), None)
+        path = self._kernels()
+        if path is None:
+            return self._open("own", None)
+        kernels = Kernels(path)  # all that is opened for this shares them, also where nothing can be written
+        return self._open(self._captures(path, kernels), kernels)
 
-    def _captures(self) -> Captures:
-        """Who captures graphs: the faster one, where the library can do it itself. Raises EngineFailure."""
-        kernels = self._kernels()
-        if kernels is None:
-            return "own"
-        memory = kernels.with_suffix(".captures")
-        known = read_memory(memory, CapturesRecord, _FILE_VERSION)
+    def _captures(self, path: Path, kernels: Kernels) -> Captures:
+        """Who captures graphs: the faster one. Raises EngineFailure or BundleError."""
+        known = self._remembered(path)
         if known is not None:
             return known.chosen
-        sizes = tuple(sorted({1, max(1, self.job.max_batch_size)}))
-        tried, problem = try_all(lambda way, trial_sizes: self._open(way, 1), _CAPTURES, sizes)
+        sizes = tuple(sorted({1, self._largest}))
+        tried, problem = try_all(lambda way, trial_sizes: self._open(way, kernels, slots=1), _CAPTURES, sizes)
         if not tried:
             assert problem is not None
             raise problem
         best = best_of(tried)
-        write_memory(memory, CapturesRecord(_FILE_VERSION, best, told(tried, str)))
+        write_memory(self._memory(path), CapturesRecord(_FILE_VERSION, best, told(tried, str)))
         _log.info("%s on %s: graphs by %s", self.plan.path, self.device.name, best)
         return best
 
-    def _open(self, captures: Captures, slots: int | None) -> TensorRtEngine:
+    def _remembered(self, kernels: Path) -> CapturesRecord | None:
+        return read_memory(self._memory(kernels), CapturesRecord, _FILE_VERSION)
+
+    def _memory(self, kernels: Path) -> Path:
+        """For each largest batch: it is another choice, and there are kernels for as many sizes."""
+        return kernels.with_name(f"{kernels.stem}-{self._largest}.captures")
+
+    @property
+    def _largest(self) -> int:
+        return max(1, self.job.max_batch_size)
+
+    def _open(self, captures: Captures, kernels: Kernels | None, **options: int) -> TensorRtEngine:
         spec = self.job.bundle.manifest.spec
         record = self.plan.record
-        engine = partial(TensorRtEngine, slots=slots) if slots is not None else TensorRtEngine
-        return engine(
+        return TensorRtEngine(
             self.plan,
             self.device,
             self.job.machine.runs(library_named(record.key.target.library)).module,
             inputs=spec.inputs,
             outputs=spec.outputs,
             batched=self.job.max_batch_size > 0,
-            max_batch_size=max(1, self.job.max_batch_size),
+            max_batch_size=self._largest,
             captures=captures,
-            kernels=self._kernels(),
+            kernels=kernels,
+            **options,
         )
 
     def _kernels(self) -> Path | None:
@@ -150,6 +163,7 @@ def _driver(device: Device) -> str:
     """The driver as exactly as it can be known: its own version where the system tells, and the CUDA that it speaks."""
     build = ""
     with suppress(OSError):
-        found = re.search(r"Kernel Module\D*?([\d.]+)", _DRIVER.read_text())
+        # "NVIDIA UNIX x86_64 Kernel Module  550.54.15", "NVIDIA UNIX Open Kernel Module for x86_64  580.65.06"
+        found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", _DRIVER.read_text())
         build = found[1] if found else ""
     return f"{build} {device.cuda.driver_version()}"

@@ -173,6 +173,16 @@ def read_trusted(path: Path) -> bytes:
         os.close(descriptor)
 
 
+def is_trusted(path: Path) -> bool:
+    """Whether `read_trusted` would read the file now."""
+    try:
+        status = path.lstat()
+        _check_trust(path, status)
+    except (NotTrusted, OSError):
+        return False
+    return stat.S_ISREG(status.st_mode)
+
+
 def write_trusted(path: Path, data: bytes, stem: str) -> None:
     """Write aside, sync, rename: readers see the old bytes or the new ones, and `read_trusted` takes them.
 

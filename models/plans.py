@@ -5,6 +5,7 @@
                         trt<version>-sm<capability>-<digest>.lock    held by whoever builds it
                         rtx<version>-<targets>-<digest>.*            the same of TensorRT for RTX
                         rtx<version>-<targets>-<digest>-<gpu>.kernels    what its compiler made of it on a device
+                        rtx<version>-<targets>-<digest>-<gpu>-<batch>.captures    who captures its graphs faster there
     CACHE/timing-trt<version>-sm<capability>.cache                   measured kernel times, shared by all builds
 
 TensorRT's plans are for one kind of GPU and built on it. Those of TensorRT for RTX are built anywhere and are for every

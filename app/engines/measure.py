@@ -89,9 +89,9 @@ def make_probe(engine: Engine, samples: int, *, seed: int = 0) -> Probe:
 
 
 def run_in_turns(engines: Sequence[Engine], pace: Pace) -> Iterator[Rounds]:
-    """The engines' runs at each knot, smallest first, as they are made. Raises EngineFailure."""
+    """The engines' runs at each knot that all of them take, smallest first, as they are made. Raises EngineFailure."""
     previous: Rounds | None = None
-    for size in batch_knots(engines[0].info.batch_sizes[-1]):
+    for size in batch_knots(min(engine.info.batch_sizes[-1] for engine in engines)):
         if previous is not None:
             # A larger batch never takes longer than the same samples in smaller ones, or hardly.
             expected_s = previous.round_s * size / previous.batch_size

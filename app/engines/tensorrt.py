@@ -14,18 +14,17 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from app.engines.base import Blast, EngineFailure
 from app.engines.cuda.device import Device
 from app.engines.cuda.driver import Handle
-from app.engines.cuda.engine import SLOTS, CudaEngine
+from app.engines.cuda.engine import SLOTS, CudaEngine, bucket_sizes
 from app.engines.cuda.slots import Slot
-from app.engines.tensorrt_contexts import Contexts, open_contexts
+from app.engines.tensorrt_contexts import Contexts, Kernels, open_contexts
 from app.engines.tensorrt_library import Needed, collecting_logger, explained, library_named
 from models.errors import BundleError
-from models.plans import Plan
+from models.plans import BuildOptions, Plan
 from models.spec import TensorSpec
 
 _log = logging.getLogger("convoy")
@@ -57,8 +56,9 @@ _DATA_TYPES = {
 class TensorRtEngine(CudaEngine):
     """One plan on `device`.
 
-    Of the plan's batch sizes those are used that batches of up to `max_batch_size` need. `trt` is the module of the
-    library that built it. Where nobody `captures`, every run is a plain enqueue; "library" leaves it to one that can.
+    Of the plan's batch sizes those are used that batches of up to `max_batch_size` need; where one profile has them
+    all, the sizes that a server runs. `trt` is the module of the library that built it. Where nobody `captures`, every
+    run is a plain enqueue; "library" leaves it to one that can.
     `kernels` is where what is compiled on the device is kept.
     Raises BundleError when the plan does not load or has other tensors, EngineFailure when the device has no room.
     """
@@ -74,17 +74,16 @@ class TensorRtEngine(CudaEngine):
         batched: bool,
         max_batch_size: int | None = None,
         captures: Captures = "own",
-        kernels: Path | None = None,
+        kernels: Kernels | None = None,
         slots: int = SLOTS,
     ) -> None:
         options, library = plan.record.options, plan.record.key.target.library
         sizes = options.batch_sizes
-        smaller = sum(size < (max_batch_size or sizes[-1]) for size in sizes)
         super().__init__(
             device,
             inputs=inputs,
             outputs=outputs,
-            batch_sizes=sizes[: smaller + 1],
+            batch_sizes=_used_sizes(options, min(max_batch_size or sizes[-1], sizes[-1])),
             batched=batched,
             engine=library,
             library=f"{library} {trt.__version__}",
@@ -247,6 +246,13 @@ class TensorRtEngine(CudaEngine):
             self._contexts = None
             self._engine = None
             self._runtime = None
+
+
+def _used_sizes(options: BuildOptions, largest: int) -> tuple[int, ...]:
+    sizes = options.batch_sizes
+    if options.profiles == "range" and sizes[0] == 1:
+        return bucket_sizes(largest)  # what lies between is no larger than it must be
+    return sizes[: sum(size < largest for size in sizes) + 1]
 
 
 @dataclass(slots=True)

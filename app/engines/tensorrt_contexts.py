@@ -15,6 +15,34 @@ from models.plan_cache import NotTrusted, read_trusted, write_trusted
 _log = logging.getLogger("convoy")
 
 
+class Kernels:
+    """What was compiled of one plan for one device: in a file where that can be written, and at hand anyway."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._at_hand = b""
+
+    def read(self) -> bytes:
+        """Empty where there are none that can be trusted."""
+        if self._at_hand:
+            return self._at_hand
+        try:
+            return read_trusted(self.path)
+        except FileNotFoundError:
+            return b""
+        except (NotTrusted, OSError) as error:
+            _log.warning("compiled kernels are not used: %s", error)
+            return b""
+
+    def write(self, compiled: bytes) -> None:
+        """Where the file cannot be written, the next start compiles again, but nobody who has this."""
+        self._at_hand = compiled
+        try:
+            write_trusted(self.path, compiled, self.path.stem)
+        except OSError as error:
+            _log.info("%s cannot be kept (%s); the next start compiles again", self.path, error.strerror)
+
+
 class Contexts(Protocol):
     """Where an engine's contexts come from; all of them use scratch memory of the caller's."""
 
@@ -25,7 +53,7 @@ class Contexts(Protocol):
         """Everything has run once: what was worked out for that shall not be worked out again."""
 
 
-def open_contexts(trt: Any, engine: Any, kernels: Path | None, *, captures: bool) -> Contexts:
+def open_contexts(trt: Any, engine: Any, kernels: Kernels | None, *, captures: bool) -> Contexts:
     """The contexts of `engine`. `kernels` is where what is compiled is kept; `captures`: the library captures graphs.
 
     Only what compiles has a use for either.
@@ -49,7 +77,7 @@ class _Compiled:
 class _Compiling:
     """All contexts share one cache of kernels, and each is compiled for the one shape that it gets, at once."""
 
-    def __init__(self, trt: Any, engine: Any, kernels: Path | None, *, captures: bool) -> None:
+    def __init__(self, trt: Any, engine: Any, kernels: Kernels | None, *, captures: bool) -> None:
         self._engine, self._kernels = engine, kernels
         self._config = engine.create_runtime_config()
         self._config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
@@ -58,9 +86,9 @@ class _Compiling:
         strategies = trt.CudaGraphStrategy
         self._config.cuda_graph_strategy = strategies.WHOLE_GRAPH_CAPTURE if captures else strategies.DISABLED
         self._cache = self._config.create_runtime_cache()
-        self._known = _read(kernels)
-        if self._known and not self._cache.deserialize(self._known):
-            _log.info("%s was compiled for something else; it is made anew", kernels)
+        self._known = kernels.read() if kernels is not None else b""
+        if kernels is not None and self._known and not self._cache.deserialize(self._known):
+            _log.info("%s was compiled for something else; it is made anew", kernels.path)
             self._known = b""
         self._config.set_runtime_cache(self._cache)
 
@@ -68,27 +96,13 @@ class _Compiling:
         return self._engine.create_execution_context(self._config)
 
     def keep(self) -> None:
-        if self._kernels is None:
+        kernels, known = self._kernels, self._known
+        # Once; and large networks have a hundred megabytes of them.
+        self._kernels, self._known = None, b""
+        if kernels is None:
             return
-        compiled = bytes(self._cache.serialize())
-        if compiled == self._known:
-            return
-        try:
-            write_trusted(self._kernels, compiled, self._kernels.stem)
-        except OSError as error:
-            _log.info("%s cannot be kept (%s); the next start compiles again", self._kernels, error.strerror)
-        else:
-            self._known = compiled
-
-
-def _read(kernels: Path | None) -> bytes:
-    """Empty where there are none that can be trusted."""
-    if kernels is None:
-        return b""
-    try:
-        return read_trusted(kernels)
-    except FileNotFoundError:
-        return b""
-    except (NotTrusted, OSError) as error:
-        _log.warning("compiled kernels are not used: %s", error)
-        return b""
+        compiled = self._cache.serialize()
+        if compiled is None:
+            _log.info("the library does not give away what it compiled; the next start compiles again")
+        elif bytes(compiled) != known:
+            kernels.write(bytes(compiled))

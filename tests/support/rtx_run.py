@@ -24,10 +24,11 @@ class Jit:
 
     The record: the batch sizes for which kernels were `compiled`, and for which they came `from_cache`; `fallbacks`
     are the enqueues that ran the kernels for every size because their own were not ready, and whether each was
-    captured, and so will never be replaced.
+    captured, and so will never be replaced. Unless it `gives_away`, what was compiled cannot be serialised.
     """
 
     origin: str = "1.7.1 on Fake GPU"
+    gives_away: bool = True
     compiled: list[int] = field(default_factory=list)
     from_cache: list[int] = field(default_factory=list)
     fallbacks: list[tuple[int, bool]] = field(default_factory=list)
@@ -107,6 +108,9 @@ def config_plays(jit: Jit, complain: Callable[[Any], None]) -> Plays:
         cache.state["kernels"] |= kernels
         return True
 
+    def serialize(cache: Any) -> HostMemory | None:
+        return HostMemory(jit.dump(cache.state["kernels"])) if jit.gives_away else complain(cache)
+
     def reset(cache: Any) -> bool:
         cache.state["kernels"].clear()
         return True
@@ -119,7 +123,7 @@ def config_plays(jit: Jit, complain: Callable[[Any], None]) -> Plays:
         ("IRuntimeConfig", "set_execution_context_allocation_strategy"): set_allocation,
         ("IRuntimeConfig", "get_execution_context_allocation_strategy"): lambda config: config.state["allocation"],
         ("IRuntimeCache", "deserialize"): deserialize,
-        ("IRuntimeCache", "serialize"): lambda cache: HostMemory(jit.dump(cache.state["kernels"])),
+        ("IRuntimeCache", "serialize"): serialize,
         ("IRuntimeCache", "reset"): reset,
         ("IExecutionContext", "get_runtime_config"): _config,
     }
