@@ -58,4 +58,9 @@ class Untried:
 
 def refusal(engine: str, device: Device, why: object) -> str:
     """How it is told that an engine does not serve on a device."""
-    return f"{engine} on {device.name}: {why}"
+    return refused_on(engine, device.name, why)
+
+
+def refused_on(engine: str, device: str, why: object) -> str:
+    """The same of a device that is known by its name only."""
+    return f"{engine} on {device}: {why}"

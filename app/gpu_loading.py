@@ -24,9 +24,10 @@ from app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngin
 from app.engines.select import Choice, Runner, choose_on_gpu
 from app.engines.tensorrt import supports
 from app.engines.tensorrt_library import LIBRARIES, TensorRt
+from app.gpu_choice import NOTHING_SERVES, choose
 from app.gpu_jobs import GpuJob, PlanWish, Untried, refusal
 from app.plan_loading import PlanOpener, find_or_wish
-from app.proving import Candidate, NotProved, ProvedEngine, measure, pick, prove
+from app.proving import Candidate, NotProved, ProvedEngine, prove
 from models.bundle import Precision, Variant
 from models.errors import BundleError, JobError
 from models.onnx_digest import onnx_digest
@@ -78,23 +79,20 @@ def prove_plan(job: GpuJob, wish: PlanWish) -> ProvedEngine:
     if isinstance(found, NoPlan):
         raise NotProved(f"{wish.variant.file}: {found.reason}")
     candidate = _open_and_prove(job, wish.variant, PlanOpener(job, wish.device, found).open)
-    return _best([candidate], "its plan was built", "tensorrt_plan")
+    return choose([candidate], "its plan was built", "tensorrt_plan", [])
 
 
 def prove_tuned(job: GpuJob, untried: Untried) -> ProvedEngine:
     """ONNX Runtime at its best. Raises NotProved."""
     opener = _opener(job, untried.device, untried.variant)
     candidate = _open_and_prove(job, untried.variant, opener.open)
-    return _best([candidate], "tuned, and no plan is faster", "onnxruntime_onnx")
+    return choose([candidate], "tuned, and no plan is faster", "onnxruntime_onnx", [])
 
 
 def still_refused(skipped: tuple[str, ...], wish: PlanWish) -> tuple[str, ...]:
     """Of what was told, all that holds when the wish has been tried: there was no plan, and now there is an answer."""
-    of_file, of_all = (refusal(wish.library, wish.device, why) for why in (f"{wish.variant.file}: ", _NOTHING_SERVES))
+    of_file, of_all = (refusal(wish.library, wish.device, why) for why in (f"{wish.variant.file}: ", NOTHING_SERVES))
     return tuple(reason for reason in skipped if not reason.startswith(of_file) and reason != of_all)
-
-
-_NOTHING_SERVES = "no variant serves"
 
 
 def _ensure_works(device: Device) -> None:
@@ -109,16 +107,15 @@ def _ensure_works(device: Device) -> None:
 
 def _load_plans(job: GpuJob, device: Device, libraries: Sequence[TensorRt], found: GpuEngines) -> ProvedEngine | None:
     """The fastest of what is ready, whichever library made it; None where nothing is."""
+    try:
+        choice = _choose_plans(job)
+    except NotProved as failure:
+        found.skipped += [refusal(library.name, device, failure) for library in libraries]
+        return None
+    found.skipped += choice.skipped
     candidates: list[Candidate] = []
-    reason = ""
     for library in libraries:
-        try:
-            choice = _choose_plans(job)
-        except NotProved as failure:
-            found.skipped.append(refusal(library.name, device, failure))
-            continue
-        found.skipped += choice.skipped
-        reason, before = choice.reason, len(candidates)
+        before = len(candidates)
         for variant in choice.variants:
             try:
                 opener = find_or_wish(job, device, library, variant, found.wishes)
@@ -126,11 +123,13 @@ def _load_plans(job: GpuJob, device: Device, libraries: Sequence[TensorRt], foun
             except NotProved as failure:
                 found.skipped.append(refusal(library.name, device, failure))
         if len(candidates) == before:
-            found.skipped.append(refusal(library.name, device, _NOTHING_SERVES))
+            found.skipped.append(refusal(library.name, device, NOTHING_SERVES))
+    # The most exact first, of whichever library: what is faster has to be so beyond doubt.
+    candidates.sort(key=lambda one: choice.variants.index(one.variant))
     try:
-        return _best(candidates, reason, "tensorrt_plan") if candidates else None
+        return choose(candidates, choice.reason, "tensorrt_plan", found.skipped) if candidates else None
     except NotProved as failure:
-        found.skipped += [refusal(one.engine.info.engine, device, failure) for one in candidates]
+        found.skipped.append(refusal(candidates[0].engine.info.engine, device, failure))
         return None
 
 
@@ -156,7 +155,7 @@ def _load_onnx(job: GpuJob, device: Device, found: GpuEngines) -> ProvedEngine:
             candidates.append(_prove_onnx(job, device, variant, found))
         except NotProved as failure:
             found.skipped.append(refusal("onnxruntime-cuda", device, failure))
-    return _best(candidates, choice.reason, "onnxruntime_onnx")
+    return choose(candidates, choice.reason, "onnxruntime_onnx", found.skipped)
 
 
 def _prove_onnx(job: GpuJob, device: Device, variant: Variant, found: GpuEngines) -> Candidate:
@@ -263,18 +262,3 @@ def _open_and_prove(job: GpuJob, variant: Variant, open_engine: Callable[[], Eng
     except (JobError, OSError, EngineFailure) as failure:
         raise NotProved(f"{variant.file}: {failure}") from failure
     return prove(variant, job.bundle.canary(), engine)
-
-
-def _best(candidates: list[Candidate], why: str, platform: str) -> ProvedEngine:
-    """The best of them, measured in turns. Raises NotProved where there is none or it cannot be measured."""
-    if not candidates:
-        raise NotProved(_NOTHING_SERVES)
-    try:
-        tables = measure([candidate.engine for candidate in candidates])
-    except EngineFailure as failure:
-        for candidate in candidates:
-            candidate.engine.close()
-        raise NotProved(f"it fails when it is measured: {failure}") from failure
-    best = pick(candidates, tables)
-    points = tables[candidates.index(best)].points
-    return ProvedEngine(best.engine, best.canary, points, f"{best.variant.file}: {why}", platform)

@@ -381,6 +381,63 @@ def test_two_gpus_of_two_names_share_the_plan_and_not_the_kernels(store):
     assert [engine for engine, _, _ in engines(start.load())] == [RTX, RTX]
 
 
+# Both libraries
+
+
+@pytest.mark.parametrize("faster", [RTX, "tensorrt"])
+def test_of_both_libraries_the_faster_serves_and_it_is_told_why_the_other_does_not(store, faster, monkeypatch):
+    start = Start(store, bench_of())
+    model = start.load()
+    assert [wish.library for wish in model.wishes] == [RTX, "tensorrt"]
+    for wish in model.wishes:
+        start.bench.build(wish, start.plans)
+    start.compile(model)
+    close(model)
+    del model
+    assert not start.bench.cuda.live_device_blocks
+    serves_faster(monkeypatch, {RTX: 2.0, "tensorrt": 2.0} | {faster: 1.0})
+    model = start.load()
+    assert engines(model) == [(faster, "fp16", "cuda:0")]
+    other = "tensorrt" if faster == RTX else RTX
+    assert f"{other} on cuda:0: fp16.onnx: it is not faster than {faster} in fp16" in model.skipped, model.skipped
+    assert [one.variant.file for one in model.untried] == ["fp16.onnx"]
+    assert start.bench.onnxruntime.opened, "at the first start"
+    close(model)
+    del model
+    assert not start.bench.cuda.live_device_blocks
+
+
+def test_of_equals_the_more_exact_one_serves_whichever_library_it_is_of(store, monkeypatch):
+    start = Start(store, bench_of())
+    model = start.load(precision="auto")
+    for wish in model.wishes:
+        if (wish.library, wish.variant.precision) in ((RTX, "int8"), ("tensorrt", "fp16")):
+            start.bench.build(wish, start.plans)
+    serves_faster(monkeypatch, {RTX: 1.0, "tensorrt": 1.0, "onnxruntime-cuda": 3.0})
+    job = start.job(precision="auto")
+    (int8,) = [wish for wish in model.wishes if (wish.library, wish.variant.precision) == (RTX, "int8")]
+    prove_plan(job, int8).engine.close()
+    assert engines(start.load(precision="auto")) == [("tensorrt", "fp16", "cuda:0")]
+
+
+def test_a_plan_that_fails_when_it_is_measured_does_not_take_the_other_with_it(store, monkeypatch):
+    start = Start(store, bench_of())
+    model = start.load()
+    for wish in model.wishes:
+        start.bench.build(wish, start.plans)
+    start.compile(model)
+
+    def run_ms(probe: object) -> float:
+        if probe.engine.info.engine == RTX:  # type: ignore[attr-defined]
+            raise EngineFailure("it fell over")
+        return 1.0
+
+    monkeypatch.setattr("app.engines.measure.Probe.run_ms", run_ms)
+    model = start.load()
+    assert engines(model) == [("tensorrt", "fp16", "cuda:0")]
+    assert any(why.startswith("tensorrt-rtx on cuda:0") and "it fell over" in why for why in model.skipped)
+
+
 # Who captures
 
 
