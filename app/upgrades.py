@@ -57,31 +57,36 @@ class Upgrades:
 
     async def _upgrade(self, served: Served) -> None:
         failed: set[tuple[str, PlanKey]] = set()
-        beside: list[Untried] = []
         try:
             # Looked for anew each time: while one plan is built, an engine may be lost and the version loaded again.
             while not served.withdrawn:
                 if (wish := _next_wish(served, failed)) is not None:
-                    await self._fulfil(served, wish)
-                    if wish in served.loaded.wishes:
-                        failed.add((wish.device.name, wish.key))
-                elif (untried := _next_untried(served, beside)) is not None:
-                    beside.append(untried)
-                    await self._try(served, untried)
+                    tried = await self._fulfil(served, wish)
+                    failed |= {(one.device.name, one.key) for one in tried if one in served.loaded.wishes}
+                elif served.loaded.untried:
+                    await self._try(served, untried := served.loaded.untried[0])
+                    others = tuple(one for one in served.loaded.untried if one != untried)
+                    served.loaded = replace(served.loaded, untried=others)
                 else:
                     return
         finally:
             self._at_work.discard(served.key)
 
-    async def _fulfil(self, served: Served, wish: PlanWish) -> None:
-        """Whatever goes wrong, the version is served as before and the next plan gets its turn."""
+    async def _fulfil(self, served: Served, wish: PlanWish) -> list[PlanWish]:
+        """Which wishes were tried. Whatever goes wrong, the version is served as before and the next gets its turn."""
         try:
             await self._move_to_plan(served, wish)
+        except _NotBuilt as failure:
+            same = [wish, *(one for one in served.loaded.wishes if one != wish and _has_same_build(one, wish))]
+            for one in same:
+                self._give_up(served, one, str(failure))
+            return same
         except (NotProved, JobError) as failure:
             self._give_up(served, wish, str(failure))
         except Exception as error:  # a bug, here or in a library
             _log.exception("moving %s to its plan failed; this is a bug", wish.onnx)
             self._give_up(served, wish, f"{type(error).__name__}: {error}")
+        return [wish]
 
     async def _move_to_plan(self, served: Served, wish: PlanWish) -> None:
         """Raises NotProved or JobError."""
@@ -98,7 +103,7 @@ class Upgrades:
         served.loaded = replace(
             loaded,
             skipped=still_refused(loaded.skipped, wish),
-            wishes=tuple(other for other in loaded.wishes if other is not wish),
+            wishes=tuple(other for other in loaded.wishes if other != wish),  # not the same, where it was loaded again
         )
         name, version, device = served.key.model, served.key.version, wish.device.name
         _log.info("%s version %d on %s is served by %s now: %s", name, version, device, wish.library, serves.reason)
@@ -116,6 +121,7 @@ class Upgrades:
             )
         except (NotProved, JobError) as failure:
             _log.info("ONNX Runtime does not take over with %s: %s", about, failure)
+            self._tell(served, refusal("onnxruntime-cuda", untried.device, _in_file(untried.variant.file, failure)))
         except Exception:  # a bug, here or in a library
             _log.exception("tuning %s failed; this is a bug", about)
         else:
@@ -166,7 +172,7 @@ class Upgrades:
         finally:
             del self._building[served.key]
         if build.state != "built":
-            raise NotProved(build.reason or "the builder gave no reason")
+            raise _NotBuilt(build.reason or "the builder gave no reason")
 
     async def _check_pays(self, served: Served, proved: ProvedEngine) -> None:
         """Compare it with what serves on the same device, in turns: both bear the same load. Raises NotProved."""
@@ -189,19 +195,31 @@ class Upgrades:
         """The version is served as before, and whoever looks is told why."""
         build = served.plan_build or PlanBuild("failed", file=wish.variant.file)
         served.plan_build = replace(build, reason=reason)
-        told = refusal(
-            wish.library, wish.device, f"{wish.variant.file}: {reason.removeprefix(f'{wish.variant.file}: ')}"
-        )
-        served.loaded = replace(served.loaded, skipped=(*still_refused(served.loaded.skipped, wish), told))
+        told = refusal(wish.library, wish.device, _in_file(wish.variant.file, reason))
+        served.loaded = replace(served.loaded, skipped=still_refused(served.loaded.skipped, wish))
+        self._tell(served, told)
         _log.warning("%s version %d is served as before: %s", served.key.model, served.key.version, told)
+
+    def _tell(self, served: Served, reason: str) -> None:
+        others = tuple(one for one in served.loaded.skipped if one != reason)
+        served.loaded = replace(served.loaded, skipped=(*others, reason))
+
+
+class _NotBuilt(NotProved):
+    """There is no plan, whichever GPU it was to be for."""
+
+
+def _has_same_build(one: PlanWish, other: PlanWish) -> bool:
+    """Whether what one cannot have the other cannot, either. On a GPU itself a build may just lack memory."""
+    return one.key == other.key and library_named(one.library).builds_anywhere
+
+
+def _in_file(file: str, reason: object) -> str:
+    return f"{file}: {str(reason).removeprefix(f'{file}: ')}"
 
 
 def _next_wish(served: Served, failed: set[tuple[str, PlanKey]]) -> PlanWish | None:
     return next((wish for wish in served.loaded.wishes if (wish.device.name, wish.key) not in failed), None)
-
-
-def _next_untried(served: Served, tried: list[Untried]) -> Untried | None:
-    return next((one for one in served.loaded.untried if one not in tried), None)
 
 
 def _job(served: Served, options: LoadOptions) -> GpuJob:

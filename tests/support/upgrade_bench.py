@@ -1,0 +1,150 @@
+"""A real core and its real HTTP application on a machine whose GPU and libraries are played, and a build that takes as
+long as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from app.core import Core, CoreOptions
+from app.edge.body import BodyLimits
+from app.edge.calls import EdgeOptions
+from app.edge.http import create_app
+from app.engines.plan_builder import BuildOrder, PlanBuild, PlanBuilder
+from app.engines.select import EngineChoice
+from app.gpu_jobs import PlanWish
+from app.loading import LoadOptions
+from app.model_control import ControlMode, ControlOptions
+from models.bundle import MANIFEST, read_manifest, seal
+from models.store import DEMO_STORE
+from tests.support.gpu_machine import GpuBench
+
+INFER = "/v2/models/digits/infer"
+
+
+@dataclass
+class ToldBuilder(PlanBuilder):
+    """A builder whose builds end when the test says so."""
+
+    bench: GpuBench
+    plan_cache: Path
+    wishes: Callable[[BuildOrder], PlanWish]
+    fails: str | None = None
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+    orders: list[BuildOrder] = field(default_factory=list)
+    cancelled: int = 0
+
+    async def build(self, order: BuildOrder, report: Callable[[PlanBuild], None]) -> PlanBuild:
+        self.orders.append(order)
+        report(PlanBuild("building", phase="Timing", step=3, total=7, elapsed_s=120.0))
+        try:
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.fails:
+            ended = PlanBuild("failed", reason=self.fails)
+        else:
+            await asyncio.to_thread(self.bench.build, self.wishes(order), self.plan_cache)
+            ended = PlanBuild("built")
+        report(ended)
+        return ended
+
+
+@dataclass
+class Running:
+    core: Core
+    http: httpx.AsyncClient
+    builder: ToldBuilder
+    bench: GpuBench
+
+    async def model(self) -> dict[str, Any]:
+        (model,) = (await self.http.get("/stats")).json()["models"]
+        return model
+
+    async def until(self, condition: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        for _ in range(2000):
+            model = await self.model()
+            if condition(model):
+                return model
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"it never came: {model}")
+
+
+@asynccontextmanager
+async def running(
+    tmp_path: Path,
+    bench: GpuBench,
+    precision: str = "fp16",
+    control: ControlMode = "none",
+    *,
+    engine: EngineChoice = "auto",
+    builds: bool = True,
+) -> AsyncIterator[Running]:
+    """The digits, served; `builds`: something is being built, too."""
+    folder = tmp_path / "store" / "digits" / "1"
+    shutil.copytree(DEMO_STORE / "digits" / "1", folder, dirs_exist_ok=True)
+    manifest = read_manifest(folder)
+    variants = tuple(replace(variant, serve=True) for variant in manifest.variants)
+    (folder / MANIFEST).write_bytes(seal(replace(manifest, variants=variants)))
+    plan_cache = tmp_path / "plans"
+    load = LoadOptions(precision, 1, 4, engine=engine, machine=bench.machine, plan_cache=plan_cache)  # type: ignore[arg-type]
+
+    def wish_of(order: BuildOrder) -> PlanWish:
+        (served,) = core.catalog.served()
+        return next(wish for wish in served.loaded.wishes if wish.options == order.options)
+
+    at_start = ("*",) if control == "explicit" else ()
+    builder = ToldBuilder(bench, plan_cache, wish_of)
+    core = Core(CoreOptions(tmp_path / "store", load, ControlOptions(control, at_start=at_start)), plan_builder=builder)
+    app = create_app(core, EdgeOptions(BodyLimits(1 << 20), decode_threads=1))
+    transport = httpx.ASGITransport(app)
+    await core.start()
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://convoy") as http:
+            one = Running(core, http, builder, bench)
+            for _ in range(4000):
+                if core.ready and (builder.orders or not builds):
+                    break
+                await asyncio.sleep(0.005)
+            yield one
+    finally:
+        await core.stop()
+
+
+def request_of(images: np.ndarray) -> tuple[bytes, dict[str, str]]:
+    tensor = {
+        "name": "images",
+        "datatype": "UINT8",
+        "shape": list(images.shape),
+        "parameters": {"binary_data_size": images.nbytes},
+    }
+    header = json.dumps({"inputs": [tensor]}).encode()
+    return header + images.tobytes(), {"Inference-Header-Content-Length": str(len(header))}
+
+
+async def ask(running: Running, images: np.ndarray) -> np.ndarray:
+    body, headers = request_of(images)
+    answer = await running.http.post(INFER, content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    (output,) = answer.json()["outputs"]
+    return np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+def serving(metrics: str) -> list[str]:
+    """The engines that serve, in the metrics' words."""
+    return [line for line in metrics.splitlines() if re.match(r"convoy_engine_info{.* 1\.0$", line)]
+
+
+def run(job: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(job())  # type: ignore[arg-type]
