@@ -5,13 +5,14 @@ Knows nothing of how it is done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.engines.cuda.device import Device
 from app.engines.machine import Machine
 from app.engines.select import PrecisionChoice
 from models.bundle import Bundle, Variant
+from models.onnx_digest import onnx_digest
 from models.plans import BuildOptions, LibraryName, PlanKey
 
 
@@ -28,6 +29,20 @@ class GpuJob:
     machine: Machine
     plan_cache: Path | None
     may_wait: bool = False
+    digests: Digests = field(default_factory=lambda: Digests(), compare=False)
+
+
+class Digests:
+    """Files' identities, read once for all that ask within one load: every library on every GPU does."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, str] = {}
+
+    def of(self, onnx: Path) -> str:
+        """Raises JobError and OSError as `onnx_digest` does."""
+        if onnx not in self._known:
+            self._known[onnx] = onnx_digest(onnx)
+        return self._known[onnx]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,11 @@ from app.engines.select import Choice, Runner, choose_on_gpu
 from app.engines.tensorrt import supports
 from app.engines.tensorrt_library import LIBRARIES, TensorRt
 from app.gpu_choice import NOTHING_SERVES, choose
-from app.gpu_jobs import GpuJob, PlanWish, Untried, refusal
+from app.gpu_jobs import Digests, GpuJob, PlanWish, Untried, refusal
 from app.plan_loading import PlanOpener, find_or_wish
 from app.proving import Candidate, NotProved, ProvedEngine, prove
 from models.bundle import Precision, Variant
 from models.errors import BundleError, JobError
-from models.onnx_digest import onnx_digest
 from models.plan_cache import find_plan
 from models.plans import NoPlan
 from models.spec import ModelSpec
@@ -180,7 +179,8 @@ def _prove_onnx(job: GpuJob, device: Device, variant: Variant, found: GpuEngines
 
 def _opener(job: GpuJob, device: Device, variant: Variant) -> _OnnxOpener:
     onnx, spec = job.bundle.path(variant.file), job.bundle.manifest.spec
-    return _OnnxOpener(onnx, spec, job.max_batch_size, variant.precision, device, job.machine, job.plan_cache)
+    precision = variant.precision
+    return _OnnxOpener(onnx, spec, job.max_batch_size, precision, device, job.machine, job.plan_cache, job.digests)
 
 
 def open_bare_on_gpus(
@@ -189,12 +189,13 @@ def open_bare_on_gpus(
     """A bare model's engines, not warmed up, and why there are not more."""
     engines: list[Engine] = []
     refused: list[str] = []
+    digests = Digests()
     for device in machine.gpus:
         _ensure_works(device)
         if no_code := machine.why_no_code(device):
             refused.append(refusal("onnxruntime-cuda", device, no_code))
             continue
-        opener = _OnnxOpener(onnx, spec, max_batch_size, "fp32", device, machine, plan_cache)
+        opener = _OnnxOpener(onnx, spec, max_batch_size, "fp32", device, machine, plan_cache, digests)
         try:
             engines.append(opener.open())
         except (JobError, OSError, EngineFailure) as failure:
@@ -213,6 +214,7 @@ class _OnnxOpener:
     device: Device
     machine: Machine
     plan_cache: Path | None
+    digests: Digests
 
     def is_tuned(self) -> bool:
         return remembered(self._memory()) is not None
@@ -249,7 +251,7 @@ class _OnnxOpener:
         gpu, library = self.device.properties, self.machine.onnxruntime.module.__version__
         about = json.dumps([gpu.name, gpu.compute_capability, library, self.max_batch_size])
         digest = hashlib.sha256(about.encode()).hexdigest()[:16]
-        return self.plan_cache / onnx_digest(self.onnx) / f"ort{library}-sm{gpu.compute_capability}-{digest}.json"
+        return self.plan_cache / self.digests.of(self.onnx) / f"ort{library}-sm{gpu.compute_capability}-{digest}.json"
 
 
 # Both

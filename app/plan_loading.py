@@ -24,7 +24,6 @@ from app.proving import NotProved
 from models.bundle import Variant
 from models.errors import JobError
 from models.gpus import FP8_SINCE, as_number
-from models.onnx_digest import onnx_digest
 from models.plan_cache import PlanQuery, is_trusted, search_plan
 from models.plans import BuildOptions, Gpu, NoPlan, Plan, PlanPaths, PlanTarget, plan_key, tensorrt_target
 
@@ -48,7 +47,7 @@ def find_or_wish(
     trt, onnx = job.machine.runs(library).module, job.bundle.path(variant.file)
     options = BuildOptions(variant.precision, bucket_sizes(job.max_batch_size), profiles=library.profiles)
     try:
-        query = PlanQuery(onnx_digest(onnx), library.name, trt.__version__, gpu, options)
+        query = PlanQuery(job.digests.of(onnx), library.name, trt.__version__, gpu, options)
     except (JobError, OSError) as error:
         raise NotProved(f"{variant.file}: {error}") from error
     found = search_plan(job.plan_cache, query)

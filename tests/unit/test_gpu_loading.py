@@ -332,8 +332,7 @@ def test_a_file_that_cannot_be_told_from_others_costs_only_the_gpu(store, shift,
     def digest(path: Path) -> str:
         raise JobError(f"{path}: its external data lies outside its folder")
 
-    for module in ("app.plan_loading", "app.gpu_loading"):
-        monkeypatch.setattr(f"{module}.onnx_digest", digest)
+    monkeypatch.setattr("app.gpu_jobs.onnx_digest", digest)
     for model in (loaded(store, options(bench, tmp_path)), loaded_shift(shift, options(bench, tmp_path))):
         assert engines(model)[0][0] == "onnxruntime-cpu"
         assert any("onnxruntime-cuda on cuda:0" in why and "outside its folder" in why for why in model.skipped)

@@ -359,6 +359,19 @@ def test_a_library_that_gives_no_kernels_away_costs_only_the_memory(start):
 # Several GPUs
 
 
+def test_a_file_is_read_once_for_all_libraries_and_gpus(store, monkeypatch):
+    start = Start(store, bench_of(FakeGpu("NVIDIA L4", (8, 9)), FakeGpu("NVIDIA H200", (9, 0))))
+    read: list[str] = []
+
+    def counting(path: Path) -> str:
+        read.append(path.name)
+        return onnx_digest(path)
+
+    monkeypatch.setattr("app.gpu_jobs.onnx_digest", counting)
+    start.load(precision="auto")
+    assert sorted(read) == ["fp16.onnx", "int8-trt.onnx"]
+
+
 def test_two_gpus_of_one_name_compile_once(store):
     start = Start(store, bench_of(FakeGpu("NVIDIA L4", (8, 9)), FakeGpu("NVIDIA L4", (8, 9)), tensorrt=NO_LIBRARY))
     start.build_ahead()
