@@ -35,6 +35,7 @@ from models.plans import (
     PlanRecord,
     PlanTarget,
     is_record,
+    plan_key,
 )
 from models.records import from_jsonable
 
@@ -119,7 +120,12 @@ def _answers(record: PlanRecord, query: PlanQuery) -> bool:
         query.library,
         query.version,
     )
-    return is_same and target.covers(query.gpu) and record.options.serves(query.options)
+    return is_same and _is_current(record) and target.covers(query.gpu) and record.options.serves(query.options)
+
+
+def _is_current(record: PlanRecord) -> bool:
+    """What another version of the builder made of the same options has another key."""
+    return record.key == plan_key(record.key.onnx_sha256, record.key.target, record.options)
 
 
 def _breadth(record: PlanRecord) -> tuple[bool, int, int]:
@@ -131,7 +137,8 @@ def _breadth(record: PlanRecord) -> tuple[bool, int, int]:
 def _nothing_for(query: PlanQuery, records: Iterable[PlanRecord]) -> str:
     target = PlanTarget(query.library, query.version, (query.gpu.compute_capability,), query.gpu.name)
     wanted = f"no plan for {target} in {query.options}"
-    others = sorted({f"{one.options} for {one.key.target}" for one in records})
+    old = " by another version of the builder"
+    others = sorted({f"{one.options} for {one.key.target}{'' if _is_current(one) else old}" for one in records})
     return f"{wanted}; those in the cache are {', '.join(others)}" if others else wanted
 
 

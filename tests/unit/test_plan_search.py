@@ -226,6 +226,15 @@ def test_a_spoilt_plan_is_passed_over_for_a_good_one_and_told_where_there_is_non
     assert len(list(records_in(tmp_path))) == 2
 
 
+def test_what_an_older_builder_made_of_the_same_options_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("models.plans.RECIPE", -1)
+        stored(tmp_path, target("8.9"))
+    assert reason(tmp_path, query()).endswith("TensorRT for RTX 1.7.1.116 by another version of the builder")
+    stored(tmp_path, target())
+    assert found(tmp_path, query()) == target()
+
+
 @pytest.mark.parametrize("part", ["record", "plan"])
 def test_what_belongs_to_another_user_is_passed_over(tmp_path: Path, part: str):
     if os.geteuid() != 0:
