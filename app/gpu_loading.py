@@ -259,8 +259,17 @@ class _OnnxOpener:
 
 def _open_and_prove(job: GpuJob, variant: Variant, open_engine: Callable[[], Engine]) -> Candidate:
     """Raises NotProved."""
+    canary = job.bundle.canary()
+    engine: Engine | None = None
     try:
         engine = open_engine()
+        return prove(variant, canary, engine)
+    except NotProved:
+        raise
     except (JobError, OSError, EngineFailure) as failure:
         raise NotProved(f"{variant.file}: {failure}") from failure
-    return prove(variant, job.bundle.canary(), engine)
+    except Exception as error:  # a bug, here or in a library, which must cost no more than this engine
+        _log.exception("%s on a GPU failed; this is a bug", variant.file)
+        if engine is not None:
+            engine.close()
+        raise NotProved(f"{variant.file}: {type(error).__name__}: {error}") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from app.engines import tensorrt_contexts
@@ -19,13 +19,24 @@ from app.gpu_jobs import GpuJob
 from app.gpu_loading import prove_plan, prove_tuned
 from app.loading import LoadedModel, LoadOptions, load
 from app.proving import NotProved, measure
-from models.bundle import MANIFEST, Precision, open_bundle, read_manifest, seal
+from models.bundle import (
+    CANARY,
+    MANIFEST,
+    Canary,
+    FileRecord,
+    Precision,
+    canary_bytes,
+    open_bundle,
+    read_manifest,
+    seal,
+)
 from models.errors import BundleError
 from models.onnx_digest import onnx_digest
 from models.plans import BuildOptions, Gpu, PlanTarget, plan_key, tensorrt_target
 from models.store import DEMO_STORE, Store
 from tests.support.fake_cuda import FakeGpu
 from tests.support.gpu_machine import GpuBench
+from tests.support.rtx_run import Jit
 
 NO_LIBRARY = Library(None, "it is not installed")
 SIZES = (1, 2, 4)
@@ -468,7 +479,7 @@ def test_who_captures_is_measured_once_and_remembered(start, monkeypatch):
     opened.clear()
     model = start.load()
     assert opened == ["library"]
-    run_arrays(model.engines[0].engine, {"images": np.zeros((3, 8, 8, 1), np.uint8)})
+    run_arrays(model.engines[0].engine, {"images": start.bundle.canary().inputs["images"][:3]})
     memory.write_text("{")
     opened.clear()
     start.load(engine="rtx")
@@ -510,10 +521,48 @@ def test_where_nothing_can_be_captured_batches_are_enqueued(start):
     start.bench.rtx.can_capture = False
     model = start.load(engine="rtx")
     assert model.engines[0].engine.graphs == 0  # type: ignore[attr-defined]
-    run_arrays(model.engines[0].engine, {"images": np.zeros((3, 8, 8, 1), np.uint8)})
+    run_arrays(model.engines[0].engine, {"images": start.bundle.canary().inputs["images"][:3]})
 
 
 # Precisions, names
+
+
+def test_a_model_without_batches_is_served_by_its_plan(store):
+    without_batches(store / "digits" / "1")
+    start = Start(store, bench_of(tensorrt=NO_LIBRARY))
+    options = LoadOptions("fp16", 1, None, machine=start.bench.machine, plan_cache=start.plans)
+    cold = load(Store(store).versions("digits")[0], options)
+    (wish,) = cold.wishes
+    assert wish.options.batch_sizes == (1,)
+    start.bench.build(wish, start.plans)
+    job = GpuJob(start.bundle, 0, "fp16", start.bench.machine, start.plans)
+    prove_plan(job, wish).engine.close()
+    assert set(start.compiled_by(cold)) == {0}, "one size is all there is"
+    model = load(Store(store).versions("digits")[0], options)
+    assert engines(model) == [(RTX, "fp16", "cuda:0")]
+    assert not model.engines[0].engine.batched
+    assert start.compiled_by(model) == []
+
+
+def without_batches(folder: Path) -> None:
+    """The digits' bundle, as a model whose only request is one image with all its dimensions."""
+    manifest, canary = read_manifest(folder), open_bundle(folder).canary()
+    one = Canary(
+        {name: array[:1] for name, array in canary.inputs.items()},
+        {name: array[:1] for name, array in canary.outputs.items()},
+    )
+    raw = canary_bytes(one)
+    (folder / CANARY).write_bytes(raw)
+    spec = manifest.spec
+    whole = replace(
+        spec,
+        max_batch_size=0,
+        image=None,
+        inputs=tuple(replace(tensor, shape=(1, *tensor.shape)) for tensor in spec.inputs),
+        outputs=tuple(replace(tensor, shape=(1, *tensor.shape)) for tensor in spec.outputs),
+    )
+    files = manifest.files | {CANARY: FileRecord(hashlib.sha256(raw).hexdigest(), len(raw))}
+    (folder / MANIFEST).write_bytes(seal(replace(manifest, spec=whole, files=files)))
 
 
 def test_fp8_says_which_gpus_it_wants(store):
@@ -547,6 +596,25 @@ def test_a_plan_that_answers_wrongly_or_does_not_load_does_not_serve_and_leaves_
         prove_plan(job, cold.wishes[0])
     close(cold)
     del cold
+    assert not start.bench.cuda.live_device_blocks
+
+
+@pytest.mark.parametrize("when", ["create", "enqueue"])
+def test_whatever_a_library_raises_costs_one_engine_and_is_told(start, monkeypatch, when):
+    # What pytest keeps of the log has the frames, and with them what the library made.
+    monkeypatch.setattr("app.gpu_loading._log.exception", lambda *args: None)
+    start.build_ahead()
+    start.compiled_by(start.load(engine="rtx"))
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("pybind11 lost its temper")
+
+    monkeypatch.setattr(Jit, when, broken)
+    model = start.load()
+    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
+    assert "tensorrt-rtx on cuda:0: fp16.onnx: RuntimeError: pybind11 lost its temper" in model.skipped
+    close(model)
+    del model
     assert not start.bench.cuda.live_device_blocks
 
 
