@@ -60,7 +60,9 @@ class Upgrades:
         try:
             # Looked for anew each time: while one plan is built, an engine may be lost and the version loaded again.
             while not served.withdrawn:
-                if (wish := _next_wish(served, failed)) is not None:
+                if (wish := _next_wish(served, failed)) is not None and _is_served(served, wish):
+                    _fulfilled(served, wish)  # it took over while the version was loaded again
+                elif wish is not None:
                     tried = await self._fulfil(served, wish)
                     failed |= {(one.device.name, one.key) for one in tried if one in served.loaded.wishes}
                 elif served.loaded.untried:
@@ -99,12 +101,7 @@ class Upgrades:
         serves = await self._let_take_over(served, options, lambda job: prove_plan(job, wish))
         if serves is None:
             return
-        loaded = served.loaded
-        served.loaded = replace(
-            loaded,
-            skipped=still_refused(loaded.skipped, wish),
-            wishes=tuple(other for other in loaded.wishes if other != wish),  # not the same, where it was loaded again
-        )
+        _fulfilled(served, wish)
         name, version, device = served.key.model, served.key.version, wish.device.name
         _log.info("%s version %d on %s is served by %s now: %s", name, version, device, wish.library, serves.reason)
 
@@ -216,6 +213,18 @@ def _has_same_build(one: PlanWish, other: PlanWish) -> bool:
 
 def _in_file(file: str, reason: object) -> str:
     return f"{file}: {str(reason).removeprefix(f'{file}: ')}"
+
+
+def _is_served(served: Served, wish: PlanWish) -> bool:
+    infos = [one.proved.engine.info for one in served.lanes if not one.lane.stopping]
+    wanted = (wish.device.name, wish.library, wish.variant.precision)
+    return any((info.device, info.engine, info.precision) == wanted for info in infos)
+
+
+def _fulfilled(served: Served, wish: PlanWish) -> None:
+    """It is an equal one, and not the same, where the version was loaded again."""
+    wishes = tuple(other for other in served.loaded.wishes if other != wish)
+    served.loaded = replace(served.loaded, skipped=still_refused(served.loaded.skipped, wish), wishes=wishes)
 
 
 def _next_wish(served: Served, failed: set[tuple[str, PlanKey]]) -> PlanWish | None:

@@ -14,10 +14,11 @@ import pytest
 from app.engines.machine import Library
 from app.gpu_jobs import GpuJob, PlanWish
 from app.gpu_loading import prove_plan
+from app.loading import LoadedModel, LoadOptions, load
 from app.proving import ProvedEngine
 from models.bundle import open_bundle
 from models.plans import BuildOptions, PlanTarget
-from models.store import DEMO_STORE
+from models.store import DEMO_STORE, StoredVersion
 from tests.support.fake_cuda import FakeGpu
 from tests.support.fake_devices import until
 from tests.support.gpu_machine import GpuBench
@@ -208,6 +209,48 @@ def test_a_version_that_was_loaded_again_meanwhile_does_not_wish_for_ever(tmp_pa
             assert not any("no plan" in why for why in (await server.model())["why_not_others"])
 
     run(job)
+
+
+def test_a_plan_that_took_over_while_the_version_was_loaded_again_is_not_held_against_itself(
+    tmp_path, bench, took_ms, monkeypatch
+):
+    compiles, loads, may_prove, may_load = (threading.Event() for _ in range(4))
+
+    def slowly(job: GpuJob, wish: PlanWish) -> ProvedEngine:
+        compiles.set()
+        assert may_prove.wait(60)
+        return prove_plan(job, wish)
+
+    def load_slowly(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
+        loaded = load(stored, options)
+        loads.set()
+        assert may_load.wait(60)
+        return loaded
+
+    monkeypatch.setattr("app.upgrades.prove_plan", slowly)
+    build_ahead(tmp_path, bench)
+
+    async def job() -> None:
+        async with running(tmp_path, bench, builds=False) as server:
+            await asyncio.to_thread(compiles.wait, 60)
+            monkeypatch.setattr(server.core.lanes, "_load_version", load_slowly)
+            (served,) = server.core.catalog.served()
+            (one,) = served.lanes
+            server.core.scheduler.give_up_lane(one.lane, "it is said to hang")
+            await asyncio.to_thread(loads.wait, 60)
+            may_prove.set()
+            await server.until(serves(RTX))
+            may_load.set()
+            await until(lambda: not server.core.lanes._replacing.locked())
+            await settled(server)
+            model = await server.model()
+            assert serves(RTX)(model)
+            assert served.loaded.wishes == ()
+            assert not any(why.startswith(f"{RTX} on") for why in told(model)), told(model)
+            assert len([one for one in served.lanes if not one.lane.stopping]) == 1
+
+    run(job)
+    assert not bench.cuda.live_device_blocks
 
 
 def test_two_gpus_of_two_names_share_one_build_and_compile_each(tmp_path, took_ms):
