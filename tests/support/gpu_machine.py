@@ -53,7 +53,7 @@ class GpuBench:
         is_dynamic = options.profiles == "range"
         scratch = [4096] if is_dynamic else 4096
         body = {"onnx": str(onnx), "sizes": options.batch_sizes, "scratch": scratch, "dynamic": is_dynamic}
-        kinds = {"int8": ("Int8",) * 3, "fp16": ("Half",) * 3, "fp32": ("Float",) * 3}
+        kinds = {"int8": ("Int8",) * 3, "fp16": ("Half",) * 3, "fp32": ("Float",) * 3, "fp8": ("FP8",) * 3}
         scenario = Scenario(
             version=self.rtx.version if target.library == "tensorrt-rtx" else self.tensorrt.version,
             inputs=(FakeInput("images", (-1, 8, 8, 1)),),
