@@ -43,6 +43,11 @@ SIZES = (1, 2, 4)
 RTX = "tensorrt-rtx"
 
 
+@pytest.fixture(autouse=True)
+def _measures_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.proving.MEASURING_BUDGET_S", 0.0)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """The digits, with FP16 and INT8 files for GPUs that may serve, and no other reduced ones."""

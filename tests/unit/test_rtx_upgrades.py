@@ -36,6 +36,11 @@ def machine(*gpus: tuple[str, tuple[int, int]], **missing: Library) -> GpuBench:
     return bench
 
 
+@pytest.fixture(autouse=True)
+def _measures_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.proving.MEASURING_BUDGET_S", 0.0)
+
+
 @pytest.fixture
 def bench() -> GpuBench:
     return machine(tensorrt=NO_LIBRARY)
