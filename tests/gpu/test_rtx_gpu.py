@@ -12,6 +12,7 @@ from app.engines.cuda.device import Device
 from app.engines.machine import Machine, find_machine
 from app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from app.engines.tensorrt import Captures, TensorRtEngine
+from app.engines.tensorrt_contexts import Kernels
 from app.engines.tensorrt_library import RTX
 from export.tensorrt.build import BuildJob, build_plan
 from export.tensorrt.library import resolve_target
@@ -61,7 +62,7 @@ def opened(
         outputs=spec.outputs,
         batched=True,
         captures=captures,
-        kernels=kernels,
+        kernels=Kernels(kernels) if kernels is not None else None,
     )
     engine.warm_up()
     return engine

@@ -20,6 +20,7 @@ from app.engines.machine import Machine
 from app.engines.measure import make_probe
 from app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
 from app.engines.tensorrt import Captures, TensorRtEngine
+from app.engines.tensorrt_contexts import Kernels
 from app.engines.tensorrt_library import RTX as RTX_LIBRARY
 from export.tensorrt.build import BuildJob, build_plan
 from export.tensorrt.library import resolve_target
@@ -115,7 +116,7 @@ def _rtx(machine: Machine, plans: Path, budget: Budget, build: BuildPlan) -> Kin
                 outputs=subject.spec.outputs,
                 batched=True,
                 captures=captures,
-                kernels=plans / f"{subject.name}-{opening.precision}.kernels",
+                kernels=Kernels(plans / f"{subject.name}-{opening.precision}.kernels"),
                 slots=slots,
             )
 
