@@ -22,6 +22,7 @@ from models.tensors import pack, random_values, unpack
 from tests.support.gpu_engines import (
     onnxruntime_on_fake,
     onnxruntime_on_gpu,
+    rtx_on_fake,
     rtx_on_gpu,
     tensorrt_on_fake,
     tensorrt_on_gpu,
@@ -145,7 +146,7 @@ def make_on_gpu(make: Callable[..., Engine], *, detects_poison: bool = True) -> 
 
     def make_engine(model: Model, folder: Path) -> Engine:
         specs = (*model.inputs, *model.outputs)
-        if not tensorrt.supports(specs) and make in (tensorrt_on_fake, tensorrt_on_gpu, rtx_on_gpu):
+        if not tensorrt.supports(specs) and make in (tensorrt_on_fake, rtx_on_fake, tensorrt_on_gpu, rtx_on_gpu):
             pytest.skip("TensorRT has no such tensors")
         if any(spec.sample_bytes is None for spec in specs) or any(spec.dtype == "BF16" for spec in specs):
             pytest.skip("a GPU engine has no place for tensors of free size")
@@ -162,6 +163,7 @@ ENGINES: dict[str, Callable[[Model, Path], Engine]] = {
     "onnxruntime-cpu": make_onnxruntime,
     "onnxruntime-cuda": make_on_gpu(onnxruntime_on_fake),
     "tensorrt": make_on_gpu(tensorrt_on_fake),
+    "tensorrt-rtx": make_on_gpu(rtx_on_fake),
     "onnxruntime-cuda on a GPU": make_on_gpu(onnxruntime_on_gpu, detects_poison=False),
     "tensorrt on a GPU": make_on_gpu(tensorrt_on_gpu, detects_poison=False),
     "rtx on a GPU": make_on_gpu(rtx_on_gpu, detects_poison=False),

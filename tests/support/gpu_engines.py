@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from export.tensorrt.watch import BuildWatch
 from models.errors import JobError
 from models.plans import BuildOptions
 from models.spec import TensorSpec
+from tests.support import fake_tensorrt
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_onnxruntime import FakeRuntime
 from tests.support.tensorrt_run import Runs, make_plan
@@ -72,13 +74,17 @@ def tensorrt_on_fake(
         # A graph's launch could not refuse it.
         runs.can_capture = False
     return TensorRtEngine(
-        make_plan(model, bucket_sizes(max_batch_size)),
+        make_plan(model, bucket_sizes(max_batch_size), dynamic=version == fake_tensorrt.RTX),
         Device(Cuda(cuda), 0),
         runs.module(),
         inputs=inputs,
         outputs=outputs,
         batched=max_batch_size > 0,
     )
+
+
+# The same of TensorRT for RTX: one profile for all sizes, kernels compiled in the contexts.
+rtx_on_fake = partial(tensorrt_on_fake, version=fake_tensorrt.RTX)
 
 
 def tensorrt_on_gpu(model: Path, inputs: Specs, outputs: Specs, max_batch_size: int) -> TensorRtEngine:

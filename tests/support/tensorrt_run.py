@@ -77,11 +77,14 @@ def make_plan(
     scratch_bytes = tuple(scratch_bytes) or (4096,) * (1 if dynamic else len(batch_sizes))
     body = {"onnx": str(model), "sizes": batch_sizes, "scratch": scratch_bytes, "dynamic": dynamic}
     data = json.dumps(body).encode()
-    key = PlanKey("0" * 64, PlanTarget("tensorrt", "11.4.0", ("9.0",), "Fake GPU"), "0" * 64)
+    target = (
+        PlanTarget("tensorrt-rtx", "1.7.1", ()) if dynamic else PlanTarget("tensorrt", "11.4.0", ("9.0",), "Fake GPU")
+    )
+    key = PlanKey("0" * 64, target, "0" * 64)
     record = PlanRecord(
         schema_version=SCHEMA_VERSION,
         key=key,
-        options=BuildOptions("fp16", batch_sizes),
+        options=BuildOptions("fp16", batch_sizes, profiles="range" if dynamic else "each"),
         plan=FileRecord(hashlib.sha256(data).hexdigest(), len(data)),
         scratch_bytes=scratch_bytes,
         audit=PlanAudit({"fp16": 1}, 0),
