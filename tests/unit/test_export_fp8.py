@@ -15,6 +15,9 @@ from precision_fixtures import calibrated, far, inputs, residual, run
 
 from export.command import _without_fp8
 from export.sources.to_onnx import TorchResult
+from export.tensorrt.audit import read_listing
+from export.tensorrt.engine import Tuned, tune
+from export.tensorrt.watch import BuildWatch
 from export.variants.audit import audit
 from export.variants.calibrate import Calibration
 from export.variants.fp8 import from_fp8, quantize_to_fp8, to_fp8, unfit
@@ -22,6 +25,7 @@ from export.variants.onnx_graph import array, attribute, initializers, producers
 from export.variants.pair_rules import violations
 from export.variants.precision import select
 from export.variants.simulate import write_rounding_twin
+from models.plans import BuildOptions
 
 # All finite E4M3 by their bytes: a sign, four bits of exponent with a bias of 7, three of mantissa; no infinity.
 E4M3 = np.array([(m / 8 + (e > 0)) * 2.0 ** (max(e, 1) - 7) for e in range(16) for m in range(8)][:127])
@@ -202,42 +206,17 @@ def test_weights_that_came_as_int8_stay_as_they_are(tmp_path):
     assert {TensorProto.INT8, TensorProto.FLOAT8E4M3FN} <= types
 
 
-def layers_of_the_plan(path: Path, capability: str) -> tuple[str, str]:
-    """What TensorRT for RTX lists of the plan it builds, or "" and its first error."""
+def built(path: Path, capability: str) -> Tuned:
+    """What TensorRT for RTX makes of the file."""
     trt: Any = pytest.importorskip("tensorrt_rtx")
-
-    class Listening(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.layers, self.error = "", ""
-
-        def log(self, severity: Any, msg: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
-                self.error = self.error or msg
-            elif msg.lstrip().startswith("Layers:"):
-                self.layers = msg
-
-    logger = Listening()
-    builder = trt.Builder(logger)
-    network = builder.create_network(0)
-    parser = trt.OnnxParser(network, logger)
-    assert parser.parse_from_file(str(path)), parser.get_error(0).desc()
-    config = builder.create_builder_config()
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    config.num_compute_capabilities = 1
-    config.set_compute_capability(getattr(trt.ComputeCapability, capability), 0)
-    profile = builder.create_optimization_profile()
-    profile.set_shape("x", *([(4, 3, 8, 8)] * 3))
-    config.add_optimization_profile(profile)
-    plan = builder.build_serialized_network(network, config)
-    return (logger.layers if plan is not None else ""), logger.error
+    options = BuildOptions("fp8", (4,), profiles="range")
+    return tune(trt, path, options, (capability,), None, BuildWatch(lambda event: None))
 
 
 def test_the_real_builder_runs_it_in_fp8_from_8_9_on_and_says_why_not_before(file):
-    layers, error = layers_of_the_plan(file, "SM89")
-    assert error == ""
-    convolutions = [line for line in layers.splitlines() if "LayerType: correlation" in line]
-    in_fp8 = [line for line in convolutions if "Datatype: FP8" in line.split("Outputs:")[0]]
-    assert (len(convolutions), len(in_fp8)) == (2, 1)
-    assert layers_of_the_plan(file, "SM80")[0] == ""
-    assert "fp8_e4m3" in layers_of_the_plan(file, "SM80")[1]
+    audit = read_listing(built(file, "8.9").layers)
+    assert audit is not None
+    assert audit.by_precision == {"fp16": 1, "fp8": 1}
+    refused = built(file, "8.0")
+    assert refused.data is None
+    assert "fp8_e4m3" in refused.problem
