@@ -5,7 +5,7 @@ Knows the command's options and draws its table. `export.ahead` builds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from app.engines.select import fits_gpu
-from app.engines.tensorrt_library import LIBRARIES, RTX, TensorRt
+from app.engines.tensorrt_library import LIBRARIES, RTX, TensorRt, find_builder
 from export.ahead import AheadJob, build_ahead, installed_version, targets_for
-from export.tensorrt.library import find_gpu
+from export.tensorrt.library import check_targets, find_gpu
 from models.bundle import BuilderVerdict, Bundle, Precision, Variant, open_bundle
 from models.errors import JobError, UsageError
 from models.gpus import FP8_SINCE, PORTABLE, parse_targets
@@ -51,9 +51,16 @@ class _Row:
 def run(options: BuildAheadOptions, console: Console) -> int:
     """Build what the options ask for and print the table; 1 where a plan is refused. Raises UsageError and JobError."""
     targets = parse_targets(options.targets) if options.targets is not None else ()
+    cache = plan_folder(options.plan_cache)
+    try:
+        return _run(options, targets, cache, console)
+    except KeyboardInterrupt:
+        raise JobError(f"interrupted; the plans that were finished are in {cache}") from None
+
+
+def _run(options: BuildAheadOptions, targets: tuple[str, ...], cache: Path, console: Console) -> int:
     bundle = _newest(options)
     variants, left = _chosen(bundle, options.precisions)
-    cache = plan_folder(options.plan_cache)
     rows: list[_Row] = []
     with _drawn(console) as bars:
         for library in _builders(targets):
@@ -104,21 +111,29 @@ def _chosen(bundle: Bundle, precisions: str | None) -> tuple[list[Variant], list
     return built, left
 
 
-def _builders(targets: tuple[str, ...]) -> Iterator[TensorRt]:
-    """The libraries that can build here for these targets. Raises JobError where there is none."""
-    found = [library for library in LIBRARIES if installed_version(library) and _can_build(library, targets)]
-    if not found:
-        raise JobError(f"no TensorRT that could build here is installed; run {RTX.install}, which needs no GPU")
-    return iter(found)
+def _builders(targets: tuple[str, ...]) -> list[TensorRt]:
+    """The libraries that can build here for these targets. Raises JobError where there is none, and UsageError where
+    the one there is knows no such target."""
+    installed = [library for library in LIBRARIES if installed_version(library)]
+    found = {library.name: find_builder(library, _capabilities_here()) for library in installed}
+    able = [library for library in installed if found[library.name].builds]
+    if not able:
+        said = "; ".join(one.reason for one in found.values()) or f"run {RTX.install}, which needs no GPU"
+        raise JobError(f"no TensorRT can build plans here: {said}")
+    if RTX in able:
+        check_targets(f"{RTX.title} {found[RTX.name].version}", found[RTX.name].targets, targets)
+    fitting = [one for one in able if one.builds_anywhere or targets in ((), found[one.name].targets)]
+    if not fitting:
+        here = ", ".join(found[able[0].name].targets)
+        raise UsageError(f"{able[0].title} builds only for the GPU here ({here}); for others run {RTX.install}")
+    return fitting
 
 
-def _can_build(library: TensorRt, targets: tuple[str, ...]) -> bool:
-    if library.builds_anywhere:
-        return True
+def _capabilities_here() -> tuple[str, ...]:
     try:
-        return targets in ((), (find_gpu().compute_capability,))
+        return (find_gpu().compute_capability,)
     except JobError:
-        return False
+        return ()
 
 
 def _drawn(console: Console) -> Progress:

@@ -35,9 +35,11 @@ def parse_targets(text: str) -> tuple[str, ...]:
 
     Empty for "portable". Raises UsageError for what is no GPU.
     """
-    parts = [part.strip().lower() for part in text.split(",")]
+    parts = [part.strip().lower() for part in text.split(",") if part.strip()]
     if parts == [PORTABLE]:
         return ()
+    if PORTABLE in parts or not parts:
+        raise UsageError(f"{text!r} names no GPUs; name some, such as a10,l4 or sm80,sm89, or {PORTABLE} alone")
     return tuple(sorted({_capability(part) for part in parts}, key=as_number))
 
 

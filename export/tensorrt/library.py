@@ -39,11 +39,15 @@ def resolve_target(
         return tensorrt_target(trt.__version__, gpu, options)
     if options.hardware_compatibility != "none":
         raise UsageError(f"{library.title} has no hardware compatibility; name the GPUs that the plan is for")
-    known = nameable_capabilities(trt)
+    check_targets(f"{library.title} {trt.__version__}", nameable_capabilities(trt), capabilities)
+    return PlanTarget(library.name, trt.__version__, capabilities)
+
+
+def check_targets(builder: str, known: tuple[str, ...], capabilities: tuple[str, ...]) -> None:
+    """Raises UsageError for a compute capability that `builder` does not know."""
     unknown = [capability for capability in capabilities if capability not in known]
     if unknown:
         raise UsageError(
-            f"{library.title} {trt.__version__} cannot be asked for compute capability {unknown[0]}, only for "
-            f"{', '.join(known)}; a plan that is {PORTABLE} may run there"
+            f"{builder} cannot be asked for compute capability {unknown[0]}, only for {', '.join(known)}; a plan that "
+            f"is {PORTABLE} may run there"
         )
-    return PlanTarget(library.name, trt.__version__, capabilities)

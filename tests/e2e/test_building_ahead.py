@@ -103,6 +103,9 @@ def test_fp8_by_name_for_a_gpu_that_has_none_is_refused(tmp_path: Path) -> None:
     [
         (("nosuch",), "there is no model 'nosuch'"),
         (("digits", "--for", "voodoo2"), "'voodoo2' is no GPU that is known here"),
+        (("digits", "--for", "l4,h100"), "cannot be asked for compute capability 9.0"),
+        (("digits", "--for", "portable,l4"), "portable alone"),
+        (("digits", "--for", " "), "names no GPUs"),
         (("digits", "--precisions", "int4"), "--precisions int4 is no precision"),
     ],
 )
@@ -180,3 +183,14 @@ def _processes() -> list[str]:
         except OSError:
             continue
     return lines
+
+
+def test_a_library_that_does_not_load_is_one_line(tmp_path: Path) -> None:
+    package = tmp_path / "broken" / "tensorrt_rtx"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text('raise OSError("libtensorrt_rtx.so.1: cannot open shared object file")')
+    done = convoy("build", "digits", cache=tmp_path, PYTHONPATH=f"{package.parent}:{ROOT}")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "TensorRT for RTX does not load (libtensorrt_rtx.so.1" in done.stderr
