@@ -25,6 +25,9 @@ from models.plan_cache import NotTrusted, read_record
 from models.plans import BuildOptions, NoPlan, PlanRecord
 
 _LIMITS = BuildLimits(niceness=0)
+# An export was good without any plan, and shall not wait for one as long as for the rest. What takes seconds is given
+# minutes.
+_WITHIN_EXPORT = BuildLimits(niceness=0, time_limit_s=300.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +49,15 @@ def installed_version(library: TensorRt) -> str | None:
     return "of unknown version"
 
 
-def build_ahead(job: AheadJob, onnx: Path, precision: Precision) -> BuilderVerdict:
+def build_ahead(job: AheadJob, onnx: Path, precision: Precision, limits: BuildLimits = _LIMITS) -> BuilderVerdict:
     """Build the plan of one file, or find it built. What goes wrong is a verdict, too."""
     options = BuildOptions(precision, bucket_sizes(job.max_batch_size), profiles=job.library.profiles)
     order = BuildOrder(onnx, job.plan_cache, options, library=job.library.name, capabilities=job.targets)
-    ended = asyncio.run(PlanBuilder(_LIMITS).build(order, lambda progress: None))
+    ended = asyncio.run(PlanBuilder(limits).build(order, lambda progress: None))
     named = f"{job.library.title} {installed_version(job.library) or ''}".strip()
     if ended.plan is None:
-        return BuilderVerdict(named, False, job.targets, build_s=ended.elapsed_s, reason=_reason(ended, onnx))
+        reason = _reason(ended, onnx, job.plan_cache)
+        return BuilderVerdict(named, False, job.targets, build_s=ended.elapsed_s, reason=reason, asked=ended.refused)
     record = _record_of(ended.plan)
     return BuilderVerdict(
         library=f"{job.library.title} {record.key.target.version}",
@@ -71,7 +75,8 @@ def accepted(
 ) -> tuple[Variant, ...]:
     """The variants, each that is for GPUs with the verdict of a builder that needs none, where one is installed.
 
-    What only a plan could run, and no builder takes, does not serve.
+    What only a plan could run, and no builder takes, does not serve. A builder that fails of itself refuses nothing,
+    and is not started for the next file, which would end as the first.
     """
     if installed_version(RTX) is None:
         return tuple(variants)
@@ -80,13 +85,16 @@ def accepted(
     with progress.step("build with TensorRT", len(wanted)) as step:
         for variant in wanted:
             job = AheadJob(plan_cache, RTX, (), max_batch_size)
-            judged[variant.file] = _judged(variant, build_ahead(job, folder / variant.file, variant.precision))
+            verdict = build_ahead(job, folder / variant.file, variant.precision, _WITHIN_EXPORT)
+            judged[variant.file] = _judged(variant, verdict)
             step.advance()
+            if not (verdict.accepted or verdict.asked):
+                break
     return tuple(judged.get(variant.file, variant) for variant in variants)
 
 
 def _judged(variant: Variant, verdict: BuilderVerdict) -> Variant:
-    if verdict.accepted or variant.target != "tensorrt":
+    if verdict.accepted or not verdict.asked or variant.target != "tensorrt":
         return replace(variant, builder=verdict)
     reason = f"{verdict.in_words}; {variant.reason}"
     return replace(variant, builder=verdict, serve=False, reason=reason)
@@ -99,9 +107,10 @@ def targets_for(variant: Variant, targets: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(target for target in targets if as_number(target) >= as_number(FP8_SINCE))
 
 
-def _reason(ended: PlanBuild, onnx: Path) -> str:
-    """The builder's words without the folder, which is of no interest to whoever reads a manifest."""
-    return (ended.reason or "it gave no reason").replace(f"{onnx.parent}/", "")
+def _reason(ended: PlanBuild, onnx: Path, plan_cache: Path) -> str:
+    """The builder's words without folders of this machine, which are of no interest to whoever reads a manifest."""
+    reason = (ended.reason or "it gave no reason").replace(f"{onnx.parent}/", "")
+    return reason.replace(str(plan_cache), "the plan cache") if plan_cache.is_absolute() else reason
 
 
 def _record_of(plan: Path) -> PlanRecord:

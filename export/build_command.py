@@ -151,7 +151,7 @@ def _show(rows: list[_Row], left: list[str], cache: Path, console: Console) -> N
     table.add_column("layers")
     for row in rows:
         verdict = row.verdict
-        size = f"{verdict.plan_bytes / 1e6:.1f}" if verdict.accepted else "refused"
+        size = f"{verdict.plan_bytes / 1e6:.1f}" if verdict.accepted else "refused" if verdict.asked else "failed"
         targets = ", ".join(verdict.targets) or PORTABLE
         seconds = f"{verdict.build_s:.1f}"
         layers = ", ".join(f"{count} {precision}" for precision, count in verdict.layers.items()) or "-"

@@ -79,7 +79,12 @@ def summary(manifest: Manifest) -> Group:
             _served(manifest, variant),
         )
     reasons = [Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants]
-    built = [Text(f"{v.file}: {v.builder.in_words}") for v in manifest.variants if v.builder is not None]
+    # A refusal for which it may not serve is its reason already.
+    built = [
+        Text(f"{variant.file}: {said.in_words}")
+        for variant in manifest.variants
+        if (said := variant.builder) is not None and said.in_words not in variant.reason
+    ]
     return Group(Text(), table, Text(), *reasons, *built, *told(manifest))
 
 

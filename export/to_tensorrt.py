@@ -2,7 +2,8 @@
 
 `convoy build`, the export and the server start it as a child process, with a memory and a time limit, because a build
 may take minutes and may crash. With `--json-progress` every line on stdout is a `models.plans.BuildEvent`, the last
-one `done` or `failed`. Exit codes: 0 the plan is there, 1 the build failed, 2 wrong call.
+one `done` or `failed`. Exit codes: 0 the plan is there, 1 the build failed, 2 wrong call, 3 TensorRT
+does not take the file.
 
 Needs a TensorRT, numpy and `models`, and nothing of a terminal, of onnx or of torch; TensorRT for RTX no GPU either.
 """

@@ -135,7 +135,8 @@ class BuilderVerdict:
     """What a real TensorRT builder said of a variant's file.
 
     `targets` are compute capabilities, none where it was left to the library. `layers` counts those of the plan that
-    compute, by precision; empty where the library does not tell. `reason` says why it was refused.
+    compute, by precision; empty where the library does not tell. `reason` says why it was refused; or, where it was not
+    `asked`, why it could not be, which says nothing of the file.
     """
 
     library: str
@@ -146,9 +147,12 @@ class BuilderVerdict:
     layers: dict[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     reason: str = ""
+    asked: bool = True
 
     @property
     def in_words(self) -> str:
+        if not self.asked:
+            return f"{self.library} could not be asked: {self.reason}"
         if not self.accepted:
             return f"refused by {self.library}: {self.reason}"
         layers = f", layers {counted(self.layers)}" if self.layers else ""

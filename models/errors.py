@@ -3,7 +3,8 @@
     ConvoyError
     ├── UsageError              the command was called wrongly                  exit 2
     ├── JobError                the job cannot be done as things are            exit 1
-    │   └── BundleError         a bundle or bare model is broken or unfit
+    │   ├── BundleError         a bundle or bare model is broken or unfit
+    │   └── FileRefused         TensorRT does not take an ONNX file         exit 3
     └── RequestError            one request cannot be answered                  HTTP, gRPC
         ├── InvalidRequest      the request is wrong                            400, INVALID_ARGUMENT
         │   └── ImageError      the bytes are not an image we accept
@@ -45,6 +46,12 @@ class JobError(ConvoyError):
 
 class BundleError(JobError):
     """A bundle or bare model is broken, half written, or asks for what this version cannot do."""
+
+
+class FileRefused(JobError):
+    """TensorRT does not take an ONNX file, and will not on another try: the file is to blame, and nothing around it."""
+
+    exit_code = 3
 
 
 class RequestError(ConvoyError):

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from models.errors import FileRefused
 from models.gpus import PORTABLE
 from models.plans import BuildEvent, BuildOptions, LibraryName
 from models.records import from_jsonable
@@ -39,7 +40,8 @@ BuildState = Literal["waiting", "building", "built", "failed"]
 class PlanBuild:
     """How far a build of `file` is: `step` of `total` in the builder's `phase`.
 
-    `reason` says why it failed, or why the plan does not serve although it was built.
+    `reason` says why it failed, or why the plan does not serve although it was built; `refused`: the library does not
+    take the file, and would not on another try.
     """
 
     state: BuildState
@@ -50,6 +52,7 @@ class PlanBuild:
     elapsed_s: float = 0.0
     reason: str | None = None
     plan: Path | None = None
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,11 @@ class BuildLimits:
 
 
 class _Failed(Exception):
-    """The build ended without a plan; the message says why and what to do."""
+    """The build ended without a plan; the message says why and what to do. `refused` as in `PlanBuild`."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 def resident_bytes(pid: int) -> int:
@@ -116,7 +123,7 @@ class PlanBuilder:
             async with self._turns[visible]:
                 await self._run(order, visible, build)
         except _Failed as failure:
-            build.now(state="failed", reason=str(failure))
+            build.now(state="failed", reason=str(failure), refused=failure.refused)
         except OSError as error:
             build.now(state="failed", reason=f"the builder could not be started: {error}")
         except Exception as error:  # a bug, which must cost nobody more than the plan
@@ -157,7 +164,7 @@ class PlanBuilder:
                 task.cancel()
             await asyncio.gather(ending, guard, process.wait(), return_exceptions=True)
         if build.progress.state != "built":
-            raise _Failed(build.refusal or how)
+            raise _Failed(build.refusal or how, refused=process.returncode == FileRefused.exit_code)
 
     async def _guard(self, process: Process, started_s: float) -> None:
         """Raise _Failed when the child takes too much. It ends by itself in no other way.
@@ -187,9 +194,12 @@ class _Build:
         self.refusal: str | None = None  # the builder's own words, once it has failed
         self.elapsed_s: Callable[[], float] = lambda: 0.0
 
-    def now(self, *, state: BuildState, reason: str | None = None, plan: Path | None = None) -> None:
+    def now(
+        self, *, state: BuildState, reason: str | None = None, plan: Path | None = None, refused: bool = False
+    ) -> None:
         """It has come to another state, in whatever phase it was."""
-        self._tell(replace(self.progress, state=state, reason=reason, plan=plan, elapsed_s=self.elapsed_s()))
+        elapsed_s = self.elapsed_s()
+        self._tell(replace(self.progress, state=state, reason=reason, plan=plan, refused=refused, elapsed_s=elapsed_s))
 
     def hear(self, event: BuildEvent) -> None:
         """What the builder says of itself."""

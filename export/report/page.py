@@ -222,8 +222,8 @@ def _builder(manifest: Manifest) -> list[Element | None]:
         return []
     by = ", ".join(dict.fromkeys(one.library for _, one in asked))
     about = (
-        f"{by} parsed each file and built a plan of it that several kinds of GPU can run; no GPU was needed, and how "
-        "fast a plan is shows where it runs. Layers are its convolutions and matrix products, by what goes into them."
+        f"{by} was given each file, to build a plan that several kinds of GPU can run; no GPU was needed, and how fast "
+        "a plan is shows where it runs. Layers are its convolutions and matrix products, by what goes into them."
     )
     rows = [
         [
@@ -243,7 +243,7 @@ def _builder(manifest: Manifest) -> list[Element | None]:
 
 def _said(verdict: BuilderVerdict) -> str:
     if not verdict.accepted:
-        return f"refused: {verdict.reason}"
+        return f"{'refused' if verdict.asked else 'could not be asked'}: {verdict.reason}"
     warnings = "; ".join(warning.removesuffix(".") for warning in verdict.warnings)
     return f"accepted, and warns: {warnings}" if warnings else "accepted"
 

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any
 
 from models.bundle import Precision
-from models.errors import JobError
+from models.errors import FileRefused, JobError
 from models.plans import PlanAudit
 
 # Under this share of the computing layers a plan is not what its label says. Sound graphs are far above: what
@@ -100,14 +100,16 @@ def says_nothing(audit: PlanAudit) -> bool:
 
 
 def check_audit(audit: PlanAudit, precision: Precision, name: str) -> None:
-    """Raises JobError if hardly any layer runs in `precision`. FP32 is what remains and needs no proof."""
+    """Raises FileRefused if hardly any layer runs in `precision`. FP32 is what remains and needs no proof."""
     if precision == "fp32":
         return
     if says_nothing(audit):
-        raise JobError(f"{name}: TensorRT tells no layer's data type, so that {precision} cannot be proved; use fp32")
+        raise FileRefused(
+            f"{name}: TensorRT tells no layer's data type, so that {precision} cannot be proved; use fp32"
+        )
     have = audit.by_precision.get(precision, 0)
     if have < SMALLEST_SHARE * audit.layers:
-        raise JobError(
+        raise FileRefused(
             f"{name}: only {have} of {audit.layers} computing layers run in {precision}, so this is no {precision} "
             "plan; the graph decides every type: convert the model again, or build it as fp32"
         )

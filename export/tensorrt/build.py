@@ -18,7 +18,7 @@ from export.tensorrt import engine
 from export.tensorrt.files import read_timing, sole_builder, store_plan, write_timing
 from export.tensorrt.watch import BuildWatch
 from models.bundle import FileRecord
-from models.errors import JobError, UsageError
+from models.errors import FileRefused, UsageError
 from models.onnx_digest import onnx_digest
 from models.plan_cache import find_plan
 from models.plans import (
@@ -95,7 +95,7 @@ def _build(job: BuildJob, key: PlanKey, trt: Any, watch: BuildWatch) -> _Built:
         write_timing(timing_path, tuned.timing, watch)
     if tuned.data is None:
         watch.check()
-        raise JobError(f"{library.title} cannot build {job.onnx}: {tuned.problem}")
+        raise FileRefused(f"{library.title} cannot build {job.onnx}: {tuned.problem}")
     watch.start("inspect", None, 1)
     inspected = _inspected(library, trt, tuned, job)
     watch.finish("inspect")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.engines.tensorrt_library import explained
-from models.errors import JobError
+from models.errors import FileRefused
 from models.plans import BuildOptions
 
 _MOST_ERRORS = 10
@@ -18,27 +18,27 @@ _MOST_ERRORS = 10
 def parse(trt: Any, builder: Any, logger: Any, onnx: Path) -> tuple[Any, Any]:
     """The network, and the parser, which owns its weights and must live as long.
 
-    By path, because external data is found relative to it. Raises JobError with one line per problem.
+    By path, because external data is found relative to it. Raises FileRefused with one line per problem.
     """
     network = builder.create_network(_flags(trt))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(onnx)):
-        raise JobError(_problems(parser, logger, onnx))
+        raise FileRefused(_problems(parser, logger, onnx))
     return network, parser
 
 
 def add_profiles(builder: Any, config: Any, network: Any, options: BuildOptions) -> dict[str, tuple[int, ...]]:
     """One profile per batch size, min = opt = max, so that kernels are chosen for exactly this size; or one for all.
 
-    Returns the inputs' shapes, -1 for the batch. Raises JobError for a shape that cannot be batched.
+    Returns the inputs' shapes, -1 for the batch. Raises FileRefused for a shape that cannot be batched.
     """
     batch_sizes = options.batch_sizes
     shapes = {tensor.name: _batched(tensor) for tensor in _inputs(network)}
     for name, shape in shapes.items():
         if shape[0] >= 0 and batch_sizes != (shape[0],):
-            raise JobError(
-                f"input {name!r} has a fixed batch of {shape[0]}; export it with a dynamic one, "
-                f"or pass --batch-sizes {shape[0]}"
+            raise FileRefused(
+                f"the first size of input {name!r} is fixed at {shape[0]}, where a plan needs batches of "
+                f"{', '.join(map(str, batch_sizes))}; make it a dynamic one in the ONNX file"
             )
     for least, likely, most in _ranges(options):
         profile = builder.create_optimization_profile()
@@ -70,9 +70,11 @@ def _inputs(network: Any) -> list[Any]:
 def _batched(tensor: Any) -> tuple[int, ...]:
     shape = tuple(tensor.shape)
     if tensor.is_shape_tensor or not shape:
-        raise JobError(f"input {tensor.name!r} is not a batch of samples; TensorRT plans need inputs of [N, ...]")
+        raise FileRefused(f"input {tensor.name!r} is not a batch of samples; TensorRT plans need inputs of [N, ...]")
     if any(size < 0 for size in shape[1:]):
-        raise JobError(f"input {tensor.name!r} has shape {list(shape)}; fix all sizes but the first and export again")
+        raise FileRefused(
+            f"input {tensor.name!r} has shape {list(shape)}; fix all sizes but the first and export again"
+        )
     return shape
 
 

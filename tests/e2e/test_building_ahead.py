@@ -7,12 +7,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.engines.cuda.engine import bucket_sizes
 from app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder
+from export.ahead import accepted
+from export.progress import SILENT
 from models.bundle import open_bundle
 from models.onnx_digest import onnx_digest
 from models.plan_cache import PlanQuery, search_plan
@@ -194,3 +197,23 @@ def test_a_library_that_does_not_load_is_one_line(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "TensorRT for RTX does not load (libtensorrt_rtx.so.1" in done.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_no_refusal(tmp_path: Path) -> None:
+    """It says nothing of the file, so an export publishes what it would have published without a builder."""
+    blocked = tmp_path / "a file"
+    blocked.touch()
+    variants = [replace(one, builder=None) for one in open_bundle(DEMO).manifest.variants]
+    judged = accepted(variants, DEMO, 1, blocked, SILENT)
+    assert [(one.serve, one.reason) for one in judged] == [(one.serve, one.reason) for one in variants]
+    first, *others = [one.builder for one in judged if one.file in FOR_GPUS]
+    assert first is not None
+    assert not first.asked
+    assert "could not be asked" in first.in_words
+    assert str(tmp_path) not in first.in_words
+    assert not any(others), "the next would end as the first"
+
+    done = convoy("build", "digits", "--precisions", "fp32", cache=blocked)
+    assert done.returncode == 1
+    assert "failed" in done.stdout
+    assert "refused" not in done.stdout

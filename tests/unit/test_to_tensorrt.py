@@ -90,7 +90,7 @@ def test_a_file_that_is_no_onnx_is_named(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (FakeInput(shape=(1, 8, 8, 3)), "fixed batch of 1; .* pass --batch-sizes 1$"),
+        (FakeInput(shape=(1, 8, 8, 3)), "first size .* is fixed at 1, where .* batches of 1, 8; "),
         (FakeInput(shape=(-1, -1, 8, 3)), r"has shape \[-1, -1, 8, 3\]; fix all sizes but the first"),
         (FakeInput(shape=()), "is not a batch"),
         (FakeInput(is_shape_tensor=True), "is not a batch"),

@@ -66,11 +66,11 @@ def test_people_get_the_outermost_phases_and_one_line_of_result(run: Run, capsys
     assert out.endswith(".plan (0.0 MB; computing layers: 2 fp16, 1 fp32)\n")
 
 
-def test_a_failed_build_exits_with_1_and_says_why(
+def test_a_file_that_is_refused_exits_with_3_and_says_why(
     run: Run, scenario: Scenario, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scenario.build_errors = ("no kernel",)
-    assert run("--json-progress") == 1
+    assert run("--json-progress") == 3
     captured = capsys.readouterr()
     assert "no kernel" in captured.err
     assert events(captured.out)[-1].kind == "failed"
