@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,8 @@ _LIMITS = BuildLimits(niceness=0)
 # An export was good without any plan, and shall not wait for one as long as for the rest. What takes seconds is given
 # minutes.
 _WITHIN_EXPORT = BuildLimits(niceness=0, time_limit_s=300.0)
+
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:;,()]+/)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def accepted(
             verdict = build_ahead(job, folder / variant.file, variant.precision, _WITHIN_EXPORT)
             judged[variant.file] = _judged(variant, verdict)
             step.advance()
-            if not (verdict.accepted or verdict.asked):
+            if not verdict.asked:
                 break
     return tuple(judged.get(variant.file, variant) for variant in variants)
 
@@ -110,7 +113,11 @@ def targets_for(variant: Variant, targets: tuple[str, ...]) -> tuple[str, ...]:
 def _reason(ended: PlanBuild, onnx: Path, plan_cache: Path) -> str:
     """The builder's words without folders of this machine, which are of no interest to whoever reads a manifest."""
     reason = (ended.reason or "it gave no reason").replace(f"{onnx.parent}/", "")
-    return reason.replace(str(plan_cache), "the plan cache") if plan_cache.is_absolute() else reason
+    if ended.refused:  # by the library, whose words have names of nodes that look like folders
+        return reason
+    # With a relative --plan-cache the rest of the words may look like it.
+    named = reason.replace(str(plan_cache), "the plan cache") if plan_cache.is_absolute() else reason
+    return _FOLDERS.sub("", named)
 
 
 def _record_of(plan: Path) -> PlanRecord:
