@@ -79,11 +79,14 @@ def _run(options: BuildAheadOptions, targets: tuple[str, ...], cache: Path, cons
 
 def _newest(options: BuildAheadOptions) -> Bundle:
     store = Store.at(options.store or DEMO_STORE)
-    versions = store.versions(options.name)
+    try:
+        versions, names = store.versions(options.name), store.names()
+    except OSError as error:
+        raise JobError(f"{error.filename}: {error.strerror}; make the store readable") from error
     if not versions:
-        have = ", ".join(store.names()) or "none"
+        have = ", ".join(names) or "none"
         raise UsageError(f"there is no model {options.name!r} in {store.root} (there is: {have}); name one of these")
-    newest = versions[-1]
+    newest = versions[0]
     if not newest.is_bundle:
         raise UsageError(
             f"{options.name} version {newest.version} is a bare model, which has no answers that a plan could be held "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -126,6 +127,19 @@ def test_a_bare_model_cannot_be_built(tmp_path: Path, store: StoreFolder) -> Non
     assert "bare model" in done.stderr
 
 
+def test_the_newest_version_is_built_and_a_broken_one_is_said(tmp_path: Path) -> None:
+    for version in ("1", "2", "10"):
+        shutil.copytree(DEMO, tmp_path / "digits" / version)
+    (tmp_path / "digits" / "10" / "manifest.json").write_text("{}")
+    done = convoy("build", "digits", "--store", str(tmp_path), cache=tmp_path / "plans")
+    assert done.returncode == 1
+    assert "digits/10" in done.stderr
+    assert not list(tmp_path.rglob("*.plan"))
+    (tmp_path / "loop").symlink_to("loop")
+    done = convoy("build", "loop", "--store", str(tmp_path), cache=tmp_path / "plans")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
 class Watched:
     """One build by the real child."""
 
@@ -188,18 +202,25 @@ def _processes() -> list[str]:
     return lines
 
 
-def test_a_library_that_does_not_load_is_one_line(tmp_path: Path) -> None:
-    package = tmp_path / "broken" / "tensorrt_rtx"
+def broken_library(folder: Path) -> Path:
+    """A folder of modules in which TensorRT for RTX is there and does not load."""
+    package = folder / "broken" / "tensorrt_rtx"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text('raise OSError("libtensorrt_rtx.so.1: cannot open shared object file")')
-    done = convoy("build", "digits", cache=tmp_path, PYTHONPATH=f"{package.parent}:{ROOT}")
+    (package / "__init__.py").write_text(
+        'raise OSError("/opt/lib/libtensorrt_rtx.so.1: cannot open shared object file")'
+    )
+    return package.parent
+
+
+def test_a_library_that_does_not_load_is_one_line(tmp_path: Path) -> None:
+    done = convoy("build", "digits", cache=tmp_path, PYTHONPATH=f"{broken_library(tmp_path)}:{ROOT}")
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert "TensorRT for RTX does not load (libtensorrt_rtx.so.1" in done.stderr
+    assert "TensorRT for RTX does not load (/opt/lib/libtensorrt_rtx.so.1" in done.stderr
 
 
-def test_a_cache_that_cannot_be_written_is_no_refusal(tmp_path: Path) -> None:
+def test_a_builder_that_fails_of_itself_refuses_nothing(tmp_path: Path) -> None:
     """It says nothing of the file, so an export publishes what it would have published without a builder."""
     blocked = tmp_path / "a file"
     blocked.touch()
@@ -217,3 +238,10 @@ def test_a_cache_that_cannot_be_written_is_no_refusal(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "failed" in done.stdout
     assert "refused" not in done.stdout
+
+
+def test_why_a_builder_failed_names_no_folder_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{broken_library(tmp_path)}:{ROOT}")
+    first, *_ = accepted(open_bundle(DEMO).manifest.variants, DEMO, 1, tmp_path / "plans", SILENT)
+    assert first.builder is not None
+    assert "(libtensorrt_rtx.so.1: cannot open" in first.builder.in_words
