@@ -89,6 +89,8 @@ def accepted(
         for variant in wanted:
             job = AheadJob(plan_cache, RTX, (), max_batch_size)
             verdict = build_ahead(job, folder / variant.file, variant.precision, _WITHIN_EXPORT)
+            if not verdict.asked and len(judged) + 1 < len(wanted):
+                verdict = replace(verdict, reason=f"{verdict.reason} (the files after it were not tried)")
             judged[variant.file] = _judged(variant, verdict)
             step.advance()
             if not verdict.asked:

@@ -169,6 +169,8 @@ def _show(rows: list[_Row], left: list[str], cache: Path, console: Console) -> N
         console.print(Text(line), soft_wrap=True)
     if any(row.verdict.accepted for row in rows):
         console.print(Text(f"plans are in {cache}"), soft_wrap=True)
+    elif not all(row.verdict.asked for row in rows):  # it may be to blame, and nobody may have named it
+        console.print(Text(f"the plan cache is {cache}"), soft_wrap=True)
 
 
 def _by_words(said: Iterable[tuple[str, _Row]]) -> dict[str, str]:

@@ -231,6 +231,7 @@ def test_a_builder_that_fails_of_itself_refuses_nothing(tmp_path: Path) -> None:
     assert first is not None
     assert not first.asked
     assert "could not be asked" in first.in_words
+    assert "the files after it were not tried" in first.in_words
     assert str(tmp_path) not in first.in_words
     assert not any(others), "the next would end as the first"
 
@@ -238,6 +239,7 @@ def test_a_builder_that_fails_of_itself_refuses_nothing(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "failed" in done.stdout
     assert "refused" not in done.stdout
+    assert f"the plan cache is {blocked}" in done.stdout
 
 
 def test_why_a_builder_failed_names_no_folder_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
