@@ -161,7 +161,7 @@ def open_nvml() -> Nvml:
     try:
         library = importlib.import_module("pynvml")
     except ImportError as error:
-        raise NvmlUnavailable("nvidia-ml-py is not installed; run pip install 'convoy-serve[gpu]'") from error
+        raise NvmlUnavailable("nvidia-ml-py is not installed; run pip install 'convoy-serve[gpu]' or [rtx]") from error
     return Nvml(library)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from app.engines.base import Blast, EngineFailure
 from app.engines.cuda.captures import CaptureGate
 
-INSTALL = "pip install 'convoy-serve[gpu]'"
+INSTALL = "pip install 'convoy-serve[gpu]', or [rtx] for TensorRT for RTX alone"
 
 # cudaErrorMemoryAllocation
 _OUT_OF_MEMORY = 2
