@@ -181,7 +181,7 @@ class PlanBuilder:
             if used_bytes > limits.memory_bytes:
                 raise _Failed(
                     f"it used {used_bytes >> 20} MiB of memory where {limits.memory_bytes >> 20} MiB are allowed and "
-                    "was killed; build the plan on a machine with more memory and the same kind of GPU"
+                    "was killed; build the plan where there is more memory, TensorRT's on the same kind of GPU"
                 )
 
 
