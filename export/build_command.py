@@ -74,7 +74,9 @@ def _run(options: BuildAheadOptions, targets: tuple[str, ...], cache: Path, cons
                 job = AheadJob(cache, library, asked, bundle.manifest.spec.max_batch_size)
                 rows.append(_Row(variant, library, build_ahead(job, bundle.path(variant.file), variant.precision)))
     _show(rows, left, cache, console)
-    return 0 if all(row.verdict.accepted for row in rows) else 1
+    # What was not asked for and may not serve is no loss.
+    counted = [row for row in rows if row.variant.serve or options.precisions is not None]
+    return 0 if all(row.verdict.accepted for row in counted) else 1
 
 
 def _newest(options: BuildAheadOptions) -> Bundle:
@@ -96,7 +98,7 @@ def _newest(options: BuildAheadOptions) -> Bundle:
 
 
 def _chosen(bundle: Bundle, precisions: str | None) -> tuple[list[Variant], list[str]]:
-    """The variants to build, and why others are left out. Raises UsageError for a precision that there is not."""
+    """The variants to build, and what should be said of them. Raises UsageError for a precision that there is not."""
     fitting = [variant for variant in bundle.manifest.variants if fits_gpu(variant, "tensorrt")]
     if precisions is not None:
         asked = [part.strip() for part in precisions.split(",")]
@@ -109,9 +111,7 @@ def _chosen(bundle: Bundle, precisions: str | None) -> tuple[list[Variant], list
                 "export the model with others"
             )
         return [variant for variant in fitting if variant.precision in asked], []
-    built = [variant for variant in fitting if variant.serve]
-    left = [f"{v.file}: not built, because it may not serve ({v.reason})" for v in fitting if not v.serve]
-    return built, left
+    return fitting, [f"{v.file}: may not serve, whatever its plan ({v.reason})" for v in fitting if not v.serve]
 
 
 def _builders(targets: tuple[str, ...]) -> list[TensorRt]:

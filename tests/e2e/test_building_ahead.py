@@ -17,7 +17,7 @@ from app.engines.cuda.engine import bucket_sizes
 from app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder
 from export.ahead import accepted
 from export.progress import SILENT
-from models.bundle import open_bundle
+from models.bundle import MANIFEST, open_bundle, read_manifest, seal
 from models.onnx_digest import onnx_digest
 from models.plan_cache import PlanQuery, search_plan
 from models.plans import BuildOptions, Gpu, Plan
@@ -100,6 +100,24 @@ def test_fp8_by_name_for_a_gpu_that_has_none_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "fp8_e4m3" in done.stdout
     assert "8.9 and later" in done.stdout
+
+
+def test_what_may_not_serve_is_built_and_its_refusal_counts_only_by_name(tmp_path: Path, store: StoreFolder) -> None:
+    folder = store.add_digits()
+    manifest = read_manifest(folder)
+    variants = tuple(
+        replace(variant, serve=False, reason="not verified")
+        if variant.file in ("fp32.onnx", "int8-trt.onnx")
+        else variant
+        for variant in manifest.variants
+    )
+    (folder / MANIFEST).write_bytes(seal(replace(manifest, variants=variants)))
+    given = ("build", "digits", "--store", str(store.root), "--for", "t4")
+    done = convoy(*given, cache=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "fp32.onnx: refused by" in done.stdout
+    assert "fp32.onnx: may not serve, whatever its plan (not verified)" in done.stdout
+    assert convoy(*given, "--precisions", "fp32", cache=tmp_path).returncode == 1
 
 
 @pytest.mark.parametrize(
