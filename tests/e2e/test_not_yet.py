@@ -285,7 +285,7 @@ def test_refusals_of_the_grpc_library_are_counted() -> None:
             server.switch_on("hold")
             for _ in range(10):
                 client.async_infer("rows", [given], lambda result, error: ends.append(error))
-            wait_until(lambda: len(ends) == 6, "all but four are refused")
+            wait_until(lambda: len(ends) >= 6, "all but four are refused")
             server.switch_off("hold")
             wait_until(lambda: len(ends) == 10, "all have ended")
         errors = [one for one in ends if one is not None]

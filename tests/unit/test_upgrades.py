@@ -123,7 +123,7 @@ def test_a_plan_that_is_not_faster_does_not_serve(tmp_path, bench, monkeypatch):
 
 
 def test_int8_is_built_after_fp16_and_takes_over_only_where_it_is_faster(tmp_path, bench, monkeypatch):
-    took_ms = {"fp16": 2.0, "int8": 1.0}
+    took_ms = {"fp16": 2.0, "int8": 1.0, "fp8": 1.0}
     monkeypatch.setattr(
         "app.engines.measure.Probe.run_ms",
         lambda probe: 4.0 if probe.engine.info.engine != "tensorrt" else took_ms[probe.engine.info.precision],
@@ -132,9 +132,12 @@ def test_int8_is_built_after_fp16_and_takes_over_only_where_it_is_faster(tmp_pat
     async def job() -> None:
         async with running(tmp_path, bench, "auto") as server:
             server.builder.may_end.set()
-            model = await server.until(lambda model: (model["engine"], model["precision"]) == ("tensorrt", "int8"))
-            assert [order.options.precision for order in server.builder.orders] == ["fp16", "int8"]
-            assert model["plan_build"]["file"] == "int8-trt.onnx"
+            await server.until(lambda model: (model["engine"], model["precision"]) == ("tensorrt", "int8"))
+            await server.until(
+                lambda model: any("fp8.onnx: it is not faster" in why for why in model["why_not_others"])
+            )
+            assert [order.options.precision for order in server.builder.orders] == ["fp16", "int8", "fp8"]
+            assert (await server.model())["precision"] == "int8"
 
     run(job)
 
