@@ -35,7 +35,7 @@ def loads(view: memoryview) -> Any:
     if len(view) >= _SHORTEST_BYTES and view[:3] != _BOM:
         try:
             return _document(bytes(view))
-        except (_NotHere, ValueError, RuntimeError):  # simdjson's ways to say that it cannot
+        except (_NotHere, KeyError, ValueError, RuntimeError):  # simdjson's ways to say that it cannot
             pass
     return orjson.loads(view)
 

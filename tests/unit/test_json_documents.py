@@ -146,6 +146,12 @@ def test_any_document_is_what_orjson_makes_of_it(document: Any) -> None:
     assert as_lists(read(text)) == as_lists_of_floats(orjson.loads(text))
 
 
+def test_a_name_with_a_nul_in_it_is_read() -> None:
+    """simdjson lists it, and finds it no more: what stands behind the NUL is lost on the way."""
+    document = {"\0E": 1, "inputs": [{"name": "x", "da\0ta": [1.0]}], "a long enough text": "-" * 4096}
+    assert as_lists(read(json.dumps(document).encode())) == document
+
+
 def as_lists_of_floats(document: Any) -> Any:
     """What orjson read, where a flat list of numbers of a float tensor becomes floats."""
     if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
