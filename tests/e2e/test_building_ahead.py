@@ -24,6 +24,9 @@ from models.plans import BuildOptions, Gpu, Plan
 from models.store import DEMO_STORE
 from tests.support.stores import ROOT, StoreFolder
 
+# For `make test`: some seconds together.
+pytestmark = pytest.mark.slow
+
 DEMO = DEMO_STORE / "digits" / "1"
 FOR_GPUS = ("fp32.onnx", "fp16.onnx", "int8-trt.onnx", "fp8.onnx")
 

@@ -27,6 +27,9 @@ from export.variants.precision import select
 from export.variants.simulate import write_rounding_twin
 from models.plans import BuildOptions
 
+# For `make test`: some seconds together.
+pytestmark = pytest.mark.slow
+
 # All finite E4M3 by their bytes: a sign, four bits of exponent with a bias of 7, three of mantissa; no infinity.
 E4M3 = np.array([(m / 8 + (e > 0)) * 2.0 ** (max(e, 1) - 7) for e in range(16) for m in range(8)][:127])
 

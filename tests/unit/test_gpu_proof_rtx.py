@@ -34,6 +34,9 @@ from tests.support.gpu_machine import GpuBench
 from tests.support.tensorrt_run import Runs, make_plan
 from tests.unit.test_gpu_proof_experiments import rehearsed
 
+# For `make test`: some seconds together.
+pytestmark = pytest.mark.slow
+
 SMALL = {"side": 32, "blocks": [1, 1, 1, 1], "width": 8, "classes": 10}
 ROWS = {one.name: one for one in RTX_EXPERIMENTS}
 KINDS = ["fp32", "fp16", "bf16", "int8", "fp8"]

@@ -38,6 +38,9 @@ from tests.support.fake_cuda import FakeGpu
 from tests.support.gpu_machine import GpuBench
 from tests.support.rtx_run import Jit
 
+# For `make test`: some seconds together.
+pytestmark = pytest.mark.slow
+
 NO_LIBRARY = Library(None, "it is not installed")
 SIZES = (1, 2, 4)
 RTX = "tensorrt-rtx"

@@ -24,6 +24,9 @@ from tests.support.fake_devices import until
 from tests.support.gpu_machine import GpuBench
 from tests.support.upgrade_bench import Running, ask, run, running, serving
 
+# For `make test`: some seconds together.
+pytestmark = pytest.mark.slow
+
 RTX, ORT = "tensorrt-rtx", "onnxruntime-cuda"
 NO_LIBRARY = Library(None, "it is not installed")
 L4 = ("NVIDIA L4", (8, 9))

@@ -22,6 +22,9 @@ from tests.support.fake_devices import until
 from tests.support.gpu_machine import GpuBench
 from tests.support.upgrade_bench import ask, run, running, serving
 
+# For `make test`: some seconds together.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def bench() -> GpuBench:
