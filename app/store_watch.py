@@ -61,7 +61,8 @@ class StoreWatch:
 
     async def _look_at(self, names: list[str]) -> dict[str, ModelLook]:
         found = {name: ModelLook(trouble=self._told(name)) for name in names if name in self._hanging}
-        rest: Sweep | None = Sweep([name for name in names if name not in found], partial(look_at_model, self._store))
+        asked = [name for name in names if name not in found]
+        rest = Sweep(asked, partial(look_at_model, self._store)) if asked else None
         while rest is not None:
             sweep, work = rest, begin(rest.run, "look-at-models")
             seen = -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,14 +167,20 @@ def test_looks_at_one_model_at_the_same_time_share_what_hangs(tmp_path: Path, mo
         away.wait()
         return ModelLook()
 
+    def counted(work: Callable[[], None], name: str) -> asyncio.Future[None]:
+        begun.append(name)
+        return begin(work, name)
+
+    begun = list[str]()
     monkeypatch.setattr("app.store_watch.look_at_model", look)
+    monkeypatch.setattr("app.store_watch.begin", counted)
 
     async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
         watch = StoreWatch(Store(tmp_path), answered.append, patience_s=0.05)
         looks = await asyncio.gather(*(watch.look_at("a") for _ in range(5)))
         assert all("does not answer within" in one.trouble for one in looks)
-        assert at_work() == ["look-at-models"]
+        assert at_work() == begun == ["look-at-models"]  # those who come while it hangs begin no thread, not even a short one
         away.set()
         await until(lambda: answered == ["a"])
         assert not (await watch.look_at("a")).trouble
