@@ -87,7 +87,7 @@ WORKDIR /home/convoy
 EXPOSE 8000 8001
 # Asks where the server says that it listens, also with `serve --port 9000`.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
-    CMD ["python3", "-m", "app.healthcheck"]
+    CMD ["python3", "-m", "convoy.app.commands.healthcheck"]
 ENTRYPOINT ["convoy"]
 CMD ["serve"]
 

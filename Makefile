@@ -49,27 +49,27 @@ campaign: $(VENV)/.dev
 	$(BIN)/python -m tests.campaign --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --out $(OUT)
 
 demo: $(VENV)/.dev
-	$(BIN)/python -m loadtest.demo
+	$(BIN)/python -m convoy.loadtest.demo
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m loadtest.startup
+	$(BIN)/python -m convoy.loadtest.startup
 
 # Most of an hour, on a machine that has nothing else to do. PEERS=mosec,litserve compares with fewer.
 peers: $(VENV)/.dev
-	$(BIN)/python -m loadtest.peers $(if $(PEERS),--peers $(PEERS)) --json docs/results/peers.json --page docs/peers.md
+	$(BIN)/python -m convoy.loadtest.peers $(if $(PEERS),--peers $(PEERS)) --json docs/results/peers.json --page docs/peers.md
 
 # A quarter of an hour, and the machine must have nothing else to do, either.
 ceiling: $(VENV)/.dev
-	$(BIN)/python -m loadtest.peers.ceiling --json docs/results/ceiling.json --page docs/peers.md
+	$(BIN)/python -m convoy.loadtest.peers.ceiling --json docs/results/ceiling.json --page docs/peers.md
 
 # The scheduler's policy against others in virtual time. Hours on every core, at the lowest priority; a second call goes
 # on where the first one stopped.
 simulate: $(VENV)/.dev
-	nice -n 19 $(BIN)/python -m loadtest.simulation
+	nice -n 19 $(BIN)/python -m convoy.loadtest.simulation
 
 # Hours, at the lowest priority; a second call goes on where the first one stopped.
 zoo-table: $(VENV)/.dev
-	nice -n 19 $(BIN)/python -m export.zoo_table
+	nice -n 19 $(BIN)/python -m convoy.export.zoo_table
 
 # On a machine with an NVIDIA GPU, from a plain checkout: it installs nothing and takes what that Python has. All parts in
 # their order, at most eight minutes each, as far as they were not answered before; docs/gpu-proof.md says more.

@@ -11,10 +11,10 @@ from setuptools import setup
 
 COMPILED = (
     "app/edge/entry.py",
-    "app/edge/express.py",
+    "app/edge/http/express.py",
     "app/edge/timing.py",
     "app/engines/delivery.py",
-    "app/lane_runner.py",
+    "app/lifecycle/lane_runner.py",
     "app/scheduling/extents.py",
     "app/scheduling/forecast.py",
     "app/scheduling/latency.py",
@@ -27,7 +27,7 @@ COMPILED = (
     "app/scheduling/slab.py",
     "app/scheduling/staging.py",
     "app/scheduling/timeline.py",
-    "app/tally.py",
+    "app/telemetry/tally.py",
 )
 
 if os.environ.get("CONVOY_USE_MYPYC") == "1":

@@ -13,29 +13,29 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from app.catalog import Catalog, Served
-from app.core_like import Spent
-from app.engines.plan_builder import PlanBuilder
-from app.gpu_metrics import GpuWatch
-from app.health import Health, HealthOptions
-from app.lanes import Lanes
-from app.loading import LoadedModel, LoadOptions, load
-from app.metrics import EngineMetrics, Metrics, TritonMetrics
-from app.model_control import ControlOptions, ModelControl
-from app.outcomes import no_room, refused
-from app.proving import ProvedEngine
-from app.reception import Reception
-from app.scheduling.policy import Dispatch
-from app.scheduling.queues import Lane
-from app.scheduling.request import BatchAnswers, Done, ModelKey, Outcome, Request
-from app.scheduling.scheduler import Reach, Scheduler
-from app.scheduling.slab import SharedPart, Slab, Slot
-from app.shared_memory import SharedMemory
-from app.tally import Tally
-from app.upgrades import Upgrades
-from app.version import VERSION
-from models.errors import Unavailable
-from models.store import Store, StoredVersion
+from convoy.app.engines.plan_builder import PlanBuilder
+from convoy.app.lifecycle.catalog import Catalog, Served
+from convoy.app.lifecycle.control import ControlOptions, ModelControl
+from convoy.app.lifecycle.health import Health, HealthOptions
+from convoy.app.lifecycle.lanes import Lanes
+from convoy.app.lifecycle.upgrades import Upgrades
+from convoy.app.loading.load import LoadedModel, LoadOptions, load
+from convoy.app.loading.proving import ProvedEngine
+from convoy.app.scheduling.policy import Dispatch
+from convoy.app.scheduling.queues import Lane
+from convoy.app.scheduling.request import BatchAnswers, Done, ModelKey, Outcome, Request
+from convoy.app.scheduling.scheduler import Reach, Scheduler
+from convoy.app.scheduling.slab import SharedPart, Slab, Slot
+from convoy.app.submission.core_like import Spent
+from convoy.app.submission.open_calls import Reception
+from convoy.app.submission.refusals import no_room, refused
+from convoy.app.submission.shared_memory import SharedMemory
+from convoy.app.telemetry.gpu_metrics import GpuWatch
+from convoy.app.telemetry.metrics import EngineMetrics, Metrics, TritonMetrics
+from convoy.app.telemetry.tally import Tally
+from convoy.app.version import VERSION
+from convoy.models.errors import Unavailable
+from convoy.models.store import Store, StoredVersion
 
 _log = logging.getLogger("convoy")
 

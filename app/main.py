@@ -7,7 +7,7 @@
 
 With edge processes this one becomes their supervisor, and the exit codes stay.
 
-`uvicorn app.main:app` serves the same application, with uvicorn's own signal handling.
+`uvicorn convoy.app.main:app` serves the same application, with uvicorn's own signal handling.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from app import logs
-from app.core import Core
-from app.edge.express import Express
-from app.edge.grpc_host import GrpcHost, take_port
-from app.edge.http import create_app
-from app.edge.protocol import guarded_protocol
-from app.exits import ENGINE_LOST, NOTHING_TO_SERVE
-from app.listening import announce, listen, write_address
-from app.processes.launch import become_supervisor
-from app.runtime import (
+from convoy.app.core import Core
+from convoy.app.edge.grpc.host import GrpcHost, take_port
+from convoy.app.edge.http.application import create_app
+from convoy.app.edge.http.connection import guarded_protocol
+from convoy.app.edge.http.express import Express
+from convoy.app.host import logs
+from convoy.app.host.exits import ENGINE_LOST, NOTHING_TO_SERVE
+from convoy.app.host.listening import announce, listen, write_address
+from convoy.app.host.runtime import (
     collect_only_what_comes,
     end_if_held_up,
     end_within,
@@ -41,8 +40,9 @@ from app.runtime import (
     loop_factory,
     raise_file_limit,
 )
-from app.settings import Settings, read_settings
-from models.errors import UsageError
+from convoy.app.processes.launch import become_supervisor
+from convoy.app.settings import Settings, read_settings
+from convoy.models.errors import UsageError
 
 _log = logging.getLogger("convoy")
 # What ends in good order needs less; what hangs is not waited for.
@@ -167,7 +167,7 @@ class _Server(uvicorn.Server):
 
 
 def _application() -> FastAPI:
-    """For `uvicorn app.main:app`: everything from the environment."""
+    """For `uvicorn convoy.app.main:app`: everything from the environment."""
     settings = read_settings({})
     logs.configure(settings.log_level)
 

@@ -1,6 +1,6 @@
 """What the operator can set, in one place: names, defaults, help and limits.
 
-The command line and `uvicorn app.main:app` read the same model. Priority: command line, environment
+The command line and `uvicorn convoy.app.main:app` read the same model. Priority: command line, environment
 (`CONVOY_*`), default. Read once, at the rim; the rooms inside take plain arguments.
 """
 
@@ -12,21 +12,21 @@ from typing import Literal
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from app.core import CoreOptions
-from app.edge.body import BodyLimits
-from app.edge.calls import EdgeOptions
-from app.edge.own_pages import host_name, is_loopback
-from app.edge.protocol import ConnectionLimits
-from app.engines.cpu import cpu_budget
-from app.engines.machine import CPU_ONLY, find_machine
-from app.engines.select import EngineChoice, PrecisionChoice
-from app.loading import DEFAULT_LIMIT_S, LoadOptions
-from app.model_control import EVERYTHING, ControlMode, ControlOptions
-from app.processes.edge_count import MOST_EDGES, EdgeCount, choose_edges, has_gpu_driver
-from app.version_plan import Policy
-from models.errors import UsageError
-from models.plan_cache import plan_folder
-from models.store import DEMO_STORE, check_name
+from convoy.app.core import CoreOptions
+from convoy.app.edge.http.body import BodyLimits
+from convoy.app.edge.http.calls import EdgeOptions
+from convoy.app.edge.http.connection import ConnectionLimits
+from convoy.app.edge.http.own_pages import host_name, is_loopback
+from convoy.app.edge_count import MOST_EDGES, EdgeCount, choose_edges, has_gpu_driver
+from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.machine import CPU_ONLY, find_machine
+from convoy.app.engines.select import EngineChoice, PrecisionChoice
+from convoy.app.lifecycle.control import EVERYTHING, ControlMode, ControlOptions
+from convoy.app.lifecycle.version_plan import Policy
+from convoy.app.loading.load import DEFAULT_LIMIT_S, LoadOptions
+from convoy.models.errors import UsageError
+from convoy.models.plan_cache import plan_folder
+from convoy.models.store import DEMO_STORE, check_name
 
 MIB = 1 << 20
 

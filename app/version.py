@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 VERSION = "0.1.0"
-_IN_THE_HOT_PATH = "app.scheduling.policy"
+_IN_THE_HOT_PATH = "convoy.app.scheduling.policy"
 
 
 def is_compiled() -> bool:

@@ -1,5 +1,5 @@
 """`python -m export` is `convoy export`, and reaches every other subcommand by its name."""
 
-from convoy import main
+from convoy.command import main
 
 main(default="export")

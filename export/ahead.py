@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.engines.cuda.engine import bucket_sizes
-from app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder
-from app.engines.select import fits_gpu
-from app.engines.tensorrt_library import RTX, TensorRt
-from export.progress import Progress
-from models.bundle import BuilderVerdict, Precision, Variant
-from models.errors import JobError
-from models.gpus import FP8_SINCE, as_number
-from models.plan_cache import NotTrusted, read_record
-from models.plans import BuildOptions, NoPlan, PlanRecord
+from convoy.app.engines.cuda.engine import bucket_sizes
+from convoy.app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder
+from convoy.app.engines.select import fits_gpu
+from convoy.app.engines.tensorrt_library import RTX, TensorRt
+from convoy.export.progress import Progress
+from convoy.models.bundle import BuilderVerdict, Precision, Variant
+from convoy.models.errors import JobError
+from convoy.models.gpus import FP8_SINCE, as_number
+from convoy.models.plan_cache import NotTrusted, read_record
+from convoy.models.plans import BuildOptions, NoPlan, PlanRecord
 
 _LIMITS = BuildLimits(niceness=0)
 # An export was good without any plan, and shall not wait for one as long as for the rest. What takes seconds is given

@@ -16,19 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
-from app.engines.cpu import has_int8_dot_product
-from app.engines.speedup import is_worthwhile
-from export.data import ExportData
-from export.plan import Plan
-from export.proof.gate import Gate
-from export.proof.sanity import NOTHING_FOUND, Sanity
-from export.proof.verify import Score
-from export.report.page import render
-from export.sources.to_onnx import TorchResult
-from export.sources.torch_job import EXTERNAL_DATA
-from export.variants.making import Made
-from export.variants.variant import Candidate
-from models.bundle import (
+from convoy.app.engines.cpu import has_int8_dot_product
+from convoy.app.engines.speedup import is_worthwhile
+from convoy.export.data import ExportData
+from convoy.export.plan import Plan
+from convoy.export.proof.gate import Gate
+from convoy.export.proof.sanity import NOTHING_FOUND, Sanity
+from convoy.export.proof.verify import Score
+from convoy.export.report.page import render
+from convoy.export.sources.to_onnx import TorchResult
+from convoy.export.sources.torch_job import EXTERNAL_DATA
+from convoy.export.variants.making import Made
+from convoy.export.variants.variant import Candidate
+from convoy.models.bundle import (
     CANARY,
     LABELS,
     MANIFEST,
@@ -46,9 +46,9 @@ from models.bundle import (
     seal,
     sha256_file,
 )
-from models.checkpoint import convoy_version
-from models.spec import ModelSpec
-from models.store import Store
+from convoy.models.checkpoint import convoy_version
+from convoy.models.spec import ModelSpec
+from convoy.models.store import Store
 
 _CANARY_SAMPLES = 32
 _CANARY_BYTES = 4 << 20

@@ -1,6 +1,6 @@
 """`convoy build`: the plans of a model's newest version, ahead of any server, with or without a GPU.
 
-Knows the command's options and draws its table. `export.ahead` builds.
+Knows the command's options and draws its table. `convoy.export.ahead` builds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.engines.select import fits_gpu
-from app.engines.tensorrt_library import LIBRARIES, RTX, TensorRt, find_builder
-from export.ahead import AheadJob, build_ahead, installed_version, targets_for
-from export.tensorrt.library import check_targets, find_gpu
-from models.bundle import BuilderVerdict, Bundle, Precision, Variant, open_bundle
-from models.errors import JobError, UsageError
-from models.gpus import FP8_SINCE, PORTABLE, parse_targets
-from models.plan_cache import plan_folder
-from models.store import DEMO_STORE, Store
+from convoy.app.engines.select import fits_gpu
+from convoy.app.engines.tensorrt_library import LIBRARIES, RTX, TensorRt, find_builder
+from convoy.export.ahead import AheadJob, build_ahead, installed_version, targets_for
+from convoy.export.tensorrt.library import check_targets, find_gpu
+from convoy.models.bundle import BuilderVerdict, Bundle, Precision, Variant, open_bundle
+from convoy.models.errors import JobError, UsageError
+from convoy.models.gpus import FP8_SINCE, PORTABLE, parse_targets
+from convoy.models.plan_cache import plan_folder
+from convoy.models.store import DEMO_STORE, Store
 
 
 @dataclass(frozen=True, slots=True)

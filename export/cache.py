@@ -21,7 +21,7 @@ import numpy as np
 import onnxruntime
 import safetensors.numpy
 
-from app.engines.cpu import cpu_model
+from convoy.app.engines.cpu import cpu_model
 
 _ROOT = Path(__file__).resolve().parent.parent
 _DIGEST_BYTES = hashlib.sha256().digest_size

@@ -16,38 +16,38 @@ from pathlib import Path
 
 from rich.console import Console
 
-from app.engines.base import EngineFailure
-from app.engines.cpu import cpu_budget
-from export.ahead import accepted
-from export.assemble import Measured, Told, judge, make_canary, provenance, publish, remarked
-from export.cache import NO_CACHE, StepCache, default_root
-from export.data import ExportData, load_data
-from export.options import ExportOptions
-from export.plan import Plan, make_plan
-from export.profiling.profile import measure_latencies
-from export.profiling.roofline import measure_roofline
-from export.progress import SILENT, Progress
-from export.proof.activation import Decision, decide, overruled
-from export.proof.gate import Gate, refused_by_name
-from export.proof.outcomes import Outcomes
-from export.proof.proving import Prover
-from export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference
-from export.proof.verify import check_against_torch, observe
-from export.sources.ending import read_ending
-from export.sources.onnx_plain import export_plain, is_plain
-from export.sources.reuse import reused
-from export.sources.to_onnx import TorchResult, to_onnx
-from export.sources.torch_job import INPUT_NAME
-from export.terminal import RichProgress, summary
-from export.variants.fp8 import why_no_fp8
-from export.variants.making import Maker
-from export.variants.precision import REFERENCE, Recipe, select
-from export.variants.variant import Candidate, opened
-from models.bundle import read_manifest
-from models.datasets import source_labels
-from models.errors import JobError
-from models.spec import ModelSpec, TensorSpec
-from models.store import disk_errors
+from convoy.app.engines.base import EngineFailure
+from convoy.app.engines.cpu import cpu_budget
+from convoy.export.ahead import accepted
+from convoy.export.assemble import Measured, Told, judge, make_canary, provenance, publish, remarked
+from convoy.export.cache import NO_CACHE, StepCache, default_root
+from convoy.export.data import ExportData, load_data
+from convoy.export.options import ExportOptions
+from convoy.export.plan import Plan, make_plan
+from convoy.export.profiling.profile import measure_latencies
+from convoy.export.profiling.roofline import measure_roofline
+from convoy.export.progress import SILENT, Progress
+from convoy.export.proof.activation import Decision, decide, overruled
+from convoy.export.proof.gate import Gate, refused_by_name
+from convoy.export.proof.outcomes import Outcomes
+from convoy.export.proof.proving import Prover
+from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference
+from convoy.export.proof.verify import check_against_torch, observe
+from convoy.export.sources.ending import read_ending
+from convoy.export.sources.onnx_plain import export_plain, is_plain
+from convoy.export.sources.reuse import reused
+from convoy.export.sources.to_onnx import TorchResult, to_onnx
+from convoy.export.sources.torch_job import INPUT_NAME
+from convoy.export.terminal import RichProgress, summary
+from convoy.export.variants.fp8 import why_no_fp8
+from convoy.export.variants.making import Maker
+from convoy.export.variants.precision import REFERENCE, Recipe, select
+from convoy.export.variants.variant import Candidate, opened
+from convoy.models.bundle import read_manifest
+from convoy.models.datasets import source_labels
+from convoy.models.errors import JobError
+from convoy.models.spec import ModelSpec, TensorSpec
+from convoy.models.store import disk_errors
 
 _FIRST_LOOK_IMAGES = 512
 _RANDOM = "its weights are random (--random-weights), so that its answers mean nothing"

@@ -1,7 +1,7 @@
 """The images of an export: one set to calibrate on, another to evaluate on, and a few to compare outputs with.
 
 Knows which part of a data set each flag means and keeps the two apart. Images stay encoded until they are
-needed and pass through `models.images` in chunks, so a large set does not have to fit into memory.
+needed and pass through `convoy.models.images` in chunks, so a large set does not have to fit into memory.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Protocol
 
 import numpy as np
 
-from export.plan import Plan
-from export.progress import Step
-from models.bundle import DatasetRecord
-from models.datasets import load, source_labels
-from models.errors import ImageError, JobError
-from models.images import preprocess
-from models.samples import MAX_BROKEN_FRACTION, Dataset, Part, Sample, some
-from models.spec import NUMPY_DTYPES, ImageSpec
+from convoy.export.plan import Plan
+from convoy.export.progress import Step
+from convoy.models.bundle import DatasetRecord
+from convoy.models.datasets import load, source_labels
+from convoy.models.errors import ImageError, JobError
+from convoy.models.images import preprocess
+from convoy.models.samples import MAX_BROKEN_FRACTION, Dataset, Part, Sample, some
+from convoy.models.spec import NUMPY_DTYPES, ImageSpec
 
 # Ranges settle within a few hundred images; more of them cost time and change nothing.
 _CALIBRATION_IMAGES = 512

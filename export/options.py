@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.datasets import DEFAULT_DATA_ROOT
+from convoy.models.datasets import DEFAULT_DATA_ROOT
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """One field per option of `convoy export`; `export.plan` gives them their meaning.
+    """One field per option of `convoy export`; `convoy.export.plan` gives them their meaning.
 
     `weights` "default" means the published ones; `trust` allows a source that carries pickle. `precisions` None
     means all that can be made with what was given. `accuracy_budget_points` is in percentage points of top-1;

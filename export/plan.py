@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from export.options import ExportOptions
-from export.proof.sanity import Claim, Expectations
-from export.sources.origin import Origin, Stated, find_origin
-from export.sources.preprocess import parse_front, parse_input, resolve_image
-from export.sources.source import Source, parse_source
-from export.sources.torch_job import WeightsFrom
-from models.datasets import source_labels
-from models.errors import UsageError
-from models.plan_cache import plan_folder
-from models.spec import Activation, ImageSpec
-from models.store import Store, check_name
+from convoy.export.options import ExportOptions
+from convoy.export.proof.sanity import Claim, Expectations
+from convoy.export.sources.origin import Origin, Stated, find_origin
+from convoy.export.sources.preprocess import parse_front, parse_input, resolve_image
+from convoy.export.sources.source import Source, parse_source
+from convoy.export.sources.torch_job import WeightsFrom
+from convoy.models.datasets import source_labels
+from convoy.models.errors import UsageError
+from convoy.models.plan_cache import plan_folder
+from convoy.models.spec import Activation, ImageSpec
+from convoy.models.store import Store, check_name
 
 _MAX_BATCH = 4096
 MethodChoice = Literal["auto", "minmax", "entropy", "percentile"]

@@ -1,6 +1,6 @@
 """How long work reports how far it is, without knowing who listens.
 
-The pipeline takes a `Progress` and never prints; `export.terminal` draws it, tests and libraries pass `SILENT`.
+The pipeline takes a `Progress` and never prints; `convoy.export.terminal` draws it, tests and libraries pass `SILENT`.
 """
 
 from __future__ import annotations

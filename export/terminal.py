@@ -16,8 +16,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from export.progress import Step
-from models.bundle import Manifest, Variant
+from convoy.export.progress import Step
+from convoy.models.bundle import Manifest, Variant
 
 
 class _BarStep:

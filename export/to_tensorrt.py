@@ -1,7 +1,7 @@
-"""`python -m export.to_tensorrt ONNX --plan-cache DIR --precision P --batch-sizes 1,2,4`: one plan into the cache.
+"""`python -m convoy.export.to_tensorrt ONNX --plan-cache DIR --precision P --batch-sizes 1,2,4`: one plan into the cache.
 
 `convoy build`, the export and the server start it as a child process, with a memory and a time limit, because a build
-may take minutes and may crash. With `--json-progress` every line on stdout is a `models.plans.BuildEvent`, the last
+may take minutes and may crash. With `--json-progress` every line on stdout is a `convoy.models.plans.BuildEvent`, the last
 one `done` or `failed`. Exit codes: 0 the plan is there, 1 the build failed, 2 wrong call, 3 TensorRT
 does not take the file.
 
@@ -20,20 +20,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, cast, get_args
 
-from app.engines.tensorrt_library import RTX, TensorRt, library_named, load_builder
-from export.tensorrt.build import BuildJob, build_plan
-from export.tensorrt.library import find_gpu, resolve_target
-from export.tensorrt.watch import BuildWatch
-from models.bundle import Precision
-from models.errors import ConvoyError, JobError, UsageError
-from models.gpus import PORTABLE, parse_targets
-from models.plans import BuildEvent, BuildOptions, Gpu, HardwareCompatibility, LibraryName, Plan
-from models.records import to_jsonable
+from convoy.app.engines.tensorrt_library import RTX, TensorRt, library_named, load_builder
+from convoy.export.tensorrt.build import BuildJob, build_plan
+from convoy.export.tensorrt.library import find_gpu, resolve_target
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.models.bundle import Precision
+from convoy.models.errors import ConvoyError, JobError, UsageError
+from convoy.models.gpus import PORTABLE, parse_targets
+from convoy.models.plans import BuildEvent, BuildOptions, Gpu, HardwareCompatibility, LibraryName, Plan
+from convoy.models.records import to_jsonable
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see python -m export.to_tensorrt --help")
+        raise UsageError(f"{message}; see python -m convoy.export.to_tensorrt --help")
 
 
 def main(
@@ -57,7 +57,9 @@ def main(
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="python -m export.to_tensorrt", description="Build a TensorRT plan into the plan cache.")
+    parser = _Parser(
+        prog="python -m convoy.export.to_tensorrt", description="Build a TensorRT plan into the plan cache."
+    )
     parser.add_argument("onnx", type=Path, help="the model; its external data lies beside it")
     parser.add_argument("--plan-cache", type=Path, required=True, help="folder of plans")
     parser.add_argument("--library", choices=get_args(LibraryName), default=RTX.name)

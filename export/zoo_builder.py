@@ -1,6 +1,6 @@
 """What TensorRT for RTX makes of one ONNX file, without a GPU, as a cell of the table.
 
-Knows the cell. `export.ahead` builds, in a child process, which may crash.
+Knows the cell. `convoy.export.ahead` builds, in a child process, which may crash.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from app.engines.tensorrt_library import RTX
-from export.ahead import AheadJob, build_ahead, installed_version
-from export.sources.torch_job import one_line
-from export.zoo_rows import BuilderCell
-from models.bundle import Precision
+from convoy.app.engines.tensorrt_library import RTX
+from convoy.export.ahead import AheadJob, build_ahead, installed_version
+from convoy.export.sources.torch_job import one_line
+from convoy.export.zoo_rows import BuilderCell
+from convoy.models.bundle import Precision
 
 _MOST_SAMPLES = 8
 _WHY_CHARACTERS = 600

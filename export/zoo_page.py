@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from export.zoo_rows import BuilderCell, Row, Table
-from models.checkpoint import write_whole
+from convoy.export.zoo_rows import BuilderCell, Row, Table
+from convoy.models.checkpoint import write_whole
 
 _PAGE = Path("zoo-table.md")
 _HEAD = (

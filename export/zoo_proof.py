@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from export.data import ImageSet
-from export.proof.verify import relative_error
-from export.sources.to_onnx import INLINE_BYTES
-from export.sources.torch_job import OUTPUT_NAME, Inquiry, Job
-from export.sources.torch_process import Answer, ask, run_job
-from export.variants.precision import REFERENCE
-from export.variants.variant import Candidate, opened
-from models.errors import JobError
-from models.samples import Sample
-from models.spec import ImageSpec, ModelSpec, TensorSpec
+from convoy.export.data import ImageSet
+from convoy.export.proof.verify import relative_error
+from convoy.export.sources.to_onnx import INLINE_BYTES
+from convoy.export.sources.torch_job import OUTPUT_NAME, Inquiry, Job
+from convoy.export.sources.torch_process import Answer, ask, run_job
+from convoy.export.variants.precision import REFERENCE
+from convoy.export.variants.variant import Candidate, opened
+from convoy.models.errors import JobError
+from convoy.models.samples import Sample
+from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 
 MAX_ERROR = 1e-3
 BATCHES = (1, 3, 8)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from app.engines.cpu import fingerprint, has_int8_dot_product
-from app.engines.onnxruntime import LIBRARY
-from models.checkpoint import convoy_version, write_whole
-from models.records import from_jsonable, to_jsonable
+from convoy.app.engines.cpu import fingerprint, has_int8_dot_product
+from convoy.app.engines.onnxruntime import LIBRARY
+from convoy.models.checkpoint import convoy_version, write_whole
+from convoy.models.records import from_jsonable, to_jsonable
 
 _DATA = Path("results/zoo-table.json")
 _TOOLS = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "numpy")

@@ -19,22 +19,22 @@ from pathlib import Path
 
 import numpy as np
 
-from app.engines.base import EngineFailure
-from app.engines.cpu import cpu_budget
-from app.engines.measure import make_probe
-from export import zoo_builder
-from export.progress import SILENT
-from export.proof.verify import relative_error
-from export.sources.torch_job import Inquiry
-from export.sources.torch_process import ask
-from export.variants.calibrate import Calibration
-from export.variants.making import plain_calibration
-from export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recipe
-from export.variants.variant import Candidate, opened
-from export.zoo_page import write_page
-from export.zoo_proof import Proof, export_random, image_of, pictures_of, prove, samples_of
-from export.zoo_rows import BuilderCell, Row, Table, read_table, write_table
-from models.errors import ConvoyError
+from convoy.app.engines.base import EngineFailure
+from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.measure import make_probe
+from convoy.export import zoo_builder
+from convoy.export.progress import SILENT
+from convoy.export.proof.verify import relative_error
+from convoy.export.sources.torch_job import Inquiry
+from convoy.export.sources.torch_process import ask
+from convoy.export.variants.calibrate import Calibration
+from convoy.export.variants.making import plain_calibration
+from convoy.export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recipe
+from convoy.export.variants.variant import Candidate, opened
+from convoy.export.zoo_page import write_page
+from convoy.export.zoo_proof import Proof, export_random, image_of, pictures_of, prove, samples_of
+from convoy.export.zoo_rows import BuilderCell, Row, Table, read_table, write_table
+from convoy.models.errors import ConvoyError
 
 _TIMING_S = 3.0
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 100
@@ -178,7 +178,7 @@ def _limit_memory(nbytes: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`python -m export.zoo_table [FOLDER [MODEL...]]`: add what is missing to the table in FOLDER."""
+    """`python -m convoy.export.zoo_table [FOLDER [MODEL...]]`: add what is missing to the table in FOLDER."""
     _limit_memory(_MOST_BYTES)
     folder = Path(arguments[0]) if arguments else Path("docs")
     for row in make_table(folder, cpu_budget(), arguments[1:]):

@@ -1,5 +1,5 @@
 """`python -m loadtest` is `convoy loadtest`, and reaches every other subcommand by its name."""
 
-from convoy import main
+from convoy.command import main
 
 main(default="loadtest")

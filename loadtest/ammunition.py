@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from loadtest.answers import AnswerCheck
+from convoy.loadtest.answers import AnswerCheck
 
 Protocol = Literal["http", "grpc"]
 

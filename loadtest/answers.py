@@ -12,7 +12,7 @@ import json
 import math
 from typing import Literal
 
-from loadtest.problems import MAX_TEXT_CHARS, Fault, Problem, one_line
+from convoy.loadtest.problems import MAX_TEXT_CHARS, Fault, Problem, one_line
 
 Form = Literal["predictions", "infer", "plain"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadOptions
 
 NS_PER_S = 1_000_000_000
 

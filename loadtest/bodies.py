@@ -15,8 +15,8 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.endpoint import Endpoint
-from models.errors import JobError
+from convoy.loadtest.endpoint import Endpoint
+from convoy.models.errors import JobError
 
 DATA = Path(__file__).parent / "data"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")

@@ -16,16 +16,16 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from loadtest.csv_table import table
-from loadtest.document import document
-from loadtest.find_capacity import find_capacity
-from loadtest.observe import Observer
-from loadtest.options import LoadOptions
-from loadtest.report.page import render
-from loadtest.results import Outcome, by_step, whole
-from loadtest.target import Target, find_target, open_scout
-from loadtest.view import LiveView, print_outcome
-from loadtest.write import File, write
+from convoy.loadtest.csv_table import table
+from convoy.loadtest.document import document
+from convoy.loadtest.find_capacity import find_capacity
+from convoy.loadtest.observe import Observer
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.report.page import render
+from convoy.loadtest.results import Outcome, by_step, whole
+from convoy.loadtest.target import Target, find_target, open_scout
+from convoy.loadtest.view import LiveView, print_outcome
+from convoy.loadtest.write import File, write
 
 EXIT_GOOD = 0
 EXIT_FAILED = 1

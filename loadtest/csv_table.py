@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import io
 
-from loadtest.results import Outcome, Result
-from loadtest.statistics import PERCENTILES
+from convoy.loadtest.results import Outcome, Result
+from convoy.loadtest.statistics import PERCENTILES
 
 COLUMNS = (
     "name",

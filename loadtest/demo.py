@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.startup import serving
+from convoy.loadtest.startup import serving
 
 _PORT = 18_300
 _URL = f"http://127.0.0.1:{_PORT}"

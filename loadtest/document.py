@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from loadtest.bootstrap import Interval
-from loadtest.capacity import Capacity
-from loadtest.measure import Measurement
-from loadtest.options import LoadOptions
-from loadtest.results import Outcome, Result
-from loadtest.server_side import ServerSide
-from loadtest.stability import Stability
-from loadtest.statistics import Summary
-from loadtest.verdict import Lateness
+from convoy.loadtest.bootstrap import Interval
+from convoy.loadtest.capacity import Capacity
+from convoy.loadtest.measure import Measurement
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.results import Outcome, Result
+from convoy.loadtest.server_side import ServerSide
+from convoy.loadtest.stability import Stability
+from convoy.loadtest.statistics import Summary
+from convoy.loadtest.verdict import Lateness
 
 SCHEMA_VERSION = 1
 Document = dict[str, object]

@@ -9,8 +9,8 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from loadtest.options import DEFAULT_GRPC_URL, DEFAULT_URL, Wire
-from models.errors import JobError, UsageError
+from convoy.loadtest.options import DEFAULT_GRPC_URL, DEFAULT_URL, Wire
+from convoy.models.errors import JobError, UsageError
 
 CONNECT_TIMEOUT_S = 5.0
 PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 443}

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from loadtest.capacity import LEAST_REQUESTS, Limits, Probe, conclude, next_rate
-from loadtest.observe import Observed, Observer
-from loadtest.options import DEFAULT_CONCURRENCY, MAX_REQUESTS, LoadOptions
-from loadtest.results import Outcome, Result, whole
-from loadtest.target import Target
+from convoy.loadtest.capacity import LEAST_REQUESTS, Limits, Probe, conclude, next_rate
+from convoy.loadtest.observe import Observed, Observer
+from convoy.loadtest.options import DEFAULT_CONCURRENCY, MAX_REQUESTS, LoadOptions
+from convoy.loadtest.results import Outcome, Result, whole
+from convoy.loadtest.target import Target
 
 # A closed loop says roughly what the server can do; half of that is where the search begins.
 SCOUTING_S = 2.0

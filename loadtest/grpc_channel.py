@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadtest.endpoint import Endpoint
+from convoy.loadtest.endpoint import Endpoint
 
 ChannelOptions = list[tuple[str, int | str]]
 

@@ -11,16 +11,16 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from loadtest import bodies
-from loadtest.ammunition import Ammunition
-from loadtest.answers import AnswerCheck
-from loadtest.endpoint import Endpoint
-from loadtest.grpc_channel import channel_options, open_channel
-from loadtest.options import LoadOptions
-from loadtest.problems import one_line
-from loadtest.server_side import Snapshot, snapshot
-from loadtest.target import Shot, inputs_of, without_protocol
-from models.errors import JobError, UsageError
+from convoy.loadtest import bodies
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.answers import AnswerCheck
+from convoy.loadtest.endpoint import Endpoint
+from convoy.loadtest.grpc_channel import channel_options, open_channel
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.problems import one_line
+from convoy.loadtest.server_side import Snapshot, snapshot
+from convoy.loadtest.target import Shot, inputs_of, without_protocol
+from convoy.models.errors import JobError, UsageError
 
 # Overload is a thing to measure, not a reason to stop before measuring.
 SHED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)

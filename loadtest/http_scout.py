@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import httpx
 
-from loadtest import bodies
-from loadtest.ammunition import Ammunition
-from loadtest.answers import AnswerCheck, Form, error_text
-from loadtest.endpoint import Endpoint
-from loadtest.options import LoadOptions
-from loadtest.server_side import Snapshot, snapshot
-from loadtest.target import Kind, Shot, inputs_of
-from models.errors import JobError
+from convoy.loadtest import bodies
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.answers import AnswerCheck, Form, error_text
+from convoy.loadtest.endpoint import Endpoint
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.server_side import Snapshot, snapshot
+from convoy.loadtest.target import Kind, Shot, inputs_of
+from convoy.models.errors import JobError
 
 # Overload is a thing to measure, not a reason to stop before measuring.
 SHED = (429, 503)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.ammunition import Ammunition
-from loadtest.arrivals import Offsets, Schedule
-from loadtest.cores import core_budget, process_count
-from loadtest.endpoint import Endpoint
-from loadtest.generator.job import Job
-from loadtest.options import MAX_REQUESTS, LoadOptions
-from loadtest.rows import size_bytes
-from loadtest.shared import anonymous, write_blobs, write_integers
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.arrivals import Offsets, Schedule
+from convoy.loadtest.cores import core_budget, process_count
+from convoy.loadtest.endpoint import Endpoint
+from convoy.loadtest.generator.job import Job
+from convoy.loadtest.options import MAX_REQUESTS, LoadOptions
+from convoy.loadtest.rows import size_bytes
+from convoy.loadtest.shared import anonymous, write_blobs, write_integers
 
 OPEN_LOOP_FIRST_CONNECTIONS = 64
 

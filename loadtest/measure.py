@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadtest.ammunition import Ammunition
-from loadtest.arrivals import NS_PER_S, Step, schedule_of
-from loadtest.endpoint import Endpoint
-from loadtest.jobs import jobs_for
-from loadtest.options import LoadOptions
-from loadtest.processes import GeneratorProcess
-from loadtest.progress import Progress, Watcher
-from loadtest.records import Records, merged
-from loadtest.statistics import Window
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.arrivals import NS_PER_S, Step, schedule_of
+from convoy.loadtest.endpoint import Endpoint
+from convoy.loadtest.jobs import jobs_for
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.processes import GeneratorProcess
+from convoy.loadtest.progress import Progress, Watcher
+from convoy.loadtest.records import Records, merged
+from convoy.loadtest.statistics import Window
 
 START_S = 0.03  # for the word to reach all processes before the time it names
 READY_S = 30.0  # beyond the time-out of connections, for interpreters to start on a busy machine

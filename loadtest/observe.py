@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from loadtest.capacity import Probe
-from loadtest.measure import Measurement
-from loadtest.options import LoadOptions
-from loadtest.progress import Progress
-from loadtest.runner import run
-from loadtest.server_side import ServerSide, difference
-from loadtest.target import Scout, Target
+from convoy.loadtest.capacity import Probe
+from convoy.loadtest.measure import Measurement
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.progress import Progress
+from convoy.loadtest.runner import run
+from convoy.loadtest.server_side import ServerSide, difference
+from convoy.loadtest.target import Scout, Target
 
 
 class Audience(Protocol):

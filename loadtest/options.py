@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from models.errors import UsageError
+from convoy.models.errors import UsageError
 
 Body = Literal["auto", "image", "binary", "json"]
 Arrivals = Literal["poisson", "constant", "bursts"]

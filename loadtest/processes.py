@@ -1,6 +1,6 @@
 """The generator processes as the parent sees them: started, listened to, stopped, and never left behind.
 
-Knows pipes, exit codes and shared memory. What the processes send is their own affair (`loadtest.generator`).
+Knows pipes, exit codes and shared memory. What the processes send is their own affair (`convoy.loadtest.generator`).
 Fresh interpreters and no forks: whatever threads and locks the caller has stay with the caller. Each is a
 process group of its own, so that Ctrl-C reaches only the parent, which then tells the others to stop.
 """
@@ -17,13 +17,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from loadtest.generator.job import Finished, Job, start_line
-from loadtest.problems import Fault, Problem, one_line
-from loadtest.records import Part
-from loadtest.rows import Rows
+from convoy.loadtest.generator.job import Finished, Job, start_line
+from convoy.loadtest.problems import Fault, Problem, one_line
+from convoy.loadtest.records import Part
+from convoy.loadtest.rows import Rows
 
 ROOT = Path(__file__).parent.parent
-COMMAND = (sys.executable, "-m", "loadtest.generator")
+COMMAND = (sys.executable, "-m", "convoy.loadtest.generator")
 END_S = 5.0  # for a process that has been told to stop; then it is killed
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.records import Times
-from loadtest.rows import GOOD, Rows
+from convoy.loadtest.records import Times
+from convoy.loadtest.rows import GOOD, Rows
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.problems import Fault, Problem
-from loadtest.rows import GOOD, Rows
+from convoy.loadtest.problems import Fault, Problem
+from convoy.loadtest.rows import GOOD, Rows
 
 Times = npt.NDArray[np.int64]
 Outcomes = npt.NDArray[np.int16]

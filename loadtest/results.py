@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loadtest.arrivals import Step
-from loadtest.capacity import Capacity
-from loadtest.measure import Measurement
-from loadtest.options import LoadOptions
-from loadtest.server_side import ServerSide
-from loadtest.stability import Stability, stability_of
-from loadtest.statistics import NS_PER_S, Summary, Window, summarise
-from loadtest.target import Target
-from loadtest.verdict import Verdict, judge
+from convoy.loadtest.arrivals import Step
+from convoy.loadtest.capacity import Capacity
+from convoy.loadtest.measure import Measurement
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.server_side import ServerSide
+from convoy.loadtest.stability import Stability, stability_of
+from convoy.loadtest.statistics import NS_PER_S, Summary, Window, summarise
+from convoy.loadtest.target import Target
+from convoy.loadtest.verdict import Verdict, judge
 
 
 @dataclass(frozen=True, slots=True)

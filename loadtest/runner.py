@@ -3,7 +3,7 @@
     endpoint = find_endpoint("http://127.0.0.1:8000")
     ammunition = Ammunition([request_bytes(endpoint, "/inference", payload, None)], AnswerCheck("plain", b"score"))
     options = LoadOptions(rate=500, duration_s=10, slo_ms=20)
-    result = whole(options, run(options, ammunition, endpoint))  # loadtest.results
+    result = whole(options, run(options, ammunition, endpoint))  # convoy.loadtest.results
     result.verdict.void, result.summary.goodput
 
 Knows how to start a run. Asks the server nothing beforehand and prints nothing: what a server speaks is the
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from loadtest.ammunition import Ammunition
-from loadtest.endpoint import Endpoint
-from loadtest.measure import Measurement, measure
-from loadtest.options import LoadOptions
-from loadtest.progress import Progress
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.endpoint import Endpoint
+from convoy.loadtest.measure import Measurement, measure
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.progress import Progress
 
 
 def run(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.records import Records
-from loadtest.rows import GOOD
-from loadtest.statistics import NS_PER_MS, NS_PER_S, Window
+from convoy.loadtest.records import Records
+from convoy.loadtest.rows import GOOD
+from convoy.loadtest.statistics import NS_PER_MS, NS_PER_S, Window
 
 WINDOWS = 3
 MOST_WINDOWS = 10

@@ -13,10 +13,10 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.bootstrap import Blocks, Interval
-from loadtest.problems import Problem
-from loadtest.records import Records
-from loadtest.rows import GOOD, PENDING
+from convoy.loadtest.bootstrap import Blocks, Interval
+from convoy.loadtest.problems import Problem
+from convoy.loadtest.records import Records
+from convoy.loadtest.rows import GOOD, PENDING
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000

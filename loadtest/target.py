@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from loadtest import bodies
-from loadtest.ammunition import Ammunition
-from loadtest.endpoint import Endpoint, find_endpoint, wire_url
-from loadtest.options import LoadOptions
-from loadtest.server_side import Snapshot
-from models.errors import JobError, UsageError
+from convoy.loadtest import bodies
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.endpoint import Endpoint, find_endpoint, wire_url
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.server_side import Snapshot
+from convoy.models.errors import JobError, UsageError
 
 Kind = Literal["image", "binary", "json"]
 
@@ -67,10 +67,10 @@ def open_scout(options: LoadOptions) -> Scout:
     """The scout for the protocol that the URL or the options name. Raises UsageError and JobError."""
     endpoint = find_endpoint(wire_url(options.url, options.protocol))
     if endpoint.is_grpc:
-        from loadtest.grpc_scout import GrpcScout
+        from convoy.loadtest.grpc_scout import GrpcScout
 
         return GrpcScout(endpoint, options)
-    from loadtest.http_scout import HttpScout
+    from convoy.loadtest.http_scout import HttpScout
 
     return HttpScout(endpoint, options)
 

@@ -15,12 +15,12 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from loadtest import words
-from loadtest.capacity import Probe
-from loadtest.options import LoadOptions
-from loadtest.progress import Progress
-from loadtest.results import Outcome, Result
-from loadtest.statistics import Percentile
+from convoy.loadtest import words
+from convoy.loadtest.capacity import Probe
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.progress import Progress
+from convoy.loadtest.results import Outcome, Result
+from convoy.loadtest.statistics import Percentile
 
 ERRORS_SHOWN = 8
 HISTORY = 24

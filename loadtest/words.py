@@ -5,11 +5,11 @@ Pure; knows what a reader must be told, and no markup.
 
 from __future__ import annotations
 
-from loadtest.bootstrap import Interval
-from loadtest.capacity import NARROW, SHARE, Probe
-from loadtest.options import LoadOptions
-from loadtest.results import Outcome, Result
-from loadtest.statistics import Percentile
+from convoy.loadtest.bootstrap import Interval
+from convoy.loadtest.capacity import NARROW, SHARE, Probe
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.results import Outcome, Result
+from convoy.loadtest.statistics import Percentile
 
 
 def load(options: LoadOptions) -> str:

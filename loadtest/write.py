@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.errors import JobError
+from convoy.models.errors import JobError
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from models.errors import BundleError
-from models.files import is_file_name, open_regular, read_small
-from models.records import RecordError, from_jsonable, to_jsonable
-from models.spec import ModelSpec
+from convoy.models.errors import BundleError
+from convoy.models.files import is_file_name, open_regular, read_small
+from convoy.models.records import RecordError, from_jsonable, to_jsonable
+from convoy.models.spec import ModelSpec
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -52,7 +52,7 @@ class ClassAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """What a variant scores on labelled images, measured from encoded bytes through `models.images`.
+    """What a variant scores on labelled images, measured from encoded bytes through `convoy.models.images`.
 
     `top1`, `top5` and `agreement` (share of images whose top-1 equals fp32's) are shares in [0, 1];
     `loss_points` is the top-1 lost against fp32 in percentage points, and `loss_bound_points` the upper end

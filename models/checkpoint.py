@@ -22,8 +22,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from models.errors import BundleError, JobError
-from models.spec import ImageSpec
+from convoy.models.errors import BundleError, JobError
+from convoy.models.spec import ImageSpec
 
 _KEY = "convoy"
 _SCHEMA_VERSION = 1

@@ -1,6 +1,6 @@
 """Where labelled images come from: scikit-learn's digits, CIFAR-10, or a folder of classes.
 
-Knows each source's format and turns it into `models.samples`. Knows nothing of training, engines or bundles;
+Knows each source's format and turns it into `convoy.models.samples`. Knows nothing of training, engines or bundles;
 the labels of the built-in sources are known without torch or scikit-learn. A source that brings its own split
 keeps it; the others are split by content.
 """
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from models.errors import JobError, UsageError
-from models.samples import PARTS, Dataset, Part, Pixels, Sample, some, split_by_content
+from convoy.models.errors import JobError, UsageError
+from convoy.models.samples import PARTS, Dataset, Part, Pixels, Sample, some, split_by_content
 
 DEFAULT_DATA_ROOT = Path.home() / ".cache" / "convoy" / "data"
 

@@ -11,7 +11,7 @@ import stat
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
-from models.errors import BundleError
+from convoy.models.errors import BundleError
 
 # Far more than any manifest, configuration or list of labels needs.
 MOST_TEXT_BYTES = 64 << 20

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.augment import distort
-from models.errors import JobError
+from convoy.models.augment import distort
+from convoy.models.errors import JobError
 
 LABEL_SMOOTHING = 0.05
 WARM_UP_FRACTION = 0.25

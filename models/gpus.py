@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from models.errors import UsageError
+from convoy.models.errors import UsageError
 
 # Where nobody names a target: a plan for every GPU that the library supports by default.
 PORTABLE = "portable"

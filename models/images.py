@@ -45,9 +45,9 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from models.errors import ImageError
-from models.resample import sample_without_antialias
-from models.spec import NUMPY_DTYPES, ImageSpec
+from convoy.models.errors import ImageError
+from convoy.models.resample import sample_without_antialias
+from convoy.models.spec import NUMPY_DTYPES, ImageSpec
 
 # 64 million pixels is above today's 50-megapixel cameras and costs Pillow 256 MB while it is decoded.
 DEFAULT_MAX_PIXELS = 64_000_000

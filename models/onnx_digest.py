@@ -13,9 +13,9 @@ import os
 import re
 from pathlib import Path
 
-from models.bundle import sha256_file
-from models.errors import BundleError, JobError
-from models.files import check_regular, open_regular
+from convoy.models.bundle import sha256_file
+from convoy.models.errors import BundleError, JobError
+from convoy.models.files import check_regular, open_regular
 
 # TensorProto.external_data (field 13) of one entry, key "location", value: as every protobuf writer lays it out.
 # The lengths are varints: of one byte up to 127, of two up to 16383.

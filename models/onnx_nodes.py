@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from models.errors import BundleError
+from convoy.models.errors import BundleError
 
 _Found = TypeVar("_Found")
 

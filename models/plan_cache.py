@@ -21,9 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.bundle import FileRecord
-from models.errors import UsageError
-from models.plans import (
+from convoy.models.bundle import FileRecord
+from convoy.models.errors import UsageError
+from convoy.models.plans import (
     SCHEMA_VERSION,
     BuildOptions,
     Gpu,
@@ -37,7 +37,7 @@ from models.plans import (
     is_record,
     plan_key,
 )
-from models.records import from_jsonable
+from convoy.models.records import from_jsonable
 
 _log = logging.getLogger("convoy")
 PARTIAL_PREFIX = ".writing-"

@@ -11,7 +11,7 @@
 TensorRT's plans are for one kind of GPU and built on it. Those of TensorRT for RTX are built anywhere and are for every
 GPU among their targets: the device's own kernels are made there, and kept.
 
-Knows the records, the keys and where files lie, not what is in them: `models.plan_cache` finds and verifies
+Knows the records, the keys and where files lie, not what is in them: `convoy.models.plan_cache` finds and verifies
 plans. Knows neither library nor how a plan is built. The server and the builder share it.
 """
 
@@ -25,10 +25,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from models.bundle import FileRecord, Precision
-from models.errors import UsageError
-from models.gpus import PORTABLE, as_number
-from models.records import to_jsonable
+from convoy.models.bundle import FileRecord, Precision
+from convoy.models.errors import UsageError
+from convoy.models.gpus import PORTABLE, as_number
+from convoy.models.records import to_jsonable
 
 SCHEMA_VERSION = 2
 # Part of every key. Raise it when the builder makes a different plan from the same options.
@@ -130,7 +130,7 @@ class PlanTarget:
 
 @dataclass(frozen=True, slots=True)
 class PlanKey:
-    """All that a plan depends on; `onnx_sha256` is `models.onnx_digest.onnx_digest` of its file."""
+    """All that a plan depends on; `onnx_sha256` is `convoy.models.onnx_digest.onnx_digest` of its file."""
 
     onnx_sha256: str
     target: PlanTarget

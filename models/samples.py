@@ -1,8 +1,8 @@
 """Labelled images and their split into train, calibration and test.
 
 Knows samples, parts and the path from a sample to a model's input. Knows nothing of where images come from
-(`models.datasets` does), of training or of engines. A sample is always encoded bytes, so that whoever uses it
-goes through `models.images`, the server's own path.
+(`convoy.models.datasets` does), of training or of engines. A sample is always encoded bytes, so that whoever uses it
+goes through `convoy.models.images`, the server's own path.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from models.errors import ImageError, JobError
-from models.images import preprocess
-from models.spec import ImageSpec
+from convoy.models.errors import ImageError, JobError
+from convoy.models.images import preprocess
+from convoy.models.spec import ImageSpec
 
 Part = Literal["train", "calibration", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -103,7 +103,7 @@ class DecodedPart:
 def decode(
     samples: Sequence[Sample], image: ImageSpec, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> DecodedPart:
-    """All samples through `models.images`. Broken ones are skipped; more than 1 % of them is a JobError.
+    """All samples through `convoy.models.images`. Broken ones are skipped; more than 1 % of them is a JobError.
 
     `progress` is called with the number of images done and the total.
     """

@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 
-from models.errors import BundleError
+from convoy.models.errors import BundleError
 
 # Open Inference Protocol name -> numpy. BYTES are byte strings of any length; BF16 is unknown to numpy, so it is
-# two opaque bytes. `models.tensors` turns both into bytes and back.
+# two opaque bytes. `convoy.models.tensors` turns both into bytes and back.
 NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype(np.uint8),

@@ -3,7 +3,7 @@
 Knows which versions are there, which number comes next, and how a finished folder becomes a version. No name
 leads out of it: whatever names a model, on a wire or on a command line, is checked here before a path is made of it.
 A link that lies in the store leads where its owner wants it to.
-Knows nothing of what is inside a version; `models.bundle` reads bundles and the server reads bare models.
+Knows nothing of what is inside a version; `convoy.models.bundle` reads bundles and the server reads bare models.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.bundle import MANIFEST
-from models.errors import JobError, UsageError
+from convoy.models.bundle import MANIFEST
+from convoy.models.errors import JobError, UsageError
 
 # What comes with Convoy, to try it on.
 DEMO_STORE = Path(__file__).parent / "demo"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.spec import TensorSpec
+from convoy.models.spec import TensorSpec
 
 _LENGTH = Struct("<I")
 _LARGEST_RANDOM = 100

@@ -1,8 +1,8 @@
 """Training: a data set and a network of the zoo in, a checkpoint with a telling header out.
 
-Knows the order of the work and its defaults; how a network learns is in `models.fit`. Knows nothing of
+Knows the order of the work and its defaults; how a network learns is in `convoy.models.fit`. Knows nothing of
 terminals: it prints nothing and reports through the callback it is given. Images are read through
-`models.images`, so the accuracy on the test part is that of the server's own path. torch is imported only
+`convoy.models.images`, so the accuracy on the test part is that of the server's own path. torch is imported only
 when training starts.
 """
 
@@ -18,12 +18,12 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from models import zoo
-from models.checkpoint import CheckpointHeader, PartRecord, convoy_version, refuse_unwritable, write_checkpoint
-from models.datasets import DEFAULT_DATA_ROOT, load
-from models.errors import JobError, UsageError
-from models.samples import PARTS, Dataset, DecodedPart, Part, Pixels, decode
-from models.spec import ImageSpec
+from convoy.models import zoo
+from convoy.models.checkpoint import CheckpointHeader, PartRecord, convoy_version, refuse_unwritable, write_checkpoint
+from convoy.models.datasets import DEFAULT_DATA_ROOT, load
+from convoy.models.errors import JobError, UsageError
+from convoy.models.samples import PARTS, Dataset, DecodedPart, Part, Pixels, decode
+from convoy.models.spec import ImageSpec
 
 Device = Literal["auto", "cpu", "cuda"]
 Optimizer = Literal["adamw", "sgd"]
@@ -109,7 +109,7 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
     """
     started_s = time.perf_counter()
     _require_torch()
-    from models import fit
+    from convoy.models import fit
 
     device = fit.choose_device(options.device)
     refuse_unwritable(options.out)
@@ -164,7 +164,7 @@ def compare(
     if not devices:
         raise UsageError("--compare needs devices, for example cpu,cuda")
     _require_torch()
-    from models import fit
+    from convoy.models import fit
 
     rows = []
     for name in devices:

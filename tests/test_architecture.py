@@ -1,8 +1,8 @@
 """The walls of the house: who may import whom, and what is never imported.
 
-models <- app.engines <- export      app.scheduling <- nothing of ours
-app.core -> engines, scheduling      app.edge -> core      loadtest -> scheduling and the fake engine
-app.processes -> edge (the edge process, and no engine), core (the core process), next to nothing (the supervisor)
+models <- convoy.app.engines <- export      convoy.app.scheduling <- nothing of ours
+convoy.app.core -> engines, scheduling      convoy.app.edge -> core      loadtest -> scheduling and the fake engine
+convoy.app.processes -> edge (the edge process, and no engine), core (the core process), next to nothing (the supervisor)
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 OURS = ("app", "export", "models", "loadtest", "convoy", "tests")
 # Rooms inside `models` that train; everything else there is vocabulary.
-TRAINING = ("models.zoo", "models.datasets", "models.train", "models.train_command", "models.fit", "models.augment")
+TRAINING = (
+    "convoy.models.zoo",
+    "convoy.models.datasets",
+    "convoy.models.train",
+    "convoy.models.train_command",
+    "convoy.models.fit",
+    "convoy.models.augment",
+)
 VOCABULARY_LIBRARIES = {"numpy", "PIL", "safetensors"}
 
 
@@ -63,7 +70,7 @@ def in_app(name: str) -> bool:
 
 ALL = dict(modules())
 # What makes a process of it all: the single one, and the options of every kind.
-HOSTS = ("app.main", "app.settings")
+HOSTS = ("convoy.app.main", "convoy.app.settings")
 # The `python -m` doors lead to the command, which leads everywhere.
 ROOMS = {name: path for name, path in ALL.items() if not name.endswith("__main__")}
 
@@ -72,27 +79,30 @@ def allowed(name: str) -> tuple[str, ...]:
     """What a module may import of ours."""
     if in_room(name, "models"):
         return ("models",)
-    if in_room(name, "app.scheduling"):
-        return ("app.scheduling",)
-    if in_room(name, "app.engines"):
-        return ("models", "app.engines")
-    if in_room(name, "app.edge"):
-        return ("models", *(room for room in ALL if in_app(room) and not in_room(room, "app.processes", *HOSTS)))
-    if in_room(name, "app.processes", *HOSTS):
+    if in_room(name, "convoy.app.scheduling"):
+        return ("convoy.app.scheduling",)
+    if in_room(name, "convoy.app.engines"):
+        return ("models", "convoy.app.engines")
+    if in_room(name, "convoy.app.edge"):
+        return ("models", *(room for room in ALL if in_app(room) and not in_room(room, "convoy.app.processes", *HOSTS)))
+    if in_room(name, "convoy.app.processes", *HOSTS):
         return ("models", "app")
     if in_room(name, "app"):
-        return ("models", *(r for r in ALL if in_app(r) and not in_room(r, "app.edge", "app.processes", *HOSTS)))
+        return (
+            "models",
+            *(r for r in ALL if in_app(r) and not in_room(r, "convoy.app.edge", "convoy.app.processes", *HOSTS)),
+        )
     if in_room(name, "export"):
-        return ("models", "app.engines", "export")
-    if in_room(name, "loadtest.peers.bare"):
+        return ("models", "convoy.app.engines", "export")
+    if in_room(name, "convoy.loadtest.peers.bare"):
         # The bound that a server is held against is made of that server's own parts.
-        return ("models", "app.engines", "loadtest")
-    return ("models.errors", "app.scheduling", "app.engines.fake", "loadtest")
+        return ("models", "convoy.app.engines", "loadtest")
+    return ("convoy.models.errors", "convoy.app.scheduling", "convoy.app.engines.fake", "loadtest")
 
 
 @pytest.mark.parametrize("name", sorted(ROOMS))
 def test_a_room_imports_only_what_its_walls_allow(name: str) -> None:
-    packages = {"app", "models", "app.engines", "app.scheduling"}
+    packages = {"app", "models", "convoy.app.engines", "convoy.app.scheduling"}
     wrong = {used for used in ours(ROOMS[name]) if not in_room(used, *allowed(name)) and used not in packages}
     assert not wrong
 
@@ -100,7 +110,7 @@ def test_a_room_imports_only_what_its_walls_allow(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(ROOMS))
 def test_torch_stays_in_training_and_in_the_child_of_export(name: str) -> None:
     uses_torch = any(in_room(used, "torch", "torchvision") for used in imports(ROOMS[name]))
-    assert not uses_torch or in_room(name, *TRAINING, "export.sources.torch_child")
+    assert not uses_torch or in_room(name, *TRAINING, "convoy.export.sources.torch_child")
 
 
 @pytest.mark.parametrize(
@@ -115,11 +125,11 @@ def test_the_vocabulary_needs_no_library_but_its_three(name: str) -> None:
 
 def test_the_policy_knows_no_clock_no_await_and_no_io() -> None:
     forbidden = {"time", "asyncio", "threading", "os", "io", "socket", "logging", "random"}
-    pure = {name for name in ROOMS if in_room(name, "app.scheduling")} - {
-        "app.scheduling.scheduler",
-        "app.scheduling.slab",
+    pure = {name for name in ROOMS if in_room(name, "convoy.app.scheduling")} - {
+        "convoy.app.scheduling.scheduler",
+        "convoy.app.scheduling.slab",
     }
-    assert "app.scheduling.policy" in pure
+    assert "convoy.app.scheduling.policy" in pure
     for name in pure:
         assert not forbidden & {used.partition(".")[0] for used in imports(ROOMS[name])}
 
@@ -134,9 +144,15 @@ def closure(name: str) -> set[str]:
 
 
 def test_an_edge_process_imports_no_engine_and_nothing_that_does() -> None:
-    inside = closure("app.processes.edge_process")
-    assert "app.edge.predictions" in inside
-    assert not [one for one in inside if in_room(one, "app.engines", "app.core", "app.catalog", "app.metrics")]
+    inside = closure("convoy.app.processes.edge_process")
+    assert "convoy.app.edge.http.predictions" in inside
+    assert not [
+        one
+        for one in inside
+        if in_room(
+            one, "convoy.app.engines", "convoy.app.core", "convoy.app.lifecycle.catalog", "convoy.app.telemetry.metrics"
+        )
+    ]
     libraries = {used.partition(".")[0] for one in inside for used in imports(ROOMS[one])}
     assert not libraries & {"fastapi", "onnxruntime", "prometheus_client", "pydantic", "grpc", "tritonclient"}
 
@@ -144,7 +160,9 @@ def test_an_edge_process_imports_no_engine_and_nothing_that_does() -> None:
 def test_the_supervisor_needs_nothing_that_could_fail() -> None:
     import sys
 
-    libraries = {used.partition(".")[0] for one in closure("app.processes.supervisor") for used in imports(ROOMS[one])}
+    libraries = {
+        used.partition(".")[0] for one in closure("convoy.app.processes.supervisor") for used in imports(ROOMS[one])
+    }
     assert libraries - set(sys.stdlib_module_names) == {"app", "models"}
 
 

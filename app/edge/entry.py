@@ -8,8 +8,8 @@ import re
 import secrets
 from itertools import count
 
-from app.edge.calls import EdgeOptions
-from models.errors import Unauthorized
+from convoy.app.edge.http.calls import EdgeOptions
+from convoy.models.errors import Unauthorized
 
 _log = logging.getLogger("convoy.access")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.errors import ModelFailed
-from models.spec import Activation, ModelSpec
+from convoy.models.errors import ModelFailed
+from convoy.models.spec import Activation, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from app.scheduling.request import Done
+from convoy.app.scheduling.request import Done
 
 SERVER_TIMING = b"server-timing"
 _HEADER = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"

@@ -19,9 +19,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from models.bundle import Precision
-from models.spec import TensorSpec
-from models.tensors import TensorBytes, from_bytes, to_bytes
+from convoy.models.bundle import Precision
+from convoy.models.spec import TensorSpec
+from convoy.models.tensors import TensorBytes, from_bytes, to_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from app.engines.base import EngineFailure
-from app.engines.onnxruntime import Signature, open_session
-from models.spec import TensorSpec
-from models.tensors import as_numbers, random_values
+from convoy.app.engines.base import EngineFailure
+from convoy.app.engines.onnxruntime import Signature, open_session
+from convoy.models.spec import TensorSpec
+from convoy.models.tensors import as_numbers, random_values
 
 PROOF_ROWS = 3
 # Kernels may sum a batch in another order than a single row.

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from app.engines.base import Part
-from models.tensors import TensorBytes, pack
+from convoy.app.engines.base import Part
+from convoy.models.tensors import TensorBytes, pack
 
 
 class Landed(NamedTuple):

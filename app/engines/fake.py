@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from app.engines.base import Blast, Engine, EngineFailure, EngineInfo, Part, RunResult
-from models.spec import TensorSpec
-from models.tensors import MalformedStrings, TensorBytes, blank, from_bytes, to_bytes
+from convoy.app.engines.base import Blast, Engine, EngineFailure, EngineInfo, Part, RunResult
+from convoy.models.spec import TensorSpec
+from convoy.models.tensors import MalformedStrings, TensorBytes, blank, from_bytes, to_bytes
 
 Arrays = tuple[np.ndarray, ...]
 RunRows = Callable[[Arrays], Sequence[np.ndarray]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from models.bundle import LatencyPoint, Precision, Roofline
+from convoy.models.bundle import LatencyPoint, Precision, Roofline
 
 _BYTES_RELATIVE_TO_FP32 = {"fp32": 1.0, "fp16": 0.5, "int8": 0.25, "fp8": 0.25}
 

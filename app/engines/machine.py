@@ -14,13 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from app.engines import tensorrt
-from app.engines.cuda.code import codes_of, has_code, in_words
-from app.engines.cuda.device import Device, open_devices
-from app.engines.cuda.driver import CudaUnavailable
-from app.engines.onnxruntime_cuda import PROVIDER
-from app.engines.tensorrt_library import RTX, TENSORRT, TensorRt, load_tensorrt
-from models.errors import JobError
+from convoy.app.engines import tensorrt
+from convoy.app.engines.cuda.code import codes_of, has_code, in_words
+from convoy.app.engines.cuda.device import Device, open_devices
+from convoy.app.engines.cuda.driver import CudaUnavailable
+from convoy.app.engines.onnxruntime_cuda import PROVIDER
+from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt, load_tensorrt
+from convoy.models.errors import JobError
 
 _log = logging.getLogger("convoy")
 _PROVIDER_FILE = Path("capi") / "libonnxruntime_providers_cuda.so"

@@ -1,6 +1,6 @@
 """How long batches take in engines that nobody else uses: run in turns, because a machine's speed drifts.
 
-What is measured in the same breath can be compared. Knows measuring; `app.engines.speedup` knows what the
+What is measured in the same breath can be compared. Knows measuring; `convoy.app.engines.speedup` knows what the
 figures mean.
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.engines.base import Engine, Part
-from app.engines.speedup import fit_line, paired_speedup
-from models.bundle import LatencyPoint, LatencyTable
-from models.tensors import random_values, to_bytes
+from convoy.app.engines.base import Engine, Part
+from convoy.app.engines.speedup import fit_line, paired_speedup
+from convoy.models.bundle import LatencyPoint, LatencyTable
+from convoy.models.tensors import random_values, to_bytes
 
 
 @dataclass(frozen=True, slots=True)

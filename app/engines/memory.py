@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from app.engines.base import Blast, EngineFailure
-from models.errors import BundleError
-from models.spec import TensorSpec
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.models.errors import BundleError
+from convoy.models.spec import TensorSpec
 
 # No device gains by a larger batch, and lists as long as the batch are kept for it.
 MOST_SAMPLES = 1 << 16

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from app.engines.base import EngineFailure, Part
-from app.engines.delivery import Landed
-from models.errors import BundleError
-from models.spec import TensorSpec
-from models.tensors import unpack
+from convoy.app.engines.base import EngineFailure, Part
+from convoy.app.engines.delivery import Landed
+from convoy.models.errors import BundleError
+from convoy.models.spec import TensorSpec
+from convoy.models.tensors import unpack
 
 _OIP_BY_ORT_TYPE = {
     "tensor(bool)": "BOOL",

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime as ort
 
-from app.engines import cpu
-from app.engines.base import Engine, EngineFailure, EngineInfo, Part, RunResult
-from app.engines.delivery import Landed, scatter
-from app.engines.memory import Growth, check_batch
-from app.engines.onnx_tensors import Staging, bind_input, bind_output, has_strings, tensor_spec, unbound_array
-from models.bundle import Precision
-from models.errors import BundleError
-from models.spec import TensorSpec
+from convoy.app.engines import cpu
+from convoy.app.engines.base import Engine, EngineFailure, EngineInfo, Part, RunResult
+from convoy.app.engines.delivery import Landed, scatter
+from convoy.app.engines.memory import Growth, check_batch
+from convoy.app.engines.onnx_tensors import Staging, bind_input, bind_output, has_strings, tensor_spec, unbound_array
+from convoy.models.bundle import Precision
+from convoy.models.errors import BundleError
+from convoy.models.spec import TensorSpec
 
 LIBRARY = f"onnxruntime {ort.__version__}"
 Shapes = tuple[tuple[int, ...], ...]

@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app.engines.base import Blast, EngineFailure
-from app.engines.cuda.device import RESERVED_BYTES, Device
-from app.engines.cuda.driver import CaptureDisturbed, Handle
-from app.engines.cuda.engine import SLOTS, CudaEngine
-from app.engines.cuda.slots import Slot
-from app.engines.onnx_tensors import element_type
-from app.engines.onnxruntime import check_names, first_line, read_signature
-from models.bundle import Precision
-from models.errors import BundleError
-from models.onnx_nodes import SIZE_READERS, has_half_weights, read_nodes
-from models.spec import TensorSpec
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.engines.cuda.device import RESERVED_BYTES, Device
+from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle
+from convoy.app.engines.cuda.engine import SLOTS, CudaEngine
+from convoy.app.engines.cuda.slots import Slot
+from convoy.app.engines.onnx_tensors import element_type
+from convoy.app.engines.onnxruntime import check_names, first_line, read_signature
+from convoy.models.bundle import Precision
+from convoy.models.errors import BundleError
+from convoy.models.onnx_nodes import SIZE_READERS, has_half_weights, read_nodes
+from convoy.models.spec import TensorSpec
 
 PROVIDER = "CUDAExecutionProvider"
 # The provider captures a graph in its third run, when two have settled the memory.

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from models.errors import FileRefused
-from models.gpus import PORTABLE
-from models.plans import BuildEvent, BuildOptions, LibraryName
-from models.records import from_jsonable
+from convoy.models.errors import FileRefused
+from convoy.models.gpus import PORTABLE
+from convoy.models.plans import BuildEvent, BuildOptions, LibraryName
+from convoy.models.records import from_jsonable
 
 _log = logging.getLogger("convoy")
 _LOOK_EVERY_S = 1.0
@@ -57,7 +57,7 @@ class PlanBuild:
 
 @dataclass(frozen=True, slots=True)
 class BuildOrder:
-    """A plan to build into a cache. `capabilities` as in `models.plans.PlanTarget`.
+    """A plan to build into a cache. `capabilities` as in `convoy.models.plans.PlanTarget`.
 
     `gpu` counts as CUDA does in this process, and matters to a library that builds on the GPU itself.
     """
@@ -104,7 +104,7 @@ class PlanBuilder:
         self,
         limits: BuildLimits | None = None,
         *,
-        command: tuple[str, ...] = (sys.executable, "-m", "export.to_tensorrt"),
+        command: tuple[str, ...] = (sys.executable, "-m", "convoy.export.to_tensorrt"),
         now_s: Callable[[], float] = time.monotonic,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         memory_of: Callable[[int], int] = resident_bytes,

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from app.engines import cpu
-from app.engines.machine import Machine
-from app.engines.speedup import best_per_sample_ms, is_worthwhile
-from app.engines.tensorrt_library import RTX, TENSORRT, TensorRt
-from models.bundle import Bundle, Precision, Target, Variant
-from models.errors import BundleError
+from convoy.app.engines import cpu
+from convoy.app.engines.machine import Machine
+from convoy.app.engines.speedup import best_per_sample_ms, is_worthwhile
+from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt
+from convoy.models.bundle import Bundle, Precision, Target, Variant
+from convoy.models.errors import BundleError
 
 # What runs a model, as --engine names it.
 Runner = Literal["tensorrt", "rtx", "cuda", "cpu"]

@@ -12,7 +12,7 @@ from itertools import combinations
 
 import numpy as np
 
-from models.bundle import Interval, LatencyPoint, LatencyTable
+from convoy.models.bundle import Interval, LatencyPoint, LatencyTable
 
 # A quantised variant must be faster beyond doubt, or the exact one serves.
 WORTHWHILE_SPEEDUP = 1.02

@@ -1,12 +1,12 @@
 """Plans, of TensorRT and of TensorRT for RTX: mostly the fastest way to run a model on a GPU that they were built for.
 
-A plan is executable code, so it comes here only as `models.plan_cache.find_plan` gave it out: its bytes
+A plan is executable code, so it comes here only as `convoy.models.plan_cache.find_plan` gave it out: its bytes
 verified, and these very bytes are loaded. For every slot and batch size there is one execution context with its
 addresses set once and, where capture succeeds, one CUDA graph: a run is one launch. All contexts share one
 scratch block, because the device computes one batch at a time.
 
 Knows the runtime half of TensorRT 10.12 to 11.x and of TensorRT for RTX, by the names that they share; in what contexts
-differ `app.engines.tensorrt_contexts` knows.
+differ `convoy.app.engines.tensorrt_contexts` knows.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.engines.base import Blast, EngineFailure
-from app.engines.cuda.device import Device
-from app.engines.cuda.driver import Handle
-from app.engines.cuda.engine import SLOTS, CudaEngine, bucket_sizes
-from app.engines.cuda.slots import Slot
-from app.engines.tensorrt_contexts import Contexts, Kernels, open_contexts
-from app.engines.tensorrt_library import Needed, collecting_logger, explained, library_named
-from models.errors import BundleError
-from models.plans import BuildOptions, Plan
-from models.spec import TensorSpec
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.driver import Handle
+from convoy.app.engines.cuda.engine import SLOTS, CudaEngine, bucket_sizes
+from convoy.app.engines.cuda.slots import Slot
+from convoy.app.engines.tensorrt_contexts import Contexts, Kernels, open_contexts
+from convoy.app.engines.tensorrt_library import Needed, collecting_logger, explained, library_named
+from convoy.models.errors import BundleError
+from convoy.models.plans import BuildOptions, Plan
+from convoy.models.spec import TensorSpec
 
 _log = logging.getLogger("convoy")
 

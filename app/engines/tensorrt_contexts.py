@@ -1,7 +1,7 @@
 """Execution contexts of a plan: TensorRT has every kernel in it, TensorRT for RTX compiles the device's own.
 
 What was compiled is kept beside the plan, for this GPU and driver, so that the next start compiles nothing. It is code,
-so the rule of `models.plan_cache` holds for it as for plans. The library itself checks that it fits, too.
+so the rule of `convoy.models.plan_cache` holds for it as for plans. The library itself checks that it fits, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 from typing import Any, Protocol
 
-from models.plan_cache import NotTrusted, read_trusted, write_trusted
+from convoy.models.plan_cache import NotTrusted, read_trusted, write_trusted
 
 _log = logging.getLogger("convoy")
 

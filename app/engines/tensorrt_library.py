@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from models.errors import JobError
-from models.plans import LibraryName, Profiles
+from convoy.models.errors import JobError
+from convoy.models.plans import LibraryName, Profiles
 
 # A class and a name in it: what older versions lack, or a later one may take away.
 Needed = tuple[tuple[str, str], ...]

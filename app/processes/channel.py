@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from app.processes.codec import FrameError, FrameReader, write_frame
-from app.processes.messages import Message
+from convoy.app.processes.codec import FrameError, FrameReader, write_frame
+from convoy.app.processes.messages import Message
 
 _log = logging.getLogger("convoy")
 

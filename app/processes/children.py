@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from app.processes.control import DRAINED, SERVING
-from app.processes.orders import command, environment
+from convoy.app.processes.control import DRAINED, SERVING
+from convoy.app.processes.orders import command, environment
 
 _Orders = Callable[[int], object]
 

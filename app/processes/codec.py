@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from app.listing import Listing, ModelState
-from app.processes.messages import (
+from convoy.app.lifecycle.listing import Listing, ModelState
+from convoy.app.processes.messages import (
     AnswerAt,
     Cancel,
     Dish,
@@ -33,9 +33,9 @@ from app.processes.messages import (
     Submit,
     Welcome,
 )
-from app.scheduling.request import ModelKey, Outcome, Place, Shape, StageTimes
-from models.records import from_jsonable, to_jsonable
-from models.spec import ModelSpec
+from convoy.app.scheduling.request import ModelKey, Outcome, Place, Shape, StageTimes
+from convoy.models.records import from_jsonable, to_jsonable
+from convoy.models.spec import ModelSpec
 
 _LENGTHS = struct.Struct("<QQ")
 _Fields = list[Any]

@@ -19,20 +19,20 @@ from typing import Any
 
 import uvicorn
 
-from app import logs
-from app.core import Core
-from app.edge.grpc_host import GrpcHost
-from app.edge.http import create_app
-from app.edge.protocol import guarded_protocol
-from app.exits import ENGINE_LOST, NOTHING_TO_SERVE
-from app.processes.control import SERVING, Orderly, belong_to
-from app.processes.desk import Desk
-from app.processes.messages import Extent
-from app.processes.orders import NO_SOCKET, CoreOrders, own_orders
-from app.runtime import collect_only_what_comes, end_if_held_up, give_large_allocations_back, loop_factory
-from app.scheduling.slab import SharedPart
-from app.settings import Settings
-from models.errors import UsageError
+from convoy.app.core import Core
+from convoy.app.edge.grpc.host import GrpcHost
+from convoy.app.edge.http.application import create_app
+from convoy.app.edge.http.connection import guarded_protocol
+from convoy.app.host import logs
+from convoy.app.host.exits import ENGINE_LOST, NOTHING_TO_SERVE
+from convoy.app.host.runtime import collect_only_what_comes, end_if_held_up, give_large_allocations_back, loop_factory
+from convoy.app.processes.control import SERVING, Orderly, belong_to
+from convoy.app.processes.desk import Desk
+from convoy.app.processes.messages import Extent
+from convoy.app.processes.orders import NO_SOCKET, CoreOrders, own_orders
+from convoy.app.scheduling.slab import SharedPart
+from convoy.app.settings import Settings
+from convoy.models.errors import UsageError
 
 _log = logging.getLogger("convoy")
 _LOOK_EVERY_S = 0.02

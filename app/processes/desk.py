@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from app.catalog import Served
-from app.core import Core
-from app.processes.channel import Channel
-from app.processes.messages import (
+from convoy.app.core import Core
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.processes.channel import Channel
+from convoy.app.processes.messages import (
     PROTOCOL_VERSION,
     Cancel,
     Dish,
@@ -32,9 +32,9 @@ from app.processes.messages import (
     Submit,
     Welcome,
 )
-from app.processes.references import WrongReference, adopted, check_request, ended_of, request_of
-from app.scheduling.request import Done, ModelKey, Outcome, Request
-from models.errors import RequestError
+from convoy.app.processes.references import WrongReference, adopted, check_request, ended_of, request_of
+from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request
+from convoy.models.errors import RequestError
 
 _log = logging.getLogger("convoy")
 _KNOWN_WITHIN_S = 2.0

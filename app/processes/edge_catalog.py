@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from app.listing import Listing, choose
-from app.processes.messages import Dish, Menu
-from app.scheduling.request import ModelKey
-from models.spec import ModelSpec
+from convoy.app.lifecycle.listing import Listing, choose
+from convoy.app.processes.messages import Dish, Menu
+from convoy.app.scheduling.request import ModelKey
+from convoy.models.spec import ModelSpec
 
 
 class EdgeServed:

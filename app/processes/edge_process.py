@@ -17,24 +17,24 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from app import logs
-from app.edge.calls import EdgeOptions
-from app.edge.express import Express
-from app.edge.gate import Gate
-from app.edge.infer import InferRoute
-from app.edge.pool import DecodePool
-from app.edge.predictions import PredictionsRoute
-from app.edge.protocol import ConnectionLimits, guarded_protocol
-from app.edge.shortcut import Shortcut
-from app.processes.acceptor import Acceptor
-from app.processes.balance import Balance
-from app.processes.control import SERVING, Orderly, belong_to
-from app.processes.orders import EdgeOrders, channel_socket, http_socket, own_orders
-from app.processes.proxy import Proxy
-from app.processes.remote_core import RemoteCore
-from app.runtime import collect_only_what_comes, give_large_allocations_back, loop_factory
-from app.scheduling.slab import SharedPart, Slab
-from models.records import from_jsonable
+from convoy.app.edge.decode_pool import DecodePool
+from convoy.app.edge.http.calls import EdgeOptions
+from convoy.app.edge.http.connection import ConnectionLimits, guarded_protocol
+from convoy.app.edge.http.express import Express
+from convoy.app.edge.http.gate import Gate
+from convoy.app.edge.http.infer import InferRoute
+from convoy.app.edge.http.predictions import PredictionsRoute
+from convoy.app.edge.http.shortcut import Shortcut
+from convoy.app.host import logs
+from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, loop_factory
+from convoy.app.processes.acceptor import Acceptor
+from convoy.app.processes.balance import Balance
+from convoy.app.processes.control import SERVING, Orderly, belong_to
+from convoy.app.processes.orders import EdgeOrders, channel_socket, http_socket, own_orders
+from convoy.app.processes.proxy import Proxy
+from convoy.app.processes.remote_core import RemoteCore
+from convoy.app.scheduling.slab import SharedPart, Slab
+from convoy.models.records import from_jsonable
 
 _CORE_WITHIN_S = 2.0
 

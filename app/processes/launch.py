@@ -13,17 +13,17 @@ import socket
 from dataclasses import replace
 from typing import NoReturn
 
-from app.edge.grpc_host import take_port
-from app.processes.balance import BOARD_BYTES
-from app.processes.edge_process import EdgeProfile
-from app.processes.orders import NO_SOCKET, FleetOrders, Part, command, environment
-from app.settings import MIB, Settings
-from models.errors import UsageError
-from models.records import to_jsonable
-from models.store import DEMO_STORE, Store
+from convoy.app.edge.grpc.host import take_port
+from convoy.app.processes.balance import BOARD_BYTES
+from convoy.app.processes.edge_process import EdgeProfile
+from convoy.app.processes.orders import NO_SOCKET, FleetOrders, Part, command, environment
+from convoy.app.settings import MIB, Settings
+from convoy.models.errors import UsageError
+from convoy.models.records import to_jsonable
+from convoy.models.store import DEMO_STORE, Store
 
-CORE_MODULE = "app.processes.core_process"
-SUPERVISOR_MODULE = "app.processes.supervisor"
+CORE_MODULE = "convoy.app.processes.core_process"
+SUPERVISOR_MODULE = "convoy.app.processes.supervisor"
 
 
 def become_supervisor(

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from app.listing import Listing
-from app.scheduling.request import ModelKey, Outcome, Place, Shape, StageTimes
-from models.spec import ModelSpec
+from convoy.app.lifecycle.listing import Listing
+from convoy.app.scheduling.request import ModelKey, Outcome, Place, Shape, StageTimes
+from convoy.models.spec import ModelSpec
 
 PROTOCOL_VERSION = 1
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from models.records import from_jsonable, to_jsonable
+from convoy.models.records import from_jsonable, to_jsonable
 
 Orders = TypeVar("Orders")
 _ROOT = Path(__file__).parent.parent.parent

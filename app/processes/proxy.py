@@ -16,10 +16,10 @@ import h11
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from app.edge.replies import Headers, Reply, error_reply, send_reply
-from app.logs import request_id
-from app.processes.remote_core import CORE_IS_AWAY, RemoteCore
-from models.errors import Unavailable
+from convoy.app.edge.http.replies import Headers, Reply, error_reply, send_reply
+from convoy.app.host.logs import request_id
+from convoy.app.processes.remote_core import CORE_IS_AWAY, RemoteCore
+from convoy.models.errors import Unavailable
 
 _log = logging.getLogger("convoy")
 _CHUNK_BYTES = 64 << 10

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from app.core_like import ServedLike
-from app.processes.messages import AnswerAt, Ended, Extent, Submit
-from app.scheduling.request import Done, Place, Request
-from app.scheduling.slab import Slab, Slot
-from models.spec import ModelSpec, TensorSpec
-from models.tensors import TensorBytes
+from convoy.app.processes.messages import AnswerAt, Ended, Extent, Submit
+from convoy.app.scheduling.request import Done, Place, Request
+from convoy.app.scheduling.slab import Slab, Slot
+from convoy.app.submission.core_like import ServedLike
+from convoy.models.spec import ModelSpec, TensorSpec
+from convoy.models.tensors import TensorBytes
 
 
 class WrongReference(ValueError):

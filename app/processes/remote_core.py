@@ -13,11 +13,9 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from app.core_like import Spent
-from app.outcomes import no_room
-from app.processes.channel import Channel
-from app.processes.edge_catalog import EdgeCatalog
-from app.processes.messages import (
+from convoy.app.processes.channel import Channel
+from convoy.app.processes.edge_catalog import EdgeCatalog
+from convoy.app.processes.messages import (
     PROTOCOL_VERSION,
     Cancel,
     Ended,
@@ -31,12 +29,14 @@ from app.processes.messages import (
     Report,
     Welcome,
 )
-from app.processes.references import answers_of, submission
-from app.reception import OnEnd, Reception
-from app.scheduling.request import Done, ModelKey, Outcome, Request, SlotRef
-from app.scheduling.slab import Slab, Slot, SlotState
-from app.shared_memory import SharedMemory
-from models.errors import DeadlineExceeded, Overloaded, RequestError, Unavailable
+from convoy.app.processes.references import answers_of, submission
+from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request, SlotRef
+from convoy.app.scheduling.slab import Slab, Slot, SlotState
+from convoy.app.submission.core_like import Spent
+from convoy.app.submission.open_calls import OnEnd, Reception
+from convoy.app.submission.refusals import no_room
+from convoy.app.submission.shared_memory import SharedMemory
+from convoy.models.errors import DeadlineExceeded, Overloaded, RequestError, Unavailable
 
 _log = logging.getLogger("convoy")
 # Counters may be so much behind; in return they cost a message per interval and not per request.

@@ -23,12 +23,12 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from app import logs
-from app.exits import ENGINE_LOST
-from app.listening import announce
-from app.processes.children import Child
-from app.processes.control import DRAIN, EXIT, LEAVE
-from app.processes.orders import (
+from convoy.app.host import logs
+from convoy.app.host.exits import ENGINE_LOST
+from convoy.app.host.listening import announce
+from convoy.app.processes.children import Child
+from convoy.app.processes.control import DRAIN, EXIT, LEAVE
+from convoy.app.processes.orders import (
     NO_SOCKET,
     CoreOrders,
     EdgeOrders,
@@ -37,10 +37,10 @@ from app.processes.orders import (
     http_socket,
     own_orders,
 )
-from app.processes.restarts import Restarts
+from convoy.app.processes.restarts import Restarts
 
 _log = logging.getLogger("convoy")
-_EDGE_MODULE = "app.processes.edge_process"
+_EDGE_MODULE = "convoy.app.processes.edge_process"
 # What ends in good order needs less; what hangs is not waited for.
 _GRACE_S = 5.0
 _BACKLOG = 1024

@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from app.scheduling.queues import NEVER_NS, PATIENCE_NS, Entry, Lane, Queue, State, deadline_of, order_of, urgency
-from app.scheduling.request import SECOND_NS, Request
+from convoy.app.scheduling.queues import (
+    NEVER_NS,
+    PATIENCE_NS,
+    Entry,
+    Lane,
+    Queue,
+    State,
+    deadline_of,
+    order_of,
+    urgency,
+)
+from convoy.app.scheduling.request import SECOND_NS, Request
 
 _WAITING_PER_SERVED = 2
 

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 
-from app.scheduling.request import MILLISECOND_NS
+from convoy.app.scheduling.request import MILLISECOND_NS
 
 # Before anything was measured: low, so that the first requests are admitted and teach the truth.
 UNKNOWN_NS = 1 * MILLISECOND_NS

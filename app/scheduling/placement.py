@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from app.scheduling.queues import Lane, Outlook, Queue, State, deadline_of
-from app.scheduling.request import Request
+from convoy.app.scheduling.queues import Lane, Outlook, Queue, State, deadline_of
+from convoy.app.scheduling.request import Request
 
 # Predictions are no better than this part of what they predict: lanes so close to each other count as equal.
 _DOUBT = 8

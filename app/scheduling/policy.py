@@ -31,12 +31,12 @@ from enum import Enum
 from itertools import islice
 from typing import NamedTuple
 
-from app.scheduling.forecast import backlog_ns, lateness_ns
-from app.scheduling.placement import LookAgain, Placement, place
-from app.scheduling.queues import NEVER_NS, Entry, Lane, Outlook, Queue, State, count_samples, urgency
-from app.scheduling.request import ModelKey, Outcome, Request
-from app.scheduling.sacrifice import most_samples, sacrifices
-from app.scheduling.timeline import Timeline
+from convoy.app.scheduling.forecast import backlog_ns, lateness_ns
+from convoy.app.scheduling.placement import LookAgain, Placement, place
+from convoy.app.scheduling.queues import NEVER_NS, Entry, Lane, Outlook, Queue, State, count_samples, urgency
+from convoy.app.scheduling.request import ModelKey, Outcome, Request
+from convoy.app.scheduling.sacrifice import most_samples, sacrifices
+from convoy.app.scheduling.timeline import Timeline
 
 
 class Admit(NamedTuple):

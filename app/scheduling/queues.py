@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from app.scheduling.latency import LatencyModel
-from app.scheduling.request import SECOND_NS, ModelKey, Request, Shape
-from app.scheduling.staging import Staging
-from app.scheduling.timeline import Stay, Timeline
+from convoy.app.scheduling.latency import LatencyModel
+from convoy.app.scheduling.request import SECOND_NS, ModelKey, Request, Shape
+from convoy.app.scheduling.staging import Staging
+from convoy.app.scheduling.timeline import Stay, Timeline
 
 NEVER_NS = 1 << 62
 # Between models, a request without a deadline counts as one due this long after it came. Else a stream

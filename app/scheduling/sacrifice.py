@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate
 from typing import NamedTuple
 
-from app.scheduling.queues import Entry, Outlook, Queue, State
+from convoy.app.scheduling.queues import Entry, Outlook, Queue, State
 
 # Of the head's time, what must be left to those who are not given up, besides nothing and all that is needed.
 _TIME_LEFT = (0.25, 0.5, 0.75)

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVarTuple
 
-from app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
-from app.scheduling.queues import Lane, Queue, State
-from app.scheduling.request import SECOND_NS, BatchAnswers, Done, ModelKey, Outcome, Request, SlotRef
-from app.scheduling.slab import Slab, SlotState
+from convoy.app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
+from convoy.app.scheduling.queues import Lane, Queue, State
+from convoy.app.scheduling.request import SECOND_NS, BatchAnswers, Done, ModelKey, Outcome, Request, SlotRef
+from convoy.app.scheduling.slab import Slab, SlotState
 
 OnDone = Callable[[Done], None]
 Args = TypeVarTuple("Args")

@@ -26,8 +26,8 @@ from enum import IntEnum
 from itertools import count
 from typing import cast, overload
 
-from app.scheduling.extents import Extents
-from app.scheduling.request import Place, SlotRef
+from convoy.app.scheduling.extents import Extents
+from convoy.app.scheduling.request import Place, SlotRef
 
 # Keeps every slot on cache lines of its own, so that two cores filling neighbours do not fight.
 ALIGNMENT_BYTES = 64

@@ -7,7 +7,7 @@ be kept; and how early a batch must start, where too little would let the device
 
 from __future__ import annotations
 
-from app.scheduling.request import MILLISECOND_NS
+from convoy.app.scheduling.request import MILLISECOND_NS
 
 _WEIGHT = 0.2
 # Before anything was measured a batch is started rather too early.

@@ -1,17 +1,17 @@
 """How fast is each variant? Latency per batch size in the serving engine, variants taking turns.
 
 Knows which variants can be compared on this device and how long that may take; the measuring itself is the
-server's own (`app.engines.measure`).
+server's own (`convoy.app.engines.measure`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.engines.measure import Pace, batch_knots, latency_tables, run_in_turns
-from export.progress import Progress
-from export.variants.variant import Candidate
-from models.bundle import LatencyTable
+from convoy.app.engines.measure import Pace, batch_knots, latency_tables, run_in_turns
+from convoy.export.progress import Progress
+from convoy.export.variants.variant import Candidate
+from convoy.models.bundle import LatencyTable
 
 # A small network is measured in some seconds, and none for longer than a minute or two.
 PACE = Pace(budget_s=0.7, limit_s=20.0, warm_up=2, fewest=7, most=300)

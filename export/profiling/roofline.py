@@ -1,7 +1,7 @@
 """What the network needs and what this device gives: the two halves of a roofline.
 
 Williams, Waterman & Patterson, "Roofline: an insightful visual performance model for multicore
-architectures", CACM 52(4), 2009. The need is counted by `export.profiling.work`. The ceilings are measured, not read
+architectures", CACM 52(4), 2009. The need is counted by `convoy.export.profiling.work`. The ceilings are measured, not read
 from a data sheet, through the runtime that serves and with its threads: a large matrix product for
 arithmetic, and the sum of two arrays far larger than most caches for memory (STREAM's Add; McCalpin, 1995).
 """
@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from app.engines.onnxruntime import open_session
-from export.profiling.work import count_work
-from export.variants.variant import Candidate
-from models.bundle import Roofline
-from models.errors import JobError
+from convoy.app.engines.onnxruntime import open_session
+from convoy.export.profiling.work import count_work
+from convoy.export.variants.variant import Candidate
+from convoy.models.bundle import Roofline
+from convoy.models.errors import JobError
 
 # A product so large that kernels run at full speed, so small that one of many runs finds all cores free.
 _MATRIX = 768

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from models.errors import JobError
-from models.spec import TensorSpec
+from convoy.models.errors import JobError
+from convoy.models.spec import TensorSpec
 
 _MOVES = {
     *("Cast", "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Gather"),

@@ -21,9 +21,9 @@ from typing import Literal
 
 import numpy as np
 
-from export.sources.ending import Ending
-from models.errors import JobError
-from models.spec import Activation
+from convoy.export.sources.ending import Ending
+from convoy.models.errors import JobError
+from convoy.models.spec import Activation
 
 Look = Literal["shares", "log_shares", "within_0_1", "free"]
 

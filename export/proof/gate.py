@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from export.proof.verify import Score
-from models.bundle import Accuracy, Variant
+from convoy.export.proof.verify import Score
+from convoy.models.bundle import Accuracy, Variant
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from export.proof.bound import LEVEL, loss_bound_points
-from models.bundle import Accuracy, ClassAccuracy
-from models.spec import Activation
+from convoy.export.proof.bound import LEVEL, loss_bound_points
+from convoy.models.bundle import Accuracy, ClassAccuracy
+from convoy.models.spec import Activation
 
 # Of a probability, a millionth is no more than a rounding error: float32's own sigmoid is off by more than 1e-9.
 LEAST_SHARE = 0.01

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from export.cache import StepCache
-from export.data import ExportData
-from export.progress import Progress
-from export.proof.gate import Gate
-from export.proof.verify import Score, compare, measure_accuracy
-from export.variants.making import Made, Maker
-from export.variants.precision import REFERENCE, Recipe
-from export.variants.variant import opened
-from models.spec import ModelSpec
-from models.store import disk_errors
+from convoy.export.cache import StepCache
+from convoy.export.data import ExportData
+from convoy.export.progress import Progress
+from convoy.export.proof.gate import Gate
+from convoy.export.proof.verify import Score, compare, measure_accuracy
+from convoy.export.variants.making import Made, Maker
+from convoy.export.variants.precision import REFERENCE, Recipe
+from convoy.export.variants.variant import opened
+from convoy.models.spec import ModelSpec
+from convoy.models.store import disk_errors
 
 _MOST_LOOKS = 3
 

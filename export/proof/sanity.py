@@ -15,8 +15,8 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.special import gammaln
 
-from export.proof.bound import at_least, at_most
-from export.proof.outcomes import Outcomes
+from convoy.export.proof.bound import at_least, at_most
+from convoy.export.proof.outcomes import Outcomes
 
 # One of a hundred networks that answer at random is let through, and one of a hundred that are as good as said refused.
 LEVEL = 0.01

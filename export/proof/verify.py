@@ -1,7 +1,7 @@
 """Is it still right? The fp32 graph against torch, and every variant against the labels.
 
 Knows the comparisons and the one bound that is not negotiable. Knows nothing of files or budgets' consequences
-(`export.proof.gate` does). All answers come from the serving engine, and all images through `models.images` from
+(`convoy.export.proof.gate` does). All answers come from the serving engine, and all images through `convoy.models.images` from
 their encoded bytes.
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.engines.base import EngineFailure
-from export.cache import NO_CACHE, StepCache, step_key
-from export.data import Chunk, Images
-from export.progress import Progress
-from export.proof.outcomes import LEAST_SHARE, Outcomes, relative_errors
-from export.variants.variant import Candidate
-from models.bundle import Accuracy, sha256_file
-from models.errors import JobError
+from convoy.app.engines.base import EngineFailure
+from convoy.export.cache import NO_CACHE, StepCache, step_key
+from convoy.export.data import Chunk, Images
+from convoy.export.progress import Progress
+from convoy.export.proof.outcomes import LEAST_SHARE, Outcomes, relative_errors
+from convoy.export.variants.variant import Candidate
+from convoy.models.bundle import Accuracy, sha256_file
+from convoy.models.errors import JobError
 
 # Two correct float32 implementations of a CNN differ by rounding alone, some 1e-6.
 MAX_FP32_ERROR = 1e-4

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.etree.ElementTree import Element, SubElement
 
-from export.report.markup import element, extend
+from convoy.export.report.markup import element, extend
 
 Mark = Literal["line", "dashed", "dotted", "dot", "ring", "front"]
 # So many the style sheet has.

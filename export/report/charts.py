@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from app.engines.limits import device_rate, limit
-from app.engines.speedup import Line, best_per_sample_ms
-from export.report.chart import Axis, Chart, Mark, number
-from models.bundle import LatencyTable, Roofline, Variant
+from convoy.app.engines.limits import device_rate, limit
+from convoy.app.engines.speedup import Line, best_per_sample_ms
+from convoy.export.report.chart import Axis, Chart, Mark, number
+from convoy.models.bundle import LatencyTable, Roofline, Variant
 
 Measured = tuple[int, Variant, LatencyTable]
 PRECISION_COLOURS = {"fp32": 0, "fp16": 1, "int8": 2, "fp8": 4}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from export.report import charts as charts
-from export.report.chart import COLOURS
-from export.report.markup import element, extend, table
-from models.bundle import NodeAudit, Variant
+from convoy.export.report import charts
+from convoy.export.report.chart import COLOURS
+from convoy.export.report.markup import element, extend, table
+from convoy.models.bundle import NodeAudit, Variant
 
 _MOST_LAYERS = 40
 

@@ -1,7 +1,7 @@
 """The bundle's report for people: the manifest as one HTML page that needs nothing but itself.
 
 Knows the order of the story: what came out, whether it is right, how fast, how far from the limit, from
-where. Draws nothing (`export.report.charts`) and decides nothing; every figure stands in the manifest, too.
+where. Draws nothing (`convoy.export.report.charts`) and decides nothing; every figure stands in the manifest, too.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from string import Template
 from xml.etree.ElementTree import Element
 
-from app.engines.limits import limit, share_of_limit
-from app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
-from export.report import charts as charts
-from export.report.chart import number
-from export.report.layers import kept_layers, recovery
-from export.report.markup import Content, element, extend, rendered, table
-from models.bundle import BuilderVerdict, ClassAccuracy, Manifest, Roofline, Variant, counted
+from convoy.app.engines.limits import limit, share_of_limit
+from convoy.app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
+from convoy.export.report import charts
+from convoy.export.report.chart import number
+from convoy.export.report.layers import kept_layers, recovery
+from convoy.export.report.markup import Content, element, extend, rendered, table
+from convoy.models.bundle import BuilderVerdict, ClassAccuracy, Manifest, Roofline, Variant, counted
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _MOST_CLASSES = 25

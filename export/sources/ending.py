@@ -2,7 +2,7 @@
 
 Walks back from the output through what changes no value (Identity, Reshape, Flatten, ...) and knows the spellings of
 softmax, log-softmax and sigmoid that exporters and people write. Looks at operators only: whether the outputs are what
-their operators promise is for `export.proof.activation` to check, so that a spelling is taken on a likeness.
+their operators promise is for `convoy.export.proof.activation` to check, so that a spelling is taken on a likeness.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from export.variants.onnx_graph import array, attribute, initializers, producers
+from convoy.export.variants.onnx_graph import array, attribute, initializers, producers
 
 # "unbounded": nothing limits the values, as behind a linear layer. "clipped": cut off at a bound, which may or may not
 # be meant as a probability's. "derived": calculated from probabilities or their logarithms, as percent are, so that no

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from app.engines.batching import objection_to_batching
-from app.engines.onnxruntime import Signature, open_session, read_signature
-from export.sources import onnx_file
-from export.sources.torch_job import one_line
-from models.errors import BundleError
+from convoy.app.engines.batching import objection_to_batching
+from convoy.app.engines.onnxruntime import Signature, open_session, read_signature
+from convoy.export.sources import onnx_file
+from convoy.export.sources.torch_job import one_line
+from convoy.models.errors import BundleError
 
 _BATCH = "batch"
 

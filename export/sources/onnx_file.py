@@ -11,8 +11,8 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
-from export.sources.torch_job import EXTERNAL_DATA, one_line
-from models.errors import JobError
+from convoy.export.sources.torch_job import EXTERNAL_DATA, one_line
+from convoy.models.errors import JobError
 
 # Tensors below this stay in the graph, where shape inference can read them.
 _SMALL_BYTES = 1024

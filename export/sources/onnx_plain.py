@@ -16,28 +16,28 @@ from pathlib import Path
 
 import numpy as np
 
-from app.engines.base import EngineFailure, run_arrays
-from app.engines.batching import random_rows
-from app.engines.cpu import cpu_budget
-from app.engines.onnxruntime import LIBRARY, open_session, read_signature
-from export.ahead import accepted
-from export.assemble import publish
-from export.options import ExportOptions
-from export.plan import check_max_batch, parse_activation, read_labels
-from export.profiling.profile import measure_latencies
-from export.progress import SILENT, Progress
-from export.proof.verify import MAX_FP32_ERROR
-from export.sources import to_onnx
-from export.sources.onnx_batch import Batching, write_batched
-from export.sources.source import Source, parse_source
-from export.variants.precision import REFERENCE
-from export.variants.variant import Candidate, opened
-from models.bundle import Canary, Provenance, Variant, sha256_file
-from models.checkpoint import convoy_version
-from models.errors import JobError, UsageError
-from models.plan_cache import plan_folder
-from models.spec import ModelSpec, TensorSpec
-from models.store import Store, check_name, disk_errors
+from convoy.app.engines.base import EngineFailure, run_arrays
+from convoy.app.engines.batching import random_rows
+from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.onnxruntime import LIBRARY, open_session, read_signature
+from convoy.export.ahead import accepted
+from convoy.export.assemble import publish
+from convoy.export.options import ExportOptions
+from convoy.export.plan import check_max_batch, parse_activation, read_labels
+from convoy.export.profiling.profile import measure_latencies
+from convoy.export.progress import SILENT, Progress
+from convoy.export.proof.verify import MAX_FP32_ERROR
+from convoy.export.sources import to_onnx
+from convoy.export.sources.onnx_batch import Batching, write_batched
+from convoy.export.sources.source import Source, parse_source
+from convoy.export.variants.precision import REFERENCE
+from convoy.export.variants.variant import Candidate, opened
+from convoy.models.bundle import Canary, Provenance, Variant, sha256_file
+from convoy.models.checkpoint import convoy_version
+from convoy.models.errors import JobError, UsageError
+from convoy.models.plan_cache import plan_folder
+from convoy.models.spec import ModelSpec, TensorSpec
+from convoy.models.store import Store, check_name, disk_errors
 
 _SAMPLES = 8
 

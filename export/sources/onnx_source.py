@@ -1,7 +1,7 @@
 """An ONNX file as the source of a model of images: its graph behind our own front.
 
 Knows what such a graph must look like. The original's answers, under plain ONNX Runtime and one image at a time,
-are what the result is held against. A file that is served as it is goes another way (`export.sources.onnx_plain`).
+are what the result is held against. A file that is served as it is goes another way (`convoy.export.sources.onnx_plain`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from app.engines.onnxruntime import open_session, read_signature
-from export.sources import onnx_file
-from export.sources.onnx_batch import write_batched
-from export.sources.preprocess import InputSize
-from export.sources.torch_job import INPUT_NAME, ONNX
-from models.errors import JobError
-from models.spec import ImageSpec, TensorSpec
+from convoy.app.engines.onnxruntime import open_session, read_signature
+from convoy.export.sources import onnx_file
+from convoy.export.sources.onnx_batch import write_batched
+from convoy.export.sources.preprocess import InputSize
+from convoy.export.sources.torch_job import INPUT_NAME, ONNX
+from convoy.models.errors import JobError
+from convoy.models.spec import ImageSpec, TensorSpec
 
 _AS_TENSORS = "leave --preprocess out to serve it with its own tensors"
 

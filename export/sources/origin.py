@@ -1,7 +1,7 @@
 """What is known about a network before it is loaded: whose weights, which classes, how it wants its images.
 
 Asks the checkpoint's header, the zoo, an ONNX file's declarations, or the registry that published the model (in
-a child, for it needs torch). Knows nothing of what the user says to the contrary; `export.plan` does.
+a child, for it needs torch). Knows nothing of what the user says to the contrary; `convoy.export.plan` does.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from export.options import ExportOptions
-from export.sources.onnx_source import image_size
-from export.sources.preprocess import InputSize, resized
-from export.sources.source import Source
-from export.sources.torch_job import Inquiry, WeightsFrom
-from export.sources.torch_process import ask
-from models import zoo
-from models.checkpoint import CheckpointHeader, read_checkpoint_header
-from models.errors import JobError, UsageError
-from models.spec import ImageSpec
+from convoy.export.options import ExportOptions
+from convoy.export.sources.onnx_source import image_size
+from convoy.export.sources.preprocess import InputSize, resized
+from convoy.export.sources.source import Source
+from convoy.export.sources.torch_job import Inquiry, WeightsFrom
+from convoy.export.sources.torch_process import ask
+from convoy.models import zoo
+from convoy.models.checkpoint import CheckpointHeader, read_checkpoint_header
+from convoy.models.errors import JobError, UsageError
+from convoy.models.spec import ImageSpec
 
 # What `--weights` says for the weights that the registry publishes.
 PUBLISHED = Path("default")

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from models.errors import BundleError, UsageError
-from models.records import RecordError, from_jsonable
-from models.spec import Front, ImageSpec
+from convoy.models.errors import BundleError, UsageError
+from convoy.models.records import RecordError, from_jsonable
+from convoy.models.spec import Front, ImageSpec
 
 _FRONTS: dict[str, Front] = {"uint8": "uint8_nhwc", "none": "float32_nchw"}
 # The sizes of torchvision's ImageNet recipes: scale the shorter side to 256, cut the 224 in the centre.

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from export.cache import StepCache, step_key
-from export.plan import Plan
-from export.sources.to_onnx import TorchResult
-from models.bundle import sha256_file
+from convoy.export.cache import StepCache, step_key
+from convoy.export.plan import Plan
+from convoy.export.sources.to_onnx import TorchResult
+from convoy.models.bundle import sha256_file
 
 _REUSABLE = frozenset({"zoo", "torchvision"})
 _PACKAGES = ("torch", "torchvision", "onnxscript")

@@ -9,9 +9,9 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from export.sources.torch_job import SourceKind
-from models import zoo
-from models.errors import UsageError
+from convoy.export.sources.torch_job import SourceKind
+from convoy.models import zoo
+from convoy.models.errors import UsageError
 
 _SOURCES = "use zoo:NAME, torchvision:NAME, timm:NAME, path/to/file.py:factory, model.onnx or model.pt2"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from app.engines.cpu import cpu_budget
-from export.plan import Plan
-from export.sources.onnx_source import wrap
-from export.sources.torch_job import OUTPUT_NAME, Job
-from export.sources.torch_process import run_job
+from convoy.app.engines.cpu import cpu_budget
+from convoy.export.plan import Plan
+from convoy.export.sources.onnx_source import wrap
+from convoy.export.sources.torch_job import OUTPUT_NAME, Job
+from convoy.export.sources.torch_process import run_job
 
 # A protobuf holds 2 GiB at most, and the graph itself takes some of it.
 INLINE_BYTES = int(1.8 * (1 << 30))

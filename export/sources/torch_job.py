@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from models.spec import ImageSpec
+from convoy.models.spec import ImageSpec
 
 JOB = "job.json"
 SAMPLES = "samples.safetensors"

@@ -18,15 +18,15 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from export.sources import torch_job as files
-from export.sources.torch_job import TENSOR, Description, Inquiry, Job, Outcome, one_line
-from models.errors import JobError
-from models.records import from_jsonable, to_jsonable
+from convoy.export.sources import torch_job as files
+from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, Job, Outcome, one_line
+from convoy.models.errors import JobError
+from convoy.models.records import from_jsonable, to_jsonable
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LOG = "child.log"
 # -P: not the folder of the script, whose `profile.py` is also a module of Python's. -B: no litter in the user's folder.
-_CHILD = ("-P", "-B", "-m", "export.sources.torch_child")
+_CHILD = ("-P", "-B", "-m", "convoy.export.sources.torch_child")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from export.sources.torch_job import one_line, some
-from models.errors import JobError
+from convoy.export.sources.torch_job import one_line, some
+from convoy.models.errors import JobError
 
 _OUR_ROOT = Path(__file__).resolve().parents[2]
 _OUR_PACKAGES = frozenset({"app", "convoy", "export", "loadtest", "models"})

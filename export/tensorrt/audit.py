@@ -12,9 +12,9 @@ import re
 from collections import Counter
 from typing import Any
 
-from models.bundle import Precision
-from models.errors import FileRefused, JobError
-from models.plans import PlanAudit
+from convoy.models.bundle import Precision
+from convoy.models.errors import FileRefused, JobError
+from convoy.models.plans import PlanAudit
 
 # Under this share of the computing layers a plan is not what its label says. Sound graphs are far above: what
 # range keeps in FP32 is a few layers, and INT8 leaves out small convolutions but not nine in ten. Graphs whose

@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from app.engines.tensorrt_library import TensorRt, library_named
-from export.tensorrt import engine
-from export.tensorrt.files import read_timing, sole_builder, store_plan, write_timing
-from export.tensorrt.watch import BuildWatch
-from models.bundle import FileRecord
-from models.errors import FileRefused, UsageError
-from models.onnx_digest import onnx_digest
-from models.plan_cache import find_plan
-from models.plans import (
+from convoy.app.engines.tensorrt_library import TensorRt, library_named
+from convoy.export.tensorrt import engine
+from convoy.export.tensorrt.files import read_timing, sole_builder, store_plan, write_timing
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.models.bundle import FileRecord
+from convoy.models.errors import FileRefused, UsageError
+from convoy.models.onnx_digest import onnx_digest
+from convoy.models.plan_cache import find_plan
+from convoy.models.plans import (
     SCHEMA_VERSION,
     BuildOptions,
     Plan,

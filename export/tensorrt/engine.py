@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.engines.tensorrt_library import collecting_logger, explained
-from export.tensorrt.audit import check_audit, read_audit, read_listing, says_nothing
-from export.tensorrt.network import add_profiles, parse
-from export.tensorrt.watch import BuildWatch, progress_monitor
-from models.errors import JobError
-from models.plans import BuildOptions, PlanAudit
+from convoy.app.engines.tensorrt_library import collecting_logger, explained
+from convoy.export.tensorrt.audit import check_audit, read_audit, read_listing, says_nothing
+from convoy.export.tensorrt.network import add_profiles, parse
+from convoy.export.tensorrt.watch import BuildWatch, progress_monitor
+from convoy.models.errors import JobError
+from convoy.models.plans import BuildOptions, PlanAudit
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from export.tensorrt.watch import BuildWatch
-from models.errors import JobError
-from models.plan_cache import PARTIAL_PREFIX, NotTrusted, read_trusted, write_trusted
-from models.plans import PlanPaths, PlanRecord
-from models.records import to_jsonable
-from models.store import disk_errors
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.models.errors import JobError
+from convoy.models.plan_cache import PARTIAL_PREFIX, NotTrusted, read_trusted, write_trusted
+from convoy.models.plans import PlanPaths, PlanRecord
+from convoy.models.records import to_jsonable
+from convoy.models.store import disk_errors
 
 
 @contextmanager

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.engines.base import EngineFailure
-from app.engines.cuda.driver import Cuda, CudaUnavailable, load_runtime, probe_cuda
-from app.engines.tensorrt_library import TensorRt, nameable_capabilities
-from models.errors import JobError, UsageError
-from models.gpus import PORTABLE
-from models.plans import BuildOptions, Gpu, PlanTarget, tensorrt_target
+from convoy.app.engines.base import EngineFailure
+from convoy.app.engines.cuda.driver import Cuda, CudaUnavailable, load_runtime, probe_cuda
+from convoy.app.engines.tensorrt_library import TensorRt, nameable_capabilities
+from convoy.models.errors import JobError, UsageError
+from convoy.models.gpus import PORTABLE
+from convoy.models.plans import BuildOptions, Gpu, PlanTarget, tensorrt_target
 
 
 def find_gpu() -> Gpu:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from app.engines.tensorrt_library import explained
-from models.errors import FileRefused
-from models.plans import BuildOptions
+from convoy.app.engines.tensorrt_library import explained
+from convoy.models.errors import FileRefused
+from convoy.models.plans import BuildOptions
 
 _MOST_ERRORS = 10
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from models.errors import JobError
-from models.plans import BuildEvent
+from convoy.models.errors import JobError
+from convoy.models.plans import BuildEvent
 
 # TensorRT reports every kernel it times; a reader needs a few lines a second.
 _SHORTEST_INTERVAL_S = 0.2

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from export.variants.onnx_graph import producers
-from models.bundle import NodeAudit, Target
+from convoy.export.variants.onnx_graph import producers
+from convoy.models.bundle import NodeAudit, Target
 
 # These change how a value is written down, not the value.
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "ReorderInput", "ReorderOutput"})

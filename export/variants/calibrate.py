@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from app.engines.cpu import cpu_budget
-from export.data import Chunk
-from export.variants.histogram import Histogram
-from models.errors import JobError
+from convoy.app.engines.cpu import cpu_budget
+from convoy.export.data import Chunk
+from convoy.export.variants.histogram import Histogram
+from convoy.models.errors import JobError
 
 Method = Literal["minmax", "entropy", "percentile"]
 METHODS: tuple[Method, ...] = get_args(Method)

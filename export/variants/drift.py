@@ -6,7 +6,7 @@ tensors do the one or the other, the images are to blame and not the precision, 
 
 from __future__ import annotations
 
-from export.variants.calibrate import Range, Ranges
+from convoy.export.variants.calibrate import Range, Ranges
 
 # Held-out images of the same kind go beyond the range of as many others, in a few tensors and by a little; and they use
 # most of it.

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from export.data import Chunk
-from export.variants.calibrate import observed
-from export.variants.onnx_graph import array, consumers, initializers
+from convoy.export.data import Chunk
+from convoy.export.variants.calibrate import observed
+from convoy.export.variants.onnx_graph import array, consumers, initializers
 
 # Scaling their input's channels by a positive factor scales their output's likewise, whatever the values are.
 _TIES = frozenset({"Add", "Relu", "LeakyRelu", "MaxPool", "AveragePool"})

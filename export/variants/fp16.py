@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from export.sources.torch_job import one_line
-from export.variants.calibrate import Calibration, Method, Ranges
-from export.variants.onnx_graph import array, consumers, front_nodes, initializers, producers, rewire, tidy
-from models.errors import JobError
+from convoy.export.sources.torch_job import one_line
+from convoy.export.variants.calibrate import Calibration, Method, Ranges
+from convoy.export.variants.onnx_graph import array, consumers, front_nodes, initializers, producers, rewire, tidy
+from convoy.models.errors import JobError
 
 DATA_LIMIT = 512.0
 CONSTANT_LIMIT = 65504.0

@@ -1,6 +1,6 @@
 """FP8 (E4M3, the 8-bit float of NVIDIA's GPUs from compute capability 8.9 on), where INT8 has its pairs, the rest FP16.
 
-The pairs are those of `export.variants.pairs` with another 8 bits in them: a scale is the range over 448, E4M3's
+The pairs are those of `convoy.export.variants.pairs` with another 8 bits in them: a scale is the range over 448, E4M3's
 largest number. onnxruntime's quantiser would take scales from standard deviations and one for all channels, so it only
 places INT8 pairs here, and they are rewritten. Weights lie in the file as FP8, in a quarter of FP32's bytes.
 
@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from export.sources.torch_job import one_line
-from export.variants.calibrate import Calibration, Method
-from export.variants.int8_trt import unprofitable
-from export.variants.onnx_graph import array, attribute, initializers, tidy
-from export.variants.pairs import CONVOLUTIONS, SMALLEST_SCALE, Scheme, quantize_in_pairs
-from models.errors import JobError
+from convoy.export.sources.torch_job import one_line
+from convoy.export.variants.calibrate import Calibration, Method
+from convoy.export.variants.int8_trt import unprofitable
+from convoy.export.variants.onnx_graph import array, attribute, initializers, tidy
+from convoy.export.variants.pairs import CONVOLUTIONS, SMALLEST_SCALE, Scheme, quantize_in_pairs
+from convoy.models.errors import JobError
 
 LARGEST = 448.0
 _LARGEST_INT8 = 127.0

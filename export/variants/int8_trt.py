@@ -1,4 +1,4 @@
-"""INT8 for TensorRT: symmetric S8S8 in `export.variants.pairs`, but for layers too small to pay.
+"""INT8 for TensorRT: symmetric S8S8 in `convoy.export.variants.pairs`, but for layers too small to pay.
 
 Knows which layers these are. Knows nothing of accuracy; `verify` and `recover` judge the result.
 """
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from export.variants.calibrate import Calibration, Method
-from export.variants.onnx_graph import attribute, front_nodes, initializers
-from export.variants.pairs import PRODUCTS, Scheme, quantize_in_pairs
+from convoy.export.variants.calibrate import Calibration, Method
+from convoy.export.variants.onnx_graph import attribute, front_nodes, initializers
+from convoy.export.variants.pairs import PRODUCTS, Scheme, quantize_in_pairs
 
 # INT8 tensor cores work on 16 (in places 8) channels at once.
 _FEWEST_CHANNELS, _CHANNEL_STEP = 16, 8

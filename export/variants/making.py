@@ -1,6 +1,6 @@
 """Making the variants: channels balanced, the ranges that measure best, and layers kept where 8 bits still hurt.
 
-Knows the order of making. What a file is worth it learns from the calibration images alone (`export.variants.trials`);
+Knows the order of making. What a file is worth it learns from the calibration images alone (`convoy.export.variants.trials`);
 whether it may serve is decided elsewhere, on images that nothing here has seen.
 """
 
@@ -13,23 +13,23 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from export.cache import StepCache, step_key
-from export.data import Images
-from export.plan import MethodChoice
-from export.progress import Progress
-from export.variants.audit import audit
-from export.variants.calibrate import METHODS, Calibration, Method, Ranges, collect
-from export.variants.drift import drift_of
-from export.variants.equalize import Levels, equalize, measure_levels, streams
-from export.variants.onnx_graph import prepare
-from export.variants.precision import INT8_CPU, REFERENCE, Recipe
-from export.variants.quantize import layers, quantize_for_cpu
-from export.variants.recover import Ladder, Sensitivity, measure_sensitivity
-from export.variants.trials import Bench, best_method
-from models.bundle import NodeAudit, Precision, TradeOff, sha256_file
-from models.errors import JobError
-from models.spec import ModelSpec
-from models.store import disk_errors
+from convoy.export.cache import StepCache, step_key
+from convoy.export.data import Images
+from convoy.export.plan import MethodChoice
+from convoy.export.progress import Progress
+from convoy.export.variants.audit import audit
+from convoy.export.variants.calibrate import METHODS, Calibration, Method, Ranges, collect
+from convoy.export.variants.drift import drift_of
+from convoy.export.variants.equalize import Levels, equalize, measure_levels, streams
+from convoy.export.variants.onnx_graph import prepare
+from convoy.export.variants.precision import INT8_CPU, REFERENCE, Recipe
+from convoy.export.variants.quantize import layers, quantize_for_cpu
+from convoy.export.variants.recover import Ladder, Sensitivity, measure_sensitivity
+from convoy.export.variants.trials import Bench, best_method
+from convoy.models.bundle import NodeAudit, Precision, TradeOff, sha256_file
+from convoy.models.errors import JobError
+from convoy.models.spec import ModelSpec
+from convoy.models.store import disk_errors
 
 _CHUNK_IMAGES = 32
 _DRIFT_IMAGES = 64

@@ -1,12 +1,12 @@
-"""The rules of `export.variants.pairs`, held against a file. Knows graphs; judges the placement and nothing else."""
+"""The rules of `convoy.export.variants.pairs`, held against a file. Knows graphs; judges the placement and nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from export.variants.onnx_graph import array, consumers, initializers, producers
-from export.variants.pairs import CONVOLUTIONS, PRODUCTS, before_pair
+from convoy.export.variants.onnx_graph import array, consumers, initializers, producers
+from convoy.export.variants.pairs import CONVOLUTIONS, PRODUCTS, before_pair
 
 
 def violations(graph: Any, kept: Collection[str] = ()) -> list[str]:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from export.variants.calibrate import Calibration, Method, Ranges
-from export.variants.fp16 import CONSTANT_LIMIT, as_fp16, out_of_range
-from export.variants.onnx_graph import front_nodes, producers, tidy
-from export.variants.quantize import quantize_with_ranges
+from convoy.export.variants.calibrate import Calibration, Method, Ranges
+from convoy.export.variants.fp16 import CONSTANT_LIMIT, as_fp16, out_of_range
+from convoy.export.variants.onnx_graph import front_nodes, producers, tidy
+from convoy.export.variants.quantize import quantize_with_ranges
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 PRODUCTS = frozenset({"Gemm", "MatMul"})

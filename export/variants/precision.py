@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from export.variants.calibrate import Calibration, Method
-from export.variants.fp8 import quantize_to_fp8
-from export.variants.fp16 import convert_to_fp16
-from export.variants.int8_trt import quantize_for_tensorrt
-from export.variants.quantize import quantize_for_cpu
-from models.bundle import Precision, Target
-from models.errors import UsageError
+from convoy.export.variants.calibrate import Calibration, Method
+from convoy.export.variants.fp8 import quantize_to_fp8
+from convoy.export.variants.fp16 import convert_to_fp16
+from convoy.export.variants.int8_trt import quantize_for_tensorrt
+from convoy.export.variants.quantize import quantize_for_cpu
+from convoy.models.bundle import Precision, Target
+from convoy.models.errors import UsageError
 
 
 class Make(Protocol):

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from app.engines.cpu import has_int8_dot_product
-from export.sources.torch_job import one_line
-from export.variants.calibrate import Calibration, Method, Ranges
-from export.variants.onnx_graph import front_nodes
-from models.errors import JobError
+from convoy.app.engines.cpu import has_int8_dot_product
+from convoy.export.sources.torch_job import one_line
+from convoy.export.variants.calibrate import Calibration, Method, Ranges
+from convoy.export.variants.onnx_graph import front_nodes
+from convoy.models.errors import JobError
 
 # What is worth 8 bits on its own account; the rest of the operators follow their neighbours.
 _LAYERS = frozenset(

@@ -13,11 +13,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from export.progress import Progress
-from export.variants.calibrate import Method
-from export.variants.precision import Recipe
-from export.variants.trials import Bench, Trial
-from models.bundle import TradeOff
+from convoy.export.progress import Progress
+from convoy.export.variants.calibrate import Method
+from convoy.export.variants.precision import Recipe
+from convoy.export.variants.trials import Bench, Trial
+from convoy.models.bundle import TradeOff
 
 # With more of its layers in float, a file has nothing left to gain from INT8.
 _MOST_KEPT = 0.75

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from export.variants.fp8 import from_fp8
-from export.variants.onnx_graph import array, attribute, initializers, tidy
+from convoy.export.variants.fp8 import from_fp8
+from convoy.export.variants.onnx_graph import array, attribute, initializers, tidy
 
 # What these give is exactly one of the values they take; and behind a dequantisation the kernel works on integers.
 _EXACT = frozenset(

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from app.engines.measure import make_probe
-from export.data import Images
-from export.progress import SILENT, Progress
-from export.proof.outcomes import Outcomes
-from export.variants.calibrate import Calibration, Method
-from export.variants.precision import REFERENCE, Recipe
-from export.variants.variant import Candidate, opened
-from models.bundle import Accuracy
-from models.spec import ModelSpec
+from convoy.app.engines.measure import make_probe
+from convoy.export.data import Images
+from convoy.export.progress import SILENT, Progress
+from convoy.export.proof.outcomes import Outcomes
+from convoy.export.variants.calibrate import Calibration, Method
+from convoy.export.variants.precision import REFERENCE, Recipe
+from convoy.export.variants.variant import Candidate, opened
+from convoy.models.bundle import Accuracy
+from convoy.models.spec import ModelSpec
 
 # Enough to tell a broken layer from a sound one, and few enough to try every layer.
 _IMAGES = 256

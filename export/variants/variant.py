@@ -13,12 +13,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from app.engines.base import Engine, run_arrays
-from app.engines.cpu import cpu_budget
-from app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from export.variants.precision import Recipe
-from export.variants.simulate import write_rounding_twin
-from models.spec import Activation, ModelSpec
+from convoy.app.engines.base import Engine, run_arrays
+from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.export.variants.precision import Recipe
+from convoy.export.variants.simulate import write_rounding_twin
+from convoy.models.spec import Activation, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""`python -m loadtest.generator` is one generator process; `loadtest.processes` starts it."""
+"""`python -m convoy.loadtest.generator` is one generator process; `convoy.loadtest.processes` starts it."""
 
-from loadtest.generator.run import main
+from convoy.loadtest.generator.run import main
 
 main()

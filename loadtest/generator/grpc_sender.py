@@ -16,11 +16,11 @@ from collections.abc import Callable
 import grpc
 from tritonclient.grpc import service_pb2
 
-from loadtest.ammunition import Ammunition
-from loadtest.endpoint import Endpoint
-from loadtest.generator.recorder import Recorder
-from loadtest.grpc_channel import channel_options, open_channel
-from loadtest.problems import Fault, Problem, one_line
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.endpoint import Endpoint
+from convoy.loadtest.generator.recorder import Recorder
+from convoy.loadtest.grpc_channel import channel_options, open_channel
+from convoy.loadtest.problems import Fault, Problem, one_line
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 NS_PER_S = 1_000_000_000

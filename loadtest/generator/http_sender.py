@@ -15,11 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from loadtest.ammunition import Ammunition
-from loadtest.endpoint import Endpoint
-from loadtest.generator.recorder import Recorder
-from loadtest.generator.wire import IDLE, Connection
-from loadtest.problems import Fault, Problem
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.endpoint import Endpoint
+from convoy.loadtest.generator.recorder import Recorder
+from convoy.loadtest.generator.wire import IDLE, Connection
+from convoy.loadtest.problems import Fault, Problem
 
 NS_PER_S = 1_000_000_000
 SWEEP_S = 0.05

@@ -9,10 +9,10 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadtest.ammunition import Ammunition, Protocol
-from loadtest.answers import AnswerCheck, Form
-from loadtest.endpoint import Endpoint
-from loadtest.shared import read_blobs, read_integers
+from convoy.loadtest.ammunition import Ammunition, Protocol
+from convoy.loadtest.answers import AnswerCheck, Form
+from convoy.loadtest.endpoint import Endpoint
+from convoy.loadtest.shared import read_blobs, read_integers
 
 
 @dataclass(frozen=True, slots=True)

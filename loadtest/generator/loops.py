@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from loadtest.generator.alarm import make_alarm
+from convoy.loadtest.generator.alarm import make_alarm
 
 NS_PER_S = 1_000_000_000
 POLL_S = 0.02

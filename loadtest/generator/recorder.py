@@ -5,8 +5,8 @@ Knows rows and distinct problems. Draws no conclusions: that is statistics'.
 
 from __future__ import annotations
 
-from loadtest.problems import Problem
-from loadtest.rows import GOOD, PENDING, Rows
+from convoy.loadtest.problems import Problem
+from convoy.loadtest.rows import GOOD, PENDING, Rows
 
 MAX_PROBLEMS = 64  # distinct error texts kept; a server may put a number into each of a million
 

@@ -16,11 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from loadtest.generator.job import READY, Finished, Job
-from loadtest.generator.loops import ClosedLoop, Loop, OpenLoop, Sender, until_over
-from loadtest.generator.recorder import Recorder
-from loadtest.problems import Fault, Problem
-from loadtest.rows import Rows
+from convoy.loadtest.generator.job import READY, Finished, Job
+from convoy.loadtest.generator.loops import ClosedLoop, Loop, OpenLoop, Sender, until_over
+from convoy.loadtest.generator.recorder import Recorder
+from convoy.loadtest.problems import Fault, Problem
+from convoy.loadtest.rows import Rows
 
 STDIN, STDOUT = 0, 1
 NS_PER_S = 1_000_000_000
@@ -96,10 +96,10 @@ def _make_sender(job: Job, recorder: Recorder) -> Sender:
     endpoint, ammunition = job.endpoint, job.ammunition()
     connections, timeout_s = job.connections, job.timeout_s
     if job.protocol == "grpc":
-        from loadtest.generator.grpc_sender import GrpcSender
+        from convoy.loadtest.generator.grpc_sender import GrpcSender
 
         return GrpcSender(endpoint, ammunition, recorder, connections=connections, timeout_s=timeout_s)
-    from loadtest.generator.http_sender import HttpSender
+    from convoy.loadtest.generator.http_sender import HttpSender
 
     return HttpSender(endpoint, ammunition, recorder, connections=connections, timeout_s=timeout_s)
 

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from loadtest.problems import Fault, Problem
+from convoy.loadtest.problems import Fault, Problem
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 IDLE = -1

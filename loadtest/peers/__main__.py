@@ -1,4 +1,4 @@
-"""The command line of the comparison: `python -m loadtest.peers --help`."""
+"""The command line of the comparison: `python -m convoy.loadtest.peers --help`."""
 
 import signal
 import sys
@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from loadtest.peers.campaign import Effort
-from loadtest.peers.command import EXIT_INTERRUPTED, Options, run
-from loadtest.peers.definition import KNOWN
-from loadtest.peers.plan import LOADS
-from models.errors import ConvoyError
+from convoy.loadtest.peers.campaign import Effort
+from convoy.loadtest.peers.command import EXIT_INTERRUPTED, Options, run
+from convoy.loadtest.peers.definition import KNOWN
+from convoy.loadtest.peers.plan import LOADS
+from convoy.models.errors import ConvoyError
 
 HOME = Path("build/peers")
 _LOADS = ",".join(load.name for load in LOADS)

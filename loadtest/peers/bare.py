@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.engines.base import Engine
-from app.engines.cpu import cpu_budget
-from app.engines.measure import batch_knots, make_probe
-from app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from models.bundle import Bundle, open_bundle
-from models.images import preprocess
-from models.spec import ImageSpec
+from convoy.app.engines.base import Engine
+from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.measure import batch_knots, make_probe
+from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.models.bundle import Bundle, open_bundle
+from convoy.models.images import preprocess
+from convoy.models.spec import ImageSpec
 
 _TRIAL_S = 1.0
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtest.peers.compare import Spread, ratio
-from loadtest.peers.results import Shot
+from convoy.loadtest.peers.compare import Spread, ratio
+from convoy.loadtest.peers.results import Shot
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from loadtest.peers.contender import CONVOY, Contender
-from loadtest.peers.plan import LOADS, Duel, Tryout, best_setting, duels, tryouts
-from loadtest.peers.results import Conditions, Failure, Load, Pair, Results, Setting, Shot, Trial
-from loadtest.peers.stand import Stand, Unfit
+from convoy.loadtest.peers.contender import CONVOY, Contender
+from convoy.loadtest.peers.plan import LOADS, Duel, Tryout, best_setting, duels, tryouts
+from convoy.loadtest.peers.results import Conditions, Failure, Load, Pair, Results, Setting, Shot, Trial
+from convoy.loadtest.peers.stand import Stand, Unfit
 
 # Convoy has no setting to choose; this one stands where a record wants one.
 UNTOUCHED = Setting(1, None)

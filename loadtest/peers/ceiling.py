@@ -1,4 +1,4 @@
-"""How much of the bare engine and decoder is left over HTTP: `python -m loadtest.peers.ceiling`.
+"""How much of the bare engine and decoder is left over HTTP: `python -m convoy.loadtest.peers.ceiling`.
 
 Three networks of torchvision with random weights, which cost what trained ones cost: two asked with JPEGs, one with
 tensors. Server, engine and decoder take turns on the same cores; the server is up, and idle, while the others run.
@@ -22,19 +22,19 @@ import typer
 from PIL import Image
 from rich.console import Console
 
-from loadtest.bodies import Input, Payload, binary_payloads, infer_path, predictions_path
-from loadtest.peers import conditions
-from loadtest.peers.bare import Bare, open_bare
-from loadtest.peers.bound import Round, bound_table
-from loadtest.peers.contender import convoy_launch
-from loadtest.peers.generator import Generator, Salvo, choose_generator, write_requests
-from loadtest.peers.marks import replace_block
-from loadtest.peers.network import convoy
-from loadtest.peers.own_build import ensure_build
-from loadtest.peers.results import write_text
-from loadtest.peers.server import Running, free_ports, serving
-from loadtest.peers.stand import shot_of
-from models.errors import ConvoyError, UsageError
+from convoy.loadtest.bodies import Input, Payload, binary_payloads, infer_path, predictions_path
+from convoy.loadtest.peers import conditions
+from convoy.loadtest.peers.bare import Bare, open_bare
+from convoy.loadtest.peers.bound import Round, bound_table
+from convoy.loadtest.peers.contender import convoy_launch
+from convoy.loadtest.peers.generator import Generator, Salvo, choose_generator, write_requests
+from convoy.loadtest.peers.marks import replace_block
+from convoy.loadtest.peers.network import convoy
+from convoy.loadtest.peers.own_build import ensure_build
+from convoy.loadtest.peers.results import write_text
+from convoy.loadtest.peers.server import Running, free_ports, serving
+from convoy.loadtest.peers.stand import shot_of
+from convoy.models.errors import ConvoyError, UsageError
 
 HOME = Path("build/peers/ceiling")
 MARK = "ceiling"

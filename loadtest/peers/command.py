@@ -1,4 +1,4 @@
-"""`python -m loadtest.peers`: reads the options, runs the comparison, writes what came of it.
+"""`python -m convoy.loadtest.peers`: reads the options, runs the comparison, writes what came of it.
 
 Exit codes: 0 - every peer asked for was measured. 1 - one of them was not, or Convoy itself failed. 130 - stopped by
 Ctrl-C. In each case what was measured has been written.
@@ -14,18 +14,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.peers import conditions, network
-from loadtest.peers.campaign import Campaign, Effort, Entrant
-from loadtest.peers.contender import CONVOY, convoy_contender, peer_contender
-from loadtest.peers.definition import Peer, find_peers
-from loadtest.peers.environment import ensure_environment
-from loadtest.peers.exam import set_exam
-from loadtest.peers.generator import Choice, choose_generator
-from loadtest.peers.own_build import ensure_build
-from loadtest.peers.page import tables, write_page
-from loadtest.peers.results import Conditions, Failure, Load, Results, write_json
-from loadtest.peers.stand import Stand
-from models.errors import JobError, UsageError
+from convoy.loadtest.peers import conditions, network
+from convoy.loadtest.peers.campaign import Campaign, Effort, Entrant
+from convoy.loadtest.peers.contender import CONVOY, convoy_contender, peer_contender
+from convoy.loadtest.peers.definition import Peer, find_peers
+from convoy.loadtest.peers.environment import ensure_environment
+from convoy.loadtest.peers.exam import set_exam
+from convoy.loadtest.peers.generator import Choice, choose_generator
+from convoy.loadtest.peers.own_build import ensure_build
+from convoy.loadtest.peers.page import tables, write_page
+from convoy.loadtest.peers.results import Conditions, Failure, Load, Results, write_json
+from convoy.loadtest.peers.stand import Stand
+from convoy.models.errors import JobError, UsageError
 
 EXIT_GOOD, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from loadtest.peers.results import Load, Pair, Setting, Shot
+from convoy.loadtest.peers.results import Load, Pair, Setting, Shot
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from loadtest.peers.results import Machine
+from convoy.loadtest.peers.results import Machine
 
 
 def machine() -> Machine:

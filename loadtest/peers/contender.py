@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.peers.definition import HERE, READY_WITHIN_S, SERVER, Peer, Route
-from loadtest.peers.environment import own_libraries
-from loadtest.peers.forms import FORMS
-from loadtest.peers.results import BodyKind, Setting
-from loadtest.peers.server import Launch, Ports
+from convoy.loadtest.peers.definition import HERE, READY_WITHIN_S, SERVER, Peer, Route
+from convoy.loadtest.peers.environment import own_libraries
+from convoy.loadtest.peers.forms import FORMS
+from convoy.loadtest.peers.results import BodyKind, Setting
+from convoy.loadtest.peers.server import Launch, Ports
 
 CONVOY = "convoy"
 MODEL = "cnn"

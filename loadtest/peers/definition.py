@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.peers.forms import FORMS, Form
-from loadtest.peers.results import BodyKind, Setting
-from models.errors import UsageError
+from convoy.loadtest.peers.forms import FORMS, Form
+from convoy.loadtest.peers.results import BodyKind, Setting
+from convoy.models.errors import UsageError
 
 HERE = Path(__file__).parent
 DEFINITION, REQUIREMENTS, SERVER = "peer.toml", "requirements.txt", "serve.py"

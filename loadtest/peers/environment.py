@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from loadtest.peers.definition import REQUIREMENTS, Peer
-from models.errors import JobError
+from convoy.loadtest.peers.definition import REQUIREMENTS, Peer
+from convoy.models.errors import JobError
 
 PIP_INSTALL = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 _STAMP = ".complete"

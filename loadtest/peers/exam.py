@@ -14,10 +14,10 @@ import httpx
 import numpy as np
 import onnxruntime
 
-from loadtest.bodies import Payload
-from loadtest.peers.definition import Route
-from loadtest.peers.forms import Floats
-from models.errors import JobError
+from convoy.loadtest.bodies import Payload
+from convoy.loadtest.peers.definition import Route
+from convoy.loadtest.peers.forms import Floats
+from convoy.models.errors import JobError
 
 SAMPLES = 16
 TOLERANCE = 1e-3

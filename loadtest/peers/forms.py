@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.bodies import Payload
+from convoy.loadtest.bodies import Payload
 
 Floats = npt.NDArray[np.float32]
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from loadtest.ammunition import Ammunition
-from loadtest.answers import AnswerCheck
-from loadtest.bodies import Payload, request_bytes
-from loadtest.endpoint import find_endpoint
-from loadtest.options import LoadOptions
-from loadtest.runner import run
-from loadtest.statistics import summarise
-from models.errors import JobError, UsageError
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.answers import AnswerCheck
+from convoy.loadtest.bodies import Payload, request_bytes
+from convoy.loadtest.endpoint import find_endpoint
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.runner import run
+from convoy.loadtest.statistics import summarise
+from convoy.models.errors import JobError, UsageError
 
 Choice = Literal["auto", "wrk", "own"]
 TIMEOUT_S = 10.0

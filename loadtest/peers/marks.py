@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadtest.peers.results import write_text
-from models.errors import JobError
+from convoy.loadtest.peers.results import write_text
+from convoy.models.errors import JobError
 
 
 def replace_block(path: Path, name: str, text: str) -> None:

@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from loadtest.peers.contender import MODEL
-from models.errors import JobError
+from convoy.loadtest.peers.contender import MODEL
+from convoy.models.errors import JobError
 
 
 def ensure_network(home: Path) -> Path:

@@ -14,8 +14,8 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from loadtest.peers.environment import PIP_INSTALL, make_once, run_installer
-from models.errors import JobError
+from convoy.loadtest.peers.environment import PIP_INSTALL, make_once, run_installer
+from convoy.models.errors import JobError
 
 ROOT = Path(__file__).parents[2]
 _PROJECT = ("setup.py", "pyproject.toml", "convoy.py", "README.md", "LICENSE")

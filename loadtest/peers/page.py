@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.peers.compare import Figures, Match, Spread, matches
-from loadtest.peers.marks import replace_block
-from loadtest.peers.results import Load, Results
+from convoy.loadtest.peers.compare import Figures, Match, Spread, matches
+from convoy.loadtest.peers.marks import replace_block
+from convoy.loadtest.peers.results import Load, Results
 
 MARK = "peers"
 

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from loadtest.peers.results import Load, Setting, Trial
+from convoy.loadtest.peers.results import Load, Setting, Trial
 
 LOADS = (Load("binary", 1), Load("binary", 16), Load("binary", 64), Load("json", 16))
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from models.errors import JobError
+from convoy.models.errors import JobError
 
 SCHEMA_VERSION = 1
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.peers.family import Family
-from models.errors import JobError
+from convoy.loadtest.peers.family import Family
+from convoy.models.errors import JobError
 
 STOP_WITHIN_S = 15.0
 _POLL_S = 0.1

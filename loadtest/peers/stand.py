@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.peers.contender import Contender
-from loadtest.peers.definition import Route
-from loadtest.peers.exam import Exam
-from loadtest.peers.generator import Generator, Salvo, Tally, write_requests
-from loadtest.peers.results import Load, Setting, Shot, Stage
-from loadtest.peers.server import Running, free_ports, serving
-from models.errors import JobError
+from convoy.loadtest.peers.contender import Contender
+from convoy.loadtest.peers.definition import Route
+from convoy.loadtest.peers.exam import Exam
+from convoy.loadtest.peers.generator import Generator, Salvo, Tally, write_requests
+from convoy.loadtest.peers.results import Load, Setting, Shot, Stage
+from convoy.loadtest.peers.server import Running, free_ports, serving
+from convoy.models.errors import JobError
 
 
 class Unfit(JobError):

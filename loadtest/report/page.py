@@ -12,13 +12,13 @@ from pathlib import Path
 from string import Template
 from xml.etree.ElementTree import Element
 
-from loadtest import words
-from loadtest.bootstrap import Interval
-from loadtest.document import environment
-from loadtest.report import plots
-from loadtest.report.markup import Content, element, rendered, table
-from loadtest.report.scale import number
-from loadtest.results import Outcome, Result
+from convoy.loadtest import words
+from convoy.loadtest.bootstrap import Interval
+from convoy.loadtest.document import environment
+from convoy.loadtest.report import plots
+from convoy.loadtest.report.markup import Content, element, rendered, table
+from convoy.loadtest.report.scale import number
+from convoy.loadtest.results import Outcome, Result
 
 TEMPLATE = Path(__file__).with_name("page.html")
 NOT_OFFERED = "Not offered by this server: it has neither the protocol's statistics nor Convoy's metrics."

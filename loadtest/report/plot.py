@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from xml.etree.ElementTree import Element
 
-from loadtest.report.markup import add, element
-from loadtest.report.scale import Axis
+from convoy.loadtest.report.markup import add, element
+from convoy.loadtest.report.scale import Axis
 
 WIDTH, HEIGHT = 560.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 12.0, 46.0

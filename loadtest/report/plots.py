@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from loadtest.capacity import SHARE
-from loadtest.report.markup import Content, element, table
-from loadtest.report.plot import Plot
-from loadtest.report.scale import Axis, number, spanning
-from loadtest.report.series import TimeBin, distribution, over_time
-from loadtest.results import Outcome, Result
-from loadtest.server_side import BatchCount, ServerSide
-from loadtest.statistics import NS_PER_S, Percentile
+from convoy.loadtest.capacity import SHARE
+from convoy.loadtest.report.markup import Content, element, table
+from convoy.loadtest.report.plot import Plot
+from convoy.loadtest.report.scale import Axis, number, spanning
+from convoy.loadtest.report.series import TimeBin, distribution, over_time
+from convoy.loadtest.results import Outcome, Result
+from convoy.loadtest.server_side import BatchCount, ServerSide
+from convoy.loadtest.statistics import NS_PER_S, Percentile
 
 LATENCY = "latency, ms"
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.records import Records
-from loadtest.rows import GOOD, PENDING
-from loadtest.statistics import ANSWERS_BEYOND, NS_PER_MS, NS_PER_S, Window
+from convoy.loadtest.records import Records
+from convoy.loadtest.rows import GOOD, PENDING
+from convoy.loadtest.statistics import ANSWERS_BEYOND, NS_PER_MS, NS_PER_S, Window
 
 MOST_BINS = 100
 GOOD_PER_BIN = 50  # so that a bin's median is more than luck

@@ -1,4 +1,4 @@
-"""`python -m loadtest.simulation`: runs the study and writes it to `docs`. Hours on every core, nicely.
+"""`python -m convoy.loadtest.simulation`: runs the study and writes it to `docs`. Hours on every core, nicely.
 
 What it has found stays in `build/simulation`; a second call goes on where the first one stopped.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from loadtest.simulation import report
-from loadtest.simulation.kept import Kept
-from loadtest.simulation.small_cases import find_small, small_cases
-from loadtest.simulation.study import SEEDS, find, scenarios
+from convoy.loadtest.simulation import report
+from convoy.loadtest.simulation.kept import Kept
+from convoy.loadtest.simulation.small_cases import find_small, small_cases
+from convoy.loadtest.simulation.study import SEEDS, find, scenarios
 
 _ROOT = Path(__file__).parents[2]
 _DOCS = _ROOT / "docs"
@@ -19,7 +19,7 @@ _FOUND = _ROOT / "build" / "simulation"
 
 
 def main() -> None:
-    argparse.ArgumentParser("python -m loadtest.simulation", description=__doc__).parse_args()
+    argparse.ArgumentParser("python -m convoy.loadtest.simulation", description=__doc__).parse_args()
     chosen = scenarios()
     findings = []
     for finding in find(chosen, SEEDS, Kept(_FOUND, SEEDS)):

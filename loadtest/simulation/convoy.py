@@ -1,4 +1,4 @@
-"""One run of the server's own policy: `app.scheduling.policy` as it stands, fed as the scheduler's shell feeds it."""
+"""One run of the server's own policy: `convoy.app.scheduling.policy` as it stands, fed as the scheduler's shell feeds it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from app.scheduling.latency import LatencyModel
-from app.scheduling.policy import Dispatch, Drop, Wait, admit, complete, decide
-from app.scheduling.queues import Lane, Queue, State
-from app.scheduling.request import ModelKey, Request
-from loadtest.simulation.run import NEVER_NS, Result
-from loadtest.simulation.workload import Device, Workload
+from convoy.app.scheduling.latency import LatencyModel
+from convoy.app.scheduling.policy import Dispatch, Drop, Wait, admit, complete, decide
+from convoy.app.scheduling.queues import Lane, Queue, State
+from convoy.app.scheduling.request import ModelKey, Request
+from convoy.loadtest.simulation.run import NEVER_NS, Result
+from convoy.loadtest.simulation.workload import Device, Workload
 
 _DEVICE = "device"
 # A batch of so many samples that starts at this time (ns) takes so long (ns).

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from loadtest.simulation.workload import Scenario
+from convoy.loadtest.simulation.workload import Scenario
 
 Figures = dict[str, dict[str, list[float]]]
 _HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from loadtest.simulation.run import NEVER_NS, Line, Rule, Run, Sleep
-from loadtest.simulation.workload import SINGLE_NS, Device, Scenario
+from convoy.loadtest.simulation.run import NEVER_NS, Line, Rule, Run, Sleep
+from convoy.loadtest.simulation.workload import SINGLE_NS, Device, Scenario
 
 
 class _Rule(Rule):

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from loadtest.simulation.workload import Device, Workload
+from convoy.loadtest.simulation.workload import Device, Workload
 
 NEVER_NS = 1 << 62
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from loadtest.simulation.convoy import run_policy
-from loadtest.simulation.optimum import SmallCase, best_share, small_workload
+from convoy.loadtest.simulation.convoy import run_policy
+from convoy.loadtest.simulation.optimum import SmallCase, best_share, small_workload
 
 _SLOTS = 20_000
 

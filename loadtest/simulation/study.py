@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from loadtest.simulation.convoy import run_policy
-from loadtest.simulation.frontier import Difference, frontier, paired
-from loadtest.simulation.kept import Kept
-from loadtest.simulation.rules import rules
-from loadtest.simulation.run import Result, run_rule
-from loadtest.simulation.workload import Arrivals, Device, Scenario, draw, equal, zipf
+from convoy.loadtest.simulation.convoy import run_policy
+from convoy.loadtest.simulation.frontier import Difference, frontier, paired
+from convoy.loadtest.simulation.kept import Kept
+from convoy.loadtest.simulation.rules import rules
+from convoy.loadtest.simulation.run import Result, run_rule
+from convoy.loadtest.simulation.workload import Arrivals, Device, Scenario, draw, equal, zipf
 
 CONVOY = "convoy"
 SEEDS = 10

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from app.scheduling.request import MILLISECOND_NS
+from convoy.app.scheduling.request import MILLISECOND_NS
 
 Arrivals = Literal["poisson", "gamma4", "bursts", "steps"]
 Floats = npt.NDArray[np.float64]

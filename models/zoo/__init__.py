@@ -10,7 +10,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
-from models.errors import UsageError
+from convoy.models.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,9 +27,9 @@ class ZooEntry:
 
 
 _ZOO = {
-    "simple_cnn": ZooEntry("models.zoo.simple_cnn:simple_cnn", channels=3, height=32, width=32),
-    "resnet18": ZooEntry("models.zoo.small_images:resnet18", channels=3, height=32, width=32),
-    "mobilenet_v2": ZooEntry("models.zoo.small_images:mobilenet_v2", channels=3, height=32, width=32),
+    "simple_cnn": ZooEntry("convoy.models.zoo.simple_cnn:simple_cnn", channels=3, height=32, width=32),
+    "resnet18": ZooEntry("convoy.models.zoo.small_images:resnet18", channels=3, height=32, width=32),
+    "mobilenet_v2": ZooEntry("convoy.models.zoo.small_images:mobilenet_v2", channels=3, height=32, width=32),
 }
 
 

@@ -17,7 +17,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from models.checkpoint import write_whole
+from convoy.models.checkpoint import write_whole
 from tests.campaign.page import render
 from tests.campaign.plan import draw_plan
 from tests.campaign.program import wage

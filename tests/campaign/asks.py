@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from models.tensors import pack
+from convoy.models.tensors import pack
 from tests.support.stores import digit
 
 DIGIT_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

@@ -27,8 +27,8 @@ import tritonclient.http as triton_http
 from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
-from app.client import ask as ask_for_image
-from models.errors import ConvoyError
+from convoy.app.commands.predict import ask as ask_for_image
+from convoy.models.errors import ConvoyError
 from tests.campaign.asks import Ask, Picture, Script, WrongAnswer
 from tests.campaign.endings import BOUND_S, Ending, outcome_of_grpc, outcome_of_status, outcome_of_words
 from tests.campaign.forms import check_infer, infer_body, infer_path

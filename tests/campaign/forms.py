@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from models.tensors import unpack
+from convoy.models.tensors import unpack
 from tests.campaign.asks import Ask, Tensor, WrongAnswer
 
 _NUMPY = {"FP32": "<f4", "INT32": "<i4", "INT64": "<i8"}

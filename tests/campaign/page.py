@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from string import Template
 from xml.etree.ElementTree import Element
 
-from loadtest.report.markup import Content, element, rendered, table
-from loadtest.report.page import TEMPLATE
-from loadtest.report.plot import Plot
-from loadtest.report.scale import Axis, number, spanning
+from convoy.loadtest.report.markup import Content, element, rendered, table
+from convoy.loadtest.report.page import TEMPLATE
+from convoy.loadtest.report.plot import Plot
+from convoy.loadtest.report.scale import Axis, number, spanning
 from tests.campaign.checks import KNOWN_DISAGREEMENTS, MIB, MORE_DESCRIPTORS, MORE_OWN_BYTES, MORE_THREADS, NOT_COMPARED
 from tests.campaign.endings import BOUND_S, COUNTED
 from tests.campaign.plan import SCENES

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engines import tensorrt
-from app.engines.base import Blast, Engine, EngineFailure, Part, RunResult, run_arrays
-from app.engines.fake import Arrays, FakeEngine
-from app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from models.errors import BundleError
-from models.spec import NUMPY_DTYPES, TensorSpec
-from models.tensors import pack, random_values, unpack
+from convoy.app.engines import tensorrt
+from convoy.app.engines.base import Blast, Engine, EngineFailure, Part, RunResult, run_arrays
+from convoy.app.engines.fake import Arrays, FakeEngine
+from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.models.errors import BundleError
+from convoy.models.spec import NUMPY_DTYPES, TensorSpec
+from convoy.models.tensors import pack, random_values, unpack
 from tests.support.gpu_engines import (
     onnxruntime_on_fake,
     onnxruntime_on_gpu,

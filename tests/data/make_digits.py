@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from models.datasets import load
-from models.samples import Sample
+from convoy.models.datasets import load
+from convoy.models.samples import Sample
 
 CLEAR = {
     "zero": "digit-0030",

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from app.engines.cuda.engine import bucket_sizes
-from app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder
-from export.ahead import accepted
-from export.progress import SILENT
-from models.bundle import MANIFEST, open_bundle, read_manifest, seal
-from models.onnx_digest import onnx_digest
-from models.plan_cache import PlanQuery, search_plan
-from models.plans import BuildOptions, Gpu, Plan
-from models.store import DEMO_STORE
+from convoy.app.engines.cuda.engine import bucket_sizes
+from convoy.app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder
+from convoy.export.ahead import accepted
+from convoy.export.progress import SILENT
+from convoy.models.bundle import MANIFEST, open_bundle, read_manifest, seal
+from convoy.models.onnx_digest import onnx_digest
+from convoy.models.plan_cache import PlanQuery, search_plan
+from convoy.models.plans import BuildOptions, Gpu, Plan
+from convoy.models.store import DEMO_STORE
 from tests.support.stores import ROOT, StoreFolder
 
 # For `make test`: some seconds together.
@@ -33,7 +33,7 @@ FOR_GPUS = ("fp32.onnx", "fp16.onnx", "int8-trt.onnx", "fp8.onnx")
 
 def convoy(*arguments: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CONVOY_PLAN_CACHE": str(cache), "COLUMNS": "200", **environment}
-    command = [sys.executable, str(ROOT / "convoy.py"), *arguments]
+    command = [sys.executable, "-m", "convoy", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 

@@ -11,8 +11,8 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from models.bundle import open_bundle
-from models.images import preprocess
+from convoy.models.bundle import open_bundle
+from convoy.models.images import preprocess
 from tests.support.servers import Server, start_server
 from tests.support.stores import DEMO, StoreFolder, digit
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.peers.own_build import ensure_build
+from convoy.loadtest.peers.own_build import ensure_build
 from tests.support.stores import ROOT
 
 HEADER = Path(sysconfig.get_path("include"), "Python.h")
@@ -57,7 +57,7 @@ def test_what_is_compiled_is_what_the_project_says(build: Path, monkeypatch: pyt
     monkeypatch.setattr("setuptools.setup", lambda: None)
     compiled = runpy.run_path(str(ROOT / "setup.py"))["COMPILED"]
     names = [path.removesuffix(".py").replace("/", ".") for path in compiled]
-    files = ask_python(build, "-c", WHERE, *names, "app.core").split()
+    files = ask_python(build, "-c", WHERE, *names, "convoy.app.core").split()
     assert {Path(file).parents[len(name.split(".")) - 1] for file, name in zip(files, names, strict=False)} == {build}
     assert all(file.endswith(".so") for file in files[:-1])
     assert files[-1] == str(build / "app" / "core.py")

@@ -12,15 +12,15 @@ import onnx
 import pytest
 from rich.console import Console
 
-from app.engines.base import run_arrays
-from app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from export.command import export_bundle, run
-from export.options import ExportOptions
-from models.bundle import Bundle, Variant, open_bundle
-from models.checkpoint import CheckpointHeader, write_checkpoint
-from models.datasets import load
-from models.errors import JobError
-from models.samples import decode
+from convoy.app.engines.base import run_arrays
+from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.export.command import export_bundle, run
+from convoy.export.options import ExportOptions
+from convoy.models.bundle import Bundle, Variant, open_bundle
+from convoy.models.checkpoint import CheckpointHeader, write_checkpoint
+from convoy.models.datasets import load
+from convoy.models.errors import JobError
+from convoy.models.samples import decode
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo" / "digits" / "1"
@@ -34,7 +34,7 @@ USERS_REPOSITORY = {
     "app/settings.py": "CLASSES = 5\n",
     "export.py": "WIDTH = 8\n",
     "net.py": """
-        from app.settings import CLASSES
+        from convoy.app.settings import CLASSES
         from export import WIDTH
         from models.blocks import block
         from torch import nn
@@ -100,7 +100,7 @@ def test_the_bundled_digits_are_small_and_give_away_nothing():
 
 
 def test_export_itself_does_not_import_torch():
-    code = "import sys, export.command; assert not {'torch', 'onnx'} & set(sys.modules)"
+    code = "import sys, convoy.export.command; assert not {'torch', 'onnx'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 

@@ -17,19 +17,19 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from export.cache import StepCache
-from export.command import export_bundle
-from export.data import ImageSet
-from export.options import ExportOptions
-from export.progress import SILENT
-from export.proof.verify import measure_accuracy
-from export.variants.making import plain_int8
-from export.variants.pair_rules import violations
-from export.variants.precision import INT8_CPU, REFERENCE
-from export.variants.variant import opened
-from models.bundle import Bundle, Variant, open_bundle
-from models.datasets import load
-from models.train import TrainOptions, train
+from convoy.export.cache import StepCache
+from convoy.export.command import export_bundle
+from convoy.export.data import ImageSet
+from convoy.export.options import ExportOptions
+from convoy.export.progress import SILENT
+from convoy.export.proof.verify import measure_accuracy
+from convoy.export.variants.making import plain_int8
+from convoy.export.variants.pair_rules import violations
+from convoy.export.variants.precision import INT8_CPU, REFERENCE
+from convoy.export.variants.variant import opened
+from convoy.models.bundle import Bundle, Variant, open_bundle
+from convoy.models.datasets import load
+from convoy.models.train import TrainOptions, train
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.bundle import open_bundle
-from models.checkpoint import CheckpointHeader, PartRecord, write_checkpoint
-from models.datasets import load
+from convoy.models.bundle import open_bundle
+from convoy.models.checkpoint import CheckpointHeader, PartRecord, write_checkpoint
+from convoy.models.datasets import load
 from tests.support.servers import run_convoy, start_server
 from tests.support.stores import ROOT
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engines.base import run_arrays
-from app.engines.measure import Pace
-from app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from export.command import export_bundle
-from export.options import ExportOptions
-from export.sources import to_onnx
-from export.sources.torch_job import Inquiry
-from export.sources.torch_process import ask
-from export.zoo_proof import MAX_ERROR, prove
-from models.bundle import Bundle, open_bundle
-from models.errors import JobError
-from models.spec import ImageSpec
+from convoy.app.engines.base import run_arrays
+from convoy.app.engines.measure import Pace
+from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.export.command import export_bundle
+from convoy.export.options import ExportOptions
+from convoy.export.sources import to_onnx
+from convoy.export.sources.torch_job import Inquiry
+from convoy.export.sources.torch_process import ask
+from convoy.export.zoo_proof import MAX_ERROR, prove
+from convoy.models.bundle import Bundle, open_bundle
+from convoy.models.errors import JobError
+from convoy.models.spec import ImageSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -59,7 +59,9 @@ NETWORKS = """
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("export.profiling.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2))
+    monkeypatch.setattr(
+        "convoy.export.profiling.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2)
+    )
 
 
 @pytest.fixture
@@ -114,7 +116,7 @@ def test_random_weights_leave_no_output_constant():
     import torch
     from torchvision.models import VisionTransformer
 
-    from export.sources.torch_child.weights import draw
+    from convoy.export.sources.torch_child.weights import draw
 
     network = VisionTransformer(image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64)
     network = network.eval()

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import tritonclient.http as triton
 
-from models.spec import NUMPY_DTYPES
+from convoy.models.spec import NUMPY_DTYPES
 from tests.support.fuzz import Fuzzer, Range
 from tests.support.servers import Server, start_server, wait_until
 from tests.support.stores import StoreFolder

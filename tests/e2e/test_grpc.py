@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from models.spec import NUMPY_DTYPES
+from convoy.models.spec import NUMPY_DTYPES
 from tests.support.crowds import at_once
 from tests.support.servers import FakeServer, Server, run_convoy, start_fake_server, start_server, wait_until
 from tests.support.stores import IDENTITIES, StoreFolder

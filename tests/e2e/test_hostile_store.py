@@ -19,8 +19,8 @@ import tritonclient.grpc as triton_grpc
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from models.bundle import MANIFEST, Manifest, seal
-from models.records import from_jsonable
+from convoy.models.bundle import MANIFEST, Manifest, seal
+from convoy.models.records import from_jsonable
 from tests.support.fake_server import DIE
 from tests.support.servers import Server, run_convoy, start_fake_server, start_server, wait_until
 from tests.support.stores import StoreFolder

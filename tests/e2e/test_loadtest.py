@@ -20,15 +20,15 @@ import psutil
 import pytest
 from rich.console import Console
 
-from loadtest import runner
-from loadtest.ammunition import Ammunition
-from loadtest.answers import AnswerCheck
-from loadtest.bodies import Payload, request_bytes
-from loadtest.command import run
-from loadtest.endpoint import find_endpoint
-from loadtest.options import LoadOptions
-from loadtest.results import whole
-from models.errors import JobError, UsageError
+from convoy.loadtest import runner
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.answers import AnswerCheck
+from convoy.loadtest.bodies import Payload, request_bytes
+from convoy.loadtest.command import run
+from convoy.loadtest.endpoint import find_endpoint
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.results import whole
+from convoy.models.errors import JobError, UsageError
 from tests.support.servers import wait_until
 
 # Many servers are started here, and much is waited for.
@@ -184,8 +184,8 @@ def test_ctrl_c_shows_what_was_measured_so_far(url, tmp_path, load_option):
 import sys
 from pathlib import Path
 from rich.console import Console
-from loadtest import command
-from loadtest.options import LoadOptions
+from convoy.loadtest import command
+from convoy.loadtest.options import LoadOptions
 
 class View:
     def __init__(self, console): pass
@@ -360,13 +360,13 @@ class TestProcesses:
 
 
 def running(url: str, options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "loadtest", "--url", url, "--model", "steady", *options.split()]
+    command = [sys.executable, "-m", "convoy.loadtest", "--url", url, "--model", "steady", *options.split()]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
 def generators_of(parent: int, count: int) -> list[int]:
     """The process ids of the parent's generators once there are so many and they have sent something."""
-    pids = [child.pid for child in psutil.Process(parent).children() if "loadtest.generator" in child.cmdline()]
+    pids = [child.pid for child in psutil.Process(parent).children() if "convoy.loadtest.generator" in child.cmdline()]
     return pids if len(pids) == count else []
 
 

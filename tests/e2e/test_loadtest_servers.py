@@ -16,9 +16,9 @@ import pytest
 from rich.console import Console
 from tritonclient.grpc import service_pb2
 
-from loadtest.command import run
-from loadtest.options import LoadOptions
-from models.errors import JobError, UsageError
+from convoy.loadtest.command import run
+from convoy.loadtest.options import LoadOptions
+from convoy.models.errors import JobError, UsageError
 from tests.support.servers import Server, run_convoy, start_server, wait_until
 
 # Many servers are started here, and much is waited for.

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 def start(folder: Path, peers: str, *options: str) -> subprocess.Popen[str]:
     network = identity(folder / "identity.onnx", dims=("batch", 12))
     where = ["--home", str(folder / "home"), "--model", str(network), "--json", str(folder / "peers.json")]
-    command = [sys.executable, "-m", "loadtest.peers", "--peers", peers, "--peers-from", str(PEERS), *where]
+    command = [sys.executable, "-m", "convoy.loadtest.peers", "--peers", peers, "--peers-from", str(PEERS), *where]
     return subprocess.Popen(
         [*command, *QUICK, *options], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

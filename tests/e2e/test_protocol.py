@@ -11,11 +11,11 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from app.engines.base import run_arrays
-from app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from models.bundle import open_bundle
-from models.images import preprocess
-from models.spec import NUMPY_DTYPES
+from convoy.app.engines.base import run_arrays
+from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.models.bundle import open_bundle
+from convoy.models.images import preprocess
+from convoy.models.spec import NUMPY_DTYPES
 from tests.support.servers import Server, start_server, wait_until
 from tests.support.stores import DEMO, IDENTITIES, StoreFolder, digit
 

@@ -19,11 +19,11 @@ from typing import get_args
 
 import pytest
 
-from app import nvml
-from app.engines import machine, onnxruntime_cuda
-from app.engines.cuda import driver
-from app.engines.cuda.code import Code, codes_of, in_words
-from app.engines.onnxruntime_cuda import PROVIDER, ConvolutionSearch
+from convoy.app.engines import machine, onnxruntime_cuda
+from convoy.app.engines.cuda import driver
+from convoy.app.engines.cuda.code import Code, codes_of, in_words
+from convoy.app.engines.onnxruntime_cuda import PROVIDER, ConvolutionSearch
+from convoy.app.telemetry import nvml
 from tests.support import used_names
 from tests.support.used_names import Use
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.bundle import MANIFEST
+from convoy.models.bundle import MANIFEST
 from tests.support.servers import Server, run_convoy, start_server
 from tests.support.stores import DEMO, StoreFolder, digit
 

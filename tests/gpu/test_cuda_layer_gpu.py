@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engines.base import Blast, EngineFailure, Part
-from app.engines.cuda.device import Device, open_devices
-from app.engines.cuda.driver import CudaUnavailable, load_runtime
-from app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
-from app.engines.cuda.slots import Layout, Slot
-from app.scheduling.slab import Slab
-from models.spec import TensorSpec
+from convoy.app.engines.base import Blast, EngineFailure, Part
+from convoy.app.engines.cuda.device import Device, open_devices
+from convoy.app.engines.cuda.driver import CudaUnavailable, load_runtime
+from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
+from convoy.app.engines.cuda.slots import Layout, Slot
+from convoy.app.scheduling.slab import Slab
+from convoy.models.spec import TensorSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -198,8 +198,8 @@ def test_what_does_not_fit_is_refused_and_costs_nothing(device) -> None:
 
 BREAK = """
 from cuda.bindings import driver, nvrtc
-from app.engines.base import Blast, EngineFailure
-from app.engines.cuda.device import open_devices
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.engines.cuda.device import open_devices
 
 device = open_devices()[0]
 device.use()

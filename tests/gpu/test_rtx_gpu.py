@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engines.base import run_arrays
-from app.engines.cuda.device import Device
-from app.engines.machine import Machine, find_machine
-from app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from app.engines.tensorrt import Captures, TensorRtEngine
-from app.engines.tensorrt_contexts import Kernels
-from app.engines.tensorrt_library import RTX
-from export.tensorrt.build import BuildJob, build_plan
-from export.tensorrt.library import resolve_target
-from export.tensorrt.watch import BuildWatch
-from models.bundle import Bundle, Precision, open_bundle
-from models.gpus import FP8_SINCE, as_number
-from models.plans import BuildOptions, Plan
-from models.store import DEMO_STORE
+from convoy.app.engines.base import run_arrays
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.machine import Machine, find_machine
+from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.app.engines.tensorrt import Captures, TensorRtEngine
+from convoy.app.engines.tensorrt_contexts import Kernels
+from convoy.app.engines.tensorrt_library import RTX
+from convoy.export.tensorrt.build import BuildJob, build_plan
+from convoy.export.tensorrt.library import resolve_target
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.models.bundle import Bundle, Precision, open_bundle
+from convoy.models.gpus import FP8_SINCE, as_number
+from convoy.models.plans import BuildOptions, Plan
+from convoy.models.store import DEMO_STORE
 
 pytestmark = pytest.mark.gpu
 SIZES = (1, 8, 32)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.engines.tensorrt_library import TENSORRT, load_builder
-from export.tensorrt.build import BuildJob, build_plan
-from export.tensorrt.library import find_gpu, resolve_target
-from export.tensorrt.watch import BuildWatch
-from models.errors import JobError
-from models.plan_cache import find_plan
-from models.plans import BuildEvent, BuildOptions, Gpu, Plan
+from convoy.app.engines.tensorrt_library import TENSORRT, load_builder
+from convoy.export.tensorrt.build import BuildJob, build_plan
+from convoy.export.tensorrt.library import find_gpu, resolve_target
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.models.errors import JobError
+from convoy.models.plan_cache import find_plan
+from convoy.models.plans import BuildEvent, BuildOptions, Gpu, Plan
 
 pytestmark = pytest.mark.gpu
 

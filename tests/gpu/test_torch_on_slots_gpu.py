@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.engines.base import Engine, run_arrays
-from app.engines.cuda.device import open_devices
-from app.engines.cuda.driver import CudaUnavailable
+from convoy.app.engines.base import Engine, run_arrays
+from convoy.app.engines.cuda.device import open_devices
+from convoy.app.engines.cuda.driver import CudaUnavailable
 from tests.gpu.proof.bare import HostMemory
 from tests.gpu.proof.kinds import torch_on_gpu
 from tests.gpu.proof.subjects import NotMade, make_digits

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.train import TrainOptions, compare
+from convoy.models.train import TrainOptions, compare
 
 pytestmark = pytest.mark.gpu
 

@@ -108,7 +108,7 @@ def test_there_is_no_tool_that_builds_or_installs(container: Container, tool: st
 
 
 def test_the_hot_path_is_compiled(container: Container) -> None:
-    code = "from app.version import is_compiled; import sys; sys.exit(not is_compiled())"
+    code = "from convoy.app.version import is_compiled; import sys; sys.exit(not is_compiled())"
     assert container.run("python3", "-c", code).returncode == 0
 
 

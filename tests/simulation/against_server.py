@@ -28,9 +28,9 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtest.simulation.convoy import run_policy
-from loadtest.simulation.run import Result
-from loadtest.simulation.workload import SINGLE_NS, Device, Scenario, draw
+from convoy.loadtest.simulation.convoy import run_policy
+from convoy.loadtest.simulation.run import Result
+from convoy.loadtest.simulation.workload import SINGLE_NS, Device, Scenario, draw
 from tests.support.servers import Server, start_fake_server, start_server
 from tests.support.stores import ROOT
 

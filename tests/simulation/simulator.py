@@ -13,10 +13,10 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from app.scheduling.latency import LatencyModel
-from app.scheduling.policy import Admit, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
-from app.scheduling.queues import Lane, Queue, State
-from app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey, Outcome, Request, Shape
+from convoy.app.scheduling.latency import LatencyModel
+from convoy.app.scheduling.policy import Admit, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
+from convoy.app.scheduling.queues import Lane, Queue, State
+from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey, Outcome, Request, Shape
 
 # What a batch of so many samples takes on a lane, if it starts at this moment.
 TrueLatency = Callable[[int, int], float]

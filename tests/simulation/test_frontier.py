@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.simulation.frontier import frontier, paired
+from convoy.loadtest.simulation.frontier import frontier, paired
 
 
 @pytest.mark.parametrize("edge", [0.0123, 0.3, 0.77, 1.19])

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from simulator import Batch, Simulation, TrueLatency, affine_ns, make_request, poisson_stream
 
-from app.scheduling import staging
-from app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey, Outcome
+from convoy.app.scheduling import staging
+from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey, Outcome
 
 FIXED_MS, PER_SAMPLE_MS, STAGING_MS, MAX_BATCH = 10.0, 0.25, 2, 64
 TRUTH = affine_ns(FIXED_MS, PER_SAMPLE_MS)

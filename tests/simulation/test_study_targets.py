@@ -1,4 +1,4 @@
-"""What is asked of the policy, at a size that a test can bear; `python -m loadtest.simulation` asks it in full."""
+"""What is asked of the policy, at a size that a test can bear; `python -m convoy.loadtest.simulation` asks it in full."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.simulation.convoy import run_policy
-from loadtest.simulation.frontier import GOOD_SHARE
-from loadtest.simulation.kept import Kept
-from loadtest.simulation.study import CONVOY, find
-from loadtest.simulation.workload import Device, Scenario, draw, equal, zipf
+from convoy.loadtest.simulation.convoy import run_policy
+from convoy.loadtest.simulation.frontier import GOOD_SHARE
+from convoy.loadtest.simulation.kept import Kept
+from convoy.loadtest.simulation.study import CONVOY, find
+from convoy.loadtest.simulation.workload import Device, Scenario, draw, equal, zipf
 
 
 @pytest.mark.parametrize("objective", [10, 20, 50])

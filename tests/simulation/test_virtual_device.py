@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.simulation.convoy import run_policy
-from loadtest.simulation.rules import ServeAll, rules
-from loadtest.simulation.run import Result, run_rule
-from loadtest.simulation.study import CONVOY, contenders
-from loadtest.simulation.workload import Device, Scenario, Workload, draw, equal, zipf
+from convoy.loadtest.simulation.convoy import run_policy
+from convoy.loadtest.simulation.rules import ServeAll, rules
+from convoy.loadtest.simulation.run import Result, run_rule
+from convoy.loadtest.simulation.study import CONVOY, contenders
+from convoy.loadtest.simulation.workload import Device, Scenario, Workload, draw, equal, zipf
 
 WHENEVER_NS = 1 << 60
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.processes import core_process
+from convoy.app.processes import core_process
 from tests.support.fake_server import make_core
 
 if __name__ == "__main__":

@@ -14,21 +14,21 @@ from pathlib import Path
 
 import numpy as np
 
-from app.canary import CanaryCheck
-from app.catalog import Served
-from app.core import Core, CoreOptions
-from app.engines.base import EngineFailure, Part, RunResult
-from app.engines.fake import FakeEngine
-from app.engines.machine import CPU_ONLY, Machine
-from app.health import HealthOptions
-from app.loading import LoadedModel, LoadOptions
-from app.outcomes import check
-from app.proving import ProvedEngine
-from app.scheduling.request import Place, Request
-from models.bundle import LatencyPoint
-from models.errors import RequestError
-from models.spec import ModelSpec, TensorSpec
-from models.store import StoredVersion
+from convoy.app.core import Core, CoreOptions
+from convoy.app.engines.base import EngineFailure, Part, RunResult
+from convoy.app.engines.fake import FakeEngine
+from convoy.app.engines.machine import CPU_ONLY, Machine
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.lifecycle.health import HealthOptions
+from convoy.app.loading.canary import CanaryCheck
+from convoy.app.loading.load import LoadedModel, LoadOptions
+from convoy.app.loading.proving import ProvedEngine
+from convoy.app.scheduling.request import Place, Request
+from convoy.app.submission.refusals import check
+from convoy.models.bundle import LatencyPoint
+from convoy.models.errors import RequestError
+from convoy.models.spec import ModelSpec, TensorSpec
+from convoy.models.store import StoredVersion
 
 ROW = 4
 MAX_BATCH = 8

@@ -1,6 +1,6 @@
 """The real host over fake engines, as a process: `python -m tests.support.fake_server`.
 
-Settings come from `CONVOY_*`, as for `uvicorn app.main:app`. Two models are served: `rows` gives its FP32
+Settings come from `CONVOY_*`, as for `uvicorn convoy.app.main:app`. Two models are served: `rows` gives its FP32
 rows of four back, `images` takes any image and gives ten sums. With `"echo": true` there are more, which give
 back what they get: for each dtype `echo_<dtype>`, [batch, any size], and `scalar_<dtype>`, one element without
 a batch; BYTES may be any bytes. What a sample of `rows` starts with says
@@ -39,25 +39,25 @@ import numpy as np
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from app import logs
-from app.canary import CanaryCheck
-from app.core import Core, CoreOptions
-from app.engines.base import Blast, EngineFailure
-from app.engines.fake import Arrays, FakeEngine
-from app.engines.machine import Machine
-from app.engines.memory import check_batch
-from app.health import HealthOptions
-from app.listening import listen
-from app.loading import LoadedModel, LoadOptions
-from app.main import Host
-from app.processes.launch import become_supervisor
-from app.proving import ProvedEngine
-from app.runtime import loop_factory, raise_file_limit
-from app.settings import read_settings
-from models.bundle import LatencyPoint
-from models.errors import BundleError
-from models.spec import NUMPY_DTYPES, ImageSpec, ModelSpec, TensorSpec
-from models.store import StoredVersion
+from convoy.app.core import Core, CoreOptions
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.engines.fake import Arrays, FakeEngine
+from convoy.app.engines.machine import Machine
+from convoy.app.engines.memory import check_batch
+from convoy.app.host import logs
+from convoy.app.host.listening import listen
+from convoy.app.host.runtime import loop_factory, raise_file_limit
+from convoy.app.lifecycle.health import HealthOptions
+from convoy.app.loading.canary import CanaryCheck
+from convoy.app.loading.load import LoadedModel, LoadOptions
+from convoy.app.loading.proving import ProvedEngine
+from convoy.app.main import Host
+from convoy.app.processes.launch import become_supervisor
+from convoy.app.settings import read_settings
+from convoy.models.bundle import LatencyPoint
+from convoy.models.errors import BundleError
+from convoy.models.spec import NUMPY_DTYPES, ImageSpec, ModelSpec, TensorSpec
+from convoy.models.store import StoredVersion
 
 POISON, HANG, DIE, LOSE_GPU = 666.0, -1.0, -2.0, -3.0
 _SIDE = 8
@@ -180,12 +180,12 @@ _NO_HANDLERS = ("gate", "grpc_gate", "grpc_host", "grpc_server", "http", "protoc
 
 def _with_bugs(switch: Path) -> type[Core]:
     """A core that cannot be used by any handler of either wire while the switch is on."""
-    sound = tuple(f"app.edge.{name}" for name in _NO_HANDLERS)
+    sound = tuple(f"convoy.app.edge.{name}" for name in _NO_HANDLERS)
 
     class CoreWithBugs(Core):
         def __getattribute__(self, name: str) -> Any:
             user = sys._getframe(1).f_globals["__name__"]
-            if user.startswith("app.edge.") and user not in sound and switch.exists():
+            if user.startswith("convoy.app.edge.") and user not in sound and switch.exists():
                 raise RuntimeError("the switch says that there is a bug")
             return super().__getattribute__(name)
 

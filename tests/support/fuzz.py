@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.spec import NUMPY_DTYPES
+from convoy.models.spec import NUMPY_DTYPES
 from tests.support.spoil import HEADERS, spoil_bytes, spoil_value
 from tests.support.stores import digit
 from tests.support.wire import Wire, WireReply, chunk, head

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from app.engines.base import Part, RunResult
-from app.engines.cuda.device import Device
-from app.engines.cuda.driver import Cuda
-from app.engines.cuda.engine import CudaEngine, bucket_sizes
-from app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
-from app.engines.tensorrt import TensorRtEngine
-from models.spec import TensorSpec
+from convoy.app.engines.base import Part, RunResult
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.driver import Cuda
+from convoy.app.engines.cuda.engine import CudaEngine, bucket_sizes
+from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
+from convoy.app.engines.tensorrt import TensorRtEngine
+from convoy.models.spec import TensorSpec
 from tests.support import onnx_models
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_onnxruntime import FakeRuntime

@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engines.cuda.device import Device
-from app.engines.cuda.driver import Cuda
-from app.engines.cuda.engine import bucket_sizes
-from app.engines.machine import find_machine
-from app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
-from app.engines.tensorrt import TensorRtEngine
-from app.engines.tensorrt_library import RTX, TENSORRT, TensorRt, load_builder
-from export.tensorrt.build import BuildJob, build_plan
-from export.tensorrt.library import find_gpu, resolve_target
-from export.tensorrt.watch import BuildWatch
-from models.errors import JobError
-from models.plans import BuildOptions
-from models.spec import TensorSpec
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.driver import Cuda
+from convoy.app.engines.cuda.engine import bucket_sizes
+from convoy.app.engines.machine import find_machine
+from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
+from convoy.app.engines.tensorrt import TensorRtEngine
+from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt, load_builder
+from convoy.export.tensorrt.build import BuildJob, build_plan
+from convoy.export.tensorrt.library import find_gpu, resolve_target
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.models.errors import JobError
+from convoy.models.plans import BuildOptions
+from convoy.models.spec import TensorSpec
 from tests.support import fake_tensorrt
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_onnxruntime import FakeRuntime

@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.engines.cuda.device import Device
-from app.engines.cuda.driver import Cuda
-from app.engines.machine import Library, Machine
-from app.gpu_jobs import PlanWish
-from export.tensorrt.build import BuildJob, build_plan
-from export.tensorrt.watch import BuildWatch
-from models.plans import BuildOptions, Plan, PlanTarget
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.driver import Cuda
+from convoy.app.engines.machine import Library, Machine
+from convoy.app.loading.gpu_jobs import PlanWish
+from convoy.export.tensorrt.build import BuildJob, build_plan
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.models.plans import BuildOptions, Plan, PlanTarget
 from tests.support.fake_cuda import FakeCuda, FakeGpu
 from tests.support.fake_onnxruntime import FakeRuntime
 from tests.support.fake_tensorrt import RTX

@@ -152,7 +152,7 @@ def start_server(
     With `clean_log` a stack trace or an admitted bug in the log fails the test, whatever was answered.
     """
     place = () if store is None else ("--store", str(store))
-    command = [*under, sys.executable, "convoy.py", "serve", "--port", "0", "--grpc-port", "0", *place, *options]
+    command = [*under, sys.executable, "-m", "convoy", "serve", "--port", "0", "--grpc-port", "0", *place, *options]
     with _started(command, env or {}, exit_code, wait_ready=wait_ready, clean_log=clean_log) as server:
         yield server
 
@@ -253,7 +253,7 @@ def run_convoy(*arguments: str, timeout_s: float = 90.0) -> subprocess.Completed
     """A `convoy` command that is expected to end by itself."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
     return subprocess.run(
-        [sys.executable, "convoy.py", *arguments],
+        [sys.executable, "-m", "convoy", *arguments],
         cwd=ROOT,
         env={**inherited, "COLUMNS": "200"},
         stdin=subprocess.DEVNULL,

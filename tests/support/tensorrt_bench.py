@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from app.engines.tensorrt_library import TENSORRT
-from export.tensorrt.build import BuildJob, build_plan
-from export.tensorrt.library import resolve_target
-from export.tensorrt.watch import BuildWatch
-from models.plans import BuildEvent, BuildOptions, Gpu, Plan
+from convoy.app.engines.tensorrt_library import TENSORRT
+from convoy.export.tensorrt.build import BuildJob, build_plan
+from convoy.export.tensorrt.library import resolve_target
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.models.plans import BuildEvent, BuildOptions, Gpu, Plan
 from tests.support.tensorrt_play import Scenario
 
 H200 = Gpu("NVIDIA H200", "9.0")

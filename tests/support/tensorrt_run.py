@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from models.bundle import FileRecord
-from models.plans import SCHEMA_VERSION, BuildOptions, Plan, PlanAudit, PlanKey, PlanRecord, PlanTarget
+from convoy.models.bundle import FileRecord
+from convoy.models.plans import SCHEMA_VERSION, BuildOptions, Plan, PlanAudit, PlanKey, PlanRecord, PlanTarget
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_onnxruntime import cpu_session
 from tests.support.fake_tensorrt import RTX, Plays, make_fake, new

@@ -16,17 +16,17 @@ from typing import Any
 import httpx
 import numpy as np
 
-from app.core import Core, CoreOptions
-from app.edge.body import BodyLimits
-from app.edge.calls import EdgeOptions
-from app.edge.http import create_app
-from app.engines.plan_builder import BuildOrder, PlanBuild, PlanBuilder
-from app.engines.select import EngineChoice
-from app.gpu_jobs import PlanWish
-from app.loading import LoadOptions
-from app.model_control import ControlMode, ControlOptions
-from models.bundle import MANIFEST, read_manifest, seal
-from models.store import DEMO_STORE
+from convoy.app.core import Core, CoreOptions
+from convoy.app.edge.http.application import create_app
+from convoy.app.edge.http.body import BodyLimits
+from convoy.app.edge.http.calls import EdgeOptions
+from convoy.app.engines.plan_builder import BuildOrder, PlanBuild, PlanBuilder
+from convoy.app.engines.select import EngineChoice
+from convoy.app.lifecycle.control import ControlMode, ControlOptions
+from convoy.app.loading.gpu_jobs import PlanWish
+from convoy.app.loading.load import LoadOptions
+from convoy.models.bundle import MANIFEST, read_manifest, seal
+from convoy.models.store import DEMO_STORE
 from tests.support.gpu_machine import GpuBench
 
 INFER = "/v2/models/digits/infer"

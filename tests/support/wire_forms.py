@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tritonclient.utils.shared_memory as shm
 
-from models.spec import NUMPY_DTYPES
-from models.tensors import pack, unpack
+from convoy.models.spec import NUMPY_DTYPES
+from convoy.models.tensors import pack, unpack
 
 DTYPES = tuple(NUMPY_DTYPES)
 BINARY_ONLY = ("FP16", "BF16")

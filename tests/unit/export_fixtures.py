@@ -13,9 +13,9 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from export.options import ExportOptions
-from export.sources.to_onnx import TorchResult
-from models.spec import ImageSpec
+from convoy.export.options import ExportOptions
+from convoy.export.sources.to_onnx import TorchResult
+from convoy.models.spec import ImageSpec
 
 SIZE_PX = 8
 IMAGE = ImageSpec(

@@ -9,9 +9,9 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from export.data import Chunk
-from export.variants.calibrate import Calibration, collect
-from export.variants.onnx_graph import prepare
+from convoy.export.data import Chunk
+from convoy.export.variants.calibrate import Calibration, collect
+from convoy.export.variants.onnx_graph import prepare
 
 
 def residual(path: Path, *, gain: float = 1.0, depthwise: bool = False) -> Path:

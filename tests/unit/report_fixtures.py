@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.bundle import (
+from convoy.models.bundle import (
     Accuracy,
     ClassAccuracy,
     DatasetRecord,
@@ -17,7 +17,7 @@ from models.bundle import (
     TradeOff,
     Variant,
 )
-from models.spec import ModelSpec, TensorSpec
+from convoy.models.spec import ModelSpec, TensorSpec
 
 DEVICE = "some-device / 2 threads"
 

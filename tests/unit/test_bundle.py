@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from models.bundle import MANIFEST, open_bundle, read_manifest, seal
-from models.errors import BundleError
+from convoy.models.bundle import MANIFEST, open_bundle, read_manifest, seal
+from convoy.models.errors import BundleError
 
 DEMO = Path(__file__).parents[2] / "models" / "demo" / "digits" / "1"
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.canary import CanaryCheck, CanaryFailed
-from app.engines.base import EngineFailure
-from app.engines.fake import Arrays, FakeEngine
-from models.bundle import Canary, Variant
-from models.spec import TensorSpec
+from convoy.app.engines.base import EngineFailure
+from convoy.app.engines.fake import Arrays, FakeEngine
+from convoy.app.loading.canary import CanaryCheck, CanaryFailed
+from convoy.models.bundle import Canary, Variant
+from convoy.models.spec import TensorSpec
 
 
 def engine(max_batch_size: int = 4, **options: object) -> FakeEngine:

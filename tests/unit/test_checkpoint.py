@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models.checkpoint import (
+from convoy.models.checkpoint import (
     CheckpointHeader,
     PartRecord,
     read_checkpoint_header,
     refuse_unwritable,
     write_checkpoint,
 )
-from models.errors import JobError
-from models.spec import ImageSpec
+from convoy.models.errors import JobError
+from convoy.models.spec import ImageSpec
 
 IMAGE = ImageSpec(32, 32, 3, "exact", 32, "bilinear", True, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "uint8_nhwc")
 HEADER = CheckpointHeader(

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from rich.console import Console
 
-from app import client
-from models.errors import JobError, UsageError
+from convoy.app.commands import predict as client
+from convoy.models.errors import JobError, UsageError
 
 INDEX = [
     {"name": "digits", "version": "1", "state": "READY"},

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.edge.compression import _Inflater, compress, is_worthwhile
-from app.edge.replies import Reply
-from models.errors import InvalidRequest
+from convoy.app.edge.http.compression import _Inflater, compress, is_worthwhile
+from convoy.app.edge.http.replies import Reply
+from convoy.models.errors import InvalidRequest
 
 SQUEEZE = {b"gzip": gzip.compress, b"deflate": zlib.compress}
 

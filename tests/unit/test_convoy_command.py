@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import convoy
+import convoy.command as convoy
 
 # Options that are the same thing to every command that has them.
 SHARED = {"CONVOY_STORE", "CONVOY_URL", "CONVOY_API_KEY_FILE", "CONVOY_PLAN_CACHE", "CONVOY_DATA_ROOT"}

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engines.base import Blast, EngineFailure
-from app.engines.cuda import driver
-from app.engines.cuda.captures import CaptureGate
-from app.engines.cuda.device import Device, are_cores_few
-from app.engines.cuda.driver import CaptureDisturbed, Cuda, CudaUnavailable, probe_cuda
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.engines.cuda import driver
+from convoy.app.engines.cuda.captures import CaptureGate
+from convoy.app.engines.cuda.device import Device, are_cores_few
+from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda, CudaUnavailable, probe_cuda
 from tests.support.fake_cuda import (
     CONTEXT_IS_DESTROYED,
     ILLEGAL_ADDRESS,

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engines.base import Blast, EngineFailure
-from app.engines.cuda.device import Device
-from app.engines.cuda.driver import CaptureDisturbed, Cuda
-from app.engines.cuda.engine import CudaEngine
-from models.errors import BundleError
-from models.spec import TensorSpec
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda
+from convoy.app.engines.cuda.engine import CudaEngine
+from convoy.models.errors import BundleError
+from convoy.models.spec import TensorSpec
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, FakeCuda, FakeGpu
 from tests.support.gpu_bench import KINDS, TwoEngines
 

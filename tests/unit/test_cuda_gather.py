@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from app.engines.base import Blast, EngineFailure
-from app.engines.cuda import gather
-from app.engines.cuda.engine import CudaEngine
-from app.engines.cuda.gather import NEVER_BYTES
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.engines.cuda import gather
+from convoy.app.engines.cuda.engine import CudaEngine
+from convoy.app.engines.cuda.gather import NEVER_BYTES
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeCuda, FakeGpu
 from tests.support.gpu_bench import KINDS, Batch, TwoEngines
 

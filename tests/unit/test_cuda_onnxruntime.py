@@ -11,11 +11,11 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from app.engines.base import Blast, EngineFailure, run_arrays
-from app.engines.cuda.engine import CudaEngine
-from app.engines.onnxruntime_cuda import ConvolutionTuning
-from models.errors import BundleError
-from models.spec import TensorSpec
+from convoy.app.engines.base import Blast, EngineFailure, run_arrays
+from convoy.app.engines.cuda.engine import CudaEngine
+from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning
+from convoy.models.errors import BundleError
+from convoy.models.spec import TensorSpec
 from tests.support import fake_onnxruntime, onnx_models
 from tests.support.fake_cuda import FakeCuda, FakeGpu
 from tests.support.fake_onnxruntime import NODES_ON_CPU, PROVIDERS, Fail, FakeSession, placement

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from app.engines import tensorrt
-from app.engines.base import Blast, EngineFailure
-from app.engines.tensorrt_library import TENSORRT, load_tensorrt
-from models.errors import BundleError
-from models.spec import TensorSpec
+from convoy.app.engines import tensorrt
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.engines.tensorrt_library import TENSORRT, load_tensorrt
+from convoy.models.errors import BundleError
+from convoy.models.spec import TensorSpec
 from tests.support.fake_tensorrt import VERSIONS
 from tests.support.gpu_bench import TwoEngines
 

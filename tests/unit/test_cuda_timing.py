@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.engines.base import RunResult
-from app.engines.cuda.engine import CudaEngine
+from convoy.app.engines.base import RunResult
+from convoy.app.engines.cuda.engine import CudaEngine
 from tests.support.fake_cuda import FakeCuda, FakeGpu
 from tests.support.gpu_bench import KINDS, Batch, TwoEngines
 

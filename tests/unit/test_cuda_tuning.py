@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from app.engines.base import EngineFailure
-from app.engines.cuda.engine import CudaEngine
-from app.engines.cuda.tuning import tuned
-from app.engines.onnxruntime_cuda import ConvolutionTuning
-from models.errors import BundleError
+from convoy.app.engines.base import EngineFailure
+from convoy.app.engines.cuda.engine import CudaEngine
+from convoy.app.engines.cuda.tuning import tuned
+from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning
+from convoy.models.errors import BundleError
 from tests.support.gpu_bench import TwoEngines
 
 Options = Mapping[str, str]

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.datasets import CIFAR10_LABELS, DIGIT_LABELS, load, load_cifar10, load_folder, source_labels
-from models.errors import ImageError, JobError, UsageError
-from models.images import preprocess
-from models.samples import PARTS, Dataset, Part, Sample, decode, encode_png, split_by_content
-from models.spec import ImageSpec
+from convoy.models.datasets import CIFAR10_LABELS, DIGIT_LABELS, load, load_cifar10, load_folder, source_labels
+from convoy.models.errors import ImageError, JobError, UsageError
+from convoy.models.images import preprocess
+from convoy.models.samples import PARTS, Dataset, Part, Sample, decode, encode_png, split_by_content
+from convoy.models.spec import ImageSpec
 
 TINY = ImageSpec(
     height=4,

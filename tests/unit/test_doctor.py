@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from app import doctor_command
-from app.doctor_command import diagnose
-from app.engines.machine import Library, Machine
-from app.gpu_jobs import PlanWish
-from models.bundle import open_bundle
-from models.onnx_digest import onnx_digest
-from models.plans import BuildOptions, Gpu, plan_key, tensorrt_target
-from models.store import DEMO_STORE
+from convoy.app.commands import doctor as doctor_command
+from convoy.app.commands.doctor import diagnose
+from convoy.app.engines.machine import Library, Machine
+from convoy.app.loading.gpu_jobs import PlanWish
+from convoy.models.bundle import open_bundle
+from convoy.models.onnx_digest import onnx_digest
+from convoy.models.plans import BuildOptions, Gpu, plan_key, tensorrt_target
+from convoy.models.store import DEMO_STORE
 from tests.support.fake_cuda import FakeGpu
 from tests.support.gpu_machine import GpuBench
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.engines.base import Blast, EngineFailure
-from app.health import HealthOptions
-from models.errors import Unavailable
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.lifecycle.health import HealthOptions
+from convoy.models.errors import Unavailable
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeGpu
 from tests.support.fake_devices import Clients, WatchedEngine, Workshop, in_workshop, proved, until
 from tests.support.gpu_machine import GpuBench

@@ -12,10 +12,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from export.data import Chunk
-from export.variants.calibrate import Calibration, collect
-from export.variants.equalize import Stream, equalize, measure_levels, scales_for, streams
-from export.variants.quantize import quantize_for_cpu
+from convoy.export.data import Chunk
+from convoy.export.variants.calibrate import Calibration, collect
+from convoy.export.variants.equalize import Stream, equalize, measure_levels, scales_for, streams
+from convoy.export.variants.quantize import quantize_for_cpu
 
 WIDTH = 16
 # Three decades, one channel silent.

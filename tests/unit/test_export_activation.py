@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from export.proof.activation import decide, look_of, overruled
-from export.sources.ending import Ending, read_ending
-from models.errors import JobError
+from convoy.export.proof.activation import decide, look_of, overruled
+from convoy.export.sources.ending import Ending, read_ending
+from convoy.models.errors import JobError
 
 CLASSES = 3
 Step = tuple[str, Sequence[str], str] | tuple[str, Sequence[str], str, dict[str, object]]

@@ -7,11 +7,11 @@ import os
 import numpy as np
 from export_fixtures import fake_torch, options, write_images
 
-from export import command
-from export.cache import NO_CACHE, StepCache, default_root, step_key
-from export.command import export_bundle
-from export.variants import making as variants
-from models.bundle import open_bundle
+from convoy.export import command
+from convoy.export.cache import NO_CACHE, StepCache, default_root, step_key
+from convoy.export.command import export_bundle
+from convoy.export.variants import making as variants
+from convoy.models.bundle import open_bundle
 
 
 def test_what_was_written_comes_back(tmp_path):

@@ -13,23 +13,25 @@ from export_fixtures import fake_torch, options, write_images
 from PIL import Image
 from rich.console import Console
 
-from app import inspect_command
-from app.engines.measure import Pace
-from export import command
-from export.command import export_bundle, run
-from export.plan import make_plan
-from export.progress import SILENT
-from export.proof import proving as proof
-from export.sources.origin import Stated
-from models.bundle import Interval, Manifest, open_bundle
-from models.errors import JobError, UsageError
+from convoy.app.commands import inspect as inspect_command
+from convoy.app.engines.measure import Pace
+from convoy.export import command
+from convoy.export.command import export_bundle, run
+from convoy.export.plan import make_plan
+from convoy.export.progress import SILENT
+from convoy.export.proof import proving as proof
+from convoy.export.sources.origin import Stated
+from convoy.models.bundle import Interval, Manifest, open_bundle
+from convoy.models.errors import JobError, UsageError
 
 
 @pytest.fixture(autouse=True)
 def quick_and_without_torch(monkeypatch, tmp_path):
-    monkeypatch.setattr("export.profiling.profile.PACE", Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3))
-    monkeypatch.setattr("export.profiling.roofline._BUDGET_S", 0)
-    monkeypatch.setattr("export.profiling.roofline._MATRIX", 64)
+    monkeypatch.setattr(
+        "convoy.export.profiling.profile.PACE", Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3)
+    )
+    monkeypatch.setattr("convoy.export.profiling.roofline._BUDGET_S", 0)
+    monkeypatch.setattr("convoy.export.profiling.roofline._MATRIX", 64)
     monkeypatch.setattr(command, "to_onnx", fake_torch)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -227,7 +229,7 @@ def test_data_that_is_not_there_or_empty_is_one_line(tmp_path):
         export_bundle(options(tmp_path, evaluate=str(tmp_path / "empty")))
 
 
-@pytest.mark.parametrize("where", ["export.assemble.shutil.copyfile", "export.variants.making.prepare"])
+@pytest.mark.parametrize("where", ["convoy.export.assemble.shutil.copyfile", "convoy.export.variants.making.prepare"])
 def test_a_full_disk_leaves_no_partial_bundle(tmp_path, data, monkeypatch, where):
     def no_space(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -241,11 +243,11 @@ def test_a_full_disk_leaves_no_partial_bundle(tmp_path, data, monkeypatch, where
 @pytest.mark.parametrize(
     "where",
     [
-        "export.command.to_onnx",
-        "export.command.check_against_torch",
-        "export.variants.making.collect",
-        "export.proof.proving.measure_accuracy",
-        "export.command.make_canary",
+        "convoy.export.command.to_onnx",
+        "convoy.export.command.check_against_torch",
+        "convoy.export.variants.making.collect",
+        "convoy.export.proof.proving.measure_accuracy",
+        "convoy.export.command.make_canary",
     ],
 )
 def test_an_interrupt_leaves_nothing(tmp_path, data, monkeypatch, where):

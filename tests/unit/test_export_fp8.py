@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from precision_fixtures import calibrated, far, inputs, residual, run
 
-from export.command import _without_fp8
-from export.sources.to_onnx import TorchResult
-from export.tensorrt.audit import read_listing
-from export.tensorrt.engine import Tuned, tune
-from export.tensorrt.watch import BuildWatch
-from export.variants.audit import audit
-from export.variants.calibrate import Calibration
-from export.variants.fp8 import from_fp8, quantize_to_fp8, to_fp8, unfit
-from export.variants.onnx_graph import array, attribute, initializers, producers
-from export.variants.pair_rules import violations
-from export.variants.precision import select
-from export.variants.simulate import write_rounding_twin
-from models.plans import BuildOptions
+from convoy.export.command import _without_fp8
+from convoy.export.sources.to_onnx import TorchResult
+from convoy.export.tensorrt.audit import read_listing
+from convoy.export.tensorrt.engine import Tuned, tune
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.export.variants.audit import audit
+from convoy.export.variants.calibrate import Calibration
+from convoy.export.variants.fp8 import from_fp8, quantize_to_fp8, to_fp8, unfit
+from convoy.export.variants.onnx_graph import array, attribute, initializers, producers
+from convoy.export.variants.pair_rules import violations
+from convoy.export.variants.precision import select
+from convoy.export.variants.simulate import write_rounding_twin
+from convoy.models.plans import BuildOptions
 
 # For `make test`: some seconds together.
 pytestmark = pytest.mark.slow

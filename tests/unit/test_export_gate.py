@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from export.proof.bound import binomial_upper, loss_bound_points
-from export.proof.gate import Gate
-from export.proof.outcomes import Outcomes, relative_errors
-from export.proof.verify import Score
+from convoy.export.proof.bound import binomial_upper, loss_bound_points
+from convoy.export.proof.gate import Gate
+from convoy.export.proof.outcomes import Outcomes, relative_errors
+from convoy.export.proof.verify import Score
 
 PROBABILITIES = st.floats(0, 0.3)
 

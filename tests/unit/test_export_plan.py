@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from export_fixtures import IMAGE, options
 
-from export.plan import make_plan
-from export.variants.precision import select
-from models.checkpoint import CheckpointHeader, write_checkpoint
-from models.errors import JobError, UsageError
+from convoy.export.plan import make_plan
+from convoy.export.variants.precision import select
+from convoy.models.checkpoint import CheckpointHeader, write_checkpoint
+from convoy.models.errors import JobError, UsageError
 
 HEADER = CheckpointHeader(
     architecture="simple_cnn",

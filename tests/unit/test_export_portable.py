@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from export.sources.onnx_file import portable
+from convoy.export.sources.onnx_file import portable
 
 
 def product(equation: str) -> onnx.ModelProto:

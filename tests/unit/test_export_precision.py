@@ -9,16 +9,16 @@ from export_fixtures import answers, write_red_or_blue
 from onnx import TensorProto, helper, numpy_helper
 from precision_fixtures import calibrated, far, inputs, residual, run
 
-from export.variants.audit import audit, count_nodes
-from export.variants.calibrate import Calibration
-from export.variants.fp16 import convert_to_fp16, out_of_range
-from export.variants.histogram import BINS, Histogram
-from export.variants.int8_trt import quantize_for_tensorrt, unprofitable
-from export.variants.onnx_graph import front_nodes
-from export.variants.pair_rules import violations
-from export.variants.quantize import layers, quantize_for_cpu
-from export.variants.simulate import write_rounding_twin
-from models.errors import JobError
+from convoy.export.variants.audit import audit, count_nodes
+from convoy.export.variants.calibrate import Calibration
+from convoy.export.variants.fp16 import convert_to_fp16, out_of_range
+from convoy.export.variants.histogram import BINS, Histogram
+from convoy.export.variants.int8_trt import quantize_for_tensorrt, unprofitable
+from convoy.export.variants.onnx_graph import front_nodes
+from convoy.export.variants.pair_rules import violations
+from convoy.export.variants.quantize import layers, quantize_for_cpu
+from convoy.export.variants.simulate import write_rounding_twin
+from convoy.models.errors import JobError
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
 

@@ -11,16 +11,16 @@ from export_fixtures import IMAGE, write_red_or_blue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engines.fake import FakeEngine
-from app.engines.measure import Pace, batch_knots, measure_in_turns, run_in_turns
-from app.engines.select import choose_on_cpu
-from app.engines.speedup import Line, best_per_sample_ms, fit_line, is_worthwhile, paired_speedup
-from export.profiling.profile import measure_latencies
-from export.progress import SILENT
-from export.variants.precision import REFERENCE, Recipe
-from export.variants.variant import opened
-from models.bundle import Bundle, Interval, LatencyPoint, LatencyTable, Manifest, Provenance, Variant
-from models.spec import ModelSpec, TensorSpec
+from convoy.app.engines.fake import FakeEngine
+from convoy.app.engines.measure import Pace, batch_knots, measure_in_turns, run_in_turns
+from convoy.app.engines.select import choose_on_cpu
+from convoy.app.engines.speedup import Line, best_per_sample_ms, fit_line, is_worthwhile, paired_speedup
+from convoy.export.profiling.profile import measure_latencies
+from convoy.export.progress import SILENT
+from convoy.export.variants.precision import REFERENCE, Recipe
+from convoy.export.variants.variant import opened
+from convoy.models.bundle import Bundle, Interval, LatencyPoint, LatencyTable, Manifest, Provenance, Variant
+from convoy.models.spec import ModelSpec, TensorSpec
 
 PACE = Pace(budget_s=10, limit_s=100, warm_up=1, fewest=3, most=20)
 TENSORS = (TensorSpec("x", "FP32", (3,)),), (TensorSpec("y", "FP32", (3,)),)
@@ -45,7 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("app.engines.measure.time", clock)
+    monkeypatch.setattr("convoy.app.engines.measure.time", clock)
     return clock
 
 
@@ -178,7 +178,7 @@ def test_the_server_chooses_by_the_same_rule(tmp_path, speedup, chosen):
 
 
 def test_a_variant_for_another_device_has_no_latency_here(tmp_path, monkeypatch):
-    monkeypatch.setattr("export.profiling.profile.PACE", replace(PACE, budget_s=0))
+    monkeypatch.setattr("convoy.export.profiling.profile.PACE", replace(PACE, budget_s=0))
     spec = ModelSpec(
         "colours",
         (TensorSpec("images", "UINT8", IMAGE.tensor_shape),),

@@ -13,18 +13,18 @@ import pytest
 from export_fixtures import IMAGE, SIZE_PX, write_images
 from onnx import TensorProto, helper, numpy_helper
 
-from export.cache import StepCache
-from export.data import ImageSet
-from export.progress import SILENT
-from export.variants.calibrate import METHODS, Method, collect
-from export.variants.making import Maker
-from export.variants.onnx_graph import array, initializers
-from export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recipe
-from export.variants.recover import Ladder, Sensitivity
-from export.variants.trials import Bench, Trial, best_method
-from models.bundle import Accuracy
-from models.datasets import load
-from models.spec import ModelSpec, TensorSpec
+from convoy.export.cache import StepCache
+from convoy.export.data import ImageSet
+from convoy.export.progress import SILENT
+from convoy.export.variants.calibrate import METHODS, Method, collect
+from convoy.export.variants.making import Maker
+from convoy.export.variants.onnx_graph import array, initializers
+from convoy.export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recipe
+from convoy.export.variants.recover import Ladder, Sensitivity
+from convoy.export.variants.trials import Bench, Trial, best_method
+from convoy.models.bundle import Accuracy
+from convoy.models.datasets import load
+from convoy.models.spec import ModelSpec, TensorSpec
 
 LAYERS = tuple((f"layer{index}", 1 / (index + 1)) for index in range(20))
 

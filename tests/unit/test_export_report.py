@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_fixtures import full_manifest
 
-from app.engines.limits import limit, share_of_limit
-from app.engines.measure import Pace
-from export import command
-from export.profiling.roofline import measure_roofline
-from export.profiling.work import Operator, count_work, flop
-from export.report.chart import Axis, number
-from export.report.page import render
-from export.variants.precision import REFERENCE
-from export.variants.variant import opened
-from models.bundle import REPORT, LatencyPoint, Manifest, Roofline, open_bundle
-from models.errors import BundleError
-from models.spec import ModelSpec, TensorSpec
+from convoy.app.engines.limits import limit, share_of_limit
+from convoy.app.engines.measure import Pace
+from convoy.export import command
+from convoy.export.profiling.roofline import measure_roofline
+from convoy.export.profiling.work import Operator, count_work, flop
+from convoy.export.report.chart import Axis, number
+from convoy.export.report.page import render
+from convoy.export.variants.precision import REFERENCE
+from convoy.export.variants.variant import opened
+from convoy.models.bundle import REPORT, LatencyPoint, Manifest, Roofline, open_bundle
+from convoy.models.errors import BundleError
+from convoy.models.spec import ModelSpec, TensorSpec
 
 IMAGES = TensorSpec("images", "UINT8", IMAGE.tensor_shape)
 ROOF = Roofline("here", gflop_per_sample=2, mb_per_sample=20, weights_mb=40, device_gflop_per_s=100, device_gb_per_s=10)
@@ -123,8 +123,10 @@ def test_many_classes_are_cut_to_the_worst():
 
 @pytest.fixture
 def exported(tmp_path, monkeypatch):
-    monkeypatch.setattr("export.profiling.profile.PACE", Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3))
-    monkeypatch.setattr("export.profiling.roofline._BUDGET_S", 0)
+    monkeypatch.setattr(
+        "convoy.export.profiling.profile.PACE", Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3)
+    )
+    monkeypatch.setattr("convoy.export.profiling.roofline._BUDGET_S", 0)
     monkeypatch.setattr(command, "to_onnx", fake_torch)
     data = str(write_images(tmp_path / "images"))
     return command.export_bundle(options(tmp_path, calibrate=data, evaluate=data))
@@ -168,7 +170,7 @@ def test_the_work_of_a_graph_is_that_of_one_sample(tmp_path):
 
 
 def test_a_roofline_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr("export.profiling.roofline._BUDGET_S", 0)
+    monkeypatch.setattr("convoy.export.profiling.roofline._BUDGET_S", 0)
     write_red_or_blue(tmp_path / REFERENCE.file)
     spec = ModelSpec("m", (IMAGES,), (TensorSpec("logits", "FP32", (2,)),), 2, IMAGE, "softmax", ("red", "blue"))
     with opened(spec, [REFERENCE], tmp_path) as (fp32,):

@@ -8,10 +8,10 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.proof.bound import at_least, at_most
-from export.proof.outcomes import Outcomes
-from export.proof.sanity import Claim, Expectations, Sanity, chance_of, judge_reference
-from export.variants.drift import drift_of
+from convoy.export.proof.bound import at_least, at_most
+from convoy.export.proof.outcomes import Outcomes
+from convoy.export.proof.sanity import Claim, Expectations, Sanity, chance_of, judge_reference
+from convoy.export.variants.drift import drift_of
 
 TEN = tuple("abcdefghij")
 

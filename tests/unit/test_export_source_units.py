@@ -10,17 +10,17 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from app.canary import CanaryCheck
-from app.engines.base import Engine, run_arrays
-from app.engines.measure import Pace
-from app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from export.command import export_bundle
-from export.options import ExportOptions
-from export.sources import to_onnx
-from export.sources.source import parse_source
-from export.sources.torch_child.registries import timm_image
-from models.bundle import Bundle, open_bundle
-from models.errors import BundleError, JobError, UsageError
+from convoy.app.engines.base import Engine, run_arrays
+from convoy.app.engines.measure import Pace
+from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.app.loading.canary import CanaryCheck
+from convoy.export.command import export_bundle
+from convoy.export.options import ExportOptions
+from convoy.export.sources import to_onnx
+from convoy.export.sources.source import parse_source
+from convoy.export.sources.torch_child.registries import timm_image
+from convoy.models.bundle import Bundle, open_bundle
+from convoy.models.errors import BundleError, JobError, UsageError
 from tests.support.onnx_models import add_sub, identity, mean
 
 SIZE_PX, CLASSES = 6, 3
@@ -39,8 +39,10 @@ HEADS = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("export.profiling.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2))
-    monkeypatch.setattr("export.profiling.roofline._BUDGET_S", 0)
+    monkeypatch.setattr(
+        "convoy.export.profiling.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2)
+    )
+    monkeypatch.setattr("convoy.export.profiling.roofline._BUDGET_S", 0)
 
 
 def write_network(
@@ -285,7 +287,7 @@ def test_weights_beside_the_graph_are_read_and_missed(tmp_path):
 @pytest.mark.parametrize("preprocess", [None, "unit"])
 def test_large_weights_lie_beside_the_graph_and_are_hashed(tmp_path, monkeypatch, preprocess):
     monkeypatch.setattr(to_onnx, "INLINE_BYTES", 100)
-    monkeypatch.setattr("export.sources.onnx_file._SMALL_BYTES", 64)
+    monkeypatch.setattr("convoy.export.sources.onnx_file._SMALL_BYTES", 64)
     bundle = export(tmp_path, write_network(tmp_path / "net.onnx"), preprocess=preprocess)
     assert {"fp32.onnx", "fp32.onnx.data"} <= set(bundle.manifest.files)
     engine = served(bundle)

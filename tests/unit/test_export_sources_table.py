@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from export import zoo_builder, zoo_proof, zoo_table
-from export.sources.torch_job import Description
-from export.zoo_proof import random_picture
-from export.zoo_rows import BuilderCell, Row, Table, read_table, write_table
-from export.zoo_table import make_table, try_builder, try_model
-from models.errors import JobError
-from models.spec import ImageSpec
+from convoy.export import zoo_builder, zoo_proof, zoo_table
+from convoy.export.sources.torch_job import Description
+from convoy.export.zoo_proof import random_picture
+from convoy.export.zoo_rows import BuilderCell, Row, Table, read_table, write_table
+from convoy.export.zoo_table import make_table, try_builder, try_model
+from convoy.models.errors import JobError
+from convoy.models.spec import ImageSpec
 
 IMAGE = ImageSpec(
     height=56,

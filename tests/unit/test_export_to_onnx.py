@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from export_fixtures import options
 
-from export.plan import make_plan
-from export.sources import to_onnx, torch_process
-from export.sources.misfit import misfit
-from models.errors import JobError
+from convoy.export.plan import make_plan
+from convoy.export.sources import to_onnx, torch_process
+from convoy.export.sources.misfit import misfit
+from convoy.models.errors import JobError
 
 SAMPLES = np.zeros((2, 8, 8, 3), np.uint8)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.errors import JobError
+from convoy.models.errors import JobError
 
 torch = pytest.importorskip("torch")
 
@@ -42,7 +42,7 @@ def network(*, trained: bool, frozen: bool = False, zeros: bool = False, hidden:
 
 
 def refuse(build) -> None:
-    from export.sources.torch_child import untrained
+    from convoy.export.sources.torch_child import untrained
 
     images = torch.linspace(-1, 1, 2 * 3 * 6 * 6).reshape(2, 3, 6, 6)
     made = build()

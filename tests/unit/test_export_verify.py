@@ -5,14 +5,14 @@ import onnx
 import pytest
 from export_fixtures import IMAGE, answers, write_images, write_red_or_blue
 
-from export.data import ImageSet
-from export.progress import SILENT
-from export.proof.verify import check_against_torch, measure_accuracy, relative_error
-from export.variants.precision import REFERENCE, Recipe
-from export.variants.variant import opened
-from models.datasets import load
-from models.errors import JobError
-from models.spec import ModelSpec, TensorSpec
+from convoy.export.data import ImageSet
+from convoy.export.progress import SILENT
+from convoy.export.proof.verify import check_against_torch, measure_accuracy, relative_error
+from convoy.export.variants.precision import REFERENCE, Recipe
+from convoy.export.variants.variant import opened
+from convoy.models.datasets import load
+from convoy.models.errors import JobError
+from convoy.models.spec import ModelSpec, TensorSpec
 
 SPEC = ModelSpec(
     name="colours",

@@ -23,20 +23,20 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from app.edge.body import BodyLimits
-from app.edge.calls import EdgeOptions
-from app.edge.express import Express
-from app.edge.gate import Gate
-from app.edge.infer import InferRoute
-from app.edge.pool import DecodePool
-from app.edge.protocol import ConnectionLimits, GuardedProtocol, guarded_protocol
-from app.edge.replies import Reply, send_reply
-from app.edge.shortcut import Shortcut
-from app.engines.base import EngineFailure, Part, RunResult
-from app.logs import request_id
-from app.scheduling.request import Request
-from models.errors import Overloaded
-from models.tensors import TensorBytes
+from convoy.app.edge.decode_pool import DecodePool
+from convoy.app.edge.http.body import BodyLimits
+from convoy.app.edge.http.calls import EdgeOptions
+from convoy.app.edge.http.connection import ConnectionLimits, GuardedProtocol, guarded_protocol
+from convoy.app.edge.http.express import Express
+from convoy.app.edge.http.gate import Gate
+from convoy.app.edge.http.infer import InferRoute
+from convoy.app.edge.http.replies import Reply, send_reply
+from convoy.app.edge.http.shortcut import Shortcut
+from convoy.app.engines.base import EngineFailure, Part, RunResult
+from convoy.app.host.logs import request_id
+from convoy.app.scheduling.request import Request
+from convoy.models.errors import Overloaded
+from convoy.models.tensors import TensorBytes
 from tests.support.fake_devices import MAX_BATCH, ROW, Workshop, in_workshop, until
 from tests.support.wire import WireReply, chunk, head, read_reply
 

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.scheduling.extents import Extents
+from convoy.app.scheduling.extents import Extents
 
 START, SIZE = 100, 64
 

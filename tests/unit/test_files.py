@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models import files
-from models.errors import BundleError
-from models.files import check_only_files, check_regular, is_file_name, open_regular, read_small, stays_inside
+from convoy.models import files
+from convoy.models.errors import BundleError
+from convoy.models.files import check_only_files, check_regular, is_file_name, open_regular, read_small, stays_inside
 
 
 def make(kind: str, path: Path) -> None:

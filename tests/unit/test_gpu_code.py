@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from app import doctor_command
-from app.engines.cuda.code import Code, codes_of, has_code, in_words
-from app.engines.select import availabilities
-from app.loading import LoadOptions, load
-from models.store import DEMO_STORE, Store
+from convoy.app.commands import doctor as doctor_command
+from convoy.app.engines.cuda.code import Code, codes_of, has_code, in_words
+from convoy.app.engines.select import availabilities
+from convoy.app.loading.load import LoadOptions, load
+from convoy.models.store import DEMO_STORE, Store
 from tests.support import onnx_models
 from tests.support.fake_cuda import FakeGpu
 from tests.support.gpu_machine import GpuBench

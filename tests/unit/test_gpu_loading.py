@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engines.base import Engine, EngineFailure, run_arrays
-from app.engines.machine import Library, Machine
-from app.gpu_loading import GpuJob, prove_plan
-from app.loading import LoadedModel, LoadOptions, load
-from app.proving import NotProved, measure
-from models.bundle import MANIFEST, LatencyTable, open_bundle, read_manifest, seal
-from models.errors import BundleError, JobError
-from models.store import DEMO_STORE, Store
+from convoy.app.engines.base import Engine, EngineFailure, run_arrays
+from convoy.app.engines.machine import Library, Machine
+from convoy.app.loading.gpus import GpuJob, prove_plan
+from convoy.app.loading.load import LoadedModel, LoadOptions, load
+from convoy.app.loading.proving import NotProved, measure
+from convoy.models.bundle import MANIFEST, LatencyTable, open_bundle, read_manifest, seal
+from convoy.models.errors import BundleError, JobError
+from convoy.models.store import DEMO_STORE, Store
 from tests.support import onnx_models
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeGpu
 from tests.support.gpu_machine import GpuBench
@@ -90,7 +90,7 @@ def test_int8_serves_only_where_it_is_faster(store, bench, tmp_path, int8_ns, pr
     for wish in loaded(store, options(bench, tmp_path)).wishes:
         bench.build(wish, tmp_path / "plans")
     took_ms = {"fp16": 3.0, "int8": int8_ns / 1e6, "fp8": 3.0}
-    monkeypatch.setattr("app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.info.precision])
+    monkeypatch.setattr("convoy.app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.info.precision])
     assert engines(loaded(store, options(bench, tmp_path))) == [("tensorrt", precision, "cuda:0")]
 
 
@@ -278,7 +278,7 @@ def test_a_bare_model_that_fails_on_one_gpu_is_served_by_the_other(shift, tmp_pa
             raise EngineFailure("it fell over")
         return measure(engines)
 
-    monkeypatch.setattr("app.loading.measure", measured)
+    monkeypatch.setattr("convoy.app.loading.load.measure", measured)
     model = loaded_shift(shift, options(bench, tmp_path))
     assert engines(model) == [("onnxruntime-cuda", "fp32", "cuda:1")]
     assert any("cuda:0" in reason and "it fell over" in reason for reason in model.skipped)
@@ -332,7 +332,7 @@ def test_a_file_that_cannot_be_told_from_others_costs_only_the_gpu(store, shift,
     def digest(path: Path) -> str:
         raise JobError(f"{path}: its external data lies outside its folder")
 
-    monkeypatch.setattr("app.gpu_jobs.onnx_digest", digest)
+    monkeypatch.setattr("convoy.app.loading.gpu_jobs.onnx_digest", digest)
     for model in (loaded(store, options(bench, tmp_path)), loaded_shift(shift, options(bench, tmp_path))):
         assert engines(model)[0][0] == "onnxruntime-cpu"
         assert any("onnxruntime-cuda on cuda:0" in why and "outside its folder" in why for why in model.skipped)

@@ -13,12 +13,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.core import Core, CoreOptions
-from app.engines.cuda.device import Device
-from app.gpu_metrics import GpuWatch
-from app.loading import LoadOptions
-from app.model_control import ControlOptions
-from app.nvml import Nvml, NvmlUnavailable, open_nvml
+from convoy.app.core import Core, CoreOptions
+from convoy.app.engines.cuda.device import Device
+from convoy.app.lifecycle.control import ControlOptions
+from convoy.app.loading.load import LoadOptions
+from convoy.app.telemetry.gpu_metrics import GpuWatch
+from convoy.app.telemetry.nvml import Nvml, NvmlUnavailable, open_nvml
 from tests.support.fake_nvml import (
     FakeDevice,
     FakeNvml,

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from app.engines.machine import Library
-from models.plans import Plan
-from models.records import to_jsonable
+from convoy.app.engines.machine import Library
+from convoy.models.plans import Plan
+from convoy.models.records import to_jsonable
 from tests.gpu.proof.agreement import Reference
 from tests.gpu.proof.bare import Effort
 from tests.gpu.proof.budget import Budget, Journal, NoTimeLeft

@@ -105,7 +105,7 @@ def test_the_command_goes_on_after_a_crash_and_the_next_call_where_it_stopped(
 
 
 FAKE_GPU = """
-import app.engines.cuda.driver as driver
+import convoy.app.engines.cuda.driver as driver
 import tests.gpu.proof.experiments.cudart as cudart
 from tests.support.fake_asked import Asked
 from tests.support.fake_cuda import FakeGpu

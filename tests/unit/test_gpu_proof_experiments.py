@@ -324,7 +324,7 @@ def test_the_benchmark_runs_with_some_engines_and_takes_the_tests_from_part_1(
     from tests.gpu.proof.targets import DIGITS, ONNXRUNTIME
 
     bench = gpu_machine.GpuBench.of(FakeGpu("Fake H200", total_bytes=8 << 30))
-    monkeypatch.setattr("app.engines.machine.find_machine", lambda: bench.machine)
+    monkeypatch.setattr("convoy.app.engines.machine.find_machine", lambda: bench.machine)
     monkeypatch.setattr(program, "Ways", lambda **given: quick(makers={DIGITS: few_digits(DIGITS)}, **given))
     tests = of_figures({"passed": 41, "failed": 0, "skipped": 2, "seconds": 9.0}, facts={"note 1": "SKIPPED x"})
     write_book(Book(1, "Fake H200").with_outcome(concluded(ROWS["gpu-tests"], tests)), tmp_path)
@@ -343,7 +343,7 @@ def test_the_switch_interval_is_tried_and_put_back(tmp_path: Path, monkeypatch: 
     import sys
 
     bench = gpu_machine.GpuBench.of(FakeGpu("Fake H200", total_bytes=8 << 30))
-    monkeypatch.setattr("app.engines.machine.find_machine", lambda: bench.machine)
+    monkeypatch.setattr("convoy.app.engines.machine.find_machine", lambda: bench.machine)
     before_s = sys.getswitchinterval()
     ran = rehearsed(tmp_path, ROWS["switch-interval"], sizes=[1, 4], seconds=0.02, rounds=1)
     assert sys.getswitchinterval() == before_s

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.bundle import Precision
+from convoy.models.bundle import Precision
 from tests.gpu.proof.grid import Extent, courses, request_sizes
 from tests.gpu.proof.page import render, write_page
 from tests.gpu.proof.records import (

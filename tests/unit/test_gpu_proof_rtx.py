@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from app.engines.machine import Library as Found
-from app.engines.tensorrt_library import RTX, TensorRt
+from convoy.app.engines.machine import Library as Found
+from convoy.app.engines.tensorrt_library import RTX, TensorRt
 from tests.gpu.proof import kinds, parts, subjects
 from tests.gpu.proof.budget import Budget
 from tests.gpu.proof.experiment import NotMeasurable
@@ -217,7 +217,7 @@ def test_the_benchmark_opens_it_as_a_server_does(tmp_path: Path) -> None:
 def test_engines_are_held_against_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = GpuBench.of(FakeGpu("Fake H200", total_bytes=8 << 30))
     machine = replace(bench.machine, rtx=Found(Runs(bench.cuda, fake_tensorrt.RTX).module()))
-    monkeypatch.setattr("app.engines.machine.find_machine", lambda: machine)
+    monkeypatch.setattr("convoy.app.engines.machine.find_machine", lambda: machine)
     monkeypatch.setattr(subjects, "torchvision_maker", lambda name: make_digits)
     monkeypatch.setattr(kinds, "build", fake_build)
     row = ROWS["rtx-resnet50"]
@@ -235,7 +235,7 @@ def test_a_server_is_started_twice_on_one_plan_cache_and_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = replace(GpuBench.of(FakeGpu("Fake H200")).machine, rtx=Found("a module"))
-    monkeypatch.setattr("app.engines.machine.find_machine", lambda: machine)
+    monkeypatch.setattr("convoy.app.engines.machine.find_machine", lambda: machine)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     row = ROWS["rtx-takeover"]
     ran = rehearsed(tmp_path, row, engines="cpu", wait_s=0.1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import JobError
+from convoy.models.errors import JobError
 from tests.gpu.proof import parts
 from tests.gpu.proof.__main__ import main
 from tests.gpu.proof.book import BOOK_VERSION, Book, book_path, concluded, open_book, read_books, write_book

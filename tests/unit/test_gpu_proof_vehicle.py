@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.engines.base import Blast, EngineFailure, run_arrays
-from app.engines.cuda.device import Device
-from app.engines.cuda.driver import Cuda
-from models.spec import ModelSpec, TensorSpec
+from convoy.app.engines.base import Blast, EngineFailure, run_arrays
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.driver import Cuda
+from convoy.models.spec import ModelSpec, TensorSpec
 from tests.gpu.proof.torch_engine import TorchEngine
 from tests.support.fake_cuda import FakeCuda, FakeGpu
 

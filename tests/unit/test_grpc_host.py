@@ -8,12 +8,14 @@ import sys
 
 import pytest
 
-from app.edge.grpc_host import take_port
-from models.errors import UsageError
+from convoy.app.edge.grpc.host import take_port
+from convoy.models.errors import UsageError
 
 
 def test_starting_a_server_does_not_wait_for_grpc_and_leaves_no_half_of_numpy_to_threads() -> None:
-    script = "import app.main, sys; print([name in sys.modules for name in ('grpc', 'tritonclient', 'numpy.ma')])"
+    script = (
+        "import convoy.app.main, sys; print([name in sys.modules for name in ('grpc', 'tritonclient', 'numpy.ma')])"
+    )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[False, False, True]"
 

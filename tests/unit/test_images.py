@@ -1,4 +1,4 @@
-"""The rules of models.images, one by one, on files that Pillow wrote and on bytes that nobody would write."""
+"""The rules of convoy.models.images, one by one, on files that Pillow wrote and on bytes that nobody would write."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from models.errors import ImageError
-from models.images import FORMATS, MAX_JPEG_SCANS, MAX_JPEG_SEGMENTS, decode_image_into, preprocess, sniff
-from models.spec import ImageSpec
+from convoy.models.errors import ImageError
+from convoy.models.images import FORMATS, MAX_JPEG_SCANS, MAX_JPEG_SEGMENTS, decode_image_into, preprocess, sniff
+from convoy.models.spec import ImageSpec
 
 EXACT = ImageSpec(
     height=8,
@@ -34,7 +34,7 @@ EXACT = ImageSpec(
 )
 GREY = replace(EXACT, channels=1, mean=(0.0,), std=(1.0,))
 CROPPED = replace(EXACT, resize_mode="shorter_side", resize_px=10)
-# models.images silences Pillow's warnings on odd metadata, but pytest puts its own filters back around a test.
+# convoy.models.images silences Pillow's warnings on odd metadata, but pytest puts its own filters back around a test.
 AS_IN_PRODUCTION = pytest.mark.filterwarnings(r"ignore::UserWarning:PIL\.")
 PILLOW_NAMES = {"JPEG": "JPEG", "PNG": "PNG", "WebP": "WEBP", "GIF": "GIF", "BMP": "BMP", "TIFF": "TIFF"}
 

@@ -10,9 +10,9 @@ import pytest
 from report_fixtures import DEVICE, full_manifest
 from rich.console import Console
 
-from app.inspect_command import run
-from models.bundle import FileRecord, Manifest, seal, sha256_file
-from models.errors import UsageError
+from convoy.app.commands.inspect import run
+from convoy.models.bundle import FileRecord, Manifest, seal, sha256_file
+from convoy.models.errors import UsageError
 
 
 def write(root: Path, manifest: Manifest) -> Path:

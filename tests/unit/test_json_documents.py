@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.edge import json_documents
-from app.edge.json_documents import loads
+from convoy.app.edge.http import json_documents
+from convoy.app.edge.http.json_documents import loads
 
 PADDING = " " * 4096  # so that it is long enough to be worth it
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from app.engines.fake import FakeEngine
-from app.lane_runner import lane_runner
-from app.scheduling.request import ModelKey, Place, Request
-from app.scheduling.scheduler import RunFailed
-from app.scheduling.slab import Slab
-from models.spec import TensorSpec
+from convoy.app.engines.fake import FakeEngine
+from convoy.app.lifecycle.lane_runner import lane_runner
+from convoy.app.scheduling.request import ModelKey, Place, Request
+from convoy.app.scheduling.scheduler import RunFailed
+from convoy.app.scheduling.slab import Slab
+from convoy.models.spec import TensorSpec
 
 NBYTES = 4
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from app.scheduling.latency import UNKNOWN_NS, LatencyModel
-from app.scheduling.request import MILLISECOND_NS
+from convoy.app.scheduling.latency import UNKNOWN_NS, LatencyModel
+from convoy.app.scheduling.request import MILLISECOND_NS
 
 LARGEST = 32
 POWERS = (1, 2, 4, 8, 16, 32)

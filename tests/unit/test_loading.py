@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.loading import LoadedModel, LoadOptions, load
-from models.bundle import MANIFEST, Interval, LatencyPoint, LatencyTable, read_manifest, seal
-from models.store import DEMO_STORE, Store
+from convoy.app.loading.load import LoadedModel, LoadOptions, load
+from convoy.models.bundle import MANIFEST, Interval, LatencyPoint, LatencyTable, read_manifest, seal
+from convoy.models.store import DEMO_STORE, Store
 
 
 def table(batch_ms: float, speedup: Interval | None = None) -> LatencyTable:
@@ -41,7 +41,7 @@ def loaded(store: Store) -> LoadedModel:
 )
 def test_int8_serves_only_where_it_is_faster_beyond_doubt(elsewhere, monkeypatch, speedup, precision):
     measured = (table(3), table(2, speedup))
-    monkeypatch.setattr("app.proving.measure_in_turns", lambda engines, pace: measured)
+    monkeypatch.setattr("convoy.app.loading.proving.measure_in_turns", lambda engines, pace: measured)
     (proved,) = loaded(elsewhere).engines
     assert proved.engine.info.precision == precision
     assert proved.latency == measured[precision == "int8"].points

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from app import loads
-from app.loading import LoadedModel, LoadOptions
-from app.loads import Loads
-from app.loose_threads import at_work, begin
-from app.store_scan import ModelLook, look_at_model
-from app.store_watch import StoreWatch
-from models.errors import BundleError
-from models.store import Store, StoredVersion
+from convoy.app.host.daemon_threads import at_work, begin
+from convoy.app.lifecycle import loads
+from convoy.app.lifecycle.loads import Loads
+from convoy.app.lifecycle.store_scan import ModelLook, look_at_model
+from convoy.app.lifecycle.store_watch import StoreWatch
+from convoy.app.loading.load import LoadedModel, LoadOptions
+from convoy.models.errors import BundleError
+from convoy.models.store import Store, StoredVersion
 from tests.support.fake_devices import until
 
 OPTIONS = LoadOptions("auto", 1, None)
@@ -139,7 +139,7 @@ def test_a_model_whose_folder_does_not_answer_is_left_out_of_the_look(
         await until(lambda: not watch._hanging)
         assert not any(one.trouble for one in (await watch.look()).values())
 
-    monkeypatch.setattr("app.store_watch.look_at_model", look)
+    monkeypatch.setattr("convoy.app.lifecycle.store_watch.look_at_model", look)
     asyncio.run(scenario())
 
 
@@ -172,15 +172,17 @@ def test_looks_at_one_model_at_the_same_time_share_what_hangs(tmp_path: Path, mo
         return begin(work, name)
 
     begun = list[str]()
-    monkeypatch.setattr("app.store_watch.look_at_model", look)
-    monkeypatch.setattr("app.store_watch.begin", counted)
+    monkeypatch.setattr("convoy.app.lifecycle.store_watch.look_at_model", look)
+    monkeypatch.setattr("convoy.app.lifecycle.store_watch.begin", counted)
 
     async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
         watch = StoreWatch(Store(tmp_path), answered.append, patience_s=0.05)
         looks = await asyncio.gather(*(watch.look_at("a") for _ in range(5)))
         assert all("does not answer within" in one.trouble for one in looks)
-        assert at_work() == begun == ["look-at-models"]  # those who come while it hangs begin no thread, not even a short one
+        assert (
+            at_work() == begun == ["look-at-models"]
+        )  # those who come while it hangs begin no thread, not even a short one
         away.set()
         await until(lambda: answered == ["a"])
         assert not (await watch.look_at("a")).trouble

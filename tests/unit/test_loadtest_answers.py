@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.answers import FULL_EVERY, FULL_FIRST, AnswerCheck, error_text
-from loadtest.problems import MAX_TEXT_CHARS, Fault
+from convoy.loadtest.answers import FULL_EVERY, FULL_FIRST, AnswerCheck, error_text
+from convoy.loadtest.problems import MAX_TEXT_CHARS, Fault
 
 PREDICTION = json.dumps({"model": "m", "predictions": [{"class_id": 7, "label": None, "score": 0.5}]}).encode()
 UNREAD = FULL_FIRST + 1  # a ticket that is not among those read in full

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.bodies import (
+from convoy.loadtest.bodies import (
     DTYPES,
     OPEN_SIZE,
     Input,
@@ -19,8 +19,8 @@ from loadtest.bodies import (
     json_payloads,
     request_bytes,
 )
-from loadtest.endpoint import Endpoint
-from models.errors import JobError
+from convoy.loadtest.endpoint import Endpoint
+from convoy.models.errors import JobError
 
 ENDPOINT = Endpoint("http://h:8000/p", "h", "127.0.0.1", 8000, False, "/p")
 inputs = st.builds(

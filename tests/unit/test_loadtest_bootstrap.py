@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.bootstrap import NS_PER_S, Blocks
+from convoy.loadtest.bootstrap import NS_PER_S, Blocks
 
 START_NS, END_NS = 7 * NS_PER_S, 17 * NS_PER_S
 

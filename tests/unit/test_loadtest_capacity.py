@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.capacity import MOST_PROBES, NARROW, Capacity, Limits, Probe, conclude, next_rate
+from convoy.loadtest.capacity import MOST_PROBES, NARROW, Capacity, Limits, Probe, conclude, next_rate
 
 LIMITS = Limits(least=10, most=100_000)
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.generator import loops, run
-from loadtest.generator.alarm import LoopAlarm, TimerFdAlarm, make_alarm
-from loadtest.generator.loops import ClosedLoop, OpenLoop
+from convoy.loadtest.generator import loops, run
+from convoy.loadtest.generator.alarm import LoopAlarm, TimerFdAlarm, make_alarm
+from convoy.loadtest.generator.loops import ClosedLoop, OpenLoop
 
 
 class Clock:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.options import LoadOptions
-from models.errors import UsageError
+from convoy.loadtest.options import LoadOptions
+from convoy.models.errors import UsageError
 
 
 def test_without_rate_and_concurrency_sixteen_clients_wait_for_their_answers():

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.ammunition import Ammunition
-from loadtest.answers import AnswerCheck
-from loadtest.cores import core_budget, process_count
-from loadtest.endpoint import Endpoint, wire_url
-from loadtest.generator.job import Finished, Job
-from loadtest.options import LoadOptions
-from loadtest.shared import read_blobs, read_integers, write_blobs, write_integers
-from models.errors import UsageError
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.answers import AnswerCheck
+from convoy.loadtest.cores import core_budget, process_count
+from convoy.loadtest.endpoint import Endpoint, wire_url
+from convoy.loadtest.generator.job import Finished, Job
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.shared import read_blobs, read_integers, write_blobs, write_integers
+from convoy.models.errors import UsageError
 
 ENDPOINT = Endpoint("http://h:1/p", "h", "127.0.0.1", 1, False, "/p")
 

@@ -12,25 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from loadtest import words
-from loadtest.ammunition import Ammunition
-from loadtest.answers import AnswerCheck
-from loadtest.arrivals import Step
-from loadtest.capacity import Capacity, Probe
-from loadtest.csv_table import table
-from loadtest.document import document
-from loadtest.endpoint import Endpoint
-from loadtest.measure import GeneratorUse, Measurement
-from loadtest.options import LoadOptions
-from loadtest.problems import Fault, Problem
-from loadtest.records import Records
-from loadtest.report.page import render
-from loadtest.report.scale import Axis, number, spanning
-from loadtest.results import Outcome, by_step, whole
-from loadtest.server_side import BatchCount, ServerSide, StageMean
-from loadtest.statistics import NS_PER_MS, NS_PER_S, Window
-from loadtest.target import Target
-from loadtest.view import print_outcome
+from convoy.loadtest import words
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.answers import AnswerCheck
+from convoy.loadtest.arrivals import Step
+from convoy.loadtest.capacity import Capacity, Probe
+from convoy.loadtest.csv_table import table
+from convoy.loadtest.document import document
+from convoy.loadtest.endpoint import Endpoint
+from convoy.loadtest.measure import GeneratorUse, Measurement
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.problems import Fault, Problem
+from convoy.loadtest.records import Records
+from convoy.loadtest.report.page import render
+from convoy.loadtest.report.scale import Axis, number, spanning
+from convoy.loadtest.results import Outcome, by_step, whole
+from convoy.loadtest.server_side import BatchCount, ServerSide, StageMean
+from convoy.loadtest.statistics import NS_PER_MS, NS_PER_S, Window
+from convoy.loadtest.target import Target
+from convoy.loadtest.view import print_outcome
 
 ENDPOINT = Endpoint("http://h:1", "h", "127.0.0.1", 1, False, "")
 NASTY = '<b onclick="x">&'

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from loadtest.server_side import BatchCount, difference, snapshot
+from convoy.loadtest.server_side import BatchCount, difference, snapshot
 
 METRICS = """# HELP convoy_stage_duration_seconds Time in one stage
 # TYPE convoy_stage_duration_seconds histogram

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.records import Records
-from loadtest.rows import GOOD
-from loadtest.stability import LEAST_ANSWERS, stability_of
-from loadtest.statistics import NS_PER_MS, NS_PER_S, Window
+from convoy.loadtest.records import Records
+from convoy.loadtest.rows import GOOD
+from convoy.loadtest.stability import LEAST_ANSWERS, stability_of
+from convoy.loadtest.statistics import NS_PER_MS, NS_PER_S, Window
 
 SECONDS = 10
 WINDOW = Window(0, 0, SECONDS * NS_PER_S)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.generator.recorder import MAX_PROBLEMS, Recorder
-from loadtest.problems import Fault, Problem
-from loadtest.records import Part, Records, merged
-from loadtest.rows import GOOD, PENDING, Rows, size_bytes
-from loadtest.statistics import NS_PER_MS, NS_PER_S, PERCENTILES, Window, nearest_rank, percentile, summarise
+from convoy.loadtest.generator.recorder import MAX_PROBLEMS, Recorder
+from convoy.loadtest.problems import Fault, Problem
+from convoy.loadtest.records import Part, Records, merged
+from convoy.loadtest.rows import GOOD, PENDING, Rows, size_bytes
+from convoy.loadtest.statistics import NS_PER_MS, NS_PER_S, PERCENTILES, Window, nearest_rank, percentile, summarise
 
 START_NS = 5_000_000_000
 REFUSED = Problem(Fault.REFUSED, "nobody listens")

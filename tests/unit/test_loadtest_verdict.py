@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.generator.recorder import Recorder
-from loadtest.records import Part, merged
-from loadtest.rows import Rows, size_bytes
-from loadtest.statistics import NS_PER_MS, NS_PER_S, Summary, Window, summarise
-from loadtest.verdict import judge, lateness_limit_ms
+from convoy.loadtest.generator.recorder import Recorder
+from convoy.loadtest.records import Part, merged
+from convoy.loadtest.rows import Rows, size_bytes
+from convoy.loadtest.statistics import NS_PER_MS, NS_PER_S, Summary, Window, summarise
+from convoy.loadtest.verdict import judge, lateness_limit_ms
 
 
 def summary(lateness_ms: list[float], latency_ms: float = 10) -> Summary:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engines.base import EngineFailure
-from app.engines.memory import MOST_SAMPLES, Growth, available_bytes, check_batch, sample_bytes
-from app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from models.errors import BundleError
-from models.spec import TensorSpec
+from convoy.app.engines.base import EngineFailure
+from convoy.app.engines.memory import MOST_SAMPLES, Growth, available_bytes, check_batch, sample_bytes
+from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.models.errors import BundleError
+from convoy.models.spec import TensorSpec
 from tests.support import onnx_models
 
 MIB = 1 << 20

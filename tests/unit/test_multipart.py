@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.edge import multipart
-from app.edge.multipart import boundary_of, split_files
-from models.errors import InvalidRequest
+from convoy.app.edge.http import multipart
+from convoy.app.edge.http.multipart import boundary_of, split_files
+from convoy.models.errors import InvalidRequest
 
 BOUNDARY = b"frontier"
 CONTENT = st.one_of(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.errors import BundleError
-from models.onnx_nodes import has_half_weights, read_nodes
-from models.store import DEMO_STORE
+from convoy.models.errors import BundleError
+from convoy.models.onnx_nodes import has_half_weights, read_nodes
+from convoy.models.store import DEMO_STORE
 from tests.support import onnx_models
 
 

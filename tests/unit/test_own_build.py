@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.peers import own_build
-from loadtest.peers.own_build import ensure_build
-from models.errors import JobError
+from convoy.loadtest.peers import own_build
+from convoy.loadtest.peers.own_build import ensure_build
+from convoy.models.errors import JobError
 from tests.support.stores import ROOT
 
 SETUP = """import os

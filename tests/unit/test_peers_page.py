@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.peers.bound import Round, bound_table
-from loadtest.peers.compare import Spread, matches, ratio
-from loadtest.peers.marks import replace_block
-from loadtest.peers.page import tables
-from loadtest.peers.results import Conditions, Failure, Load, Machine, Pair, Results, Setting, Shot, write_json
-from models.errors import JobError
+from convoy.loadtest.peers.bound import Round, bound_table
+from convoy.loadtest.peers.compare import Spread, matches, ratio
+from convoy.loadtest.peers.marks import replace_block
+from convoy.loadtest.peers.page import tables
+from convoy.loadtest.peers.results import Conditions, Failure, Load, Machine, Pair, Results, Setting, Shot, write_json
+from convoy.models.errors import JobError
 
 LOAD, BATCH = Load("binary", 16), Setting(8, 1.0)
 

@@ -15,15 +15,15 @@ import numpy as np
 import psutil
 import pytest
 
-from loadtest.peers.definition import KNOWN, REQUIREMENTS, SERVER, Peer, find_peers, read_peer
-from loadtest.peers.environment import ensure_environment
-from loadtest.peers.exam import set_exam
-from loadtest.peers.forms import FORMS
-from loadtest.peers.generator import Tally, choose_generator
-from loadtest.peers.results import Setting
-from loadtest.peers.server import Launch, free_ports, serving
-from loadtest.peers.stand import shot_of
-from models.errors import JobError, UsageError
+from convoy.loadtest.peers.definition import KNOWN, REQUIREMENTS, SERVER, Peer, find_peers, read_peer
+from convoy.loadtest.peers.environment import ensure_environment
+from convoy.loadtest.peers.exam import set_exam
+from convoy.loadtest.peers.forms import FORMS
+from convoy.loadtest.peers.generator import Tally, choose_generator
+from convoy.loadtest.peers.results import Setting
+from convoy.loadtest.peers.server import Launch, free_ports, serving
+from convoy.loadtest.peers.stand import shot_of
+from convoy.models.errors import JobError, UsageError
 from tests.support.onnx_models import identity, shift
 from tests.support.stores import ROOT
 

@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.peers.plan import LOADS, best_setting, duels, tryouts
-from loadtest.peers.results import Load, Setting, Shot, Trial
+from convoy.loadtest.peers.plan import LOADS, best_setting, duels, tryouts
+from convoy.loadtest.peers.results import Load, Setting, Shot, Trial
 
 ONE, MANY = Load("binary", 1), Load("binary", 16)
 OFF, EIGHT, SIXTEEN = Setting(1, 0.0), Setting(8, 1.0), Setting(16, 1.0)

@@ -15,8 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder, resident_bytes, visible_device
-from models.plans import BuildOptions
+from convoy.app.engines.plan_builder import (
+    BuildLimits,
+    BuildOrder,
+    PlanBuild,
+    PlanBuilder,
+    resident_bytes,
+    visible_device,
+)
+from convoy.models.plans import BuildOptions
 from tests.support.stores import ROOT
 
 # `say` lines, `tell` its own circumstances, then `wait` for a byte that never comes or `end`.
@@ -144,8 +151,8 @@ def test_a_child_of_somebody_nicer_stays_as_nice(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, sys\n"
         "from pathlib import Path\n"
-        "from app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuilder\n"
-        "from models.plans import BuildOptions\n"
+        "from convoy.app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuilder\n"
+        "from convoy.models.plans import BuildOptions\n"
         "os.nice(7)\n"
         "command = (sys.executable, '-c', 'import os; raise SystemExit(os.nice(0))')\n"
         "order = BuildOrder(Path('x.onnx'), Path('plans'), BuildOptions('fp16', (1,)))\n"

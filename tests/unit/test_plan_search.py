@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.bundle import FileRecord, Precision
-from models.plan_cache import PlanQuery, records_in, search_plan
-from models.plans import (
+from convoy.models.bundle import FileRecord, Precision
+from convoy.models.plan_cache import PlanQuery, records_in, search_plan
+from convoy.models.plans import (
     SCHEMA_VERSION,
     BuildOptions,
     Gpu,
@@ -28,7 +28,7 @@ from models.plans import (
     plan_key,
     tensorrt_target,
 )
-from models.records import to_jsonable
+from convoy.models.records import to_jsonable
 
 ONNX = "a" * 64
 VERSION = "1.7.1.116"
@@ -228,7 +228,7 @@ def test_a_spoilt_plan_is_passed_over_for_a_good_one_and_told_where_there_is_non
 
 def test_what_an_older_builder_made_of_the_same_options_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
-        patch.setattr("models.plans.RECIPE", -1)
+        patch.setattr("convoy.models.plans.RECIPE", -1)
         stored(tmp_path, target("8.9"))
     assert reason(tmp_path, query()).endswith("TensorRT for RTX 1.7.1.116 by another version of the builder")
     stored(tmp_path, target())

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from models.bundle import FileRecord
-from models.errors import JobError, UsageError
-from models.onnx_digest import external_data, onnx_digest
-from models.plan_cache import find_plan
-from models.plans import (
+from convoy.models.bundle import FileRecord
+from convoy.models.errors import JobError, UsageError
+from convoy.models.onnx_digest import external_data, onnx_digest
+from convoy.models.plan_cache import find_plan
+from convoy.models.plans import (
     SCHEMA_VERSION,
     BuildOptions,
     Gpu,
@@ -28,7 +28,7 @@ from models.plans import (
     plan_key,
     tensorrt_target,
 )
-from models.records import to_jsonable
+from convoy.models.records import to_jsonable
 
 H200 = Gpu("NVIDIA H200", "9.0")
 OPTIONS = BuildOptions("fp16", (1, 8))

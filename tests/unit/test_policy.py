@@ -6,11 +6,22 @@ from itertools import count
 
 import pytest
 
-from app.scheduling import staging
-from app.scheduling.latency import LatencyModel
-from app.scheduling.policy import Admit, Dispatch, Drop, RefusalReason, Refuse, Wait, admit, blame, complete, decide
-from app.scheduling.queues import PATIENCE_NS, Lane, Queue, State
-from app.scheduling.request import ModelKey, Outcome, Request
+from convoy.app.scheduling import staging
+from convoy.app.scheduling.latency import LatencyModel
+from convoy.app.scheduling.policy import (
+    Admit,
+    Dispatch,
+    Drop,
+    RefusalReason,
+    Refuse,
+    Wait,
+    admit,
+    blame,
+    complete,
+    decide,
+)
+from convoy.app.scheduling.queues import PATIENCE_NS, Lane, Queue, State
+from convoy.app.scheduling.request import ModelKey, Outcome, Request
 
 # Every batch takes 1000 + 100 per sample, in nanoseconds; predictions add two per cent.
 FIXED, EACH = 1000, 100

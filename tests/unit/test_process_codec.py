@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.listing import Listing, ModelState
-from app.processes.codec import FrameError, FrameReader, write_frame
-from app.processes.messages import (
+from convoy.app.lifecycle.listing import Listing, ModelState
+from convoy.app.processes.codec import FrameError, FrameReader, write_frame
+from convoy.app.processes.messages import (
     AnswerAt,
     Cancel,
     Dish,
@@ -29,8 +29,8 @@ from app.processes.messages import (
     Submit,
     Welcome,
 )
-from app.scheduling.request import ModelKey, Outcome, Place, StageTimes
-from models.spec import ImageSpec, ModelSpec, TensorSpec
+from convoy.app.scheduling.request import ModelKey, Outcome, Place, StageTimes
+from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 
 number = st.integers(0, (1 << 63) - 1)
 small = st.integers(0, 1 << 20)

@@ -17,15 +17,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.core import Core, CoreOptions
-from app.edge.exchange import Exchange, Inputs, Terms
-from app.edge.tensors import TensorRef
-from app.loading import LoadOptions
-from app.processes.desk import Desk
-from app.processes.messages import Extent
-from app.processes.remote_core import RemoteCore
-from app.scheduling.slab import SharedPart, Slab
-from models.errors import NotFound, RequestError, Unavailable
+from convoy.app.core import Core, CoreOptions
+from convoy.app.edge.oip.exchange import Exchange, Inputs, Terms
+from convoy.app.edge.oip.tensors import TensorRef
+from convoy.app.loading.load import LoadOptions
+from convoy.app.processes.desk import Desk
+from convoy.app.processes.messages import Extent
+from convoy.app.processes.remote_core import RemoteCore
+from convoy.app.scheduling.slab import SharedPart, Slab
+from convoy.models.errors import NotFound, RequestError, Unavailable
 from tests.support.fake_devices import ROW, Workshop, until
 
 PART_BYTES = 4 * mmap.PAGESIZE

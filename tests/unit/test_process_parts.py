@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.processes.balance import BOARD_BYTES, Balance
-from app.processes.edge_count import MOST_EDGES, choose_edges, has_gpu_driver
-from app.processes.launch import divide, edge_profile
-from app.processes.restarts import Restarts
-from app.settings import MIB, read_settings
-from models.errors import UsageError
+from convoy.app.edge_count import MOST_EDGES, choose_edges, has_gpu_driver
+from convoy.app.processes.balance import BOARD_BYTES, Balance
+from convoy.app.processes.launch import divide, edge_profile
+from convoy.app.processes.restarts import Restarts
+from convoy.app.settings import MIB, read_settings
+from convoy.models.errors import UsageError
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3])

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from app.processes.messages import Extent, Submit
-from app.processes.references import WrongReference, adopted, check_request, request_of, submission
-from app.scheduling.request import ModelKey, Place, Request
-from app.scheduling.slab import SharedPart, Slab, SlotState
-from models.spec import ModelSpec, TensorSpec
+from convoy.app.processes.messages import Extent, Submit
+from convoy.app.processes.references import WrongReference, adopted, check_request, request_of, submission
+from convoy.app.scheduling.request import ModelKey, Place, Request
+from convoy.app.scheduling.slab import SharedPart, Slab, SlotState
+from convoy.models.spec import ModelSpec, TensorSpec
 
 PAGE = mmap.PAGESIZE
 PART = Extent(PAGE, 2 * PAGE)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.records import RecordError, from_jsonable, to_jsonable
+from convoy.models.records import RecordError, from_jsonable, to_jsonable
 
 
 @dataclass(frozen=True)

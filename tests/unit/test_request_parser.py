@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.edge.body import Body
-from app.edge.oip_request import RequestParser, parse_infer
-from app.scheduling.request import ModelKey
-from app.scheduling.slab import Slab
-from app.shared_memory import SharedMemory
-from models.errors import InvalidRequest
-from models.spec import ModelSpec, TensorSpec
+from convoy.app.edge.http.body import Body
+from convoy.app.edge.http.infer_request import RequestParser, parse_infer
+from convoy.app.scheduling.request import ModelKey
+from convoy.app.scheduling.slab import Slab
+from convoy.app.submission.shared_memory import SharedMemory
+from convoy.models.errors import InvalidRequest
+from convoy.models.spec import ModelSpec, TensorSpec
 
 MEMORY = SharedMemory(is_allowed=False)
 SLAB = Slab(1 << 20)
@@ -151,7 +151,7 @@ def test_numbers_between_known_words_are_what_they_would_be_anew(
 def test_known_words_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     parser = RequestParser()
     first = parsed(parser.parse, text_of("[1, 2]"))
-    monkeypatch.setattr("app.edge.oip_request.parse_infer", None)
+    monkeypatch.setattr("convoy.app.edge.http.infer_request.parse_infer", None)
     again = parsed(parser.parse, text_of("[3.5, -4]"))
     assert again == first._replace(tensors=("float32", 2, np.array([3.5, -4], np.float32).tobytes()))
 

@@ -16,16 +16,16 @@ import pytest
 import tensorrt_rtx
 from onnx import TensorProto, helper, numpy_helper
 
-from export.data import Chunk
-from export.tensorrt.engine import Tuned, tune
-from export.tensorrt.watch import BuildWatch
-from export.variants.calibrate import Calibration, collect
-from export.variants.onnx_graph import prepare
-from export.variants.precision import RECIPES, REFERENCE
-from export.zoo_table import prove
-from models.errors import JobError
-from models.plans import BuildEvent, BuildOptions
-from models.spec import ImageSpec
+from convoy.export.data import Chunk
+from convoy.export.tensorrt.engine import Tuned, tune
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.export.variants.calibrate import Calibration, collect
+from convoy.export.variants.onnx_graph import prepare
+from convoy.export.variants.precision import RECIPES, REFERENCE
+from convoy.export.zoo_table import prove
+from convoy.models.errors import JobError
+from convoy.models.plans import BuildEvent, BuildOptions
+from convoy.models.spec import ImageSpec
 from tests.support.stores import DEMO
 
 # Of no use to RTX, and it says so each time.

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from app.engines import tensorrt_contexts
-from app.engines.base import EngineFailure, run_arrays
-from app.engines.machine import Library
-from app.engines.tensorrt import TensorRtEngine
-from app.engines.tensorrt_contexts import Contexts, Kernels
-from app.gpu_jobs import GpuJob
-from app.gpu_loading import prove_plan, prove_tuned
-from app.loading import LoadedModel, LoadOptions, load
-from app.proving import NotProved, measure
-from models.bundle import (
+from convoy.app.engines import tensorrt_contexts
+from convoy.app.engines.base import EngineFailure, run_arrays
+from convoy.app.engines.machine import Library
+from convoy.app.engines.tensorrt import TensorRtEngine
+from convoy.app.engines.tensorrt_contexts import Contexts, Kernels
+from convoy.app.loading.gpu_jobs import GpuJob
+from convoy.app.loading.gpus import prove_plan, prove_tuned
+from convoy.app.loading.load import LoadedModel, LoadOptions, load
+from convoy.app.loading.proving import NotProved, measure
+from convoy.models.bundle import (
     CANARY,
     MANIFEST,
     Canary,
@@ -30,10 +30,10 @@ from models.bundle import (
     read_manifest,
     seal,
 )
-from models.errors import BundleError
-from models.onnx_digest import onnx_digest
-from models.plans import BuildOptions, Gpu, PlanTarget, plan_key, tensorrt_target
-from models.store import DEMO_STORE, Store
+from convoy.models.errors import BundleError
+from convoy.models.onnx_digest import onnx_digest
+from convoy.models.plans import BuildOptions, Gpu, PlanTarget, plan_key, tensorrt_target
+from convoy.models.store import DEMO_STORE, Store
 from tests.support.fake_cuda import FakeGpu
 from tests.support.gpu_machine import GpuBench
 from tests.support.rtx_run import Jit
@@ -48,7 +48,7 @@ RTX = "tensorrt-rtx"
 
 @pytest.fixture(autouse=True)
 def _measures_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.proving.MEASURING_BUDGET_S", 0.0)
+    monkeypatch.setattr("convoy.app.loading.proving.MEASURING_BUDGET_S", 0.0)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ class Start:
         return self.bench.build_for(self.bundle.path(file), target, options, self.plans).path
 
     def compile(self, model: LoadedModel) -> None:
-        """What `app.upgrades` does of the first wish, until the plan would take over."""
+        """What `convoy.app.lifecycle.upgrades` does of the first wish, until the plan would take over."""
         prove_plan(self.job(), model.wishes[0]).engine.close()
 
     def compiled_by(self, model: LoadedModel) -> list[int]:
@@ -212,7 +212,7 @@ def test_engines_that_end_at_different_batches_are_measured_together(store):
 
 
 def serves_faster(monkeypatch: pytest.MonkeyPatch, took_ms: dict[str, float]) -> None:
-    monkeypatch.setattr("app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.info.engine])
+    monkeypatch.setattr("convoy.app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.info.engine])
 
 
 # Cold and warm
@@ -263,7 +263,7 @@ def test_kernels_for_another_driver_or_gpu_are_another_file(store, monkeypatch):
     start = Start(store, bench_of(tensorrt=NO_LIBRARY))
     start.build_ahead()
     start.load(engine="rtx")
-    monkeypatch.setattr("app.plan_loading._driver", lambda device: "another")
+    monkeypatch.setattr("convoy.app.loading.plans._driver", lambda device: "another")
     assert start.load().wishes
     start.load(engine="rtx")
     monkeypatch.undo()
@@ -277,7 +277,7 @@ def test_the_drivers_own_version_counts(store, tmp_path, monkeypatch):
     start = Start(store, bench_of(tensorrt=NO_LIBRARY))
     start.build_ahead()
     told = tmp_path / "version"
-    monkeypatch.setattr("app.plan_loading._DRIVER", told)
+    monkeypatch.setattr("convoy.app.loading.plans._DRIVER", told)
     for line in ("Kernel Module  580.65.06", "Open Kernel Module for x86_64  580.65.06", "Kernel Module  580.95.05"):
         told.write_text(f"NVRM version: NVIDIA UNIX {line}  Release Build\nGCC version: 12\n")
         start.load(engine="rtx")
@@ -330,8 +330,8 @@ def full_disk(*args: object, **kwargs: object) -> None:
 
 def test_a_cache_that_cannot_be_written_costs_only_the_memory(start, monkeypatch, caplog):
     start.build_ahead()
-    monkeypatch.setattr("models.plan_cache.tempfile.mkstemp", full_disk)
-    monkeypatch.setattr("app.engines.cuda.trials.Path.write_text", full_disk, raising=False)
+    monkeypatch.setattr("convoy.models.plan_cache.tempfile.mkstemp", full_disk)
+    monkeypatch.setattr("convoy.app.engines.cuda.trials.Path.write_text", full_disk, raising=False)
     with caplog.at_level(logging.INFO):
         model = start.load(engine="rtx")
     assert engines(model)[0][0] == RTX
@@ -350,8 +350,8 @@ def test_whoever_dies_before_the_rename_leaves_nothing_that_is_read(start, monke
 
     start.build_ahead()
     with monkeypatch.context() as patch:
-        patch.setattr("models.plan_cache.os.fsync", killed)
-        patch.setattr("models.plan_cache.Path.unlink", lambda path, missing_ok=False: None)
+        patch.setattr("convoy.models.plan_cache.os.fsync", killed)
+        patch.setattr("convoy.models.plan_cache.Path.unlink", lambda path, missing_ok=False: None)
         with pytest.raises(Killed):
             start.load(engine="rtx")
     assert list(start.plans.rglob(".writing-*"))
@@ -385,7 +385,7 @@ def test_a_file_is_read_once_for_all_libraries_and_gpus(store, monkeypatch):
         read.append(path.name)
         return onnx_digest(path)
 
-    monkeypatch.setattr("app.gpu_jobs.onnx_digest", counting)
+    monkeypatch.setattr("convoy.app.loading.gpu_jobs.onnx_digest", counting)
     start.load(precision="auto")
     assert sorted(read) == ["fp16.onnx", "int8-trt.onnx"]
 
@@ -463,7 +463,7 @@ def test_a_plan_that_fails_when_it_is_measured_does_not_take_the_other_with_it(s
             raise EngineFailure("it fell over")
         return 1.0
 
-    monkeypatch.setattr("app.engines.measure.Probe.run_ms", run_ms)
+    monkeypatch.setattr("convoy.app.engines.measure.Probe.run_ms", run_ms)
     model = start.load()
     assert engines(model) == [("tensorrt", "fp16", "cuda:0")]
     assert any(why.startswith("tensorrt-rtx on cuda:0") and "it fell over" in why for why in model.skipped)
@@ -501,7 +501,7 @@ def watch_captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             opened.append(str(kwargs["captures"]))
             super().__init__(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("app.plan_loading.TensorRtEngine", Watched)
+    monkeypatch.setattr("convoy.app.loading.plans.TensorRtEngine", Watched)
     return opened
 
 
@@ -514,7 +514,7 @@ def test_a_library_that_fails_where_it_captures_itself_loses_to_our_own_graphs(s
         return real(trt, engine, kernels, captures=captures)
 
     real = tensorrt_contexts.open_contexts
-    monkeypatch.setattr("app.engines.tensorrt.open_contexts", refusing)
+    monkeypatch.setattr("convoy.app.engines.tensorrt.open_contexts", refusing)
     model = start.load(engine="rtx")
     assert engines(model)[0][0] == RTX
     assert model.engines[0].engine.graphs == 2 * len(SIZES)  # type: ignore[attr-defined]
@@ -609,7 +609,7 @@ def test_a_plan_that_answers_wrongly_or_does_not_load_does_not_serve_and_leaves_
 @pytest.mark.parametrize("when", ["create", "enqueue"])
 def test_whatever_a_library_raises_costs_one_engine_and_is_told(start, monkeypatch, when):
     # What pytest keeps of the log has the frames, and with them what the library made.
-    monkeypatch.setattr("app.gpu_loading._log.exception", lambda *args: None)
+    monkeypatch.setattr("convoy.app.loading.gpus._log.exception", lambda *args: None)
     start.build_ahead()
     start.compiled_by(start.load(engine="rtx"))
 

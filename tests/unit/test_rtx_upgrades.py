@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from app.engines.machine import Library
-from app.gpu_jobs import GpuJob, PlanWish
-from app.gpu_loading import prove_plan
-from app.loading import LoadedModel, LoadOptions, load
-from app.proving import ProvedEngine
-from models.bundle import open_bundle
-from models.plans import BuildOptions, PlanTarget
-from models.store import DEMO_STORE, StoredVersion
+from convoy.app.engines.machine import Library
+from convoy.app.loading.gpu_jobs import GpuJob, PlanWish
+from convoy.app.loading.gpus import prove_plan
+from convoy.app.loading.load import LoadedModel, LoadOptions, load
+from convoy.app.loading.proving import ProvedEngine
+from convoy.models.bundle import open_bundle
+from convoy.models.plans import BuildOptions, PlanTarget
+from convoy.models.store import DEMO_STORE, StoredVersion
 from tests.support.fake_cuda import FakeGpu
 from tests.support.fake_devices import until
 from tests.support.gpu_machine import GpuBench
@@ -41,7 +41,7 @@ def machine(*gpus: tuple[str, tuple[int, int]], **missing: Library) -> GpuBench:
 
 @pytest.fixture(autouse=True)
 def _measures_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.proving.MEASURING_BUDGET_S", 0.0)
+    monkeypatch.setattr("convoy.app.loading.proving.MEASURING_BUDGET_S", 0.0)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def bench() -> GpuBench:
 def took_ms(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """How long each engine takes; may be changed."""
     took = {"onnxruntime-cpu": 9.0, ORT: 3.0, "tensorrt": 2.0, RTX: 1.0}
-    monkeypatch.setattr("app.engines.measure.Probe.run_ms", lambda probe: took[probe.engine.info.engine])
+    monkeypatch.setattr("convoy.app.engines.measure.Probe.run_ms", lambda probe: took[probe.engine.info.engine])
     return took
 
 
@@ -235,7 +235,7 @@ def test_a_plan_that_took_over_while_the_version_was_loaded_again_is_not_held_ag
         assert may_load.wait(60)
         return loaded
 
-    monkeypatch.setattr("app.upgrades.prove_plan", slowly)
+    monkeypatch.setattr("convoy.app.lifecycle.upgrades.prove_plan", slowly)
     build_ahead(tmp_path, bench)
 
     async def job() -> None:
@@ -301,7 +301,7 @@ def test_a_version_that_is_unloaded_while_its_plan_is_compiled_leaves_nothing(tm
         assert may_go_on.wait(60)
         return prove_plan(job, wish)
 
-    monkeypatch.setattr("app.upgrades.prove_plan", slowly)
+    monkeypatch.setattr("convoy.app.lifecycle.upgrades.prove_plan", slowly)
     build_ahead(tmp_path, bench)
 
     async def job() -> None:

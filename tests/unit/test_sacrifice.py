@@ -6,10 +6,10 @@ from itertools import count
 
 import pytest
 
-from app.scheduling.latency import LatencyModel
-from app.scheduling.queues import Entry, Lane, Outlook, Queue, State, order_of
-from app.scheduling.request import ModelKey, Request
-from app.scheduling.sacrifice import most_samples, sacrifices
+from convoy.app.scheduling.latency import LatencyModel
+from convoy.app.scheduling.queues import Entry, Lane, Outlook, Queue, State, order_of
+from convoy.app.scheduling.request import ModelKey, Request
+from convoy.app.scheduling.sacrifice import most_samples, sacrifices
 
 A, B = ModelKey("a", 1), ModelKey("b", 1)
 DEVICE = "device"

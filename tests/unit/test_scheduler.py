@@ -11,10 +11,10 @@ from itertools import count
 
 import pytest
 
-from app.scheduling.latency import LatencyModel
-from app.scheduling.policy import Dispatch, RefusalReason, Refuse
-from app.scheduling.queues import Lane
-from app.scheduling.request import (
+from convoy.app.scheduling.latency import LatencyModel
+from convoy.app.scheduling.policy import Dispatch, RefusalReason, Refuse
+from convoy.app.scheduling.queues import Lane
+from convoy.app.scheduling.request import (
     MILLISECOND_NS,
     SECOND_NS,
     BatchAnswers,
@@ -25,9 +25,9 @@ from app.scheduling.request import (
     Request,
     StageTimes,
 )
-from app.scheduling.scheduler import Reach, RunFailed, Scheduler
-from app.scheduling.slab import Slab, SlotState
-from models.tensors import TensorBytes
+from convoy.app.scheduling.scheduler import Reach, RunFailed, Scheduler
+from convoy.app.scheduling.slab import Slab, SlotState
+from convoy.models.tensors import TensorBytes
 
 KEY = ModelKey("model", 1)
 NBYTES = 16

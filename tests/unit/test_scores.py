@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.edge.scores import activate, best_classes
-from models.errors import ModelFailed
-from models.spec import Activation, ModelSpec, TensorSpec
+from convoy.app.edge.scores import activate, best_classes
+from convoy.models.errors import ModelFailed
+from convoy.models.spec import Activation, ModelSpec, TensorSpec
 
 
 def spec(activation: Activation = "softmax", labels: tuple[str, ...] = ("a", "b", "c")) -> ModelSpec:

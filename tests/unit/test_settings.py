@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import read_settings
-from models.errors import UsageError
+from convoy.app.settings import read_settings
+from convoy.models.errors import UsageError
 
 
 @pytest.fixture(autouse=True)

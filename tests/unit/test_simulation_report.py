@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest.simulation.optimum import SmallCase
-from loadtest.simulation.report import Study, write
-from loadtest.simulation.rules import rules
-from loadtest.simulation.small_cases import SmallFinding
-from loadtest.simulation.study import CONVOY, OVERLOADS, Finding, scenarios
-from loadtest.simulation.workload import Scenario
+from convoy.loadtest.simulation.optimum import SmallCase
+from convoy.loadtest.simulation.report import Study, write
+from convoy.loadtest.simulation.rules import rules
+from convoy.loadtest.simulation.small_cases import SmallFinding
+from convoy.loadtest.simulation.study import CONVOY, OVERLOADS, Finding, scenarios
+from convoy.loadtest.simulation.workload import Scenario
 
 
 def finding(scenario: Scenario, ours: float) -> Finding:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from app.scheduling.request import Place, SlotRef
-from app.scheduling.slab import ALIGNMENT_BYTES, KEEP_RESIDENT_BYTES, Slab, Slot, SlotError, SlotState
+from convoy.app.scheduling.request import Place, SlotRef
+from convoy.app.scheduling.slab import ALIGNMENT_BYTES, KEEP_RESIDENT_BYTES, Slab, Slot, SlotError, SlotState
 
 CAPACITY = 64 * ALIGNMENT_BYTES
 # The life of a slot as the module draws it, written out a second time on purpose.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import JobError, UsageError
-from models.store import Store
+from convoy.models.errors import JobError, UsageError
+from convoy.models.store import Store
 
 
 def publish(store: Store, name: str = "m") -> int:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.spec import NUMPY_DTYPES, TensorSpec
-from models.tensors import (
+from convoy.models.spec import NUMPY_DTYPES, TensorSpec
+from convoy.models.tensors import (
     MalformedStrings,
     as_numbers,
     blank,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from export.tensorrt.build import build_plan
-from export.tensorrt.watch import BuildWatch
-from models.errors import JobError
-from models.plan_cache import find_plan
-from models.plans import BuildEvent, BuildOptions
+from convoy.export.tensorrt.build import build_plan
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.models.errors import JobError
+from convoy.models.plan_cache import find_plan
+from convoy.models.plans import BuildEvent, BuildOptions
 from tests.support.fake_tensorrt import VERSIONS
 from tests.support.tensorrt_bench import Bench
 from tests.support.tensorrt_play import FakeInput, FakeParserError

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from export.tensorrt.audit import check_audit, read_audit
-from models.errors import JobError
-from models.plans import PlanAudit
+from convoy.export.tensorrt.audit import check_audit, read_audit
+from convoy.models.errors import JobError
+from convoy.models.plans import PlanAudit
 
 
 def audited(*layers: Any) -> dict[str, int]:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from export.tensorrt.build import build_plan
-from export.tensorrt.files import sole_builder
-from export.tensorrt.watch import BuildWatch
-from models.errors import JobError, UsageError
-from models.plan_cache import find_plan
-from models.plans import Plan, PlanPaths, timing_cache_path
+from convoy.export.tensorrt.build import build_plan
+from convoy.export.tensorrt.files import sole_builder
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.models.errors import JobError, UsageError
+from convoy.models.plan_cache import find_plan
+from convoy.models.plans import Plan, PlanPaths, timing_cache_path
 from tests.support.fake_tensorrt import VERSIONS
 from tests.support.tensorrt_bench import Bench
 
@@ -141,7 +141,7 @@ def test_a_full_disk_leaves_no_plan_and_says_so(bench: Bench, monkeypatch: pytes
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("export.tensorrt.files.os.fsync", full)
+    monkeypatch.setattr("convoy.export.tensorrt.files.os.fsync", full)
     with pytest.raises(JobError, match="is full"):
         bench.build()
     assert bench.plans() == []

@@ -1,4 +1,4 @@
-"""`python -m export.to_tensorrt`: what it prints, how it exits, and what it does without."""
+"""`python -m convoy.export.to_tensorrt`: what it prints, how it exits, and what it does without."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from app.engines.tensorrt_library import TENSORRT, load_builder
-from export.tensorrt.library import find_gpu
-from export.to_tensorrt import main
-from models.errors import JobError
-from models.plans import BuildEvent, Gpu
-from models.records import from_jsonable
+from convoy.app.engines.tensorrt_library import TENSORRT, load_builder
+from convoy.export.tensorrt.library import find_gpu
+from convoy.export.to_tensorrt import main
+from convoy.models.errors import JobError
+from convoy.models.plans import BuildEvent, Gpu
+from convoy.models.records import from_jsonable
 from tests.support.fake_cuda import NO_DEVICE, FakeCuda, FakeGpu
 from tests.support.fake_tensorrt import VERSIONS
 from tests.support.tensorrt_play import Scenario
@@ -118,7 +118,7 @@ def test_a_tensorrt_whose_libraries_are_missing_is_named(monkeypatch: pytest.Mon
             raise ImportError("libnvinfer.so.11: cannot open shared object file")
         return real(name)
 
-    monkeypatch.setattr("app.engines.tensorrt_library.importlib.import_module", broken)
+    monkeypatch.setattr("convoy.app.engines.tensorrt_library.importlib.import_module", broken)
     with pytest.raises(JobError, match=r"does not load \(libnvinfer\.so\.11"):
         load_builder(TENSORRT)
 
@@ -139,14 +139,14 @@ def test_a_version_that_lacks_something_is_named_with_what_it_lacks(monkeypatch:
 
 
 def test_the_gpu_is_asked_for_its_name_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.tensorrt.library.load_runtime", lambda: FakeCuda(FakeGpu(H200.name)))
+    monkeypatch.setattr("convoy.export.tensorrt.library.load_runtime", lambda: FakeCuda(FakeGpu(H200.name)))
     assert find_gpu() == H200
 
 
 def test_a_machine_without_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda()
     cuda.driver_status = NO_DEVICE
-    monkeypatch.setattr("export.tensorrt.library.load_runtime", lambda: cuda)
+    monkeypatch.setattr("convoy.export.tensorrt.library.load_runtime", lambda: cuda)
     with pytest.raises(JobError, match=r"no GPU to build for: .*no CUDA-capable device is detected"):
         find_gpu()
 
@@ -165,7 +165,7 @@ def test_the_builder_needs_no_terminal_no_onnx_and_no_torch(tmp_path: Path) -> N
     code = (
         "import sys\n"
         f"for name in {(*_BLOCKED, 'tensorrt')!r}: sys.modules[name] = None\n"
-        "from export.to_tensorrt import main\n"
+        "from convoy.export.to_tensorrt import main\n"
         "sys.exit(main())"
     )
     (tmp_path / "m.onnx").write_bytes(b"a graph")
@@ -193,8 +193,8 @@ def test_a_reader_that_closed_the_pipe_ends_the_builder_quietly(tmp_path: Path) 
     """The server died: its child must not go on, nor end in a traceback."""
     code = (
         "import sys, time\n"
-        "from export.to_tensorrt import main\n"
-        "from models.plans import Gpu\n"
+        "from convoy.export.to_tensorrt import main\n"
+        "from convoy.models.plans import Gpu\n"
         "from tests.support.tensorrt_play import Scenario\n"
         "sys.stdin.read()\n"
         "sys.exit(main(load=lambda library: Scenario().module(), device=lambda: Gpu('NVIDIA H200', '9.0')))"

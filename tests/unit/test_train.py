@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models import zoo
-from models.checkpoint import convoy_version, read_checkpoint_header
-from models.errors import JobError, UsageError
-from models.images import preprocess
-from models.samples import PARTS, encode_png
-from models.train import TrainOptions, TrainProgress, compare, train
+from convoy.models import zoo
+from convoy.models.checkpoint import convoy_version, read_checkpoint_header
+from convoy.models.errors import JobError, UsageError
+from convoy.models.images import preprocess
+from convoy.models.samples import PARTS, encode_png
+from convoy.models.train import TrainOptions, TrainProgress, compare, train
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -67,7 +67,7 @@ def test_a_wrong_option_is_named_with_what_is_right(changes: dict[str, Any], mes
 
 
 def test_names_and_options_need_no_torch() -> None:
-    program = "import sys, models.train, models.zoo as z; z.entry('simple_cnn'); assert 'torch' not in sys.modules"
+    program = "import sys, convoy.models.train, convoy.models.zoo as z; z.entry('simple_cnn'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
 
 
@@ -193,7 +193,7 @@ def test_a_gpu_that_is_not_there_is_named(folder: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_one_cycle_rises_to_the_peak_and_falls_to_nothing() -> None:
-    from models.fit import WARM_UP_FRACTION, one_cycle
+    from convoy.models.fit import WARM_UP_FRACTION, one_cycle
 
     factors = [one_cycle(step / 100) for step in range(101)]
     peak = round(WARM_UP_FRACTION * 100)
@@ -207,7 +207,7 @@ def test_one_cycle_rises_to_the_peak_and_falls_to_nothing() -> None:
 def test_distortion_keeps_shape_range_and_seed() -> None:
     import torch
 
-    from models.augment import distort
+    from convoy.models.augment import distort
 
     images = torch.rand(6, 3, 9, 7)
     one, two = (distort(images, torch.Generator().manual_seed(1), mirror=True) for _ in range(2))

@@ -13,10 +13,10 @@ import threading
 import numpy as np
 import pytest
 
-from app.gpu_jobs import GpuJob, PlanWish
-from app.gpu_loading import prove_plan
-from app.proving import ProvedEngine
-from models.bundle import MANIFEST, open_bundle
+from convoy.app.loading.gpu_jobs import GpuJob, PlanWish
+from convoy.app.loading.gpus import prove_plan
+from convoy.app.loading.proving import ProvedEngine
+from convoy.models.bundle import MANIFEST, open_bundle
 from tests.support.fake_cuda import FakeGpu
 from tests.support.fake_devices import until
 from tests.support.gpu_machine import GpuBench
@@ -33,7 +33,7 @@ def bench() -> GpuBench:
 
 def faster_in_tensorrt(monkeypatch: pytest.MonkeyPatch, tensorrt_ms: float) -> None:
     took_ms = {"onnxruntime-cuda": 3.0, "tensorrt": tensorrt_ms}
-    monkeypatch.setattr("app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.info.engine])
+    monkeypatch.setattr("convoy.app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.info.engine])
 
 
 def test_a_plan_takes_over_under_load_and_nobody_notices(tmp_path, bench, monkeypatch):
@@ -128,7 +128,7 @@ def test_a_plan_that_is_not_faster_does_not_serve(tmp_path, bench, monkeypatch):
 def test_int8_is_built_after_fp16_and_takes_over_only_where_it_is_faster(tmp_path, bench, monkeypatch):
     took_ms = {"fp16": 2.0, "int8": 1.0, "fp8": 1.0}
     monkeypatch.setattr(
-        "app.engines.measure.Probe.run_ms",
+        "convoy.app.engines.measure.Probe.run_ms",
         lambda probe: 4.0 if probe.engine.info.engine != "tensorrt" else took_ms[probe.engine.info.precision],
     )
 
@@ -192,7 +192,9 @@ def test_a_load_that_slows_everything_does_not_keep_a_faster_plan_out(tmp_path, 
     """What serves was measured when nothing else ran."""
     slowed = 1.0
     took_ms = {"onnxruntime-cuda": 3.0, "tensorrt": 1.0}
-    monkeypatch.setattr("app.engines.measure.Probe.run_ms", lambda probe: slowed * took_ms[probe.engine.info.engine])
+    monkeypatch.setattr(
+        "convoy.app.engines.measure.Probe.run_ms", lambda probe: slowed * took_ms[probe.engine.info.engine]
+    )
 
     async def job() -> None:
         nonlocal slowed
@@ -232,7 +234,7 @@ def test_whatever_a_library_raises_costs_one_plan_and_is_told(tmp_path, bench, m
     def broken(job: object, wish: object) -> None:
         raise RuntimeError("pybind11 lost its temper")
 
-    monkeypatch.setattr("app.upgrades.prove_plan", broken)
+    monkeypatch.setattr("convoy.app.lifecycle.upgrades.prove_plan", broken)
 
     async def job() -> None:
         async with running(tmp_path, bench, "auto") as server:
@@ -279,7 +281,7 @@ def test_a_plan_that_is_missing_when_an_engine_is_replaced_is_built(tmp_path, be
 def test_where_no_plan_comes_the_fallback_is_tuned_beside_the_serving(tmp_path, bench, monkeypatch):
     bench.onnxruntime.takes_ns = lambda samples, way: 1e6 if way["cudnn_conv_algo_search"] == "EXHAUSTIVE" else 2e6
     took_ms = {"HEURISTIC": 2.0, "EXHAUSTIVE": 1.0}
-    monkeypatch.setattr("app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.tuning.search])
+    monkeypatch.setattr("convoy.app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.tuning.search])
 
     async def job() -> None:
         async with running(tmp_path, bench) as server:
@@ -303,7 +305,7 @@ def test_stopping_while_a_plan_proves_itself_gives_all_memory_back(tmp_path, ben
         assert may_go_on.wait(60)
         return prove_plan(job, wish)
 
-    monkeypatch.setattr("app.upgrades.prove_plan", slowly)
+    monkeypatch.setattr("convoy.app.lifecycle.upgrades.prove_plan", slowly)
 
     async def job() -> None:
         async with running(tmp_path, bench) as server:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.version_plan import Found, Known, Load, Policy, Seen, Unload, next_step, settle
+from convoy.app.lifecycle.version_plan import Found, Known, Load, Policy, Seen, Unload, next_step, settle
 
 A, B, C = ("a",), ("b",), ("c",)
 

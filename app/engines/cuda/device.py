@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from app.engines import cpu
-from app.engines.base import Blast, EngineFailure
-from app.engines.cuda.driver import CaptureDisturbed, Cuda, GpuProperties, Handle, open_cuda
+from convoy.app.engines import cpu
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda, GpuProperties, Handle, open_cuda
 
 # Stays free when an engine is loaded: the driver, other processes and a library's late allocations live here.
 RESERVED_BYTES = 256 << 20

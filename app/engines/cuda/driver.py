@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from app.engines.base import Blast, EngineFailure
-from app.engines.cuda.captures import CaptureGate
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.engines.cuda.captures import CaptureGate
 
 INSTALL = "pip install 'convoy-serve[gpu]', or [rtx] for TensorRT for RTX alone"
 

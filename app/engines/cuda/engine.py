@@ -18,15 +18,15 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 
-from app.engines.base import Blast, Engine, EngineFailure, EngineInfo, Part, RunResult
-from app.engines.cuda.device import Device
-from app.engines.cuda.driver import CaptureDisturbed, Handle
-from app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
-from app.engines.cuda.slots import Layout, Slot
-from app.engines.delivery import scatter
-from app.engines.measure import batch_knots
-from models.bundle import Precision
-from models.spec import TensorSpec
+from convoy.app.engines.base import Blast, Engine, EngineFailure, EngineInfo, Part, RunResult
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle
+from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
+from convoy.app.engines.cuda.slots import Layout, Slot
+from convoy.app.engines.delivery import scatter
+from convoy.app.engines.measure import batch_knots
+from convoy.models.bundle import Precision
+from convoy.models.spec import TensorSpec
 
 # One batch computes, one is copied. A third would only wait, and could not grow any more while it does.
 SLOTS = 2

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.engines.cuda.device import Device
-from app.engines.cuda.driver import Cuda, Handle
-from app.engines.delivery import Landed
-from models.errors import BundleError
-from models.spec import TensorSpec
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.driver import Cuda, Handle
+from convoy.app.engines.delivery import Landed
+from convoy.models.errors import BundleError
+from convoy.models.spec import TensorSpec
 
 # What cudaMalloc itself aligns to; kernels may ask for as much of every tensor.
 _ALIGNMENT_BYTES = 256

@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from app.engines.base import EngineFailure
-from app.engines.cuda.engine import CudaEngine
-from app.engines.measure import make_probe
-from models.errors import BundleError, ConvoyError
-from models.records import from_jsonable, to_jsonable
+from convoy.app.engines.base import EngineFailure
+from convoy.app.engines.cuda.engine import CudaEngine
+from convoy.app.engines.measure import make_probe
+from convoy.models.errors import BundleError, ConvoyError
+from convoy.models.records import from_jsonable, to_jsonable
 
 _log = logging.getLogger("convoy")
 _ROUNDS = 7

@@ -12,9 +12,9 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
-from app.engines.cuda.engine import CudaEngine
-from app.engines.cuda.trials import best_of, read_memory, told, try_all, write_memory
-from app.engines.onnxruntime_cuda import ConvolutionSearch, ConvolutionTuning
+from convoy.app.engines.cuda.engine import CudaEngine
+from convoy.app.engines.cuda.trials import best_of, read_memory, told, try_all, write_memory
+from convoy.app.engines.onnxruntime_cuda import ConvolutionSearch, ConvolutionTuning
 
 _log = logging.getLogger("convoy")
 _FILE_VERSION = 2

@@ -8,5 +8,5 @@
     graph       module -> ONNX file, and the module's own answers
 
 The only room of export that imports torch. Knows nothing of bundles, engines or accuracy. A user's file takes
-the interpreter over (`export.sources.user_code`), so everything of ours is imported before that.
+the interpreter over (`convoy.export.sources.user_code`), so everything of ours is imported before that.
 """

@@ -1,8 +1,8 @@
-"""`python -m export.sources.torch_child FOLDER` does the job that lies in the folder."""
+"""`python -m convoy.export.sources.torch_child FOLDER` does the job that lies in the folder."""
 
 import sys
 from pathlib import Path
 
-from export.sources.torch_child.child import main
+from convoy.export.sources.torch_child.child import main
 
 main(Path(sys.argv[1]))

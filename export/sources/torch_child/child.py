@@ -12,11 +12,11 @@ import sys
 import threading
 from pathlib import Path
 
-from export.sources import torch_job as files
-from export.sources.torch_child import graph, networks, registries, untrained, weights
-from export.sources.torch_job import TENSOR, Description, Inquiry, Job, Outcome, one_line
-from models.errors import ConvoyError, JobError
-from models.records import from_jsonable, to_jsonable
+from convoy.export.sources import torch_job as files
+from convoy.export.sources.torch_child import graph, networks, registries, untrained, weights
+from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, Job, Outcome, one_line
+from convoy.models.errors import ConvoyError, JobError
+from convoy.models.records import from_jsonable, to_jsonable
 
 _NO_MEMORY = "the network does not fit into memory; close other programs or use a larger machine"
 # How torch, the C++ library and the exporter say so, by parts of their messages.

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export.sources import torch_job as files
-from export.sources.onnx_file import portable
-from export.sources.torch_job import Job, one_line
-from models.errors import JobError
+from convoy.export.sources import torch_job as files
+from convoy.export.sources.onnx_file import portable
+from convoy.export.sources.torch_job import Job, one_line
+from convoy.models.errors import JobError
 
 if TYPE_CHECKING:
     import torch

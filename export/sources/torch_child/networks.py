@@ -9,10 +9,10 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export.sources.torch_child import registries
-from export.sources.torch_job import Job, one_line
-from export.sources.user_code import call_factory
-from models.errors import JobError
+from convoy.export.sources.torch_child import registries
+from convoy.export.sources.torch_job import Job, one_line
+from convoy.export.sources.user_code import call_factory
+from convoy.models.errors import JobError
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ def _from_file(job: Job) -> Any:
 
 
 def _from_zoo(job: Job) -> Any:
-    return importlib.import_module("models.zoo").create(job.name, job.classes)
+    return importlib.import_module("convoy.models.zoo").create(job.name, job.classes)
 
 
 def _from_torchvision(job: Job) -> Any:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from export.sources.torch_job import Description, Inquiry, some
-from models.errors import BundleError, JobError
-from models.spec import ImageSpec
+from convoy.export.sources.torch_job import Description, Inquiry, some
+from convoy.models.errors import BundleError, JobError
+from convoy.models.spec import ImageSpec
 
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 

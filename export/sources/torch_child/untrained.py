@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from export.sources.torch_job import some
-from models.errors import JobError
+from convoy.export.sources.torch_job import some
+from convoy.models.errors import JobError
 
 if TYPE_CHECKING:
     import torch

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export.sources.misfit import misfit
-from export.sources.torch_job import some
-from models.errors import JobError
+from convoy.export.sources.misfit import misfit
+from convoy.export.sources.torch_job import some
+from convoy.models.errors import JobError
 
 if TYPE_CHECKING:
     import torch

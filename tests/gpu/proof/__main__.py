@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
             return 1
         sys.path.insert(0, str(site.resolve()))
     try:
-        from models.errors import JobError
+        from convoy.models.errors import JobError
         from tests.gpu.proof import parts
         from tests.gpu.proof.children import Children
         from tests.gpu.proof.page import write_page

@@ -7,10 +7,10 @@ from itertools import cycle
 
 import numpy as np
 
-from app.engines.base import Engine, run_arrays
-from app.engines.cpu import cpu_budget
-from app.engines.onnxruntime import OnnxRuntimeCpuEngine
-from export.proof.verify import relative_error
+from convoy.app.engines.base import Engine, run_arrays
+from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.export.proof.verify import relative_error
 from tests.gpu.proof.records import Agreement, Setting
 from tests.gpu.proof.subjects import Subject
 

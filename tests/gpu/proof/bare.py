@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from app.engines.base import Engine, Part, RunResult
+from convoy.app.engines.base import Engine, Part, RunResult
 from tests.gpu.proof.records import BareRow, Setting
 
 _FEWEST_BATCHES = 3

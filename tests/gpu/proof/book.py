@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from models.checkpoint import convoy_version, write_whole
-from models.errors import JobError
-from models.records import RecordError, from_jsonable, to_jsonable
+from convoy.models.checkpoint import convoy_version, write_whole
+from convoy.models.errors import JobError
+from convoy.models.records import RecordError, from_jsonable, to_jsonable
 from tests.gpu.proof.experiment import Ended, Experiment, Ran, Verdict
 from tests.gpu.proof.records import file_name
 

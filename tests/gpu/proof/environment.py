@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
-from app.engines.cpu import cpu_budget, cpu_model
-from app.engines.cuda.device import Device
-from models.checkpoint import convoy_version
+from convoy.app.engines.cpu import cpu_budget, cpu_model
+from convoy.app.engines.cuda.device import Device
+from convoy.models.checkpoint import convoy_version
 from tests.gpu.proof.records import Environment, GpuState
 
 _NONE = "none"

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from statistics import median
 
-from app.engines.base import Engine, Part
-from app.engines.cuda.device import Device
-from app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
-from app.engines.cuda.slots import Layout, Slot
+from convoy.app.engines.base import Engine, Part
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
+from convoy.app.engines.cuda.slots import Layout, Slot
 from tests.gpu.proof.bare import HostMemory
 from tests.gpu.proof.records import Gathering, GatherRow
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from models.bundle import Precision
+from convoy.models.bundle import Precision
 from tests.gpu.proof.records import Setting
 
 SIZES = (1, 8, 32, 128)

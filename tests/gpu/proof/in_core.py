@@ -15,17 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
-from app.canary import CanaryCheck
-from app.catalog import Served
-from app.core import Core, CoreOptions
-from app.engines.base import Engine, Part, RunResult
-from app.loading import LoadedModel, LoadOptions
-from app.model_control import ControlOptions
-from app.proving import ProvedEngine, measure
-from app.scheduling.request import Done, Outcome, Place, Request
-from models.bundle import LatencyPoint
-from models.spec import ModelSpec
-from models.store import StoredVersion
+from convoy.app.core import Core, CoreOptions
+from convoy.app.engines.base import Engine, Part, RunResult
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.lifecycle.control import ControlOptions
+from convoy.app.loading.canary import CanaryCheck
+from convoy.app.loading.load import LoadedModel, LoadOptions
+from convoy.app.loading.proving import ProvedEngine, measure
+from convoy.app.scheduling.request import Done, Outcome, Place, Request
+from convoy.models.bundle import LatencyPoint
+from convoy.models.spec import ModelSpec
+from convoy.models.store import StoredVersion
 from tests.gpu.proof.bare import Effort
 from tests.gpu.proof.records import CoreRow, Setting
 

@@ -13,21 +13,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from app.engines.base import Engine
-from app.engines.cuda.trials import best_of, try_all
-from app.engines.cuda.tuning import OpenTrial
-from app.engines.machine import Machine
-from app.engines.measure import make_probe
-from app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
-from app.engines.tensorrt import Captures, TensorRtEngine
-from app.engines.tensorrt_contexts import Kernels
-from app.engines.tensorrt_library import RTX as RTX_LIBRARY
-from export.tensorrt.build import BuildJob, build_plan
-from export.tensorrt.library import resolve_target
-from export.tensorrt.watch import BuildWatch
-from models.bundle import Precision
-from models.errors import JobError
-from models.plans import BuildOptions, Gpu, Plan, tensorrt_target
+from convoy.app.engines.base import Engine
+from convoy.app.engines.cuda.trials import best_of, try_all
+from convoy.app.engines.cuda.tuning import OpenTrial
+from convoy.app.engines.machine import Machine
+from convoy.app.engines.measure import make_probe
+from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
+from convoy.app.engines.tensorrt import Captures, TensorRtEngine
+from convoy.app.engines.tensorrt_contexts import Kernels
+from convoy.app.engines.tensorrt_library import RTX as RTX_LIBRARY
+from convoy.export.tensorrt.build import BuildJob, build_plan
+from convoy.export.tensorrt.library import resolve_target
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.models.bundle import Precision
+from convoy.models.errors import JobError
+from convoy.models.plans import BuildOptions, Gpu, Plan, tensorrt_target
 from tests.gpu.proof.budget import Budget
 from tests.gpu.proof.grid import Opening
 from tests.gpu.proof.subjects import NotMade, Subject

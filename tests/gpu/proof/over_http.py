@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from export.assemble import publish
-from loadtest.ammunition import Ammunition
-from loadtest.answers import AnswerCheck
-from loadtest.bodies import Input, binary_payloads, infer_path, request_bytes
-from loadtest.endpoint import find_endpoint
-from loadtest.options import LoadOptions
-from loadtest.peers.server import Launch, free_ports, serving
-from loadtest.runner import run
-from loadtest.statistics import summarise
-from models.bundle import Canary, Precision, Provenance, Target, Variant
-from models.checkpoint import convoy_version
-from models.store import Store
+from convoy.export.assemble import publish
+from convoy.loadtest.ammunition import Ammunition
+from convoy.loadtest.answers import AnswerCheck
+from convoy.loadtest.bodies import Input, binary_payloads, infer_path, request_bytes
+from convoy.loadtest.endpoint import find_endpoint
+from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.peers.server import Launch, free_ports, serving
+from convoy.loadtest.runner import run
+from convoy.loadtest.statistics import summarise
+from convoy.models.bundle import Canary, Precision, Provenance, Target, Variant
+from convoy.models.checkpoint import convoy_version
+from convoy.models.store import Store
 from tests.gpu.proof.agreement import Reference
 from tests.gpu.proof.records import HttpRow
 from tests.gpu.proof.subjects import ROOT, NotMade, Subject
@@ -51,7 +51,7 @@ class Server:
     def command(self, port: int) -> tuple[str, ...]:
         edges = () if self.edges is None else ("--edges", str(self.edges))
         return (
-            *(sys.executable, "-m", "app", "--store", str(self.store), "--plan-cache", str(self.plans)),
+            *(sys.executable, "-m", "convoy.app", "--store", str(self.store), "--plan-cache", str(self.plans)),
             *("--host", "127.0.0.1", "--port", str(port), "--grpc-port", "-1", "--engine", self.engine),
             *("--max-inflight-mb", "1024", "--access-log", "off", *edges),
         )
@@ -60,7 +60,7 @@ class Server:
 def edge_counts() -> tuple[int | None, ...]:
     """With how many edge processes the server can run here, the telling number first. Raises NotMade."""
     asked = subprocess.run(
-        [sys.executable, "-m", "app", "--help"],
+        [sys.executable, "-m", "convoy.app", "--help"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -72,7 +72,7 @@ def edge_counts() -> tuple[int | None, ...]:
         raise NotMade(f"`convoy serve` does not start here: {lines[-1]}")
     # Its imports come with the serving itself, not with the help.
     probe = subprocess.run(
-        [sys.executable, "-c", "import app.main"], cwd=ROOT, capture_output=True, text=True, env=environment()
+        [sys.executable, "-c", "import convoy.app.main"], cwd=ROOT, capture_output=True, text=True, env=environment()
     )
     if probe.returncode:
         raise NotMade(f"the server's libraries are not all there: {probe.stderr.strip().splitlines()[-1]}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from models.checkpoint import write_whole
-from models.records import RecordError
+from convoy.models.checkpoint import write_whole
+from convoy.models.records import RecordError
 from tests.gpu.proof.book import Book, read_books
 from tests.gpu.proof.experiments_page import answers, questions
 from tests.gpu.proof.markdown import table

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.engines.base import Engine
-from app.engines.machine import Machine
+from convoy.app.engines.base import Engine
+from convoy.app.engines.machine import Machine
 from tests.gpu.proof import environment, kinds, run_tests
 from tests.gpu.proof.agreement import Reference, compare
 from tests.gpu.proof.bare import Effort, HostMemory, measure_bare

@@ -9,9 +9,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.bundle import Precision
-from models.checkpoint import write_whole
-from models.records import from_jsonable, to_jsonable
+from convoy.models.bundle import Precision
+from convoy.models.checkpoint import write_whole
+from convoy.models.records import from_jsonable, to_jsonable
 
 SCHEMA_VERSION = 1
 

@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from app.engines.cpu import cpu_budget
-from export.data import Chunk
-from export.sources.to_onnx import INLINE_BYTES
-from export.sources.torch_job import INPUT_NAME, OUTPUT_NAME, Job
-from export.variants.calibrate import Calibration, collect
-from export.variants.onnx_graph import prepare
-from export.variants.precision import RECIPES, REFERENCE
-from export.zoo_proof import random_picture
-from models import zoo
-from models.bundle import Precision, open_bundle
-from models.images import preprocess
-from models.spec import ImageSpec, ModelSpec, TensorSpec
+from convoy.app.engines.cpu import cpu_budget
+from convoy.export.data import Chunk
+from convoy.export.sources.to_onnx import INLINE_BYTES
+from convoy.export.sources.torch_job import INPUT_NAME, OUTPUT_NAME, Job
+from convoy.export.variants.calibrate import Calibration, collect
+from convoy.export.variants.onnx_graph import prepare
+from convoy.export.variants.precision import RECIPES, REFERENCE
+from convoy.export.zoo_proof import random_picture
+from convoy.models import zoo
+from convoy.models.bundle import Precision, open_bundle
+from convoy.models.images import preprocess
+from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 from tests.gpu.proof.targets import DIGITS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -123,7 +123,7 @@ def torchvision_maker(name: str) -> MakeSubject:
 def _make_torchvision(name: str, folder: Path, with_int8: bool) -> Subject:
     import torch
 
-    from export.sources.torch_child import graph, networks, weights
+    from convoy.export.sources.torch_child import graph, networks, weights
 
     job = _job(name)
     torch.manual_seed(0)

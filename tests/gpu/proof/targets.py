@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from models.bundle import Precision
+from convoy.models.bundle import Precision
 from tests.gpu.proof.records import Agreement, BareRow, HttpRow, Proof, Target
 
 RESNET, DIGITS = "resnet50", "digits"

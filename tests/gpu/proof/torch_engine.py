@@ -2,7 +2,7 @@
 
 It proves what TensorRT's and ONNX Runtime's engines are made of (streams, events, turns, page-locked gathering,
 graphs per slot and batch size) on a machine that has neither. Not a serving engine: torch is no dependency of a
-server. Knows torch; is otherwise as `app.engines.tensorrt` is.
+server. Knows torch; is otherwise as `convoy.app.engines.tensorrt` is.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from app.engines.base import Blast, EngineFailure
-from app.engines.cuda.device import Device
-from app.engines.cuda.engine import SLOTS, CudaEngine
-from app.engines.cuda.slots import Slot
-from models.bundle import Precision
-from models.spec import ModelSpec
+from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.engine import SLOTS, CudaEngine
+from convoy.app.engines.cuda.slots import Slot
+from convoy.models.bundle import Precision
+from convoy.models.spec import ModelSpec
 from tests.gpu.proof.targets import TORCH
 
 # The first settles cuDNN's choice of kernels, the second the allocator.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
-from models.bundle import Precision
+from convoy.models.bundle import Precision
 from tests.gpu.proof.bare import Effort
 from tests.gpu.proof.records import Yardstick
 from tests.gpu.proof.subjects import Subject

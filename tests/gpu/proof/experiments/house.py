@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tests.gpu.proof.experiment import Bench, Judgement, NotMeasurable, Ran
 
 if TYPE_CHECKING:
-    from app.engines.machine import Machine
+    from convoy.app.engines.machine import Machine
     from tests.gpu.proof.records import TestRun
 
 # For the benchmark's last rows, when its budget is over.
@@ -213,7 +213,7 @@ def judge_serving(ran: Ran) -> Judgement:
 
 def _machine() -> Machine:
     """The house's own view of it. Raises NotMeasurable where there is no GPU."""
-    from app.engines.machine import find_machine
+    from convoy.app.engines.machine import find_machine
 
     machine = find_machine()
     if not machine.gpus:

@@ -24,7 +24,7 @@ def identify(bench: Bench) -> None:
 
 def describe(bench: Bench) -> None:
     """Device, driver, clocks and every library's version."""
-    from app.engines.cuda.device import open_devices
+    from convoy.app.engines.cuda.device import open_devices
     from tests.gpu.proof import environment
 
     open_runtime()  # which says so where there is no GPU

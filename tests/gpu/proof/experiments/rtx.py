@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.engines.tensorrt_library import RTX, TensorRt, collecting_logger, load_builder
-from export.tensorrt.engine import tune
-from export.tensorrt.watch import BuildWatch
-from models.errors import JobError
-from models.plans import BuildOptions, Profiles
+from convoy.app.engines.tensorrt_library import RTX, TensorRt, collecting_logger, load_builder
+from convoy.export.tensorrt.engine import tune
+from convoy.export.tensorrt.watch import BuildWatch
+from convoy.models.errors import JobError
+from convoy.models.plans import BuildOptions, Profiles
 from tests.gpu.proof.experiment import NotMeasurable
 from tests.gpu.proof.experiments.cudart import CudaError, Runtime, open_runtime
 

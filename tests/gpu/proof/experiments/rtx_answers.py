@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from app.engines.tensorrt_library import nameable_capabilities
+from convoy.app.engines.tensorrt_library import nameable_capabilities
 from tests.gpu.proof.experiment import Bench, Judgement, Ran
 from tests.gpu.proof.experiments import networks
 from tests.gpu.proof.experiments.rtx import FAILURES, Built, Library, in_turns_ms

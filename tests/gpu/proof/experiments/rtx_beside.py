@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from app.engines.tensorrt_library import RTX, TENSORRT, TensorRt
+from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt
 from tests.gpu.proof.experiment import Bench, Judgement, Ran
 from tests.gpu.proof.experiments import networks
 from tests.gpu.proof.experiments.captures import MODES

@@ -33,7 +33,7 @@ def gpu_tests(bench: Bench) -> None:
 
 def takeover(bench: Bench, engines: str, wait_s: float) -> None:
     """The demo from an empty plan cache, and once more from the one that this has left."""
-    from app.engines.machine import find_machine
+    from convoy.app.engines.machine import find_machine
     from tests.gpu.proof import over_http
     from tests.gpu.proof.subjects import DEMO_STORE, NotMade
 
@@ -69,7 +69,7 @@ class _Seen:
 
 def _watch(bench: Bench, how: str, server: Server, folder: Path, wait_s: float) -> None:
     """Start it, and ask it until this library answers, or `wait_s` are over."""
-    from loadtest.peers.server import Launch, free_ports, serving
+    from convoy.loadtest.peers.server import Launch, free_ports, serving
     from tests.gpu.proof import over_http
 
     port, began_s = free_ports().http, time.monotonic()

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from app.engines.base import Engine, EngineFailure
-from app.engines.measure import Probe, make_probe
-from models.errors import ConvoyError
+from convoy.app.engines.base import Engine, EngineFailure
+from convoy.app.engines.measure import Probe, make_probe
+from convoy.models.errors import ConvoyError
 from tests.gpu.proof.experiment import Bench, Judgement, NotMeasurable, Ran
 from tests.gpu.proof.experiments import networks
 from tests.gpu.proof.experiments.rtx import FAILURES, Library, in_turns_ms
@@ -87,7 +87,7 @@ def others(bench: Bench, network: str, sizes: list[int], compiled_sizes: list[in
     """The house's engines on one network of the benchmark, in every precision that it has a file for."""
     import tempfile
 
-    from app.engines.machine import find_machine
+    from convoy.app.engines.machine import find_machine
     from tests.gpu.proof import kinds
     from tests.gpu.proof.budget import Budget
     from tests.gpu.proof.grid import Opening

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from models.plans import Profiles
+from convoy.models.plans import Profiles
 from tests.gpu.proof.experiment import Bench, Judgement, Ran
 from tests.gpu.proof.experiments import networks
 from tests.gpu.proof.experiments.rtx import FAILURES, Built, Library, Way, free_bytes, in_turns_ms

@@ -1,0 +1,191 @@
+"""`convoy doctor`: what this machine has, and which engines can run here and why the others cannot."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from convoy.app.commands.plan_inventory import PlanInventory, take_inventory
+from convoy.app.engines import cpu
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.machine import Machine, find_machine
+from convoy.app.engines.select import Availability, availabilities
+from convoy.app.engines.tensorrt_library import LIBRARIES, BuilderFound, find_builder
+from convoy.app.version import VERSION, is_compiled
+
+_LIBRARIES = (
+    *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "tensorrt"),
+    *(
+        "tensorrt-cu13",
+        "tensorrt-rtx",
+        "cuda-python",
+        "cuda-bindings",
+        "nvidia-ml-py",
+        "onnx",
+        "onnxscript",
+        "torch",
+        "torchvision",
+    ),
+    "tritonclient",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFound:
+    """One GPU as CUDA sees it. `driver_cuda`: the newest CUDA that its driver speaks."""
+
+    device: str
+    name: str
+    compute_capability: str
+    total_bytes: int
+    pci_bus_id: str
+    driver_cuda: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Everything `doctor` knows. `libraries` maps a distribution to its version, None where it is missing.
+
+    `compiled`: the hot path is machine code. `gpus` are `gpu_devices` in words, or what the driver alone sees;
+    `gpu_note` says why none can be used.
+    """
+
+    convoy: str
+    compiled: bool
+    python: str
+    system: str
+    cpu: str
+    cpu_cores: int
+    int8_dot_product: bool
+    gpus: tuple[str, ...]
+    gpu_note: str
+    libraries: dict[str, str | None]
+    engines: tuple[Availability, ...]
+    builders: tuple[BuilderFound, ...]
+    gpu_devices: tuple[GpuFound, ...]
+    plan_cache: PlanInventory
+
+
+def run(as_json: bool, plan_cache: Path, console: Console) -> None:
+    """Print the diagnosis as tables, or as JSON."""
+    diagnosis = diagnose(find_machine(), plan_cache)
+    if as_json:
+        console.print_json(data=asdict(diagnosis))
+        return
+    console.print(_machine(diagnosis))
+    console.print(_engines(diagnosis))
+    console.print(_builders(diagnosis))
+    if diagnosis.plan_cache.plans:
+        console.print(_plans(diagnosis.plan_cache))
+    for reason in diagnosis.plan_cache.unreadable:
+        console.print(Text(f"no plan: {reason}"), soft_wrap=True)
+    console.print(_libraries(diagnosis))
+
+
+def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
+    gpus = tuple(_found(gpu) for gpu in machine.gpus)
+    return Diagnosis(
+        convoy=VERSION,
+        compiled=is_compiled(),
+        python=platform.python_version(),
+        system=platform.platform(),
+        cpu=cpu.cpu_model(),
+        cpu_cores=cpu.cpu_budget(),
+        int8_dot_product=cpu.has_int8_dot_product(),
+        gpus=tuple(_in_words(gpu) for gpu in gpus) or _seen_by_driver(),
+        gpu_note=machine.no_gpu,
+        libraries={name: _version(name) for name in _LIBRARIES},
+        engines=availabilities(machine),
+        builders=tuple(find_builder(library, tuple(gpu.compute_capability for gpu in gpus)) for library in LIBRARIES),
+        gpu_devices=gpus,
+        plan_cache=take_inventory(plan_cache, machine),
+    )
+
+
+def _found(gpu: Device) -> GpuFound:
+    known = gpu.properties
+    return GpuFound(
+        known.device,
+        known.name,
+        known.compute_capability,
+        known.total_bytes,
+        known.pci_bus_id,
+        gpu.cuda.driver_version(),
+    )
+
+
+def _in_words(gpu: GpuFound) -> str:
+    memory = f"{gpu.total_bytes / (1 << 30):.1f} GiB"
+    capability = f"compute capability {gpu.compute_capability}"
+    return f"{gpu.device}: {gpu.name}, {capability}, {memory}, its driver speaks CUDA {gpu.driver_cuda}"
+
+
+def _seen_by_driver() -> tuple[str, ...]:
+    """The GPUs that there are although CUDA cannot be used: then a library is what is missing, and not the driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    query = [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(f"nvidia-smi shows {line.strip()}" for line in answer.stdout.splitlines() if line.strip())
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _machine(diagnosis: Diagnosis) -> Table:
+    table = Table("machine", "", show_header=False)
+    form = "compiled" if diagnosis.compiled else "interpreted"
+    table.add_row("Convoy", f"{diagnosis.convoy} ({form}) on Python {diagnosis.python}, {diagnosis.system}")
+    int8 = "8-bit dot products" if diagnosis.int8_dot_product else "no 8-bit dot products, so INT8 gains little"
+    table.add_row("CPU", f"{diagnosis.cpu}, {diagnosis.cpu_cores} cores to use, {int8}")
+    # As text: the brackets of an extra are no markup.
+    table.add_row("GPU", Text("\n".join((*diagnosis.gpus, diagnosis.gpu_note)).strip()))
+    return table
+
+
+def _engines(diagnosis: Diagnosis) -> Table:
+    table = Table("engine", "runs here", "why")
+    for engine in diagnosis.engines:
+        table.add_row(engine.engine, "yes" if engine.usable else "no", Text(engine.reason))
+    return table
+
+
+def _builders(diagnosis: Diagnosis) -> Table:
+    table = Table("plans by", "built here", "for compute capability")
+    for found in diagnosis.builders:
+        named = f"{found.library} {found.version}".strip()
+        told = f"{', '.join(found.targets)} ({found.reason})" if found.builds else found.reason
+        table.add_row(named, "yes" if found.builds else "no", Text(told))
+    return table
+
+
+def _plans(inventory: PlanInventory) -> Table:
+    table = Table("plan", "batches", "for", "MB", "serves here", title=f"plans in {inventory.folder}")
+    for plan in inventory.plans:
+        batches = ", ".join(map(str, plan.batch_sizes))
+        size, verdict = f"{plan.plan_bytes / 1e6:.1f}", f"no: {plan.why_not}" if plan.why_not else "yes"
+        table.add_row(Text(f"{plan.model} as {plan.precision}"), batches, Text(plan.target), size, Text(verdict))
+    return table
+
+
+def _libraries(diagnosis: Diagnosis) -> Table:
+    table = Table("library", "version")
+    for name, version in diagnosis.libraries.items():
+        table.add_row(name, version or "-")
+    return table

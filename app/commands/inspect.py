@@ -1,0 +1,213 @@
+"""`convoy inspect`: what is in a store, and whether every byte of it is sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from convoy.app.engines.limits import share_of_limit
+from convoy.app.engines.speedup import best_per_sample_ms
+from convoy.app.loading.bare_model import read_bare_model
+from convoy.models.bundle import REPORT, LatencyPoint, Manifest, Roofline, Variant, counted, open_bundle
+from convoy.models.errors import BundleError, UsageError
+from convoy.models.store import DEMO_STORE, Store, StoredVersion
+
+_MOST_NAMES = 4
+
+
+def run(root: Path | None, name: str | None, console: Console) -> int:
+    """Print every version of one model, or of all. Gives 1 when any is broken, else 0. Raises UsageError."""
+    store = Store.at(root or DEMO_STORE)
+    names = store.names() if name is None else [name]
+    versions, unreadable = _found(store, names)
+    if not versions and not unreadable:
+        what = f"model {name!r}" if name is not None else "model"
+        raise UsageError(f"there is no {what} in {store.root}; export one with `convoy export`")
+    broken = 0
+    for error in unreadable:
+        console.print("[bold red]broken[/]  ", end="")
+        console.print(error, markup=False, highlight=False, soft_wrap=True)
+    for version in versions:
+        try:
+            console.print(_shown(version, is_detailed=name is not None))
+        except BundleError as error:
+            broken += 1
+            console.print(f"[bold red]broken[/]  {version.name} version {version.version}: ", end="")
+            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    if broken:
+        console.print(f"{broken} of {len(versions)} versions are broken and will not be served", style="red")
+    return 1 if broken or unreadable else 0
+
+
+def _found(store: Store, names: list[str]) -> tuple[list[StoredVersion], list[str]]:
+    """The versions of these models, and of each whose folder cannot be read, why. Raises UsageError for no name."""
+    versions: list[StoredVersion] = []
+    unreadable: list[str] = []
+    for name in names:
+        try:
+            versions += store.versions(name)
+        except OSError as error:
+            unreadable.append(f"{name}: {error.filename}: cannot be read ({error.strerror}); mend it or remove it")
+    return versions, unreadable
+
+
+def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:
+    if not version.is_bundle:
+        return _bare(version)
+    manifest = open_bundle(version.folder).manifest
+    spec, origin = manifest.spec, manifest.provenance
+    labels = f"{len(spec.labels)} labels, " if spec.labels else ""
+    lines: list[RenderableType] = [
+        _title(version, f"{origin.source}, exported {origin.created_at[:16].replace('T', ' ')} UTC"),
+        Text(f"{labels}batches up to {spec.max_batch_size}, {_evaluated(manifest)}"),
+        variants_table(manifest),
+        *(Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants),
+        *_told(manifest),
+    ]
+    if is_detailed:
+        lines += [*_device(manifest), *_precisions(manifest), *_latencies(manifest), *_files(manifest)]
+        if REPORT in manifest.files:
+            lines.append(Text(f"All of it, drawn: {version.folder / REPORT}"))
+    return Group(*lines, "")
+
+
+def _told(manifest: Manifest) -> list[RenderableType]:
+    """What the scores are and what was found of the reference; last, in red, what speaks against the model."""
+    entry = manifest.provenance.weights_entry
+    return [
+        *([Text(f"scores: {manifest.scores}")] if manifest.scores else []),
+        *([Text(f"weights: {entry}")] if entry else []),
+        *(Text(f"checked: {finding}") for finding in manifest.findings),
+        *(Text(f"published although: {objection}", style="bold red") for objection in manifest.objections),
+    ]
+
+
+def _bare(version: StoredVersion) -> Group:
+    bare = read_bare_model(version, threads=1)
+    tensors = ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in (*bare.spec.inputs, *bare.spec.outputs))
+    return Group(_title(version, f"bare model, {bare.batch_reason}; {tensors}"), "")
+
+
+def _title(version: StoredVersion, rest: str) -> Text:
+    return Text.assemble((version.name, "bold"), f" version {version.version}: {rest}")
+
+
+def _evaluated(manifest: Manifest) -> str:
+    data = manifest.provenance.evaluation
+    return f"accuracy on {data.images:,} images of {data.source}" if data else "not verified on labels"
+
+
+def variants_table(manifest: Manifest) -> Table:
+    """One row per variant, in less than 80 columns.
+
+    `lost` is points of top-1 with the bound that they are below with 95 % confidence; the speed-up has its interval.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("variant", overflow="fold")
+    for heading in ("serves", "top-1", "lost (95 %)", "ms b=1", "best/s", "times fp32"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for variant in manifest.variants:
+        table.add_row(escape(variant.file), _serves(manifest, variant), *_accuracy(variant), *_speed(variant))
+    return table
+
+
+def _serves(manifest: Manifest, variant: Variant) -> str:
+    if not variant.serve:
+        return "no"
+    where = "yes" if variant.target == "cpu" else "on GPU"
+    return f"[bold red]{where}![/]" if manifest.objections else "[green]yes[/]" if variant.target == "cpu" else where
+
+
+def _accuracy(variant: Variant) -> tuple[str, str]:
+    accuracy = variant.accuracy
+    if accuracy is None:
+        return "-", "-"
+    # fp32 is what the others are held against.
+    bound = None if variant.precision == "fp32" else accuracy.loss_bound_points
+    lost = f"{accuracy.loss_points:.2f}" + (f" (<{bound:.2f})" if bound is not None else "")
+    return f"{100 * accuracy.top1:.2f} %", lost
+
+
+def _speed(variant: Variant) -> tuple[str, str, str]:
+    latency = variant.latency
+    if latency is None:
+        return "-", "-", "-"
+    gain = latency.speedup
+    ratio = f"{gain.median:.2f} ({gain.low:.2f}-{gain.high:.2f})" if gain else "-"
+    return f"{latency.points[0].median_ms:.4g}", f"{1e3 / best_per_sample_ms(latency):,.0f}", ratio
+
+
+def _device(manifest: Manifest) -> list[RenderableType]:
+    roof = manifest.roofline
+    if roof is None:
+        return []
+    int8 = f", {roof.device_int8_gop_per_s:,.0f} in 8 bits" if roof.device_int8_gop_per_s else ""
+    return [
+        Text(f"\nmeasured on {roof.device_fingerprint}"),
+        Text(f"attains {roof.device_gflop_per_s:,.0f} GFLOP/s{int8}, and {roof.device_gb_per_s:,.0f} GB/s"),
+        Text(f"one sample needs {roof.gflop_per_sample:.3g} GFLOP and moves {roof.mb_per_sample:.3g} MB"),
+        *(Text(line) for variant in manifest.variants if (line := _against_limit(variant, roof))),
+    ]
+
+
+def _against_limit(variant: Variant, roof: Roofline) -> str:
+    if variant.latency is None:
+        return ""
+    last = variant.latency.points[-1]
+    share = share_of_limit(roof, variant.precision, last)
+    return "" if share is None else f"{variant.file}: {100 * share:.0f} % of the limit at batch {last.batch_size}"
+
+
+def _precisions(manifest: Manifest) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for variant in manifest.variants:
+        if variant.audit:
+            counts = counted(variant.audit.by_precision)
+            lines.append(Text(f"{variant.file}: operators {counts}; kept higher: {_names(list(variant.audit.kept))}"))
+        if variant.builder:
+            lines.append(Text(f"{variant.file}: {variant.builder.in_words}"))
+    return lines
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES]) or "none"
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
+
+
+def _latencies(manifest: Manifest) -> list[RenderableType]:
+    """One table for all variants: the median with its 10th and 90th percentile, and the rate."""
+    measured = [(variant, variant.latency) for variant in manifest.variants if variant.latency]
+    if not measured:
+        return []
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("batch", justify="right")
+    for variant, _ in measured:
+        for heading in (f"{variant.precision} ms", "p10-p90", "per s"):
+            table.add_column(heading, justify="right", no_wrap=True)
+    for index in range(max(len(latency.points) for _, latency in measured)):
+        points = [latency.points[index] for _, latency in measured if index < len(latency.points)]
+        table.add_row(str(points[0].batch_size), *(cell for point in points for cell in _cells(point)))
+    fits = [
+        Text(f"{variant.file}: about {latency.fixed_ms:.3g} ms + {latency.per_sample_ms:.3g} ms per sample")
+        for variant, latency in measured
+        if latency.fixed_ms is not None and latency.per_sample_ms is not None
+    ]
+    return [Text(), table, *fits]
+
+
+def _cells(point: LatencyPoint) -> tuple[str, str, str]:
+    per_s = point.batch_size / point.median_ms * 1e3
+    return f"{point.median_ms:.3f}", f"{point.p10_ms:.3g}-{point.p90_ms:.3g}", f"{per_s:,.0f}"
+
+
+def _files(manifest: Manifest) -> list[RenderableType]:
+    """Name and size of each, and below it the hash, which would not fit beside them."""
+    lines: list[RenderableType] = [Text()]
+    for name, record in manifest.files.items():
+        lines += [Text(f"{name}, {record.bytes:,} bytes, sha256"), Text(f"  {record.sha256}")]
+    return lines

@@ -1,0 +1,133 @@
+"""The protocol's protobuf messages to requests, and answers to protobuf messages.
+
+Tensors come raw, as bytes in `raw_input_contents`, or typed, as numbers in `contents`; what they mean is
+settled in `inference`. Answers are always raw, as every client expects, one entry per output in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from convoy.app.edge.oip.answers import answers_of
+from convoy.app.edge.oip.inference import InferRequest
+from convoy.app.edge.oip.shared_tensors import REGION, SharedInput, shared_place
+from convoy.app.edge.oip.tensors import Asked, OutputIn, Source, Target, TensorIn, in_range
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.scheduling.request import Done
+from convoy.app.submission.shared_memory import SharedMemory
+from convoy.models.errors import InvalidRequest
+
+# The field of `contents` that holds each type's numbers. There is none for 16-bit floats.
+_FIELDS = {
+    "BOOL": ("bool_contents", np.bool_),
+    "INT8": ("int_contents", np.int32),
+    "INT16": ("int_contents", np.int32),
+    "INT32": ("int_contents", np.int32),
+    "INT64": ("int64_contents", np.int64),
+    "UINT8": ("uint_contents", np.uint32),
+    "UINT16": ("uint_contents", np.uint32),
+    "UINT32": ("uint_contents", np.uint32),
+    "UINT64": ("uint64_contents", np.uint64),
+    "FP32": ("fp32_contents", np.float32),
+    "FP64": ("fp64_contents", np.float64),
+}
+
+
+def asked_of(message: Any, memory: SharedMemory) -> Asked:
+    """A ModelInferRequest as the neutral record. Raises InvalidRequest, NotFound or Unsupported."""
+    sources = _sources(message, memory)
+    inputs = [
+        TensorIn(tensor.name, tensor.datatype, list(tensor.shape), source)
+        for tensor, source in zip(message.inputs, sources, strict=True)
+    ]
+    outputs = [OutputIn(output.name, parameters_of(output.parameters)) for output in message.outputs]
+    parameters = parameters_of(message.parameters)
+    return Asked(message.id or None, parameters, inputs, outputs, memory, binary_by_default=True)
+
+
+def parameters_of(field: Any) -> dict[str, object]:
+    """A map of InferParameter as plain values; one that holds nothing is left out."""
+    kinds = ((name, parameter, parameter.WhichOneof("parameter_choice")) for name, parameter in field.items())
+    return {name: getattr(parameter, kind) for name, parameter, kind in kinds if kind is not None}
+
+
+def infer_response(request: InferRequest, served: Served, done: Done) -> Any:
+    """A ModelInferResponse that owns its bytes, so that the exchange may close."""
+    response = service_pb2.ModelInferResponse(
+        model_name=served.key.model, model_version=str(served.key.version), id=request.id or ""
+    )
+    for answer in answers_of(request, served, done):
+        response.outputs.add(name=answer.spec.name, datatype=answer.spec.dtype, shape=answer.shape)
+        response.raw_output_contents.append(bytes(answer.data))
+    return response
+
+
+def _sources(message: Any, memory: SharedMemory) -> Iterator[Source]:
+    """Where each input's values are, in the inputs' order; inputs in shared memory have no raw contents."""
+    raw, used = message.raw_input_contents, 0
+    for tensor in message.inputs:
+        where = f"'{tensor.name[:100]}' for model '{message.model_name[:100]}'"
+        is_shared = REGION in tensor.parameters
+        if tensor.HasField("contents") and (raw or is_shared):
+            other = "a shared memory region" if is_shared else "raw_input_contents"
+            raise InvalidRequest(
+                f"contents field must not be specified when using {other} for {where}; use one of them"
+            )
+        if is_shared:
+            yield SharedInput(shared_place(parameters_of(tensor.parameters), f"input {where}", memory))
+        elif tensor.HasField("contents"):
+            yield _Typed(tensor.contents)
+        elif used < len(raw):
+            used += 1
+            yield _Raw(raw[used - 1])
+        else:
+            raise InvalidRequest(
+                f"unable to find data for input tensor {where} in request; "
+                f"there are {len(raw)} raw_input_contents for {len(message.inputs)} inputs"
+            )
+    if len(raw) > used:
+        raise InvalidRequest(
+            f"unexpected additional input data for model '{message.model_name[:100]}': "
+            f"{len(raw)} raw_input_contents for {len(message.inputs)} inputs"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """A tensor as little-endian bytes."""
+
+    data: bytes
+
+    def read(self, target: Target) -> np.ndarray:
+        target.check_bytes(memoryview(self.data))
+        return np.frombuffer(self.data, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Typed:
+    """A tensor as numbers in one field of InferTensorContents."""
+
+    contents: Any
+
+    def read(self, target: Target) -> np.ndarray:
+        spec = target.spec
+        if spec.is_strings:
+            return target.packed(self.contents.bytes_contents)
+        if spec.dtype not in _FIELDS:
+            raise target.wrong(
+                f"unexpected explicit tensor data for input tensor '{spec.name}' for model {target.model} "
+                f"of type '{spec.dtype}'; send it in raw_input_contents"
+            )
+        field, dtype = _FIELDS[spec.dtype]
+        numbers = getattr(self.contents, field)
+        if len(numbers) != target.values:
+            raise target.wrong(
+                f"input byte size mismatch for input '{spec.name}' for model {target.model}. "
+                f"Expected {target.values} values in {field}, got {len(numbers)}"
+            )
+        return in_range(np.fromiter(numbers, dtype, count=len(numbers)), target)

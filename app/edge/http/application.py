@@ -1,0 +1,117 @@
+"""The FastAPI application over a core.
+
+FastAPI is the application, its documentation and its rarely called routes. The two routes that infer are
+bare ASGI endpoints mounted in it, because FastAPI's own handling costs twice what the rest of a small
+request costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from convoy.app.core import Core
+from convoy.app.edge.decode_pool import DecodePool
+from convoy.app.edge.entry import Keys
+from convoy.app.edge.http.calls import EdgeOptions
+from convoy.app.edge.http.control import control_routes
+from convoy.app.edge.http.express import Express
+from convoy.app.edge.http.gate import Gate
+from convoy.app.edge.http.infer import InferRoute
+from convoy.app.edge.http.not_offered import not_offered_routes
+from convoy.app.edge.http.openapi import document_hot_routes
+from convoy.app.edge.http.own_pages import OwnPages
+from convoy.app.edge.http.predictions import PredictionsRoute
+from convoy.app.edge.http.replies import Reply, as_response, error_body, error_reply
+from convoy.app.edge.http.repository import repository_routes
+from convoy.app.edge.http.shared_memory_routes import shared_memory_routes
+from convoy.app.edge.http.shortcut import Shortcut
+from convoy.app.edge.http.torchserve import torchserve_routes
+from convoy.app.version import VERSION
+from convoy.models.errors import RequestError
+
+
+def create_app(core: Core, options: EdgeOptions, express: Express | None = None) -> FastAPI:
+    """The application; its lifespan starts and stops the core. `express` learns from what it answers."""
+    pool = DecodePool(options.decode_threads, options.max_decoding)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await core.start()
+        yield
+        pool.close()
+        await core.stop()
+
+    infer, predictions = InferRoute(core, options, pool, express), PredictionsRoute(core, options, pool)
+
+    class Application(FastAPI):
+        """FastAPI behind the gate and the shortcut, which must come before its own middlewares."""
+
+        def build_middleware_stack(self) -> ASGIApp:
+            stack = super().build_middleware_stack()
+            # It would answer what nobody foresaw in plain text and without an id, before the gate hears of it.
+            assert isinstance(stack, ServerErrorMiddleware)
+            return Gate(Shortcut(stack.app, infer, predictions), core, options)
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or self.middleware_stack is None:
+                await super().__call__(scope, receive, send)
+                return
+            # The framework's own way here looks into the environment for every request.
+            scope["app"] = self
+            await self.middleware_stack(scope, receive, send)
+
+    app = Application(
+        title="Convoy",
+        version=VERSION,
+        summary="Serves CNNs, batched and verified.",
+        lifespan=lifespan,
+        redirect_slashes=False,  # a page that is not there is a 404 with words, not an empty 307
+    )
+    # First in the list, because routes are tried in order.
+    app.router.routes[:0] = [
+        Route("/v2/models/{model}/infer", infer, methods=["POST"]),
+        Route("/v2/models/{model}/versions/{version}/infer", infer, methods=["POST"]),
+        Route("/predictions/{model}", predictions, methods=["POST"]),
+        Route("/predictions/{model}/{version}", predictions, methods=["POST"]),
+    ]
+    # The last one has `/v2/models/{model}`, so those that go on from there come before it.
+    own_pages = OwnPages(options)
+    for router in (not_offered_routes(), shared_memory_routes(core, own_pages), torchserve_routes(core)):
+        app.include_router(router)
+    app.include_router(repository_routes(core, Keys(options), own_pages))
+    app.include_router(control_routes(core, options))
+    app.add_exception_handler(RequestError, _request_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    document_hot_routes(app)
+    return app
+
+
+async def _request_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return as_response(error_reply(error))
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    # The protocol's words, whatever the framework says.
+    phrase = HTTPStatus(error.status_code).phrase
+    headers = tuple((name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items())
+    return as_response(Reply(error.status_code, (error_body(phrase),), headers=headers))
+
+
+async def _validation_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return as_response(Reply(400, (error_body(f"{where}: {first['msg']}"),)))

@@ -1,0 +1,149 @@
+"""Compressed bodies, both ways: gzip, and deflate, which in HTTP is zlib's format.
+
+A request is inflated into the slab in a thread, a piece at a time, and stops at the size that a body may
+have, whatever it would grow to. An answer is compressed only for a client that asks for it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+from convoy.app.edge.decode_pool import DecodePool
+from convoy.app.edge.http.body import Body, BodyLimits, grow, too_large
+from convoy.app.edge.http.replies import Reply
+from convoy.app.edge.oip.exchange import Exchange
+from convoy.models.errors import InvalidRequest, UnsupportedCompression
+
+_WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+_READ_BYTES = 64 << 10
+_PIECE_BYTES = 256 << 10
+# Most tensors shrink less than this; a better guess would only save copies.
+_GUESSED_RATIO = 4
+# Below, compressing costs more than a packet; above, the fastest level is what a server can afford.
+_WORTHWHILE_BYTES = 1 << 10
+_LEVEL = 1
+
+
+def request_encoding(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """How the request's body is compressed, None for not at all. Raises UnsupportedCompression."""
+    named = headers.get(b"content-encoding")
+    if named is None or (encoding := named.strip().lower()) == b"identity":
+        return None
+    if encoding not in _WINDOW_BITS:
+        raise UnsupportedCompression(
+            f"Unsupported compression type {named[:40].decode('latin-1')!r}; use gzip or deflate, or send it as it is"
+        )
+    return encoding
+
+
+async def inflate(body: Body, encoding: bytes, exchange: Exchange, pool: DecodePool, limits: BodyLimits) -> Body:
+    """The body as it was before it was compressed. Raises InvalidRequest, BodyTooLarge or Overloaded."""
+    inflater = _Inflater(body.view, encoding)
+    slot = exchange.reserve(min(limits.max_bytes, max(_READ_BYTES, _GUESSED_RATIO * body.nbytes)))
+    filled = 0
+    while True:
+        filled = await pool.run(inflater.fill, slot.view, filled)
+        if inflater.is_finished:
+            exchange.release(body.slot)
+            return Body(slot, filled)
+        if filled >= limits.max_bytes:
+            raise too_large(filled + 1, limits)
+        slot = grow(exchange, slot, filled, filled + 1, limits)
+
+
+class _Inflater:
+    """Takes compressed bytes and gives plain ones, as many at a time as there is room for."""
+
+    def __init__(self, data: memoryview, encoding: bytes) -> None:
+        self._data, self._read = data, 0
+        self._name = encoding.decode()
+        self._stream = zlib.decompressobj(_WINDOW_BITS[encoding])
+        self._input = b""
+        self._carried = b""  # one byte that did not fit; it tells a full body from a finished one
+
+    @property
+    def is_finished(self) -> bool:
+        return self._stream.eof and not self._carried
+
+    def fill(self, view: memoryview, start: int) -> int:
+        """Write on from `start` until the view is full or the body ends; where that is. Raises InvalidRequest."""
+        end = start + len(self._carried)
+        view[start:end] = self._carried
+        self._carried = b""
+        while end < len(view) and not self._stream.eof:
+            piece = self._next(min(_PIECE_BYTES, len(view) - end))
+            view[end : end + len(piece)] = piece
+            end += len(piece)
+        if not self._stream.eof:
+            self._carried = self._next(1)
+        if self._stream.eof and (self._stream.unused_data or self._read < len(self._data)):
+            raise InvalidRequest(f"there is more behind the end of the {self._name} body; send one stream")
+        return end
+
+    def _next(self, most: int) -> bytes:
+        """At least one byte, unless the stream ends here."""
+        while not self._stream.eof:
+            if not self._input:
+                self._input = bytes(self._data[self._read : self._read + _READ_BYTES])
+                self._read += len(self._input)
+            is_last = not self._input
+            try:
+                piece = self._stream.decompress(self._input, most)
+            except zlib.error as error:
+                raise InvalidRequest(f"the body is not {self._name}: {error}") from error
+            self._input = self._stream.unconsumed_tail
+            if piece:
+                return piece
+            if is_last and not self._stream.eof:
+                raise InvalidRequest(f"the {self._name} body is cut off")
+        return b""
+
+
+def response_encoding(accepted: bytes) -> bytes | None:
+    """The compression that an Accept-Encoding header prefers to none; None for none.
+
+    The highest q wins; among equals the one that comes first. A header that says nothing of identity takes
+    it as the last resort.
+    """
+    best, best_q, identity_q = None, 0.0, 0.0
+    for entry in accepted.lower().split(b","):
+        name, _, parameter = entry.partition(b";")
+        name, q = name.strip(), _q(parameter)
+        if name == b"identity":
+            identity_q = q
+        elif name in _WINDOW_BITS and q > best_q:
+            best, best_q = name, q
+    return best if best_q >= identity_q else None
+
+
+def is_worthwhile(reply: Reply) -> bool:
+    return reply.status == 200 and is_long_enough(reply.length)
+
+
+def is_long_enough(nbytes: int) -> bool:
+    """Whether a good answer of so many bytes is compressed for those who ask for it."""
+    return nbytes >= _WORTHWHILE_BYTES
+
+
+def compress(reply: Reply, encoding: bytes) -> Reply:
+    """The same reply with a compressed body, or as it is where that would not be smaller."""
+    stream = zlib.compressobj(_LEVEL, wbits=_WINDOW_BITS[encoding])
+    pieces = (*(stream.compress(piece) for piece in reply.pieces), stream.flush())
+    body = b"".join(pieces)
+    if len(body) >= sum(len(piece) for piece in reply.pieces):
+        return reply
+    headers = (*reply.headers, (b"content-encoding", encoding))
+    return Reply(reply.status, (body,), reply.content_type, headers)
+
+
+def _q(parameter: bytes) -> float:
+    """How much an encoding is wanted, from 0 to 1; 0 for a weight that cannot be read."""
+    name, _, value = parameter.partition(b"=")
+    if not name.strip():
+        return 1.0
+    try:
+        q = float(value)
+    except ValueError:
+        return 0.0
+    return q if name.strip() == b"q" and 0 <= q <= 1 else 0.0

@@ -1,0 +1,447 @@
+"""uvicorn's HTTP/1.1 protocol, hardened against clients that are slow, many, or not speaking HTTP.
+
+uvicorn limits how long an idle connection may stay between requests. It does not limit how long a client
+may take to send its headers, how long it may refuse to read an answer, nor how long it may go on sending a
+body that has been answered already; each holds a connection for ever.
+
+A request that offers another protocol is answered in this one, as RFC 9110 (7.8) allows. A process that has been
+stopped finds all its timers late: time in which nobody read here is not the client's.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import logging
+import termios
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from convoy.app.edge.http.body import LOOK_AGAIN_S
+from convoy.app.edge.http.direct import EXTENSION, DirectLine
+from convoy.app.edge.http.express import Express, Passage, Template
+from convoy.app.edge.http.replies import error_body
+
+_log = logging.getLogger("convoy")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Seconds a client may take, how long its headers may be, and how many connections there may be."""
+
+    header_timeout_s: float = 10.0
+    header_bytes: int = 64 << 10
+    write_timeout_s: float = 30.0
+    linger_s: float = 10.0
+    max_connections: int = 4096
+
+
+class HeadersTooLong(Exception):
+    """Stops the parser; the connection ends with a 431."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    limits: ClassVar[ConnectionLimits] = ConnectionLimits()
+    express: ClassVar[Express | None] = None
+    # uvicorn's base class keeps these; named here for the type checker.
+    connections: Any
+    transport: Any
+    cycle: Any
+    parser: Any
+    flow: Any
+    server_state: Any
+    scope: Any
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    client: tuple[str, int] | None
+    pipeline: Any
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._answering: Any = None
+        self._line: DirectLine | None = None
+        self._passage: Passage | None = None
+        # A request that may go the short way, until it is clear whether it does: when its headers were complete,
+        # and its body, if all of it has come.
+        self._undecided_since_ns = 0
+        self._body: bytes | None = None
+        # Between two messages: what the one before looked like, if the next may look the same. What has come since
+        # then, if it began there.
+        self._is_between = True
+        self._template: Template | None = None
+        self._data: bytes | None = None
+        self._idle_since_s: float | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._in_headers = False
+        self._headers_begun = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
+        self._unparsed_bytes = 0
+        self._has_moved = False
+        self._unread_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse(503, f"{self.limits.max_connections} connections are open; try again", retry_after=True)
+            return
+        self._await_headers()
+        self._arm_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # A timer that is left would keep the connection's memory until it fires.
+        timers = (self._header_timer, self._write_timer, self._linger_timer, self._abort_timer, self._idle_timer)
+        for timer in timers:
+            if timer is not None:
+                timer.cancel()
+        if self._passage is not None and not self._passage.response_complete:
+            self._passage.client_left()
+        if self._answering is not None and not self._answering.response_complete:
+            # uvicorn tells only the latest request; with pipelining an earlier one is being answered.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+            if self._line is not None and self._line.on_client_gone is not None:
+                self._line.on_client_gone()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        # The time to drain is over. uvicorn cancels the tasks that are left, and a passage is none.
+        if self._passage is not None and not self._passage.response_complete:
+            self._passage.give_up()
+        super().shutdown()
+
+    def data_received(self, data: bytes) -> None:
+        template = self._template
+        if template is not None:
+            self._template = None
+            if len(data) == template.nbytes and data.startswith(template.opening) and self._repeats(template, data):
+                return
+        self._parse(data)
+
+    def _repeats(self, template: Template, data: bytes) -> bool:
+        """Go the short way with what need not be parsed; False, and nothing has happened, where that is closed."""
+        if self.express is None or self.flow.write_paused or self.transport.is_closing():
+            return False
+        passage = self.express.repeated(self, template, time.monotonic_ns())
+        if passage is None:
+            return False
+        self._idle_since_s = None
+        passage.template = template
+        self.cycle = self._passage = passage
+        passage.begin(memoryview(data)[template.body_at :])
+        return True
+
+    def _parse(self, data: bytes) -> None:
+        self._data = data if self._is_between and not self._unparsed_bytes else None
+        awaited_before = self._headers_begun if self._in_headers else 0
+        begun_before, self._has_moved = self._headers_begun, False
+        self._feed(data)
+        self._data = None
+        if self.transport.is_closing():
+            return
+        if self._undecided_since_ns:
+            self._go_the_usual_way()  # the rest of the body is still to come, and somebody must bound its time
+        if not self._in_headers:
+            # Bytes that are neither headers nor body nor an end: a trailer that never ends, empty lines.
+            is_stuck = not self._has_moved and self._headers_begun == begun_before
+            self._unparsed_bytes = self._unparsed_bytes + len(data) if is_stuck else 0
+            if self._unparsed_bytes > self.limits.header_bytes:
+                self._refuse_headers()
+            return
+        if self._header_timer is None:
+            self._arm_header_timer()
+        # The parser reports a header when it is whole; this counts the one that never ends. Data that ended
+        # something else before is left out, so that a body is not taken for headers.
+        if self._headers_begun == awaited_before:
+            self._unparsed_bytes += len(data)
+            if self._unparsed_bytes > self.limits.header_bytes:
+                self._refuse_headers()
+
+    def _feed(self, data: bytes) -> None:
+        """Let the parser read, whatever other protocol a request offers to speak."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser has read the headers and takes all the rest for the other protocol's.
+                if self.parser.get_method() == b"CONNECT":
+                    self._refuse(405, "this server is no proxy; send the request to where it is to be answered")
+                    return
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+            except httptools.HttpParserError:
+                self.send_400_response("")
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        kept = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"".join((method, b" ", self.url, b" HTTP/", version, b"\r\n", *kept, b"\r\n"))
+
+    def on_message_begin(self) -> None:
+        self._idle_since_s = None  # with any bytes it would be too early: empty lines are no request
+        self._is_between = False
+        # What uvicorn builds here for ASGI waits until it is known that ASGI is needed.
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+        self._header_bytes = 0
+        if not self._in_headers:
+            self._await_headers()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_header(len(url))
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Also called for the trailers of a chunked body, which nothing else bounds.
+        self._count_header(len(name) + len(value) + 4)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        if self._in_headers:  # a trailer must not pass for a header that has been looked at
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # they come again, without the offer
+        self._has_moved = True
+        self._in_headers = False
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+        if self._may_go_express():
+            self._undecided_since_ns = time.monotonic_ns()
+        else:
+            self._begin_for_asgi()
+
+    def on_body(self, body: bytes) -> None:
+        self._has_moved = True
+        if self._undecided_since_ns:
+            if self._body is None:
+                self._body = body
+                return
+            self._go_the_usual_way()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._has_moved = self._is_between = True
+        if self._undecided_since_ns:
+            if self._go_the_short_way():
+                return
+            self._go_the_usual_way()
+        super().on_message_complete()
+        if self._linger_timer is not None:
+            # The rest of a body that had been answered early is there; the connection is idle now.
+            self._linger_timer.cancel()
+            self._linger_timer = None
+            self._arm_keep_alive()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answering = cycle
+        self._line = DirectLine(self, cycle)
+        cycle.scope["extensions"] = {EXTENSION: self._line}
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            if self._write_timer is None and self.transport.get_write_buffer_size():
+                self._watch_reader()  # it closes when the client has read what is left
+            return
+        waits_for_rest = not self.pipeline and self.cycle is not None and self.cycle.more_body
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif not waits_for_rest and not self._in_headers:  # those have time limits of their own
+            self._arm_keep_alive()
+            passage = self._passage
+            if passage is not None and self.cycle is passage and self._is_between and not self._unparsed_bytes:
+                self._template = passage.template
+        if waits_for_rest:
+            # Answered before the body was read. The rest is thrown away for a while, because a client that
+            # still sends does not read yet; uvicorn would do so for ever.
+            self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._watch_reader()
+
+    def resume_writing(self) -> None:
+        if self._write_timer is not None and not self.transport.is_closing():
+            self._write_timer.cancel()
+            self._write_timer = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to bytes that it cannot parse, in our words."""
+        if self._header_bytes > self.limits.header_bytes:
+            self._refuse_headers()
+        else:
+            self._refuse(400, "this is not an HTTP/1.1 request")
+
+    def has_unread_bytes(self) -> bool:
+        """Whether the client has sent what has not been read yet."""
+        return _bytes_in_kernel(self.transport, termios.FIONREAD) > 0
+
+    def _may_go_express(self) -> bool:
+        """Whether it is worth waiting for the body before ASGI is troubled."""
+        express, parser = self.express, self.parser
+        return (
+            express is not None
+            and self.url in express.targets
+            and (self.cycle is None or self.cycle.response_complete)
+            and parser.get_method() == b"POST"
+            and parser.get_http_version() == "1.1"
+            and not self.flow.write_paused
+        )
+
+    def _go_the_short_way(self) -> bool:
+        """Whether it was open; nothing has happened where it was not."""
+        express, body = self.express, self._body
+        if express is None or body is None:
+            return False
+        found = express.find(self, body)
+        passage = None if found is None else express.passage(self, found.asked, self._undecided_since_ns)
+        if found is None or passage is None:
+            return False
+        self._undecided_since_ns, self._body = 0, None
+        passage.keep_alive = self.parser.should_keep_alive()
+        if passage.keep_alive and self._data is not None:
+            passage.template = express.template(self._data, body, found.asked)
+        self.cycle = self._passage = passage
+        passage.begin(found.data, found.decode_ns)
+        return True
+
+    def _go_the_usual_way(self) -> None:
+        """ASGI begins after all, with what has come of the body."""
+        self._undecided_since_ns = 0
+        body, self._body = self._body, None
+        self._begin_for_asgi()
+        if body is not None:
+            super().on_body(body)
+
+    def _begin_for_asgi(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.scope["headers"] = headers
+        super().on_headers_complete()
+        if len(self.pipeline) == 1 and self._passage is not None and not self._passage.response_complete:
+            # Behind a passage too only a connection that is read tells that its client has left.
+            self.loop.call_soon(self.flow.resume_reading)
+
+    def _await_headers(self) -> None:
+        # The timer follows when these headers are not complete by the end of what has arrived.
+        self._unparsed_bytes = 0
+        self._in_headers = True
+        self._headers_begun += 1
+
+    def _arm_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self._headers_are_too_slow)
+
+    def _count_header(self, nbytes: int) -> None:
+        self._header_bytes += nbytes
+        if self._header_bytes > self.limits.header_bytes:
+            raise HeadersTooLong
+
+    def _headers_are_too_slow(self) -> None:
+        self._header_timer = None
+        if self.flow.read_paused:
+            self._arm_header_timer()  # it is we who do not read, until the requests before have been answered
+            return
+        if self.has_unread_bytes():
+            self._header_timer = self.loop.call_later(LOOK_AGAIN_S, self._headers_are_too_slow)
+            return
+        self._refuse(408, f"the headers did not arrive within {self.limits.header_timeout_s:g} s")
+
+    def _refuse_headers(self) -> None:
+        self._refuse(431, f"the headers are longer than {self.limits.header_bytes} bytes; send fewer or shorter ones")
+
+    def _watch_reader(self) -> None:
+        """Look again after the time that a client may refuse to read; one that reads slowly may go on."""
+        self._unread_bytes = _unsent_bytes(self.transport)
+        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self._check_reader)
+
+    def _check_reader(self) -> None:
+        if _unsent_bytes(self.transport) < self._unread_bytes:
+            self._watch_reader()
+            return
+        self._write_timer = None
+        _log.info("a client did not read its answer for %g s; its connection is closed", self.limits.write_timeout_s)
+        self.transport.abort()
+
+    def _refuse(self, status: int, message: str, *, retry_after: bool = False) -> None:
+        if self.transport.is_closing():
+            return
+        body = error_body(message)
+        extra = b"retry-after: 1\r\n" if retry_after else b""
+        phrase = HTTPStatus(status).phrase
+        start = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(start.encode() + extra + b"connection: close\r\n\r\n" + body)
+        self._close()
+
+    def _close(self) -> None:
+        """Close when everything has been sent, and not later than the write time-out."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._abort_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+
+    def _arm_keep_alive(self) -> None:
+        # One timer serves many requests: when it fires it looks how long the connection has been idle by then.
+        self._idle_since_s = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
+
+    def _unset_keepalive_if_required(self) -> None:
+        pass  # uvicorn calls it for any bytes; a request that begins ends the idle time
+
+    def _check_idle(self) -> None:
+        self._idle_timer = None
+        if self._idle_since_s is None:
+            return
+        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if left_s <= 0 and self.has_unread_bytes():
+            left_s = LOOK_AGAIN_S
+        if left_s > 0:
+            self._idle_timer = self.loop.call_later(left_s, self._check_idle)
+        else:
+            self._close()
+
+
+def _unsent_bytes(transport: Any) -> int:
+    """What the client has not taken yet, in our buffer and in the kernel's, which is refilled in large steps."""
+    # Where the kernel does not say, our own buffer tells nearly as much.
+    return int(transport.get_write_buffer_size()) + _bytes_in_kernel(transport, termios.TIOCOUTQ)
+
+
+def _bytes_in_kernel(transport: Any, question: int) -> int:
+    """What the kernel says of a connection; 0 where it says nothing, or there is no socket, or no more."""
+    answer, socket = array.array("i", [0]), transport.get_extra_info("socket")
+    if socket is not None:
+        with suppress(OSError):
+            fcntl.ioctl(socket.fileno(), question, answer)
+    return answer[0]
+
+
+def guarded_protocol(limits: ConnectionLimits, express: Express | None = None) -> type[GuardedProtocol]:
+    """The protocol class for these limits; uvicorn takes a class, not an object."""
+    return type("GuardedProtocol", (GuardedProtocol,), {"limits": limits, "express": express})

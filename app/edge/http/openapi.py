@@ -1,0 +1,195 @@
+"""The OpenAPI description of the hot routes, which FastAPI cannot see into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from convoy.models.spec import NUMPY_DTYPES
+
+_Json = dict[str, Any]
+
+_STATUSES = {
+    400: "The request is wrong; the message names the field and the expected value",
+    401: "The API key is missing or wrong",
+    404: "There is no such model or version",
+    408: "The body came too slowly",
+    413: "The body is too large",
+    429: "Queue or memory full, or the answer would be late; Retry-After says when to try again",
+    500: "The model fails on this request",
+    501: "An extension that is not offered",
+    503: "Not ready or shutting down; Retry-After says when to try again",
+    504: "The deadline passed",
+}
+_TENSOR_IN = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"type": "string"},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        "datatype": {"type": "string", "enum": list(NUMPY_DTYPES)},
+        "parameters": {"type": "object"},
+        "data": {"type": "array", "items": {}},
+    },
+}
+_INFER_REQUEST = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "parameters": {"type": "object"},
+        "inputs": {"type": "array", "items": _TENSOR_IN},
+        "outputs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
+            },
+        },
+    },
+}
+_INFER_RESPONSE = {
+    "type": "object",
+    "required": ["model_name", "model_version", "outputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "model_name": {"type": "string"},
+        "model_version": {"type": "string"},
+        "outputs": {"type": "array", "items": _TENSOR_IN},
+    },
+}
+_PREDICTION = {
+    "type": "object",
+    "required": ["class_id", "label", "score"],
+    "properties": {
+        "class_id": {"type": "integer"},
+        "label": {"type": ["string", "null"]},
+        "score": {"type": "number"},
+    },
+}
+_PREDICTED = {
+    "type": "object",
+    "required": ["model", "version"],
+    "properties": {
+        "model": {"type": "string"},
+        "version": {"type": "string"},
+        "predictions": {"type": "array", "items": _PREDICTION},
+        "timing_ms": {"type": "object", "additionalProperties": {"type": "number"}},
+        "results": {"type": "array", "items": {"type": "object"}},
+    },
+}
+_IMAGE_TYPES = ("image/jpeg", "image/png", "application/octet-stream")
+_PREDICTED_EXAMPLE = {
+    "model": "digits",
+    "version": "1",
+    "predictions": [{"class_id": 7, "label": "7", "score": 0.9993}],
+    "timing_ms": {"decode": 0.21, "queue": 0.05, "compute": 0.12, "total": 0.61},
+}
+_INFER_EXAMPLE = {
+    "inputs": [{"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [0.1, 0.2, 0.3, 0.4]}],
+}
+
+
+def document_hot_routes(app: FastAPI) -> None:
+    """Let `/openapi.json` and `/docs` show the hot routes beside FastAPI's own."""
+    plain = app.openapi
+
+    def openapi() -> _Json:
+        if app.openapi_schema is None:
+            document = plain()
+            document["paths"] = {**_hot_paths(), **document["paths"]}
+            _drop_framework_errors(document)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _drop_framework_errors(document: _Json) -> None:
+    """FastAPI promises its own 422 for every parameter; here such a request gets a 400 like any other."""
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        document.get("components", {}).get("schemas", {}).pop(name, None)
+
+
+def _hot_paths() -> _Json:
+    model, version = _path_parameter("model", "string"), _path_parameter("version", "integer")
+    return {
+        "/predictions/{model}": {"post": _predictions([model])},
+        "/predictions/{model}/{version}": {"post": _predictions([model, version])},
+        "/v2/models/{model}/infer": {"post": _infer([model])},
+        "/v2/models/{model}/versions/{version}/infer": {"post": _infer([model, version])},
+    }
+
+
+def _predictions(path: list[_Json]) -> _Json:
+    file = {"type": "string", "format": "binary"}
+    form = {"type": "object", "properties": {"file": {"type": "array", "items": file}}}
+    return {
+        "tags": ["inference"],
+        "summary": "Classify an image, or several in a form",
+        "operationId": f"predict_{len(path)}",
+        "description": "The best top_k classes; with a threshold, all that score at least that, or top_k of them.",
+        "parameters": [
+            *path,
+            _query("top_k", {"type": "integer", "minimum": 1, "default": 5}),
+            _query("threshold", {"type": "number"}),
+            _TIMEOUT,
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {
+                **{kind: {"schema": file} for kind in _IMAGE_TYPES},
+                "multipart/form-data": {"schema": form},
+            },
+        },
+        "responses": _responses(_PREDICTED, _PREDICTED_EXAMPLE),
+    }
+
+
+def _infer(path: list[_Json]) -> _Json:
+    length = {"name": "Inference-Header-Content-Length", "in": "header", "schema": {"type": "integer", "minimum": 0}}
+    responses = _responses(_INFER_RESPONSE, None)
+    responses["200"]["content"]["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
+    return {
+        "tags": ["inference"],
+        "summary": "Infer on tensors (Open Inference Protocol)",
+        "description": (
+            "JSON; or JSON followed by binary tensors, when Inference-Header-Content-Length is the length of the JSON; "
+            "or nothing but the bytes of the model's only input, when it is 0. The body may be gzip or deflate."
+        ),
+        "operationId": f"infer_{len(path)}",
+        "parameters": [*path, length, _TIMEOUT],
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": _INFER_REQUEST, "example": _INFER_EXAMPLE},
+                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            },
+        },
+        "responses": responses,
+    }
+
+
+def _responses(schema: _Json, example: _Json | None) -> _Json:
+    content = {"schema": schema} if example is None else {"schema": schema, "example": example}
+    answers: _Json = {"200": {"description": "The answer", "content": {"application/json": content}}}
+    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+    for status, description in _STATUSES.items():
+        answers[str(status)] = {"description": description, "content": {"application/json": {"schema": error}}}
+    return answers
+
+
+def _path_parameter(name: str, kind: str) -> _Json:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": kind}}
+
+
+def _query(name: str, schema: _Json) -> _Json:
+    return {"name": name, "in": "query", "required": False, "schema": schema}
+
+
+_TIMEOUT = _query("timeout_ms", {"type": "number", "exclusiveMinimum": 0})

@@ -1,0 +1,96 @@
+"""The routes of the repository extension: what there is, and loading and unloading it.
+
+Loading and unloading change what everybody is answered, so they want the admin token; a server that nobody
+else can reach does without, but for other people's web pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from convoy.app.core import Core
+from convoy.app.edge.entry import Keys
+from convoy.app.edge.http.error_docs import ERRORS
+from convoy.app.edge.http.own_pages import OwnPages
+from convoy.app.edge.http.small_body import read_object
+from convoy.app.edge.oip import documents
+from convoy.app.edge.oip.overrides import read_override
+from convoy.models.errors import InvalidRequest, Unsupported
+
+_REPOSITORY = "/v2/repository"
+_LOAD_EXAMPLE = '{"parameters": {"config": "{\\"max_batch_size\\": 16}"}}'
+
+
+def repository_routes(core: Core, keys: Keys, own_pages: OwnPages) -> APIRouter:
+    router = APIRouter(tags=["repository"], responses=ERRORS)
+
+    def check_admin(request: Request) -> None:
+        core.control.check_explicit()
+        keys.check_admin(_authorization(request))
+        own_pages.check(request.headers)
+
+    @router.post(f"{_REPOSITORY}/index", summary="What is served and what not, and why")
+    async def index(request: Request) -> Response:
+        only_ready = (await read_object(request, '{"ready": true}')).get("ready", False)
+        if not isinstance(only_ready, bool):
+            raise InvalidRequest("'ready' must be true or false")
+        return Response(
+            orjson.dumps(await documents.repository_index(core, only_ready=only_ready)), media_type="application/json"
+        )
+
+    @router.post(f"{_REPOSITORY}/models/{{model}}/load", summary="Load a model, or load it again if it changed")
+    async def load(model: str, request: Request) -> Response:
+        check_admin(request)
+        await load_model(core, model, _parameters(await read_object(request, _LOAD_EXAMPLE)))
+        return Response()
+
+    @router.post(f"{_REPOSITORY}/models/{{model}}/unload", summary="Unload every version of a model")
+    async def unload(model: str, request: Request) -> Response:
+        check_admin(request)
+        await unload_model(core, model, _parameters(await read_object(request, '{"parameters": {}}')))
+        return Response()
+
+    @router.post(f"{_REPOSITORY}/{{repository}}/index", summary="Not offered")
+    @router.post(f"{_REPOSITORY}/{{repository}}/models/{{model}}/load", summary="Not offered")
+    @router.post(f"{_REPOSITORY}/{{repository}}/models/{{model}}/unload", summary="Not offered")
+    async def named(repository: str) -> Response:
+        check_repository(repository)
+        raise AssertionError("a name in a path is never empty")
+
+    return router
+
+
+async def load_model(core: Core, model: str, parameters: Mapping[str, object]) -> None:
+    """On either wire, after the mode and the token were checked. Raises RequestError."""
+    await core.control.load(model, read_override(parameters))
+    await core.catalog.until_known()
+
+
+async def unload_model(core: Core, model: str, parameters: Mapping[str, object]) -> None:
+    """On either wire, after the mode and the token were checked. Raises RequestError."""
+    # No model here depends on another, so there is nothing more to do for a true one.
+    if not isinstance(parameters.get("unload_dependents", False), bool):
+        raise InvalidRequest("'unload_dependents' must be true or false")
+    await core.control.unload(model)
+    await core.catalog.until_known()
+
+
+def check_repository(name: str) -> None:
+    """Raises Unsupported: there is one store, and it has no name."""
+    if name:
+        raise Unsupported("'repository_name' specification is not supported; leave it out")
+
+
+def _authorization(request: Request) -> bytes | None:
+    given = request.headers.get("authorization")
+    return None if given is None else given.encode("latin-1")
+
+
+def _parameters(document: Mapping[str, object]) -> Mapping[str, object]:
+    parameters = document.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidRequest("'parameters' must be an object")
+    return parameters

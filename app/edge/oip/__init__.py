@@ -1,0 +1,1 @@
+"""The Open Inference Protocol's meaning: tensors, outputs, documents. Knows no wire: neither JSON nor protobuf, no headers."""

@@ -1,0 +1,214 @@
+"""What an inference request means, whatever wire it came over: one meaning, two wires.
+
+    JSON and binary tensors (oip_request) --\\                              /-- oip_response
+                                             > Asked -> understand -> InferRequest
+    protobuf messages (grpc_tensors)  ------/       ... run ... -> answers_of  \\-- grpc_tensors
+
+A wire says which tensors it has and how to get at their bytes; names, dtypes, shapes, batch sizes, wanted
+outputs and terms are checked here and nowhere else. Knows nothing of JSON, protobuf, headers or sockets.
+The beginnings of the error sentences are Triton's, because clients match them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from convoy.app.edge.oip.exchange import Exchange, Inputs, Terms
+from convoy.app.edge.oip.outputs import WantedOutput, read_outputs
+from convoy.app.edge.oip.parameters import check_parameters, whole_number
+from convoy.app.edge.oip.shared_tensors import SharedBytes
+from convoy.app.edge.oip.tensors import Asked, Elsewhere, Target, TensorIn, TensorRef, Values, brief, shown
+from convoy.app.scheduling.request import Done, Shape
+from convoy.app.submission.core_like import ServedLike
+from convoy.app.submission.shared_memory import Region
+from convoy.models.errors import InvalidRequest
+from convoy.models.spec import NUMPY_DTYPES, TensorSpec
+
+_MAX_BYTES = 1 << 40
+# Above this much to look at piece by piece, a thread does it beside the event loop.
+INLINE_BYTES = 32 << 10
+_NO_TERMS = Terms()
+
+
+class InferRequest(NamedTuple):
+    """A request that fits its model. Inputs may be anywhere until `place_tensors` has found room for them.
+
+    `samples` is the batch size, `shapes` are the inputs' without it, in the model's order. `regions` are the
+    shared memory that it reads or writes.
+    """
+
+    id: str | None
+    samples: int
+    shapes: tuple[Shape, ...]
+    tensors: tuple[Values, ...]
+    outputs: tuple[WantedOutput, ...]
+    terms: Terms
+    regions: tuple[Region, ...] = ()
+
+
+def understand(asked: Asked, served: ServedLike) -> InferRequest:
+    """Compare what was asked with the model. Raises InvalidRequest or Unsupported.
+
+    Touches nothing but what it is given, so any thread may call it.
+    """
+    return _Reader(asked, served).read()
+
+
+def place_tensors(request: InferRequest, exchange: Exchange) -> Inputs:
+    """The request's inputs, all of them in the slab. Raises Overloaded, or InvalidRequest for shared memory."""
+    for region in request.regions:
+        exchange.hold_region(region)
+    references = tuple(
+        tensor if isinstance(tensor, TensorRef) else _written(tensor, exchange) for tensor in request.tensors
+    )
+    return Inputs(request.samples, request.shapes, references)
+
+
+def is_heavy(nbytes: int, served: ServedLike) -> bool:
+    """Whether checking so many bytes of inputs takes longer than the event loop may be held up."""
+    # Numbers are checked by their size; strings one by one.
+    return nbytes > INLINE_BYTES and any(spec.is_strings for spec in served.spec.inputs)
+
+
+async def run_inference(
+    request: InferRequest, inputs: Inputs, served: ServedLike, exchange: Exchange, timeout_ms: float | None
+) -> Done:
+    """Queue it and wait for its answers. Raises RequestError, or ClientGone when nobody waits any more."""
+    terms = request.terms if timeout_ms is None else replace(request.terms, timeout_ms=timeout_ms)
+    wanted = tuple(output.index for output in request.outputs)
+    return await exchange.run(exchange.build_request(served, inputs, wanted, terms))
+
+
+def wrong_request(request_id: str | None, message: str) -> InvalidRequest:
+    """An error about the request as a whole, with the prefix that Triton gives it."""
+    return InvalidRequest(_prefix(request_id) + message)
+
+
+def _written(values: np.ndarray | Elsewhere, exchange: Exchange) -> TensorRef:
+    slot = exchange.reserve(values.nbytes)
+    if isinstance(values, np.ndarray):
+        np.frombuffer(slot.view, values.dtype)[:] = values.reshape(-1)
+    else:
+        values.write_into(slot.view)
+    return TensorRef(slot.ref, 0, values.nbytes)
+
+
+def _prefix(request_id: str | None) -> str:
+    return f"[request id: {(request_id or '<id_unknown>')[:100]}] "
+
+
+class _Reader:
+    """One request against one model, in Triton's order: inputs, their batch, outputs, terms."""
+
+    def __init__(self, asked: Asked, served: ServedLike) -> None:
+        self._asked = asked
+        self._spec = served.spec
+        self._text_only = served.text_only
+        self._model = f"'{served.key.model}'"
+        self._prefix = _prefix(asked.id)
+
+    def read(self) -> InferRequest:
+        expected = {spec.name: spec for spec in self._spec.inputs}
+        found: dict[str, Values] = {}
+        shapes: dict[str, Shape] = {}
+        for tensor in self._asked.inputs:
+            spec = expected.get(tensor.name)
+            if spec is None:
+                raise self._wrong(
+                    f"unexpected inference input '{tensor.name[:100]}' for model {self._model}; "
+                    f"it takes {sorted(expected)}"
+                )
+            if tensor.name in found:
+                raise self._wrong(f"input '{tensor.name}' already exists in request")
+            shapes[tensor.name] = shape = self._shape(tensor, spec)
+            found[tensor.name] = tensor.source.read(Target(spec, shape, self._model, self._prefix, self._text_only))
+        self._check_complete(found)
+        samples, own_shapes = self._batch(shapes)
+        tensors = tuple(found[spec.name] for spec in self._spec.inputs)
+        outputs = read_outputs(self._asked, self._spec, samples, self._wrong)
+        regions = _regions(tensors, outputs) if self._asked.memory.is_allowed else ()
+        return InferRequest(self._asked.id, samples, own_shapes, tensors, outputs, self._terms(), regions)
+
+    def _wrong(self, message: str) -> InvalidRequest:
+        return InvalidRequest(self._prefix + message)
+
+    def _check_complete(self, found: Mapping[str, object]) -> None:
+        missing = [spec.name for spec in self._spec.inputs if spec.name not in found]
+        if missing:
+            raise self._wrong(
+                f"expected {len(self._spec.inputs)} inputs but got {len(found)} inputs for model "
+                f"{self._model}. Got input(s) {sorted(found)}, but missing required input(s) {missing}. "
+                "Please provide all required input(s)."
+            )
+
+    def _batch(self, shapes: Mapping[str, Shape]) -> tuple[int, tuple[Shape, ...]]:
+        """How many samples there are, and the shapes of one."""
+        names = [spec.name for spec in self._spec.inputs]
+        if self._spec.max_batch_size == 0:
+            return 1, tuple(shapes[name] for name in names)
+        samples = shapes[names[0]][0]
+        for name in names:
+            if shapes[name][0] != samples:
+                raise self._wrong(f"input '{name}' batch size does not match other inputs for {self._model}")
+        if samples > self._spec.max_batch_size:
+            raise self._wrong(
+                f"inference request batch-size must be <= {self._spec.max_batch_size} for {self._model}, got {samples}"
+            )
+        if samples < 1:
+            raise self._wrong(f"inference request batch-size must be >= 1 for {self._model}, got {samples}")
+        return samples, tuple(shapes[name][1:] for name in names)
+
+    def _shape(self, tensor: TensorIn, spec: TensorSpec) -> Shape:
+        if tensor.datatype not in NUMPY_DTYPES:
+            raise self._wrong(
+                f"input '{spec.name}' has datatype '{tensor.datatype[:40]}', which is not supported; use '{spec.dtype}'"
+            )
+        if tensor.datatype != spec.dtype:
+            raise self._wrong(
+                f"inference input '{spec.name}' data-type is '{tensor.datatype}', "
+                f"but model {self._model} expects '{spec.dtype}'"
+            )
+        sizes = [size for size in tensor.shape if type(size) is int and size >= 0]
+        if len(sizes) != len(tensor.shape):
+            raise self._wrong(
+                f"the shape of input '{spec.name}' must be a list of whole numbers >= 0, got {brief(tensor.shape)}"
+            )
+        # The largest size by itself too: a product with a 0 in it is small, whatever else stands there.
+        if max(*sizes, math.prod(sizes), 0) * spec.numpy_dtype.itemsize > _MAX_BYTES:
+            raise self._wrong(
+                f"the shape of input '{spec.name}' causes total byte size to exceed maximum size of {_MAX_BYTES}"
+            )
+        batch = (-1,) if self._spec.max_batch_size else ()
+        want = (*batch, *spec.shape)
+        if len(sizes) != len(want) or any(w not in (-1, s) for w, s in zip(want, sizes, strict=True)):
+            raise self._wrong(
+                f"unexpected shape for input '{spec.name}' for model {self._model}. "
+                f"Expected {shown(want)}, got {shown(sizes)}. {self._hint(spec, sizes)}"
+            )
+        return tuple(sizes)
+
+    def _hint(self, spec: TensorSpec, shape: Sequence[int]) -> str:
+        if self._spec.image is not None and len(shape) == len(spec.shape) + 1:
+            return f"'{spec.name}' takes {spec.dtype} images as {shown(spec.shape)} each."
+        if self._spec.max_batch_size:
+            return "NOTE: with a max_batch_size above 0 the first dimension is the batch."
+        return "The model has no batch dimension: the shape is taken as it is."
+
+    def _terms(self) -> Terms:
+        parameters = self._asked.parameters
+        if not parameters:
+            return _NO_TERMS
+        check_parameters(parameters)
+        timeout_us, priority = (whole_number(parameters, name, "the request") for name in ("timeout", "priority"))
+        # 0 is the protocol's word for "the default"; 1 is the most urgent class.
+        return Terms(None, timeout_us or None, priority)
+
+
+def _regions(tensors: tuple[Values, ...], outputs: tuple[WantedOutput, ...]) -> tuple[Region, ...]:
+    inputs = [tensor.place.region for tensor in tensors if isinstance(tensor, SharedBytes)]
+    return (*inputs, *(output.place.region for output in outputs if output.place is not None))

@@ -1,0 +1,80 @@
+"""What a request to load a model says: the protocol's `parameters`, as either wire brings them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+
+from convoy.app.edge.oip.tensors import brief
+from convoy.app.lifecycle.control import Override
+from convoy.app.lifecycle.version_plan import Policy
+from convoy.models.errors import InvalidRequest, Unsupported
+
+_FILE = "file:"
+_MOST_DIGITS = 10  # of a 32-bit number
+_EXAMPLE = '{"max_batch_size": 16}'
+_POLICIES = '{"latest":{}}, {"all":{}} or {"specific":{"versions":[1,2]}}'
+# Named by clients that send a model's own configuration back; a model cannot be changed into another one.
+_IGNORED = frozenset({"name", "platform", "backend"})
+
+
+def read_override(parameters: Mapping[str, object]) -> Override:
+    """Raises InvalidRequest or Unsupported."""
+    for name in parameters:
+        if name.startswith(_FILE):
+            raise Unsupported(
+                "uploading files with a request to load is not supported by this server; put the model into its store"
+            )
+        if name != "config":
+            raise InvalidRequest(f"unrecognized load parameter '{name[:100]}'; there is 'config', a string of JSON")
+    config = parameters.get("config", "{}")
+    if not isinstance(config, str):
+        raise InvalidRequest(f"'config' must be a string of JSON, got {brief(config)}")
+    return _of_config(config)
+
+
+def _of_config(text: str) -> Override:
+    try:
+        config = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"'config' is not JSON ({error}); send a string such as {_EXAMPLE}") from error
+    if not isinstance(config, dict):
+        raise InvalidRequest(f"'config' must hold a JSON object such as {_EXAMPLE}")
+    others = sorted(set(config) - _IGNORED - {"max_batch_size", "version_policy"})
+    if others:
+        raise Unsupported(
+            f"'{others[0][:100]}' in 'config' cannot be overridden by this server; "
+            "max_batch_size and version_policy can"
+        )
+    return Override(_batch(config.get("max_batch_size")), _policy(config.get("version_policy")))
+
+
+def _batch(value: object) -> int | None:
+    """Triton's own examples send it as a string."""
+    if value is None:
+        return None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
+        value = int(value)
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise InvalidRequest(f"'max_batch_size' must be a whole number >= 0, got {brief(value)}")
+    return value
+
+
+def _policy(value: object) -> Policy | None:
+    match value:
+        case None:
+            return None
+        case {"latest": {"num_versions": int() | str() as number}} if str(number) != "1":
+            raise Unsupported("'version_policy' latest has num_versions 1 on this server; name several as specific")
+        case {"latest": _}:
+            return "latest"
+        case {"all": _}:
+            return "all"
+        case {"specific": {"versions": [*versions]}} if versions and all(_is_version(version) for version in versions):
+            return tuple(int(version) for version in versions)
+    raise InvalidRequest(f"'version_policy' must be like {_POLICIES}, got {brief(value)}")
+
+
+def _is_version(value: object) -> bool:
+    return str(value).isascii() and str(value).isdigit() and len(str(value)) < 10

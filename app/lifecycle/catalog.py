@@ -1,0 +1,228 @@
+"""What is served, what is loading or leaving, and what was refused and why.
+
+Knows models by name and version. Knows of requests only how many still need a version, and loads nothing
+itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Container
+from dataclasses import dataclass, field
+
+from convoy.app.engines.plan_builder import PlanBuild
+from convoy.app.lifecycle.listing import Listing, ModelState, choose
+from convoy.app.loading.load import LoadedModel
+from convoy.app.loading.proving import ProvedEngine
+from convoy.app.scheduling.queues import Lane
+from convoy.app.scheduling.request import ModelKey
+from convoy.app.telemetry.statistics import ModelStatistics
+from convoy.models.spec import ModelSpec
+
+
+@dataclass(slots=True, eq=False)
+class ServedLane:
+    """One engine at work for a version, and when it last did well and ill.
+
+    `is_listed`: new requests find it, so the metrics name it.
+    """
+
+    lane: Lane
+    proved: ProvedEngine
+    last_success_ns: int
+    last_failure_ns: int = 0
+    is_listed: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """One version that has been loaded.
+
+    `lanes` are its engines that are alive: one for each device, a second where one takes over from another,
+    none while the only one is being replaced. `loaded.engines` are those that it has or will have again.
+    `recovers`: a device was lost, and with it an engine that is being replaced.
+    `withdrawn`: new requests do not find it any more; those that have found it are still answered.
+    """
+
+    key: ModelKey
+    loaded: LoadedModel
+    lanes: list[ServedLane] = field(default_factory=list)
+    recovers: bool = False
+    plan_build: PlanBuild | None = None
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    withdrawn: bool = False
+    users: int = 0
+    _left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def enter(self) -> None:
+        """A request has found this version, and holds it until `leave`."""
+        self.users += 1
+
+    def leave(self) -> None:
+        self.users -= 1
+        if not self.users:
+            self._left.set()
+
+    async def until_unused(self) -> None:
+        """Return when no request needs it any more."""
+        while self.users:
+            self._left.clear()
+            await self._left.wait()
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.loaded.spec
+
+    @property
+    def text_only(self) -> bool:
+        """Whether strings must be UTF-8."""
+        return self.first.engine.text_only
+
+    @property
+    def first(self) -> ProvedEngine:
+        """The engine that is spoken of where only one can be."""
+        return self.loaded.engines[0]
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether an engine takes work; one that hangs or whose canary failed is not among the lanes any more."""
+        for one in self.lanes:  # noqa: SIM110 - every request asks, and this takes a third of the time
+            if not one.lane.stopping:
+                return True
+        return False
+
+    @property
+    def ready(self) -> bool:
+        """The same, unless a device of its was lost: the others answer, but nobody should be sent here."""
+        return self.takes_requests and not self.recovers
+
+    def lane_of(self, lane: Lane) -> ServedLane | None:
+        """The engine behind a lane; None once it is lost or has left."""
+        for one in self.lanes:
+            if one.lane is lane:
+                return one
+        return None
+
+
+class Catalog:
+    """Versions by name."""
+
+    def __init__(self) -> None:
+        self.edition = 0
+        self.is_complete = False  # once the initial load has ended: what is not here is not there
+        self._served: dict[str, dict[int, Served]] = {}
+        self._live: dict[ModelKey, Served] = {}
+        self._others: dict[tuple[str, int], Listing] = {}
+        self._watchers: list[Callable[[], None]] = []
+        self._until_known: list[Callable[[], Awaitable[None]]] = []
+
+    def watch(self, watcher: Callable[[], None], until_known: Callable[[], Awaitable[None]]) -> None:
+        """Call `watcher` whenever something else is found than before; `until_known` waits until it has got about."""
+        self._watchers.append(watcher)
+        self._until_known.append(until_known)
+
+    async def until_known(self) -> None:
+        """Return when requests find what is here and nothing else, wherever they come in."""
+        for wait in self._until_known:
+            await wait()
+
+    def set_loading(self, name: str, version: int) -> None:
+        self._others[name, version] = Listing(name, version, ModelState.LOADING)
+        self.changed()
+
+    def set_refused(self, name: str, version: int, reason: str) -> None:
+        self._others[name, version] = Listing(name, version, ModelState.UNAVAILABLE, reason)
+        self.changed()
+
+    def drop_absent(self, name: str, on_disk: Container[int]) -> None:
+        """Say nothing more of versions that have left the store."""
+        gone = [(one, version) for one, version in self._others if one == name and version not in on_disk]
+        for place in gone:
+            del self._others[place]
+        if gone:
+            self.changed()
+
+    def reason(self, name: str, version: int) -> str:
+        """Why it was refused when it was last tried; nothing where it was not."""
+        listing = self._others.get((name, version))
+        return listing.reason if listing is not None else ""
+
+    def forget_refusal(self, name: str, version: int) -> None:
+        """What stood in the way is gone, and nothing had to be loaded."""
+        if self._others.pop((name, version), None) is not None:
+            self.changed()
+
+    def add(self, served: Served) -> Served | None:
+        """Let new requests find it. What was served under its name and version is withdrawn and returned."""
+        name, version = served.key.model, served.key.version
+        before = self.withdraw(name, version)
+        self._others.pop((name, version), None)
+        self._live[served.key] = served
+        self._served.setdefault(name, {})[version] = served
+        self.changed()
+        return before
+
+    def withdraw(self, name: str, version: int) -> Served | None:
+        """Let no new request find it; None where it is not served."""
+        served = self._served.get(name, {}).pop(version, None)
+        if served is not None:
+            served.withdrawn = True
+            if not self._served[name]:
+                del self._served[name]
+            self.changed()
+        return served
+
+    def forget(self, served: Served) -> None:
+        """It was withdrawn and has answered its last request."""
+        del self._live[served.key]
+
+    def live(self, key: ModelKey) -> Served:
+        """The owner of a queue, withdrawn or not. Raises KeyError."""
+        return self._live[key]
+
+    def served(self) -> list[Served]:
+        """Everything that is loaded, by name and version."""
+        return [versions[v] for _, versions in sorted(self._served.items()) for v in sorted(versions)]
+
+    def versions(self, name: str) -> list[Served]:
+        """The loaded versions of a model, ascending."""
+        versions = self._served.get(name, {})
+        return [versions[v] for v in sorted(versions)]
+
+    def all_live(self) -> list[Served]:
+        """Everything that has an engine, withdrawn or not."""
+        return list(self._live.values())
+
+    def index(self) -> list[Listing]:
+        """Every version that is known, loaded or not, by name and version."""
+        listings = dict(self._others)
+        listings |= {(s.key.model, s.key.version): _leaving(s) for s in self._live.values() if s.withdrawn}
+        for served in self.served():
+            place = served.key.model, served.key.version
+            # What is served may have been refused when it was loaded again.
+            reason = self._others[place].reason if place in self._others else ""
+            state = ModelState.READY if served.ready else ModelState.UNAVAILABLE
+            listings[place] = Listing(*place, state, reason)
+        return [listings[place] for place in sorted(listings)]
+
+    def refused(self) -> list[Listing]:
+        """The versions that could not be loaded, and why."""
+        return [one for one in self._others.values() if one.state is ModelState.UNAVAILABLE]
+
+    def others(self) -> list[Listing]:
+        """The versions that are not served, and why."""
+        return list(self._others.values())
+
+    def find(self, name: str, version: int | None) -> Served:
+        """The version asked for, or the highest that is loaded. Raises NotFound or Unavailable."""
+        return choose(self._served.get(name, {}), self._others.values(), name, version, is_complete=self.is_complete)
+
+    def changed(self) -> None:
+        """Tell those who watch."""
+        self.edition += 1
+        for watcher in self._watchers:
+            watcher()
+
+
+def _leaving(served: Served) -> Listing:
+    return Listing(served.key.model, served.key.version, ModelState.UNLOADING)

@@ -1,0 +1,322 @@
+"""Which models are loaded, and when: at the start, on request, or by watching the store.
+
+Knows the store, the plan and the loader. How requests move from one engine to the next is the core's.
+A load that fails changes nothing but the index, which then says why.
+
+    none       everything at the start, nothing afterwards
+    explicit   what is asked for, at the start or over the network
+    poll       what the store holds, looked at again and again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from convoy.app.lifecycle.listing import WHOLE_MODEL
+from convoy.app.lifecycle.loads import Loads, LoadVersion
+from convoy.app.lifecycle.store_scan import ModelLook
+from convoy.app.lifecycle.store_watch import StoreWatch
+from convoy.app.lifecycle.version_plan import Found, Known, Load, Policy, Unload, next_step, settle
+from convoy.app.loading.load import LoadOptions
+from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFound, Unavailable, UsageError
+from convoy.models.store import Store, StoredVersion, check_name
+
+if TYPE_CHECKING:
+    from convoy.app.core import Core
+
+_log = logging.getLogger("convoy")
+ControlMode = Literal["none", "explicit", "poll"]
+EVERYTHING = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOptions:
+    """What the operator decided. `at_start` are names, or "*", for mode explicit."""
+
+    mode: ControlMode = "none"
+    versions: Policy = "latest"
+    poll_interval_s: float = 2.0
+    at_start: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What a request to load says in the place of configuration; None: as it is without."""
+
+    max_batch_size: int | None = None
+    versions: Policy | None = None
+
+
+_NO_OVERRIDE = Override()
+_NOTHING = ModelLook()
+
+
+class ModelControl:
+    """Loads and unloads for one core."""
+
+    def __init__(
+        self, core: Core, store: Store, options: ControlOptions, load_options: LoadOptions, load_version: LoadVersion
+    ) -> None:
+        self._core, self._store, self._options = core, store, options
+        self._load_options = load_options
+        self._known: defaultdict[str, dict[int, Known]] = defaultdict(dict)
+        self._overrides: dict[str, Override] = {}
+        self._loaded_with: dict[tuple[str, int], Override] = {}  # which a refused request to load leaves as it is
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._last_look: dict[str, ModelLook] = {}
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._watch = StoreWatch(store, self._answers_again)
+        self._loads = Loads(load_version, load_options.limit_s, self._load_came_late)
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a server without any model is as it should be: one may still come."""
+        return self._options.mode != "none"
+
+    async def load_initially(self) -> None:
+        """Load what the store holds, or what was named. Raises OSError when the store cannot be read.
+
+        In mode poll the store is followed from here on, so that one model that takes long holds up no other.
+        """
+        self._last_look = await self._watch.look()
+        names = sorted(self._last_look)
+        if self._options.mode == "explicit" and EVERYTHING not in self._options.at_start:
+            names = [name for name in names if name in self._options.at_start]
+            for missing in sorted(set(self._options.at_start) - set(names)):
+                _log.error("there is no model '%s' to load in %s", missing, self._store.root)
+        for name in names:
+            self._follow(name, None, self._last_look[name])
+        first = list(self._following.values())
+        if self._options.mode == "poll":
+            self._core.spawn(self._poll())
+        await asyncio.gather(*first)
+
+    async def _poll(self) -> None:
+        """Follow the store until cancelled."""
+        while True:
+            await asyncio.sleep(self._options.poll_interval_s)
+            try:
+                now = await self._watch.look()
+            except OSError as error:  # a network file system that is away for a while is no order to unload
+                _log.warning("the store cannot be read (%s); what is loaded goes on serving", error)
+                continue
+            before, self._last_look = self._last_look, now
+            for name in sorted({*before, *now, *self._known}):
+                self._follow(name, before.get(name, _NOTHING), now.get(name, _NOTHING))
+
+    def _follow(self, name: str, before: ModelLook | None, now: ModelLook) -> None:
+        """Begin to do what one model's folder asks for, unless what it asked for before is still being done."""
+        if now.trouble:
+            self._set_trouble(name, now.trouble)
+            return
+        if name not in self._following:
+            found = settle(None if before is None else before.versions, now.versions)
+            self._following[name] = self._core.spawn(self._obey(name, found))
+            self._following[name].add_done_callback(lambda _: self._following.pop(name, None))
+
+    def _set_trouble(self, name: str, trouble: str) -> None:
+        """Its versions cannot be seen. What is loaded goes on serving."""
+        if self._core.catalog.reason(name, WHOLE_MODEL) != trouble:
+            _log.error("refused %s: %s", name, trouble)
+            self._core.catalog.set_refused(name, WHOLE_MODEL, trouble)
+
+    async def load(self, name: str, override: Override = _NO_OVERRIDE) -> None:
+        """Load a model, or load it again if it changed; return when it serves. Goes on if nobody waits any more.
+
+        Raises Unavailable in another mode, NotFound, or InvalidRequest when the name is none or a version was refused.
+        """
+        self.check_explicit()
+        _check_asked(name)
+        await self._see_through(self._load_asked(name, override))
+
+    async def _load_asked(self, name: str, override: Override) -> None:
+        look = await self._watch.look_at(name)
+        if look.trouble:
+            self._set_trouble(name, look.trouble)
+            raise InvalidRequest(f"load failed for model '{name}': {look.trouble}")
+        seen = look.versions
+        if not seen:
+            raise NotFound(
+                f"failed to load '{name}', failed to poll from model repository; there is no version of it in the store"
+            )
+        async with self._locks[name]:
+            self._core.catalog.forget_refusal(name, WHOLE_MODEL)
+            # Asked for by a person: what was refused before deserves another try.
+            known = self._known[name]
+            known |= {version: replace(own, refused=None) for version, own in known.items()}
+            if override != self._overrides.get(name, _NO_OVERRIDE):
+                known |= {version: replace(own, loaded=("before the override",)) for version, own in known.items()
+                          if own.loaded is not None}  # fmt: skip
+            self._overrides[name] = override
+            await self._converge_locked(name, settle(None, seen))
+            refused = {version: own for version, own in known.items() if own.refused is not None}
+        if refused:
+            raise InvalidRequest(self._refusal(name, max(refused)))
+
+    async def unload(self, name: str) -> None:
+        """Unload every version of a model; return when its last request is answered and its memory is free.
+
+        A model that is not loaded is no error. Raises Unavailable in another mode, InvalidRequest for what is no name.
+        """
+        self.check_explicit()
+        _check_asked(name)
+        if name in self._locks:  # else it was never loaded
+            await self._see_through(self._unload_asked(name))
+
+    async def _unload_asked(self, name: str) -> None:
+        async with self._locks[name]:
+            versions = [version for version, own in self._known.pop(name, {}).items() if own.loaded is not None]
+            self._overrides.pop(name, None)
+            leaving = [self._core.take_out_of_service(name, version) for version in versions]
+            for version in versions:
+                self._loaded_with.pop((name, version), None)
+                self._core.catalog.set_refused(name, version, "unloaded")
+        await asyncio.gather(*(task for task in leaving if task is not None))
+
+    async def _see_through(self, work: Coroutine[object, object, None]) -> None:
+        """What has begun is finished whether the client that asked for it waits or leaves."""
+        task = self._core.spawn(work)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(task)
+
+    async def names_in_store(self) -> list[str]:
+        """In mode explicit, every name that could be loaded; else nothing, since all of it is listed anyway.
+
+        Raises Unavailable where the store cannot be read.
+        """
+        if self._options.mode != "explicit":
+            return []
+        try:
+            return await self._watch.names()
+        except OSError as error:
+            raise Unavailable(f"the store cannot be read ({error}); see whether its disk is there") from error
+
+    def check_explicit(self) -> None:
+        """Raises Unavailable unless models are loaded on request; the words are Triton's."""
+        if self._options.mode != "explicit":
+            error = Unavailable(
+                "explicit model load / unload is not allowed if polling is enabled; "
+                "start the server with --model-control explicit"
+            )
+            error.retry_after_s = None
+            raise error
+
+    def load_options(self, name: str, version: int) -> LoadOptions:
+        """How the version that is loaded was loaded, for those who replace its engine."""
+        return self._options_of(self._loaded_with.get((name, version), _NO_OVERRIDE))
+
+    def _options_of(self, override: Override) -> LoadOptions:
+        return replace(self._load_options, configured_batch=override.max_batch_size)
+
+    async def _obey(self, name: str, found: tuple[Found, ...]) -> None:
+        try:
+            await self._converge(name, found)
+        except Exception:  # a bug, which must not end the watch over the other models
+            _log.exception("following %s failed; this is a bug", name)
+        if self._options.mode != "poll":
+            return
+        on_disk = {one.version for one in found}
+        for version in [v for v, own in self._known[name].items() if v not in on_disk and own.loaded is None]:
+            del self._known[name][version]
+        self._core.catalog.drop_absent(name, on_disk)
+        if not self._known[name]:
+            del self._known[name]
+
+    async def _converge(self, name: str, found: tuple[Found, ...]) -> None:
+        async with self._locks[name]:
+            await self._converge_locked(name, found)
+
+    async def _converge_locked(self, name: str, found: tuple[Found, ...]) -> None:
+        by_version = {one.version: one for one in found}
+        policy = self._overrides.get(name, _NO_OVERRIDE).versions or self._options.versions
+        self._forget_what_is_mended(name, found)
+        while (step := next_step(found, self._known[name], policy)) is not None:
+            match step:
+                case Load(version):
+                    await self._load(name, by_version[version])
+                case Unload(version):
+                    self._unload(name, version, is_on_disk=version in by_version)
+
+    def _forget_what_is_mended(self, name: str, found: tuple[Found, ...]) -> None:
+        """Where the files are again those that serve, nothing is wrong with them any more."""
+        for one in found:
+            known = self._known[name].get(one.version)
+            if known is not None and known.refused is not None and known.loaded == one.stamp:
+                self._known[name][one.version] = replace(known, refused=None)
+                self._core.catalog.forget_refusal(name, one.version)
+
+    async def _load(self, name: str, found: Found) -> None:
+        version = found.version
+        known = self._known[name].get(version, Known(version))
+        if known.loaded is None:
+            self._core.catalog.set_loading(name, version)
+        override = self._overrides.get(name, _NO_OVERRIDE)
+        try:
+            if found.trouble:
+                raise BundleError(found.trouble)
+            loaded = await self._loads.load(self._store.version(name, version), self._options_of(override))
+        except Exception as error:  # a file nobody thought of, or a bug: the other versions are not to blame
+            is_foreseen = isinstance(error, JobError)
+            reason = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
+            _log.error("refused %s version %d: %s", name, version, reason, exc_info=None if is_foreseen else error)
+            self._core.catalog.set_refused(name, version, reason)
+            self._known[name][version] = replace(known, refused=found.stamp)
+            return
+        self._loaded_with[name, version] = override
+        self._core.put_into_service(loaded)
+        self._known[name][version] = Known(version, loaded=found.stamp)
+        for proved in loaded.engines:
+            info = proved.engine.info
+            _log.info(
+                "loaded %s version %d on %s %s on %s in %.2f s (%s)",
+                *(name, version, info.engine, info.precision, info.device, loaded.load_s, proved.reason),
+            )
+        for objection in loaded.objections:
+            _log.warning("%s version %d was published although: %s", name, version, objection)
+        for reason in loaded.skipped:
+            _log.info("passed over for %s version %d: %s", name, version, reason)
+
+    def _load_came_late(self, stored: StoredVersion) -> None:
+        """Its disk answers again, so a version that was refused for that deserves another look."""
+        known = self._known.get(stored.name, {}).get(stored.version)
+        if known is not None and known.refused is not None:
+            self._known[stored.name][stored.version] = replace(known, refused=None)
+        self._answers_again(stored.name)
+
+    def _answers_again(self, name: str) -> None:
+        """What was to be loaded at the start is loaded now. Polling looks by itself, and explicitly nobody asks."""
+        if self._options.mode == "none" and not self._core.leaving:
+            self._core.spawn(self._look_again(name))
+
+    async def _look_again(self, name: str) -> None:
+        look = await self._watch.look_at(name)
+        if not look.trouble:
+            self._core.catalog.forget_refusal(name, WHOLE_MODEL)
+            await self._obey(name, settle(None, look.versions))
+
+    def _unload(self, name: str, version: int, *, is_on_disk: bool) -> None:
+        self._core.take_out_of_service(name, version)
+        self._loaded_with.pop((name, version), None)
+        del self._known[name][version]
+        if is_on_disk:
+            self._core.catalog.set_refused(name, version, "unloaded")
+
+    def _refusal(self, name: str, version: int) -> str:
+        catalog = self._core.catalog
+        reason = catalog.reason(name, version)
+        still = [str(served.key.version) for served in catalog.versions(name)]
+        serving = f"; version {', '.join(still)} serves" if still else ""
+        return f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason}{serving}"
+
+
+def _check_asked(name: str) -> None:
+    """Raises InvalidRequest for what cannot be a model's name."""
+    try:
+        check_name(name)
+    except UsageError as error:
+        raise InvalidRequest(str(error)) from error

@@ -1,0 +1,169 @@
+"""Health that depends on real inferences.
+
+Two questions, asked a few times a second. Does a batch run far longer than it should? Then its engine
+hangs: the stacks are logged, its requests are told, the engine is replaced. Did no batch succeed for a
+while, because the lane is idle or because every batch fails? Then the canary runs, outside the queue, so
+that overload can never fail health.
+
+A short batch runs on the event loop itself. Should it hang, nothing here can look after it any more, so a thread
+does, and the process ends.
+
+A machine may stop and go on, as a virtual one that is suspended. What ran meanwhile did not hang, and has its time
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from convoy.app.lifecycle.catalog import ServedLane
+from convoy.app.scheduling.request import SECOND_NS
+
+if TYPE_CHECKING:
+    from convoy.app.core import Core
+
+_log = logging.getLogger("convoy")
+
+
+@dataclass(frozen=True, slots=True)
+class HealthOptions:
+    """When to worry, in seconds; a batch hangs when it runs longer than both limits."""
+
+    hang_after_s: float = 10.0
+    hang_after_predictions: float = 20.0
+    canary_after_s: float = 10.0
+    replace_within_s: float = 60.0
+    watch_every_s: float = 0.25
+
+
+class _Absence:
+    """Notices that the process was stopped: whoever looks so often was not there for much longer."""
+
+    _NOTICED_S = 1.0
+
+    def __init__(self, watch_every_s: float) -> None:
+        self._most_ns = int((watch_every_s + self._NOTICED_S) * SECOND_NS)
+        self._looked_ns = time.monotonic_ns()
+        self._back_ns = 0
+
+    def look(self) -> None:
+        now_ns = time.monotonic_ns()
+        if now_ns - self._looked_ns > self._most_ns:
+            self._back_ns = now_ns
+        self._looked_ns = now_ns
+
+    def ran_s(self, since_ns: int) -> float:
+        """How long something that began then has run, or has run since the process is back."""
+        return (self._looked_ns - max(since_ns, self._back_ns)) / SECOND_NS
+
+
+class Health:
+    """Watches the lanes of one core."""
+
+    def __init__(self, core: Core, options: HealthOptions) -> None:
+        self._core = core
+        self._options = options
+        self._absence = _Absence(options.watch_every_s)
+        self._probing: set[asyncio.Task[None]] = set()
+        self._is_over = threading.Event()
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        threading.Thread(target=self._watch_loop, name="watch-loop", daemon=True).start()
+        try:
+            await self._watch_lanes()
+        finally:
+            self._is_over.set()
+
+    def _watch_loop(self) -> None:
+        """A batch that hangs on the loop's own thread stops everything that could replace its engine."""
+        absence = _Absence(self._options.watch_every_s)
+        while not self._is_over.wait(self._options.watch_every_s):
+            since_ns = self._core.scheduler.here_since_ns
+            absence.look()
+            ran_s = absence.ran_s(since_ns)
+            # Such a batch was predicted to take a millisecond.
+            if since_ns and ran_s > self._options.hang_after_s:
+                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+                self._core.on_fatal(f"a batch has run for {ran_s:.1f} s on the event loop")
+                return
+
+    async def _watch_lanes(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.watch_every_s)
+            self._absence.look()
+            self._give_up_hung_lanes()
+            if self._is_a_device_lost():
+                return
+            for served in self._core.catalog.served():
+                for one in served.lanes:
+                    if self._needs_canary(one):
+                        self._start_canary(one)
+
+    def _is_a_device_lost(self) -> bool:
+        """Whether only a new process can use some GPU again; whoever found out, the process is told to end."""
+        lost = next((gpu for gpu in self._core.options.load.machine.gpus if gpu.lost), None)
+        if lost is not None:
+            self._core.on_fatal(f"{lost.name} is lost for this process ({lost.lost}); a new one may use it again")
+        return lost is not None
+
+    def _give_up_hung_lanes(self) -> None:
+        for lane, running in list(self._core.scheduler.running()):
+            predicted_s = running.dispatch.predicted_ns / SECOND_NS
+            limit_s = max(self._options.hang_after_s, self._options.hang_after_predictions * predicted_s)
+            ran_s = self._absence.ran_s(running.started_ns)
+            if ran_s > limit_s:
+                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+                self._core.scheduler.give_up_lane(lane, f"a batch has run for {ran_s:.1f} s")
+
+    def _needs_canary(self, one: ServedLane) -> bool:
+        if one.lane.stopping:
+            return False
+        # A lane that runs is given its time, unless its batches fail: then the canary takes its turn among them.
+        if one.lane.in_flight and one.last_failure_ns <= one.last_success_ns:
+            return False
+        return time.monotonic_ns() - one.last_success_ns > self._options.canary_after_s * SECOND_NS
+
+    def _start_canary(self, one: ServedLane) -> None:
+        # Counted as a success at once, so that it is not started again while it runs.
+        one.last_success_ns = time.monotonic_ns()
+        task = asyncio.get_running_loop().create_task(self._ask_canary(one))
+        self._probing.add(task)
+        task.add_done_callback(self._probing.discard)
+
+    async def _ask_canary(self, one: ServedLane) -> None:
+        lane, proved = one.lane, one.proved
+        if lane.stopping:
+            return  # it was lost or began to leave in the same moment
+        probe = asyncio.ensure_future(
+            self._core.scheduler.probe(lane, lambda: proved.canary.run(proved.engine, samples=1))
+        )
+        try:
+            await self._until_hung(probe)
+        except TimeoutError:
+            self._core.scheduler.give_up_lane(lane, f"the canary has run for {self._options.hang_after_s:g} s")
+        except Exception as failure:  # a wrong answer, or whatever an engine raises: it is not well
+            self._core.scheduler.give_up_lane(lane, f"the canary failed: {failure}")
+        else:
+            one.last_success_ns = time.monotonic_ns()
+
+    async def _until_hung(self, probe: asyncio.Future[None]) -> None:
+        """Raises TimeoutError, or what the probe raises."""
+        started_ns, limit_s = time.monotonic_ns(), self._options.hang_after_s
+        try:
+            while not probe.done():
+                self._absence.look()
+                left_s = limit_s - self._absence.ran_s(started_ns)
+                if left_s <= 0:
+                    raise TimeoutError
+                await asyncio.wait([probe], timeout=left_s)
+        finally:
+            probe.cancel()  # does nothing to one that has ended
+        probe.result()

@@ -1,0 +1,189 @@
+"""How engines come to serve a version, and leave it.
+
+Knows lanes and engines. Loads nothing itself except to replace an engine that was lost, and decides nothing
+about requests: they wait in the version's queue, whichever lanes there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+from convoy.app.engines.base import Engine
+from convoy.app.host.daemon_threads import begin
+from convoy.app.lifecycle.catalog import Served, ServedLane
+from convoy.app.lifecycle.lane_runner import lane_runner
+from convoy.app.loading.load import LoadedModel, LoadOptions
+from convoy.app.loading.proving import ProvedEngine
+from convoy.app.scheduling.latency import LatencyModel
+from convoy.app.scheduling.queues import Lane
+from convoy.app.scheduling.request import ModelKey
+from convoy.app.scheduling.scheduler import Reach
+from convoy.models.store import StoredVersion
+
+if TYPE_CHECKING:
+    from convoy.app.core import Core
+
+_log = logging.getLogger("convoy")
+
+
+# A device that failed lets its threads go at once; longer than this they hang, and nobody waits for them.
+_RETURN_WITHIN_S = 5.0
+# So long may a batch hold up the event loop. Handing it to a thread costs several tenths of it, and more where the
+# loop is busy: the thread waits for the interpreter before and after it computes.
+_SHORT_BATCH_NS = 1_000_000
+
+
+class Lanes:
+    """The engines at work in one core."""
+
+    def __init__(self, core: Core, load_version: Callable[[StoredVersion, LoadOptions], LoadedModel]) -> None:
+        self._core = core
+        self._load_version = load_version
+        self._ids = count(1)
+        self._closing: dict[int, asyncio.Task[None]] = {}
+        self._lost: dict[ModelKey, list[asyncio.Task[None]]] = {}
+        self._replacing = asyncio.Lock()
+        self._has_pages_locked = False  # or is about to
+
+    def open(self, served: Served, proved: ProvedEngine) -> None:
+        """Let an engine that has proved itself work for a version."""
+        info, number = proved.engine.info, next(self._ids)
+        latency = LatencyModel({point.batch_size: point.median_ms * 1e6 for point in proved.latency})
+        lane = Lane(number, number, info.device, info.batch_sizes, latency, info.slots)
+        slots = self._core.scheduler.state.device_slots
+        slots[info.device] = max(info.slots, slots.get(info.device, 1))
+        if info.device != "cpu" and not self._has_pages_locked:
+            self._has_pages_locked = True
+            self._core.spawn(self._lock_pages(proved.engine, self._core.slab.keep_pages()))
+        served.lanes.append(ServedLane(lane, proved, last_success_ns=time.monotonic_ns()))
+        here_below_ns = _SHORT_BATCH_NS if proved.engine.computes_in_caller else 0
+        run = lane_runner(self._core.slab, proved.engine)
+        self._core.scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns)
+
+    async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
+        """In a thread: it takes as long as the memory is large. Until then the host gathers what it could read."""
+        self._has_pages_locked = await asyncio.to_thread(engine.page_lock, memory)
+
+    async def swap(self, served: Served, proved: ProvedEngine) -> bool:
+        """Let an engine take over from those that give way to it; return when these are closed, whether it did."""
+        if served.withdrawn:
+            await asyncio.to_thread(proved.engine.close)
+            return False
+        device = proved.engine.info.device
+        before = [one for one in _at_work(served) if _gives_way(one.lane.device, device)]
+        for one in before:
+            # In the same turn of the loop as its successor begins: whatever waits goes there.
+            one.lane.stopping = True
+            one.is_listed = False
+        self.open(served, proved)
+        by_device = {own.engine.info.device: own for own in served.loaded.engines} | {device: proved}
+        by_device = {other: own for other, own in by_device.items() if other == device or not _gives_way(other, device)}
+        served.loaded = replace(served.loaded, engines=tuple(by_device.values()))
+        await asyncio.gather(*(self._close(served, one) for one in before))
+        return True
+
+    def unlist(self, served: Served) -> None:
+        """New requests do not find the version any more."""
+        for one in served.lanes:
+            one.is_listed = False
+
+    async def close_all(self, served: Served) -> None:
+        """Let every engine of a version finish what it has, then give its memory back."""
+        await asyncio.gather(*(self._close(served, one) for one in list(served.lanes)))
+
+    def _close(self, served: Served, one: ServedLane) -> asyncio.Task[None]:
+        """Whoever wants a lane closed waits for the same end."""
+        number = one.lane.id
+        if number not in self._closing:
+            self._closing[number] = self._core.spawn(self._let_go(served, one))
+            self._closing[number].add_done_callback(lambda _: self._closing.pop(number, None))
+        return self._closing[number]
+
+    async def _let_go(self, served: Served, one: ServedLane) -> None:
+        if await self._core.scheduler.stop_lane(one.lane):  # else it was lost meanwhile
+            await asyncio.to_thread(one.proved.engine.close)
+            served.lanes.remove(one)
+
+    # Lost engines
+
+    def lost(self, key: ModelKey, lane: Lane, reason: str, reach: Reach) -> None:
+        """An engine can run nothing any more. It is loaded again, unless nobody needs it."""
+        _log.error("an engine of %s version %d on %s is lost: %s", key.model, key.version, lane.device, reason)
+        served = self._core.catalog.live(key)
+        one = served.lane_of(lane)
+        if one is None:
+            return
+        served.lanes.remove(one)
+        was_needed = one.is_listed
+        one.is_listed = False
+        closing = self._core.spawn(self._close_lost(one))
+        if not was_needed:
+            return  # it was leaving anyway
+        served.recovers |= reach is Reach.DEVICE
+        if served.key not in self._lost:
+            self._lost[served.key] = []
+            self._core.spawn(self._replace(served))
+        if reach is Reach.DEVICE or self._core.scheduler.has_returned(lane):
+            self._lost[served.key].append(closing)
+
+    async def _close_lost(self, one: ServedLane) -> None:
+        """Its memory comes back when its threads do, which may be never."""
+        await self._core.scheduler.until_returned(one.lane)
+        await asyncio.to_thread(one.proved.engine.close)
+
+    async def _replace(self, served: Served) -> None:
+        """Load the version again for the devices where it has lost its engine."""
+        # One version at a time: a device that is lost takes engines of several with it.
+        async with self._replacing:
+            returning = self._lost.pop(served.key)
+            if returning:
+                await asyncio.wait(returning, timeout=_RETURN_WITHIN_S)
+            loaded = None if served.withdrawn else await self._load_again(served)
+            if loaded is not None:
+                await self._take_over(served, loaded)
+                served.recovers = served.key in self._lost
+                self._core.upgrades.begin(served)
+                _log.warning("an engine of %s version %d was replaced", served.key.model, served.key.version)
+
+    async def _load_again(self, served: Served) -> LoadedModel | None:
+        """The version once more, beside a lost engine that may never give its memory back; None: nothing is left."""
+        options = self._core.control.load_options(served.key.model, served.key.version)
+        loading = begin(partial(self._load_version, served.loaded.stored, options), "replace")
+        within_s = self._core.options.health.replace_within_s
+        try:
+            return await asyncio.wait_for(loading, within_s)
+        except Exception as error:  # whatever it is, nobody else will try again
+            if not served.withdrawn:  # else another version took over meanwhile
+                reason = str(error) or f"it did not load within {within_s:g} s"
+                self._core.on_fatal(f"the engine of {served.key.model} could not be replaced: {reason}")
+            return None
+
+    async def _take_over(self, served: Served, loaded: LoadedModel) -> None:
+        """Of what was loaded again, take the engines for devices that have none; the others are not needed."""
+        has_one = {one.lane.device for one in _at_work(served)}
+        surplus: list[ProvedEngine] = []
+        for proved in loaded.engines:
+            if served.withdrawn or proved.engine.info.device in has_one:
+                surplus.append(proved)
+            else:
+                self.open(served, proved)
+        if not served.withdrawn:
+            served.loaded = replace(loaded, engines=tuple(one.proved for one in _at_work(served)))
+        for proved in surplus:
+            await asyncio.to_thread(proved.engine.close)
+
+
+def _at_work(served: Served) -> list[ServedLane]:
+    return [one for one in served.lanes if not one.lane.stopping]
+
+
+def _gives_way(device: str, to: str) -> bool:
+    """Whether an engine makes room: on the same device, and on the CPU, which serves only where no GPU can."""
+    return device in (to, "cpu")

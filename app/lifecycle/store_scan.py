@@ -1,0 +1,87 @@
+"""A look at the store: which versions are there, and a stamp of each that changes when its files do.
+
+Names, sizes, times and inodes only, so that a look is cheap; symbolic links are followed, because Kubernetes
+and many deployment tools swap a link. Reads no file. What cannot be looked at is told, and keeps nobody from the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from convoy.app.lifecycle.version_plan import Seen, Stamp
+from convoy.models.bundle import MANIFEST
+from convoy.models.store import Store, StoredVersion
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLook:
+    """The versions of one model as one look found them; or why its folder could not be looked into."""
+
+    versions: dict[int, Seen] = field(default_factory=dict)
+    trouble: str = ""
+
+
+def look_at_model(store: Store, name: str) -> ModelLook:
+    """Every version of one model; none where there is none. Raises UsageError where the name is none."""
+    try:
+        return ModelLook({stored.version: _look(stored) for stored in store.versions(name)})
+    except OSError as error:
+        return ModelLook(trouble=_told(store.root / name, error))
+
+
+def _look(stored: StoredVersion) -> Seen:
+    try:
+        is_bundle = os.path.lexists(stored.folder / MANIFEST)
+        beside = () if is_bundle else _files(stored.folder.parent)  # a bare model's config.pbtxt and labels
+        return Seen((*_files(stored.folder), *beside), is_bundle)
+    except OSError as error:
+        trouble = _told(stored.folder, error)
+        return Seen(("unreadable", trouble), is_sealed=False, trouble=trouble)
+
+
+def _told(folder: Path, error: OSError) -> str:
+    return f"{error.filename or folder}: cannot be read ({error.strerror or error}); mend it or remove it"
+
+
+def _files(folder: Path) -> Stamp:
+    return tuple(sorted(_stamps(folder)))
+
+
+def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int]]:
+    """Of everything but folders: what is no file is one too many, and whoever loads the version says so."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                if not entry.is_dir():
+                    status = entry.stat()
+                    yield entry.name, status.st_size, status.st_mtime_ns, status.st_ino
+            except FileNotFoundError:
+                continue  # removed between the two calls; the next look will show it
+            except OSError as error:  # whoever loads the version is told why, if it needs the file
+                yield entry.name, -1, error.errno or 0, 0
+
+
+class Sweep:
+    """A look at several models, one after the other. Runs in a thread, and another one sees how far it has come."""
+
+    def __init__(self, names: list[str], look: Callable[[str], ModelLook]) -> None:
+        self._names, self._look = names, look
+        self._is_given_up = False
+        self.found: dict[str, ModelLook] = {}
+
+    def run(self) -> None:
+        for name in self._names:
+            if self._is_given_up:
+                return
+            self.found[name] = self._look(name)
+
+    def give_up(self) -> tuple[str | None, Sweep | None]:
+        """End after the model that it is at: that one, and a look at those behind it; None where there is none."""
+        self._is_given_up = True
+        done = len(self.found)
+        rest = self._names[done + 1 :]
+        at = self._names[done] if done < len(self._names) else None
+        return at, Sweep(rest, self._look) if rest else None

@@ -1,0 +1,241 @@
+"""No cold start: a version serves at once on what there is, and moves to what is faster when that is ready.
+
+The plans that loading wished for are built one after the other in child processes, or compiled for the device. A
+finished one proves itself beside the engine that serves, on the bundle's own canary, and takes over between two batches
+if it is faster. ONNX Runtime is tuned, which nobody was to wait for at the start, and held against what serves then.
+Whatever goes wrong is told in `/stats` and in the log, and serving goes on as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convoy.app.engines.base import EngineFailure
+from convoy.app.engines.plan_builder import BuildOrder, PlanBuild, PlanBuilder
+from convoy.app.engines.speedup import is_worthwhile
+from convoy.app.engines.tensorrt_library import library_named
+from convoy.app.lifecycle.catalog import Served, ServedLane
+from convoy.app.loading.gpu_jobs import GpuJob, PlanWish, Untried, refusal
+from convoy.app.loading.gpus import prove_plan, prove_tuned, still_refused
+from convoy.app.loading.load import LoadOptions
+from convoy.app.loading.proving import NotProved, ProvedEngine, measure
+from convoy.app.scheduling.request import ModelKey
+from convoy.models.bundle import LatencyTable, open_bundle
+from convoy.models.errors import JobError
+from convoy.models.plan_cache import find_plan
+from convoy.models.plans import Plan, PlanKey
+
+if TYPE_CHECKING:
+    from convoy.app.core import Core
+
+_log = logging.getLogger("convoy")
+
+
+class Upgrades:
+    """The plans being built for one core."""
+
+    def __init__(self, core: Core, builder: PlanBuilder) -> None:
+        self._core, self._builder = core, builder
+        self._at_work: set[ModelKey] = set()
+        self._building: dict[ModelKey, asyncio.Task[PlanBuild]] = {}
+
+    def begin(self, served: Served) -> None:
+        """Build what the version lacks, if it lacks anything; called again, what it has come to lack since."""
+        if (served.loaded.wishes or served.loaded.untried) and served.key not in self._at_work:
+            self._at_work.add(served.key)
+            self._core.spawn(self._upgrade(served))
+
+    def end(self, served: Served) -> None:
+        """The version is withdrawn: others may want the builder, and the device's memory."""
+        if served.key in self._building:
+            self._building[served.key].cancel()
+
+    async def _upgrade(self, served: Served) -> None:
+        failed: set[tuple[str, PlanKey]] = set()
+        try:
+            # Looked for anew each time: while one plan is built, an engine may be lost and the version loaded again.
+            while not served.withdrawn:
+                if (wish := _next_wish(served, failed)) is not None and _is_served(served, wish):
+                    _fulfilled(served, wish)  # it took over while the version was loaded again
+                elif wish is not None:
+                    tried = await self._fulfil(served, wish)
+                    failed |= {(one.device.name, one.key) for one in tried if one in served.loaded.wishes}
+                elif served.loaded.untried:
+                    await self._try(served, untried := served.loaded.untried[0])
+                    others = tuple(one for one in served.loaded.untried if one != untried)
+                    served.loaded = replace(served.loaded, untried=others)
+                else:
+                    return
+        finally:
+            self._at_work.discard(served.key)
+
+    async def _fulfil(self, served: Served, wish: PlanWish) -> list[PlanWish]:
+        """Which wishes were tried. Whatever goes wrong, the version is served as before and the next gets its turn."""
+        try:
+            await self._move_to_plan(served, wish)
+        except _NotBuilt as failure:
+            same = [wish, *(one for one in served.loaded.wishes if one != wish and _has_same_build(one, wish))]
+            for one in same:
+                self._give_up(served, one, str(failure))
+            return same
+        except (NotProved, JobError) as failure:
+            self._give_up(served, wish, str(failure))
+        except Exception as error:  # a bug, here or in a library
+            _log.exception("moving %s to its plan failed; this is a bug", wish.onnx)
+            self._give_up(served, wish, f"{type(error).__name__}: {error}")
+        return [wish]
+
+    async def _move_to_plan(self, served: Served, wish: PlanWish) -> None:
+        """Raises NotProved or JobError."""
+        options = self._core.control.load_options(served.key.model, served.key.version)
+        if options.plan_cache is None:
+            raise NotProved("there is no plan cache")
+        await self._build(served, wish, options.plan_cache)
+        if served.withdrawn:
+            return
+        serves = await self._let_take_over(served, options, lambda job: prove_plan(job, wish))
+        if serves is None:
+            return
+        _fulfilled(served, wish)
+        name, version, device = served.key.model, served.key.version, wish.device.name
+        _log.info("%s version %d on %s is served by %s now: %s", name, version, device, wish.library, serves.reason)
+
+    async def _try(self, served: Served, untried: Untried) -> None:
+        """What serves now may be slower than ONNX Runtime, or ONNX Runtime as it came; and either serves for good."""
+        if served.withdrawn or not any(one.lane.device == untried.device.name for one in served.lanes):
+            return
+        about = f"{untried.variant.file} of {served.key.model} version {served.key.version} on {untried.device.name}"
+        try:
+            serves = await self._let_take_over(
+                served,
+                self._core.control.load_options(served.key.model, served.key.version),
+                lambda job: prove_tuned(job, untried),
+            )
+        except (NotProved, JobError) as failure:
+            _log.info("ONNX Runtime does not take over with %s: %s", about, failure)
+            self._tell(served, refusal("onnxruntime-cuda", untried.device, _in_file(untried.variant.file, failure)))
+        except Exception:  # a bug, here or in a library
+            _log.exception("tuning %s failed; this is a bug", about)
+        else:
+            _log.info("%s: %s", about, serves.reason if serves else "it is not served any more")
+
+    async def _let_take_over(
+        self, served: Served, options: LoadOptions, prove: Callable[[GpuJob], ProvedEngine]
+    ) -> ProvedEngine | None:
+        """The engine, which serves now; None: the version was withdrawn. Raises NotProved or JobError."""
+        # In a thread: every byte of the bundle and of a plan is hashed.
+        proving = asyncio.ensure_future(asyncio.to_thread(lambda: prove(_job(served, options))))
+        try:
+            await asyncio.shield(proving)
+        except asyncio.CancelledError:  # the core stops, but no thread does: what it opens must be closed
+            await asyncio.wait([proving])
+            if proving.exception() is None:
+                await asyncio.to_thread(proving.result().engine.close)
+            raise
+        proved = proving.result()
+        try:
+            await self._check_pays(served, proved)
+        except BaseException:
+            await asyncio.to_thread(proved.engine.close)
+            raise
+        return proved if await self._core.swap_engine(served, proved) else None
+
+    async def _build(self, served: Served, wish: PlanWish, plan_cache: Path) -> None:
+        """Return when the plan is there. Raises NotProved when it cannot be built."""
+        if isinstance(await asyncio.to_thread(find_plan, plan_cache, wish.key), Plan):
+            # Built meanwhile: for another GPU of the same name, another version, or by another server.
+            served.plan_build = PlanBuild("built", file=wish.variant.file)
+            return
+
+        def report(progress: PlanBuild) -> None:
+            served.plan_build = replace(progress, file=wish.variant.file)
+
+        _log.info("building the %s plan of %s for %s beside the serving", wish.library, wish.onnx, wish.device.name)
+        order = BuildOrder(
+            *(wish.onnx, plan_cache, wish.options, wish.device.properties.index),
+            library=wish.library,
+            # A library that builds on the GPU itself knows for what.
+            capabilities=wish.key.target.capabilities if library_named(wish.library).builds_anywhere else (),
+        )
+        building = asyncio.ensure_future(self._builder.build(order, report))
+        self._building[served.key] = building
+        try:
+            build = await building
+        finally:
+            del self._building[served.key]
+        if build.state != "built":
+            raise _NotBuilt(build.reason or "the builder gave no reason")
+
+    async def _check_pays(self, served: Served, proved: ProvedEngine) -> None:
+        """Compare it with what serves on the same device, in turns: both bear the same load. Raises NotProved."""
+        rival = next((one for one in served.lanes if _competes(one, proved)), None)
+        if rival is None:
+            return
+        tables: list[LatencyTable] = []
+        try:
+            # In the rival's own thread, because that bounds how many are in it at once; its other slots go on.
+            await self._core.scheduler.probe(
+                rival.lane, lambda: tables.extend(measure([rival.proved.engine, proved.engine]))
+            )
+        except EngineFailure as failure:
+            raise NotProved(f"it could not be compared with what serves: {failure}") from failure
+        if not is_worthwhile(tables[1]):
+            info = rival.proved.engine.info
+            raise NotProved(f"it is not faster than {info.engine} in {info.precision}")
+
+    def _give_up(self, served: Served, wish: PlanWish, reason: str) -> None:
+        """The version is served as before, and whoever looks is told why."""
+        build = served.plan_build or PlanBuild("failed", file=wish.variant.file)
+        served.plan_build = replace(build, reason=reason)
+        told = refusal(wish.library, wish.device, _in_file(wish.variant.file, reason))
+        served.loaded = replace(served.loaded, skipped=still_refused(served.loaded.skipped, wish))
+        self._tell(served, told)
+        _log.warning("%s version %d is served as before: %s", served.key.model, served.key.version, told)
+
+    def _tell(self, served: Served, reason: str) -> None:
+        others = tuple(one for one in served.loaded.skipped if one != reason)
+        served.loaded = replace(served.loaded, skipped=(*others, reason))
+
+
+class _NotBuilt(NotProved):
+    """There is no plan, whichever GPU it was to be for."""
+
+
+def _has_same_build(one: PlanWish, other: PlanWish) -> bool:
+    """Whether what one cannot have the other cannot, either. On a GPU itself a build may just lack memory."""
+    return one.key == other.key and library_named(one.library).builds_anywhere
+
+
+def _in_file(file: str, reason: object) -> str:
+    return f"{file}: {str(reason).removeprefix(f'{file}: ')}"
+
+
+def _is_served(served: Served, wish: PlanWish) -> bool:
+    infos = [one.proved.engine.info for one in served.lanes if not one.lane.stopping]
+    wanted = (wish.device.name, wish.library, wish.variant.precision)
+    return any((info.device, info.engine, info.precision) == wanted for info in infos)
+
+
+def _fulfilled(served: Served, wish: PlanWish) -> None:
+    """It is an equal one, and not the same, where the version was loaded again."""
+    wishes = tuple(other for other in served.loaded.wishes if other != wish)
+    served.loaded = replace(served.loaded, skipped=still_refused(served.loaded.skipped, wish), wishes=wishes)
+
+
+def _next_wish(served: Served, failed: set[tuple[str, PlanKey]]) -> PlanWish | None:
+    return next((wish for wish in served.loaded.wishes if (wish.device.name, wish.key) not in failed), None)
+
+
+def _job(served: Served, options: LoadOptions) -> GpuJob:
+    """Raises JobError."""
+    bundle = open_bundle(served.loaded.stored.folder)
+    return GpuJob(bundle, served.spec.max_batch_size, options.precision, options.machine, options.plan_cache)
+
+
+def _competes(one: ServedLane, proved: ProvedEngine) -> bool:
+    return one.lane.device == proved.engine.info.device and not one.lane.stopping

@@ -1,0 +1,64 @@
+"""Which of the engines that are right serves on a GPU: all are measured in turns, and all but one are closed.
+
+Knows engines that have proved themselves, and how it is told why one does not serve; opens none.
+"""
+
+from __future__ import annotations
+
+from convoy.app.engines.base import EngineFailure
+from convoy.app.loading.gpu_jobs import refused_on
+from convoy.app.loading.proving import Candidate, NotProved, ProvedEngine, measure, pick
+
+NOTHING_SERVES = "no variant serves"
+
+
+def choose(candidates: list[Candidate], why: str, platform: str, refused: list[str]) -> ProvedEngine:
+    """The best of them, the first where others are hardly faster; `refused` is told of the others.
+
+    Raises NotProved where there is none or the only one cannot be measured.
+    """
+    if not candidates:
+        raise NotProved(NOTHING_SERVES)
+    try:
+        tables = measure([candidate.engine for candidate in candidates])
+    except EngineFailure as failure:
+        if len(candidates) > 1:
+            return choose(_sound(candidates, refused), why, platform, refused)
+        candidates[0].engine.close()
+        raise NotProved(f"{candidates[0].variant.file}: {_fails(failure)}") from failure
+    best = pick(candidates, tables)
+    info = best.engine.info
+    refused += [
+        _told(one, f"it is not faster than {info.engine} in {info.precision}") for one in candidates if one is not best
+    ]
+    points = tables[candidates.index(best)].points
+    return ProvedEngine(best.engine, best.canary, points, f"{best.variant.file}: {why}", platform)
+
+
+def _sound(candidates: list[Candidate], refused: list[str]) -> list[Candidate]:
+    """Fewer of them: one that fails when it is measured does not take the others with it."""
+    failures = {id(one): failure for one in candidates if (failure := _failure(one)) is not None}
+    if not failures:
+        failures = {id(candidates[-1]): EngineFailure("beside others")}
+    for one in candidates:
+        if id(one) in failures:
+            one.engine.close()
+            refused.append(_told(one, _fails(failures[id(one)])))
+    return [one for one in candidates if id(one) not in failures]
+
+
+def _failure(candidate: Candidate) -> EngineFailure | None:
+    try:
+        measure([candidate.engine])
+    except EngineFailure as failure:
+        return failure
+    return None
+
+
+def _fails(failure: EngineFailure) -> str:
+    return f"it fails when it is measured: {failure}"
+
+
+def _told(candidate: Candidate, why: str) -> str:
+    info = candidate.engine.info
+    return refused_on(info.engine, info.device, f"{candidate.variant.file}: {why}")

@@ -1,0 +1,79 @@
+"""How an engine proves itself before it may serve: it runs, it is right, and it is known how long it takes.
+
+Knows engines, canaries and clocks; knows nothing of files or of which engine ought to be tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from convoy.app.engines.base import Engine, EngineFailure
+from convoy.app.engines.measure import Pace, batch_knots, measure_in_turns
+from convoy.app.engines.speedup import best_per_sample_ms, is_worthwhile
+from convoy.app.loading.canary import CanaryCheck, CanaryFailed
+from convoy.models.bundle import Canary, LatencyPoint, LatencyTable, Variant
+
+# Start-up is waited for: so long may measuring one variant take where no table fits this device. A network so
+# slow that it needs longer is measured at small batches only, and the server learns the others as it goes.
+MEASURING_BUDGET_S = 0.15
+_MEASURING_LIMIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProvedEngine:
+    """An engine that answered its canary rightly, and all that is known about it.
+
+    `reason` says why this engine and variant serve, `platform` what they are in the protocol's words.
+    """
+
+    engine: Engine
+    canary: CanaryCheck
+    latency: tuple[LatencyPoint, ...]
+    reason: str
+    platform: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine that is right, of a variant of a bundle."""
+
+    variant: Variant
+    engine: Engine
+    canary: CanaryCheck
+
+
+class NotProved(Exception):
+    """The variant does not serve on this engine; the message says which and why."""
+
+
+def prove(variant: Variant, canary: Canary, engine: Engine) -> Candidate:
+    """Warm an engine up and ask it the canary. Raises NotProved, and the engine is closed then."""
+    check = CanaryCheck.of_variant(canary, variant, batched=engine.batched)
+    try:
+        engine.warm_up()
+        check.run(engine)
+    except (EngineFailure, CanaryFailed) as failure:
+        engine.close()
+        raise NotProved(f"{variant.file}: {failure}") from failure
+    return Candidate(variant, engine, check)
+
+
+def measure(engines: Sequence[Engine]) -> tuple[LatencyTable, ...]:
+    """A latency table for each, measured in turns. Raises EngineFailure."""
+    knots = batch_knots(engines[0].info.batch_sizes[-1])
+    budget_s = MEASURING_BUDGET_S * len(engines) / len(knots)
+    return measure_in_turns(engines, Pace(budget_s, _MEASURING_LIMIT_S, warm_up=1, fewest=3, most=50))
+
+
+def pick(candidates: Sequence[Candidate], tables: Sequence[LatencyTable]) -> Candidate:
+    """The fastest of those that are faster beyond doubt than the first, the more exact one; else that one.
+
+    The others are closed.
+    """
+    faster = [(one, table) for one, table in zip(candidates, tables, strict=True) if is_worthwhile(table)]
+    best = min(faster, key=lambda pair: best_per_sample_ms(pair[1]))[0] if faster else candidates[0]
+    for candidate in candidates:
+        if candidate is not best:
+            candidate.engine.close()
+    return best

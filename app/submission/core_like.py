@@ -1,0 +1,109 @@
+"""What a host of requests needs of a core, wherever that core is: in this process, or at the end of a socket.
+
+The edges on the wire are written against these protocols and nothing else, so that the same code serves in
+one process and in several. Knows no engine, no scheduler and no process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+from convoy.app.scheduling.request import Done, ModelKey, Request
+from convoy.app.scheduling.slab import Slab, Slot
+from convoy.app.submission.shared_memory import SharedMemory
+from convoy.models.errors import RequestError
+from convoy.models.spec import ModelSpec
+
+Found = TypeVar("Found", covariant=True)
+
+
+class Spent(NamedTuple):
+    """Nanoseconds of a call that has its answer: of its stages at the edge, and from its arrival to its end."""
+
+    decode_ns: int
+    encode_ns: int
+    total_ns: int
+
+
+class Finder(Protocol[Found]):
+    """Whatever knows which versions are served."""
+
+    @property
+    def edition(self) -> int:
+        """Another number whenever something else is found than before."""
+
+    def find(self, name: str, version: int | None) -> Found:
+        """The version asked for, or the highest that is loaded. Raises NotFound or Unavailable."""
+
+
+class ServedLike(Protocol):
+    """One version that is served, as a request finds it."""
+
+    @property
+    def key(self) -> ModelKey: ...
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def text_only(self) -> bool:
+        """Whether strings must be UTF-8."""
+
+    def enter(self) -> None:
+        """A request has found this version, and holds it until `leave`."""
+
+    def leave(self) -> None: ...
+
+
+class CoreLike(Protocol):
+    """Takes requests and says how each ended. All of it is used from one event loop."""
+
+    @property
+    def catalog(self) -> Finder[ServedLike]: ...
+
+    @property
+    def slab(self) -> Slab: ...
+
+    @property
+    def shared_memory(self) -> SharedMemory: ...
+
+    @property
+    def leaving(self) -> bool:
+        """Said to be not ready any more."""
+
+    def begin_call(self) -> None:
+        """From here to `end_call` a client waits. Raises Unavailable."""
+
+    def end_call(self) -> None: ...
+
+    def reserve(self, nbytes: int) -> Slot:
+        """Memory for a body or a tensor. Raises Overloaded."""
+
+    def next_request_id(self) -> int: ...
+
+    def submit(self, request: Request) -> asyncio.Future[Done]:
+        """Queue the request; the future holds how it ended, answered or not.
+
+        Raises RequestError when it is not taken; then its slots stay the caller's. A core that is elsewhere
+        says so later, through the future, and has taken the slots back by then.
+        """
+
+    def take(self, request: Request, on_end: Callable[[Done | RequestError], None]) -> None:
+        """The same for who waits with a callback: called once, unless the request is cancelled before.
+
+        With an error where a core that is elsewhere did not take it.
+        """
+
+    def cancel(self, request: Request, reason: str) -> None:
+        """Nobody waits any more. `reason` is one of the statistics' failures. Harmless after the end."""
+
+    def stage_took(self, key: ModelKey, stage: str, ns: int) -> None:
+        """A stage of one request that runs at the edge has ended: `decode` or `encode`."""
+
+    def call_ended(self, key: ModelKey | None, protocol: str, outcome: str, ns: int) -> None:
+        """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
+
+    def call_answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
+        """Both at once, for a call that ended well."""

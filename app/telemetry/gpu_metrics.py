@@ -1,0 +1,169 @@
+"""The GPUs of this process, watched: their last readings, for `/metrics` and `/stats`.
+
+Asking a GPU takes milliseconds, so a thread asks and the event loop only shows. Knows the metrics' names, ours and
+Triton's; knows nothing of NVML but its readings. Nothing that goes wrong here reaches a request or a scrape.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from convoy.app.engines.cuda.device import Device
+from convoy.app.telemetry.nvml import THROTTLE_REASONS, GpuProbe, GpuReading, Nvml, NvmlUnavailable, open_nvml
+
+_log = logging.getLogger("convoy")
+_EVERY_S = 1.0
+_STALE_AFTER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One figure: our name for it, and Triton's where it has one."""
+
+    kind: Literal["gauge", "counter"]
+    name: str
+    triton: str | None
+    help_text: str
+    value: Callable[[GpuReading], float | None]
+
+
+_ROWS = (
+    _Row("gauge", "utilization_ratio", "nv_gpu_utilization", "Time with a kernel running", lambda r: r.busy_ratio),
+    _Row("gauge", "memory_utilization_ratio", None, "Time with memory being moved", lambda r: r.memory_busy_ratio),
+    _Row("gauge", "memory_total_bytes", "nv_gpu_memory_total_bytes", "All memory", lambda r: r.memory_total_bytes),
+    _Row("gauge", "memory_used_bytes", "nv_gpu_memory_used_bytes", "Memory in use", lambda r: r.memory_used_bytes),
+    _Row("gauge", "power_watts", "nv_gpu_power_usage", "Power drawn", lambda r: r.power_w),
+    _Row("gauge", "power_limit_watts", "nv_gpu_power_limit", "Power allowed", lambda r: r.power_limit_w),
+    _Row("counter", "energy_joules", "nv_energy_consumption", "Energy since the driver loaded", lambda r: r.energy_j),
+    _Row("gauge", "temperature_celsius", None, "Temperature", lambda r: r.temperature_c),
+    _Row("gauge", "sm_clock_hertz", None, "Clock of the multiprocessors", lambda r: r.sm_clock_hz),
+    _Row("gauge", "memory_clock_hertz", None, "Clock of the memory", lambda r: r.memory_clock_hz),
+    _Row("counter", "ecc_uncorrected_errors", None, "Since the driver loaded", lambda r: r.ecc_errors),
+)
+
+
+class GpuWatch(Collector):
+    """Readings of some GPUs, renewed every second by a thread of its own; as a collector, their metrics.
+
+    A GPU in trouble may never answer. Then its last reading ends too, and so does the process when it wants to,
+    because the thread keeps nothing alive. `opened` and the clock are for tests.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[Device],
+        *,
+        opened: Callable[[], Nvml] = open_nvml,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gpus, self._opened, self._now_s = gpus, opened, now_s
+        self._probes: list[GpuProbe] = []
+        self._last: tuple[GpuReading, ...] = ()
+        self._read_at_s = 0.0
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Begin to ask; there is nothing to ask where there is no GPU."""
+        if self._gpus:
+            threading.Thread(target=self._watch, name="gpu-metrics", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    @property
+    def readings(self) -> tuple[GpuReading, ...]:
+        """One for each GPU that NVML finds; empty when they are too old to be true."""
+        return self._last if self._now_s() - self._read_at_s <= _STALE_AFTER_S else ()
+
+    def _watch(self) -> None:
+        try:
+            self.find()
+            while self._probes and not self._stopped.wait(_EVERY_S if self._last else 0):
+                self.read()
+        except Exception:  # a bug or a library's; requests do not depend on it
+            _log.exception("reading the GPUs failed; their metrics end")
+
+    def read(self) -> None:
+        """Ask every GPU once."""
+        self._last = tuple(probe.read() for probe in self._probes)
+        self._read_at_s = self._now_s()
+
+    def find(self) -> None:
+        """Look for the GPUs in NVML; those that are not there have no metrics, and the log says why."""
+        try:
+            nvml = self._opened()
+        except NvmlUnavailable as reason:
+            _log.warning("the GPUs have no metrics: %s", reason)
+            return
+        for gpu in self._gpus:
+            try:
+                self._probes.append(nvml.find(gpu.properties))
+            except NvmlUnavailable as reason:
+                _log.warning("a GPU has no metrics: %s", reason)
+
+    def collect(self) -> Iterable[Metric]:
+        """What was last read, for Prometheus. What a device does not tell has no series."""
+        readings = self.readings
+        if not readings:
+            return
+        for row in _ROWS:
+            yield _ours(row, readings)
+            if row.triton is not None:
+                yield _tritons(row.triton, row, readings)
+        yield _names(readings)
+        yield _throttling(readings)
+        yield self._failures()
+
+    def _failures(self) -> Metric:
+        name, help_text = "convoy_gpu_query_failures", "Questions to NVML that went wrong"
+        family = CounterMetricFamily(name, help_text, labels=("device",))
+        for probe in self._probes:
+            family.add_metric((probe.device,), probe.failures)
+        return family
+
+
+def _ours(row: _Row, readings: Sequence[GpuReading]) -> Metric:
+    name = f"convoy_gpu_{row.name}"
+    metric: GaugeMetricFamily | CounterMetricFamily
+    if row.kind == "gauge":
+        metric = GaugeMetricFamily(name, row.help_text, labels=("device",))
+    else:
+        metric = CounterMetricFamily(name, row.help_text, labels=("device",))
+    for reading in readings:
+        if (value := row.value(reading)) is not None:
+            metric.add_metric((reading.device,), value)
+    return metric
+
+
+def _tritons(name: str, row: _Row, readings: Sequence[GpuReading]) -> Metric:
+    """Under Triton's exact name and label; untyped where ours counts, because its counters have no `_total`."""
+    metric = Metric(name, row.help_text, "gauge" if row.kind == "gauge" else "unknown")
+    for reading in readings:
+        if (value := row.value(reading)) is not None:
+            metric.add_sample(name, {"gpu_uuid": reading.uuid}, value)
+    return metric
+
+
+def _names(readings: Sequence[GpuReading]) -> Metric:
+    metric = InfoMetricFamily("convoy_gpu", "Which GPU a device is", labels=("device",))
+    for reading in readings:
+        metric.add_metric((reading.device,), {"name": reading.name, "uuid": reading.uuid})
+    return metric
+
+
+def _throttling(readings: Sequence[GpuReading]) -> Metric:
+    metric = GaugeMetricFamily("convoy_gpu_throttled", "1 while the clocks are held back", labels=("device", "reason"))
+    for reading in readings:
+        if reading.throttled_by is None:
+            continue
+        for reason in THROTTLE_REASONS:
+            metric.add_metric((reading.device, reason), float(reason in reading.throttled_by))
+    return metric

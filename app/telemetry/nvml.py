@@ -1,0 +1,185 @@
+"""What NVIDIA's management library tells of a GPU: how busy, full, hot and slowed down it is right now.
+
+Knows NVML's calls, which of them a device may lack, and that it counts devices in an order of its own: a GPU is
+found by its place on the PCI bus. Knows nothing of metrics. The library is untyped, may be missing, and may be a
+fake. Raises nothing but NvmlUnavailable: what a device does not tell is None.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from convoy.app.engines.cuda.driver import GpuProperties
+
+_log = logging.getLogger("convoy")
+_Value = TypeVar("_Value")
+
+# From nvml.h, where each is a bit: why the clocks are below what they could be.
+THROTTLE_REASONS = {
+    "gpu_idle": 0x1,
+    "applications_clocks": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
+    "display_clocks": 0x100,
+}
+_TEMPERATURE_OF_GPU = 0  # NVML_TEMPERATURE_GPU
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
+_UNCORRECTED, _SINCE_DRIVER_LOAD = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
+
+
+class NvmlUnavailable(Exception):
+    """There is no NVML to ask; the message says why, and what to do where something can be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU at one moment. Ratios are of 1; `throttled_by` names reasons; None is what the device does not tell."""
+
+    device: str
+    name: str
+    uuid: str
+    busy_ratio: float | None = None
+    memory_busy_ratio: float | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: int | None = None
+    sm_clock_hz: int | None = None
+    memory_clock_hz: int | None = None
+    throttled_by: tuple[str, ...] | None = None
+    ecc_errors: int | None = None
+
+
+class Nvml:
+    """NVML, opened. `library` is pynvml, or what stands for it."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        try:
+            library.nvmlInit()
+        except library.NVMLError as error:
+            raise NvmlUnavailable(f"NVML does not start: {error}") from error
+
+    def find(self, gpu: GpuProperties) -> GpuProbe:
+        """The GPU that CUDA calls so. Raises NvmlUnavailable."""
+        try:
+            handle = self._library.nvmlDeviceGetHandleByPciBusId(gpu.pci_bus_id.encode())
+            handle = self._slice_of(handle, gpu)
+            return GpuProbe(self._library, handle, gpu, _text(self._library.nvmlDeviceGetUUID(handle)))
+        except self._library.NVMLError as error:
+            raise NvmlUnavailable(f"NVML does not find {gpu.device} at {gpu.pci_bus_id}: {error}") from error
+
+    def _slice_of(self, whole: Any, gpu: GpuProperties) -> Any:
+        """Where a GPU is divided, the slice that CUDA sees, which has memory of its own. Raises NvmlUnavailable.
+
+        Better no figures than those of the whole, which other processes share.
+        """
+        library = self._library
+        try:
+            is_divided = library.nvmlDeviceGetMigMode(whole)[0] == library.NVML_DEVICE_MIG_ENABLE
+        except (library.NVMLError_NotSupported, library.NVMLError_FunctionNotFound):
+            is_divided = False
+        if not is_divided:
+            return whole
+        slices = []
+        for index in range(library.nvmlDeviceGetMaxMigDeviceCount(whole)):
+            with suppress(library.NVMLError_NotFound, library.NVMLError_InvalidArgument):
+                slices.append(library.nvmlDeviceGetMigDeviceHandleByIndex(whole, index))
+        for one in slices:
+            uuid = _text(library.nvmlDeviceGetUUID(one)).removeprefix("MIG-").replace("-", "")
+            if uuid.lower() == gpu.uuid.lower() or len(slices) == 1:
+                return one
+        raise NvmlUnavailable(f"{gpu.device} is a slice of {gpu.name}, and NVML does not tell which of {len(slices)}")
+
+
+class GpuProbe:
+    """Asks one GPU, again and again. `failures` counts questions that went wrong, unsupported ones left out."""
+
+    def __init__(self, library: Any, handle: Any, gpu: GpuProperties, uuid: str) -> None:
+        self._library, self._handle, self._gpu, self._uuid = library, handle, gpu, uuid
+        self.device = gpu.device
+        self.failures = 0
+        self._complained_of: set[str] = set()
+
+    def read(self) -> GpuReading:
+        """Some milliseconds, and on a GPU that is in trouble more: nothing for an event loop."""
+        rates = self._ask("nvmlDeviceGetUtilizationRates")
+        memory = self._ask("nvmlDeviceGetMemoryInfo")
+        return GpuReading(
+            device=self._gpu.device,
+            name=self._gpu.name,
+            uuid=self._uuid,
+            busy_ratio=_if_told(rates, lambda told: told.gpu / 100),
+            memory_busy_ratio=_if_told(rates, lambda told: told.memory / 100),
+            memory_total_bytes=_if_told(memory, lambda told: int(told.total)),
+            memory_used_bytes=_if_told(memory, lambda told: int(told.used)),
+            power_w=_if_told(self._ask("nvmlDeviceGetPowerUsage"), _from_thousandths),
+            power_limit_w=_if_told(self._ask("nvmlDeviceGetEnforcedPowerLimit"), _from_thousandths),
+            energy_j=_if_told(self._ask("nvmlDeviceGetTotalEnergyConsumption"), _from_thousandths),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", _TEMPERATURE_OF_GPU),
+            sm_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM), _from_mega),
+            memory_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", _CLOCK_MEMORY), _from_mega),
+            throttled_by=_if_told(self._throttle_bits(), _names_of),
+            ecc_errors=self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _SINCE_DRIVER_LOAD),
+        )
+
+    def _throttle_bits(self) -> Any:
+        """Newer libraries call it events, because being idle is one; older drivers know only the older name."""
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+        return bits if bits is not None else self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        library = self._library
+        question = getattr(library, name, None)
+        if question is None:
+            return None
+        try:
+            return question(self._handle, *arguments)
+        except (library.NVMLError_NotSupported, library.NVMLError_FunctionNotFound):
+            return None
+        except library.NVMLError as error:
+            self.failures += 1
+            if name not in self._complained_of:
+                self._complained_of.add(name)
+                _log.warning("%s: %s fails: %s; it will not be said again", self._gpu.device, name, error)
+            return None
+
+
+def open_nvml() -> Nvml:
+    """The process's NVML. Raises NvmlUnavailable."""
+    try:
+        library = importlib.import_module("pynvml")
+    except ImportError as error:
+        raise NvmlUnavailable("nvidia-ml-py is not installed; run pip install 'convoy-serve[gpu]' or [rtx]") from error
+    return Nvml(library)
+
+
+def _if_told(told: Any, convert: Callable[[Any], _Value]) -> _Value | None:
+    return None if told is None else convert(told)
+
+
+def _from_thousandths(value: int) -> float:
+    return value / 1000
+
+
+def _from_mega(value: int) -> int:
+    return value * 1_000_000
+
+
+def _names_of(bits: int) -> tuple[str, ...]:
+    return tuple(name for name, bit in THROTTLE_REASONS.items() if bits & bit)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,75 @@
+"""What calls took and how they ended, gathered for one turn of the event loop and counted together.
+
+A call has three such figures of its own, and finding a histogram costs more than adding to it. In a turn that
+answers a whole batch, each series is then found once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+
+from convoy.app.lifecycle.catalog import Served
+from convoy.app.scheduling.request import ModelKey
+from convoy.app.submission.core_like import Spent
+from convoy.app.telemetry.metrics import Metrics
+
+
+class Tally:
+    """Belongs to one event loop. `live` finds a version by its key, also one that leaves."""
+
+    def __init__(self, metrics: Metrics, live: Callable[[ModelKey], Served]) -> None:
+        self._metrics = metrics
+        self._live = live
+        self._stages: defaultdict[tuple[ModelKey, str], list[int]] = defaultdict(list)
+        self._calls: defaultdict[tuple[ModelKey | None, str, str], list[int]] = defaultdict(list)
+        self._answered: defaultdict[tuple[ModelKey, str], list[Spent]] = defaultdict(list)
+        self._is_due = False
+
+    def stage(self, key: ModelKey, stage: str, ns: int) -> None:
+        """A stage of one request has ended: `decode` or `encode`."""
+        self._stages[key, stage].append(ns)
+        if not self._is_due:
+            self._count_soon()
+
+    def call(self, key: ModelKey | None, protocol: str, outcome: str, ns: int) -> None:
+        """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
+        self._calls[key, protocol, outcome].append(ns)
+        if not self._is_due:
+            self._count_soon()
+
+    def answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
+        """A call has ended well: both at once."""
+        self._answered[key, protocol].append(spent)
+        if not self._is_due:
+            self._count_soon()
+
+    def count(self) -> None:
+        """Count all that has come. Comes before a version's series end, while it can be found."""
+        self._is_due = False
+        answered, self._answered = self._answered, defaultdict(list)
+        for (key, protocol), spent in answered.items():
+            decode_ns, encode_ns, total_ns = map(list, zip(*spent, strict=True))
+            self._stages[key, "decode"] += decode_ns
+            self._stages[key, "encode"] += encode_ns
+            self._calls[key, protocol, "success"] += total_ns
+        stages, self._stages = self._stages, defaultdict(list)
+        for (key, stage), values in stages.items():
+            served = self._live(key)
+            self._metrics.of(served).stage_took(stage, values)
+            served.statistics.rolling.record_stage(stage, values)
+        calls, self._calls = self._calls, defaultdict(list)
+        for (called, protocol, outcome), values in calls.items():
+            if called is None:
+                self._metrics.strangers_ended(protocol, outcome, len(values))
+                continue
+            served = self._live(called)
+            self._metrics.of(served).calls_ended(protocol, outcome, values)
+            if outcome == "success":
+                served.statistics.rolling.record_stage("total", values)
+
+    def _count_soon(self) -> None:
+        # After this turn and before any later one's: nobody can read what has not been counted.
+        self._is_due = True
+        asyncio.get_running_loop().call_soon(self.count)
