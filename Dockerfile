@@ -18,8 +18,9 @@ RUN python3 -m venv /opt/libraries
 
 FROM python AS requirements
 # As much of the project as names its libraries, so that a change of code installs no library again.
-COPY constraints.txt pyproject.toml README.md convoy.py /src/
-COPY app/version.py /src/app/
+COPY constraints.txt pyproject.toml README.md /src/
+COPY convoy/__init__.py /src/convoy/
+COPY app/version.py /src/convoy/app/
 
 # Who serves never opens what installs, ONNX Runtime once more for programs in C, numpy's tests, simdjson's source.
 RUN printf '%s\n' 'set -e' \
@@ -56,7 +57,8 @@ RUN if [ -n "${COMPILE}" ]; then \
     fi
 COPY constraints.txt /src/
 RUN /opt/libraries/bin/pip install --constraint /src/constraints.txt mypy setuptools
-COPY LICENSE README.md convoy.py pyproject.toml setup.py /src/
+COPY LICENSE README.md pyproject.toml setup.py /src/
+COPY convoy /src/convoy
 COPY app /src/app
 COPY export /src/export
 COPY loadtest /src/loadtest

@@ -21,9 +21,9 @@ import numpy as np
 import onnxruntime
 import safetensors.numpy
 
+from convoy import IMPORT_ROOT
 from convoy.app.engines.cpu import cpu_model
 
-_ROOT = Path(__file__).resolve().parent.parent
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _PREFIX = ".writing-"
 
@@ -47,7 +47,7 @@ def step_key(step: str, *inputs: str) -> str:
 def _tools() -> str:
     digest = hashlib.sha256()
     for package in ("export", "models", "app/engines"):
-        for path in sorted((_ROOT / package).rglob("*.py")):
+        for path in sorted((IMPORT_ROOT / "convoy" / package).rglob("*.py")):
             digest.update(path.read_bytes())
     versions = [metadata.version(name) for name in ("numpy", "onnx", "Pillow")]
     return f"{digest.hexdigest()} {versions} onnxruntime {onnxruntime.__version__} {cpu_model()}"

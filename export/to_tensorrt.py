@@ -1,8 +1,8 @@
-"""`python -m convoy.export.to_tensorrt ONNX --plan-cache DIR --precision P --batch-sizes 1,2,4`: one plan into the cache.
+"""`python -m convoy.export.to_tensorrt ONNX --plan-cache DIR --precision P --batch-sizes 1,2,4`: a plan into the cache.
 
 `convoy build`, the export and the server start it as a child process, with a memory and a time limit, because a build
-may take minutes and may crash. With `--json-progress` every line on stdout is a `convoy.models.plans.BuildEvent`, the last
-one `done` or `failed`. Exit codes: 0 the plan is there, 1 the build failed, 2 wrong call, 3 TensorRT
+may take minutes and may crash. With `--json-progress` every line on stdout is a `convoy.models.plans.BuildEvent`, the
+last one `done` or `failed`. Exit codes: 0 the plan is there, 1 the build failed, 2 wrong call, 3 TensorRT
 does not take the file.
 
 Needs a TensorRT, numpy and `models`, and nothing of a terminal, of onnx or of torch; TensorRT for RTX no GPU either.

@@ -15,14 +15,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
+from convoy import IMPORT_ROOT
 from convoy.loadtest.generator.job import Finished, Job, start_line
 from convoy.loadtest.problems import Fault, Problem, one_line
 from convoy.loadtest.records import Part
 from convoy.loadtest.rows import Rows
 
-ROOT = Path(__file__).parent.parent
 COMMAND = (sys.executable, "-m", "convoy.loadtest.generator")
 END_S = 5.0  # for a process that has been told to stop; then it is killed
 
@@ -43,8 +42,7 @@ class GeneratorProcess:
             stderr=self._complaints,
             pass_fds=(job.requests_descriptor, job.schedule_descriptor, job.rows_descriptor),
             process_group=0,
-            # The caller's own folder may have a `loadtest` of its own.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_python_path()])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(IMPORT_ROOT), *_python_path()])},
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

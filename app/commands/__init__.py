@@ -1,1 +1,1 @@
-"""What is asked of Convoy from a terminal but does not serve: what there is here, what is in a store, what an image shows."""
+"""What is asked from a terminal and does not serve: what this machine has, what is in a store, what an image shows."""

@@ -1,7 +1,7 @@
-"""`python -m convoy.app.commands.healthcheck`: whether the server in this container is ready; exit 0 or 1. The image's HEALTHCHECK.
+"""`python -m convoy.app.commands.healthcheck`: the image's HEALTHCHECK; exit 0 or 1.
 
-Asks where the server says that it listens, whatever told it so: `serve --port`, the environment, a free port. Needs
-nothing but Python, so that it costs little every few seconds.
+Whether the server in this container is ready. Asks where the server says that it listens, whatever told it so: `serve
+--port`, the environment, a free port. Needs nothing but Python, so that it costs little every few seconds.
 """
 
 from __future__ import annotations

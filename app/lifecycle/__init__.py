@@ -1,5 +1,4 @@
-"""From a store to engines at work and back: which versions there are, which are wanted, loading them, their lanes, their
-health, their upgrades.
+"""From a store to engines at work and back: versions, what is wanted of them, loads, lanes, health, upgrades.
 
-Knows no wire.
+Knows stores, engines and the scheduler. Knows no wire, and nothing of processes.
 """

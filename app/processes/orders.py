@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from convoy import IMPORT_ROOT
 from convoy.models.records import from_jsonable, to_jsonable
 
 Orders = TypeVar("Orders")
-_ROOT = Path(__file__).parent.parent.parent
 NO_SOCKET = -1
 
 
@@ -100,14 +100,14 @@ def command(module: str, orders: object) -> tuple[list[str], int]:
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(json.dumps(to_jsonable(orders)).encode())
     os.set_inheritable(descriptor, True)
-    # Without -P a folder called `app` where the user happens to be would be taken for ours.
+    # Without -P a folder called `convoy` where the user happens to be would be taken for ours.
     return [sys.executable, "-P", "-m", module, str(descriptor)], descriptor
 
 
 def environment() -> dict[str, str]:
     """Ours, with the place where our modules are."""
     known = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{known}" if known else str(_ROOT)}
+    return {**os.environ, "PYTHONPATH": f"{IMPORT_ROOT}{os.pathsep}{known}" if known else str(IMPORT_ROOT)}
 
 
 def own_orders(kind: type[Orders]) -> Orders:

@@ -1,5 +1,4 @@
-"""What stands between an edge and a core, wherever that core is: what it can be asked, memory, calls that are open, and how
-a request that is not answered is told so.
+"""What stands between an edge and a core, wherever that core is: what it can be asked, and how it says no.
 
-Knows no wire and no engine.
+Memory, calls that are open, registered shared memory, refusals in words. Knows no wire and no engine.
 """

@@ -1,5 +1,4 @@
 """What happened, counted and timed, and what a GPU says of itself.
 
-Knows requests, batches and lanes; decides nothing, and
-no request waits for it.
+Knows requests, batches and lanes. Decides nothing, and no request waits for it.
 """

@@ -1,8 +1,8 @@
 """What the network needs and what this device gives: the two halves of a roofline.
 
 Williams, Waterman & Patterson, "Roofline: an insightful visual performance model for multicore
-architectures", CACM 52(4), 2009. The need is counted by `convoy.export.profiling.work`. The ceilings are measured, not read
-from a data sheet, through the runtime that serves and with its threads: a large matrix product for
+architectures", CACM 52(4), 2009. The need is counted by `convoy.export.profiling.work`. The ceilings are measured, not
+read from a data sheet, through the runtime that serves and with its threads: a large matrix product for
 arithmetic, and the sum of two arrays far larger than most caches for memory (STREAM's Add; McCalpin, 1995).
 """
 

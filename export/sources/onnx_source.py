@@ -1,7 +1,8 @@
 """An ONNX file as the source of a model of images: its graph behind our own front.
 
 Knows what such a graph must look like. The original's answers, under plain ONNX Runtime and one image at a time,
-are what the result is held against. A file that is served as it is goes another way (`convoy.export.sources.onnx_plain`).
+are what the result is held against. A file that is served as it is goes another way
+(`convoy.export.sources.onnx_plain`).
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
+from convoy import IMPORT_ROOT
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, Job, Outcome, one_line
 from convoy.models.errors import JobError
 from convoy.models.records import from_jsonable, to_jsonable
 
-_ROOT = Path(__file__).resolve().parents[2]
 _LOG = "child.log"
 # -P: not the folder of the script, whose `profile.py` is also a module of Python's. -B: no litter in the user's folder.
 _CHILD = ("-P", "-B", "-m", "convoy.export.sources.torch_child")
@@ -68,7 +68,7 @@ def ask(inquiry: Inquiry) -> Description:
 def _run(folder: Path, answer: str) -> str:
     """The text of the file `answer` that a child leaves in `folder`."""
     command = [sys.executable, *_CHILD, str(folder)]
-    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(IMPORT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (folder / _LOG).open("wb") as log:
         child = subprocess.Popen(
             command,

@@ -1,27 +1,21 @@
 """A user's Python file, imported as if it were run where it stands.
 
 Knows the import system and how to blame a line of the user's. Knows nothing of torch. It hands the
-interpreter over to the user: afterwards `app`, `models` and our other names mean the user's packages, which
-is why it may only be used in the child.
+interpreter over to the user, whose folders come first from then on, which is why it may only be used in the child.
 """
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from convoy import IMPORT_ROOT
 from convoy.export.sources.torch_job import one_line, some
 from convoy.models.errors import JobError
-
-_OUR_ROOT = Path(__file__).resolve().parents[2]
-_OUR_PACKAGES = frozenset({"app", "convoy", "export", "loadtest", "models"})
 
 
 def call_factory(file: Path, name: str) -> Any:
@@ -40,28 +34,11 @@ def call_factory(file: Path, name: str) -> Any:
 
 def _hand_over(folder: Path) -> None:
     """The file's folder first, as when Python runs it; then the folder where the user stands."""
-    if str(_OUR_ROOT) in sys.path:
-        # Only the entry that the parent put there; a site-packages folder stays by its own entry.
-        sys.path.remove(str(_OUR_ROOT))
+    if str(IMPORT_ROOT) in sys.path:
+        # Only the entry that the parent put there, which in a checkout has folders called `app` and `models`; a
+        # site-packages folder stays by its own entry.
+        sys.path.remove(str(IMPORT_ROOT))
     sys.path[:0] = [str(folder), str(Path.cwd())]
-    sys.meta_path.insert(0, _UsersPackages())
-    for name in list(sys.modules):
-        if name.partition(".")[0] in _OUR_PACKAGES:
-            del sys.modules[name]
-
-
-class _UsersPackages(importlib.abc.MetaPathFinder):
-    """Makes the names that we share with users' repositories mean theirs, wherever Convoy is installed."""
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        if fullname not in _OUR_PACKAGES:
-            return None
-        theirs = [entry for entry in sys.path if Path(entry).resolve() != _OUR_ROOT]
-        spec = importlib.machinery.PathFinder.find_spec(fullname, theirs)
-        if spec is None:
-            # Returning None would let the next finder find ours.
-            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        return spec
 
 
 def _import(file: Path) -> ModuleType:

@@ -1,7 +1,7 @@
 """Making the variants: channels balanced, the ranges that measure best, and layers kept where 8 bits still hurt.
 
-Knows the order of making. What a file is worth it learns from the calibration images alone (`convoy.export.variants.trials`);
-whether it may serve is decided elsewhere, on images that nothing here has seen.
+Knows the order of making. What a file is worth it learns from the calibration images alone
+(`convoy.export.variants.trials`); whether it may serve is decided elsewhere, on images that nothing here has seen.
 """
 
 from __future__ import annotations

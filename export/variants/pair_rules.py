@@ -1,4 +1,4 @@
-"""The rules of `convoy.export.variants.pairs`, held against a file. Knows graphs; judges the placement and nothing else."""
+"""The rules of `convoy.export.variants.pairs`, held against a file. Knows graphs; judges the placement alone."""
 
 from __future__ import annotations
 

@@ -14,12 +14,13 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
+from convoy import IMPORT_ROOT
 from convoy.loadtest.peers.environment import PIP_INSTALL, make_once, run_installer
 from convoy.models.errors import JobError
 
-ROOT = Path(__file__).parents[2]
-_PROJECT = ("setup.py", "pyproject.toml", "convoy.py", "README.md", "LICENSE")
-_PACKAGES = ("app", "export", "loadtest", "models")
+ROOT = IMPORT_ROOT
+_PROJECT = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
+_PACKAGES = ("app", "convoy", "export", "loadtest", "models")
 
 
 def ensure_build(home: Path) -> Path:
@@ -39,7 +40,9 @@ def _build(folder: Path) -> None:
         for name in _PROJECT:
             shutil.copy(ROOT / name, sources)
         for package in _PACKAGES:
-            shutil.copytree(ROOT / package, Path(sources, package), ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / package, Path(sources, package), symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+            )
         pip = (sys.executable, *PIP_INSTALL, "--no-deps", "--no-build-isolation", "--target", str(folder), sources)
         try:
             run_installer("Convoy, compiled,", pip, os.environ | {"CONVOY_USE_MYPYC": "1"})

@@ -6,16 +6,15 @@ What it has found stays in `build/simulation`; a second call goes on where the f
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from convoy import IMPORT_ROOT
 from convoy.loadtest.simulation import report
 from convoy.loadtest.simulation.kept import Kept
 from convoy.loadtest.simulation.small_cases import find_small, small_cases
 from convoy.loadtest.simulation.study import SEEDS, find, scenarios
 
-_ROOT = Path(__file__).parents[2]
-_DOCS = _ROOT / "docs"
-_FOUND = _ROOT / "build" / "simulation"
+_DOCS = IMPORT_ROOT / "docs"
+_FOUND = IMPORT_ROOT / "build" / "simulation"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One run of the server's own policy: `convoy.app.scheduling.policy` as it stands, fed as the scheduler's shell feeds it."""
+"""One run of the server's own policy: `convoy.app.scheduling.policy` as it stands, fed as its shell feeds it."""
 
 from __future__ import annotations
 

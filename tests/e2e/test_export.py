@@ -34,7 +34,7 @@ USERS_REPOSITORY = {
     "app/settings.py": "CLASSES = 5\n",
     "export.py": "WIDTH = 8\n",
     "net.py": """
-        from convoy.app.settings import CLASSES
+        from app.settings import CLASSES
         from export import WIDTH
         from models.blocks import block
         from torch import nn

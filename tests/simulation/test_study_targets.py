@@ -1,4 +1,4 @@
-"""What is asked of the policy, at a size that a test can bear; `python -m convoy.loadtest.simulation` asks it in full."""
+"""What is asked of the policy, at a size that a test can bear; `python -m convoy.loadtest.simulation` asks in full."""
 
 from __future__ import annotations
 

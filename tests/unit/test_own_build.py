@@ -16,7 +16,7 @@ from tests.support.stores import ROOT
 
 SETUP = """import os
 from setuptools import setup
-setup(name="small", version="1", packages=["app"], description=os.environ["CONVOY_USE_MYPYC"])
+setup(name="small", version="1", packages=["convoy", "convoy.app"], description=os.environ["CONVOY_USE_MYPYC"])
 """
 
 
@@ -24,10 +24,11 @@ setup(name="small", version="1", packages=["app"], description=os.environ["CONVO
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project that has no more than a build needs, in the place of this one."""
     root = tmp_path / "checkout"
-    for package in ("app", "export", "loadtest", "models"):
+    for package in ("app", "convoy", "export", "loadtest", "models"):
         (root / package).mkdir(parents=True)
         (root / package / "__init__.py").touch()
-    for name in ("pyproject.toml", "convoy.py", "README.md", "LICENSE"):
+    (root / "convoy" / "app").symlink_to("../app")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         (root / name).touch()
     (root / "setup.py").write_text(SETUP)
     monkeypatch.setattr(own_build, "ROOT", root)
@@ -41,7 +42,7 @@ def files(folder: Path) -> set[str]:
 def test_it_is_built_once_and_again_when_the_checkout_changes(checkout: Path, tmp_path: Path) -> None:
     before = files(checkout)
     build = ensure_build(tmp_path / "home")
-    assert (build / "app" / "__init__.py").is_file()
+    assert (build / "convoy" / "app" / "__init__.py").is_file()
     (metadata,) = build.glob("small-1*.dist-info/METADATA")
     assert "Summary: 1\n" in metadata.read_text()  # it was asked to compile
     assert files(checkout) == before  # nothing is left beside the sources
@@ -51,7 +52,7 @@ def test_it_is_built_once_and_again_when_the_checkout_changes(checkout: Path, tm
     (checkout / "app" / "new.py").touch()
     ensure_build(tmp_path / "home")
     assert not (build / "mark").exists()
-    assert (build / "app" / "new.py").exists()
+    assert (build / "convoy" / "app" / "new.py").exists()
 
 
 def test_what_cannot_be_compiled_is_told_with_what_to_do(checkout: Path, tmp_path: Path) -> None:

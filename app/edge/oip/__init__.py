@@ -1,1 +1,1 @@
-"""The Open Inference Protocol's meaning: tensors, outputs, documents. Knows no wire: neither JSON nor protobuf, no headers."""
+"""The Open Inference Protocol's meaning: tensors, outputs, documents. Knows no wire, its headers or its encoding."""
