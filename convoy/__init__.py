@@ -9,3 +9,4 @@ from pathlib import Path
 
 # What a child process must have on its path to import Convoy from where this one did.
 IMPORT_ROOT = Path(__file__).parent.parent
+IS_CHECKOUT = Path(__file__).with_name("app").is_symlink()

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from convoy import IMPORT_ROOT
+from convoy import IMPORT_ROOT, IS_CHECKOUT
 from convoy.export.sources.torch_job import one_line, some
 from convoy.models.errors import JobError
 
@@ -34,11 +34,11 @@ def call_factory(file: Path, name: str) -> Any:
 
 def _hand_over(folder: Path) -> None:
     """The file's folder first, as when Python runs it; then the folder where the user stands."""
-    if str(IMPORT_ROOT) in sys.path:
-        # Only the entry that the parent put there, which in a checkout has folders called `app` and `models`; a
-        # site-packages folder stays by its own entry.
-        sys.path.remove(str(IMPORT_ROOT))
-    sys.path[:0] = [str(folder), str(Path.cwd())]
+    others = [str(Path.cwd()), *sys.path]
+    if IS_CHECKOUT:
+        # Its root has folders called `app` and `models`, which are not the user's.
+        others = [entry for entry in others if Path(entry).resolve() != IMPORT_ROOT.resolve()]
+    sys.path[:] = [str(folder), *others]
 
 
 def _import(file: Path) -> ModuleType:

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from convoy.app.engines.base import run_arrays
+from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.export.command import export_bundle, run
 from convoy.export.options import ExportOptions
@@ -86,7 +87,8 @@ def test_the_bundled_digits_are_as_good_as_their_manifest_says():
         assert variant.accuracy is not None
         top1 = float((logits(bundle, variant, test.images).argmax(axis=1) == test.labels).mean())
         # Another CPU rounds INT8 differently, so an image on the edge may fall to the other side.
-        assert top1 == pytest.approx(variant.accuracy.top1, abs=0.006)
+        if variant.file != "int8-cpu.onnx" or has_int8_dot_product():  # else sums overflow, and its canary refuses it
+            assert top1 == pytest.approx(variant.accuracy.top1, abs=0.006)
         assert variant.accuracy.top1 >= 0.98
         assert variant.accuracy.loss_points <= 1.0
     assert fp32.serve
