@@ -284,7 +284,8 @@ def test_a_slot_comes_back_when_the_engine_is_done_and_not_when_the_client_leave
             wire.reset()
         wait_until(lambda: asked(server).get("cancelled") == 1, "the edge has seen the client leave")
         assert server.stats()["inflight_bytes"] > 0
-        assert server.infer(2.0, params={"timeout_ms": 100}).status_code == 504
+        # Late, or refused at once where the engine is foreseen to be too late.
+        assert server.infer(2.0, params={"timeout_ms": 100}).status_code in (429, 504)
         server.switch_off("hold")
         wait_until(server.is_at_rest, "the memory has come back")
         assert server.infer(2.0).json()["outputs"][0]["data"] == [2.0] * 4

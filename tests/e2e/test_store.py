@@ -10,7 +10,7 @@ import pytest
 
 from convoy.models.bundle import MANIFEST
 from tests.support.servers import Server, run_convoy, start_server
-from tests.support.stores import DEMO, StoreFolder, digit
+from tests.support.stores import DEMO, StoreFolder, digit, make_int8_right_everywhere
 
 
 def flip_a_byte(path: Path, position: int | None = None) -> None:
@@ -331,7 +331,7 @@ def test_the_operator_may_lower_the_batch(store: StoreFolder) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_precision_may_be_asked_for_by_name(store: StoreFolder, precision: str) -> None:
-    store.add_digits()
+    make_int8_right_everywhere(store.add_digits())
     with start_server("--precision", precision, store=store.root) as server:
         assert server.stats()["models"][0]["precision"] == precision
         assert server.post("/predictions/digits", content=digit("eight")).json()["predictions"][0]["label"] == "8"

@@ -25,6 +25,7 @@ route and method, as a mistake in it would; it is looked at only with `"bugs": t
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import sys
@@ -175,12 +176,13 @@ def make_core(core_options: CoreOptions, **own: Any) -> Core:
 
 
 # What answers a call whose handler fails, or is asked at times when there is no call.
-_NO_HANDLERS = ("gate", "grpc_gate", "grpc_host", "grpc_server", "http", "protocol", "entry")
+_NO_HANDLERS = ("http.gate", "grpc.gate", "grpc.host", "grpc.server", "http.application", "http.connection", "entry")
 
 
 def _with_bugs(switch: Path) -> type[Core]:
     """A core that cannot be used by any handler of either wire while the switch is on."""
-    sound = tuple(f"convoy.app.edge.{name}" for name in _NO_HANDLERS)
+    sound = {f"convoy.app.edge.{name}" for name in _NO_HANDLERS}
+    assert all(importlib.util.find_spec(name) for name in sound)
 
     class CoreWithBugs(Core):
         def __getattribute__(self, name: str) -> Any:

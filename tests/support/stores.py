@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+from convoy.models.bundle import MANIFEST, FileRecord, read_manifest, seal
 from tests.support import onnx_models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +53,19 @@ class StoreFolder:
 
     def _bare(self, name: str, version: int) -> Path:
         return self.root / name / str(version) / "model.onnx"
+
+
+def make_int8_right_everywhere(folder: Path) -> None:
+    """Put the exact file in the place of the bundle's INT8 one.
+
+    That one was made on a processor with 8-bit dot products; one without them adds in 16 bits, which overflow, and its
+    canary refuses the file. What a test asks of the choice between files must not depend on the processor.
+    """
+    exact = (folder / "fp32.onnx").read_bytes()
+    (folder / "int8-cpu.onnx").write_bytes(exact)
+    manifest = read_manifest(folder)
+    record = FileRecord(hashlib.sha256(exact).hexdigest(), len(exact))
+    (folder / MANIFEST).write_bytes(seal(replace(manifest, files={**manifest.files, "int8-cpu.onnx": record})))
 
 
 def digit(word: str) -> bytes:

@@ -28,6 +28,7 @@ from convoy.app.loading.load import LoadOptions
 from convoy.models.bundle import MANIFEST, read_manifest, seal
 from convoy.models.store import DEMO_STORE
 from tests.support.gpu_machine import GpuBench
+from tests.support.stores import make_int8_right_everywhere
 
 INFER = "/v2/models/digits/infer"
 
@@ -97,6 +98,7 @@ async def running(
     manifest = read_manifest(folder)
     variants = tuple(replace(variant, serve=True) for variant in manifest.variants)
     (folder / MANIFEST).write_bytes(seal(replace(manifest, variants=variants)))
+    make_int8_right_everywhere(folder)
     plan_cache = tmp_path / "plans"
     load = LoadOptions(precision, 1, 4, engine=engine, machine=bench.machine, plan_cache=plan_cache)  # type: ignore[arg-type]
 

@@ -11,6 +11,7 @@ import pytest
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.models.bundle import MANIFEST, Interval, LatencyPoint, LatencyTable, read_manifest, seal
 from convoy.models.store import DEMO_STORE, Store
+from tests.support.stores import make_int8_right_everywhere
 
 
 def table(batch_ms: float, speedup: Interval | None = None) -> LatencyTable:
@@ -29,6 +30,7 @@ def elsewhere(tmp_path: Path) -> Store:
         if variant.file in ("fp32.onnx", "int8-cpu.onnx")
     )
     path.write_bytes(seal(replace(manifest, variants=variants)))
+    make_int8_right_everywhere(path.parent)
     return Store(tmp_path)
 
 

@@ -60,7 +60,7 @@ def test_what_cannot_be_compiled_is_told_with_what_to_do(checkout: Path, tmp_pat
     with pytest.raises(JobError, match=r"command gcc failed.*needs gcc and Python's headers; --interpreted"):
         ensure_build(tmp_path / "home")
     (checkout / "setup.py").write_text(SETUP)
-    assert (ensure_build(tmp_path / "home") / "app").is_dir()
+    assert (ensure_build(tmp_path / "home") / "convoy" / "app").is_dir()
 
 
 def test_without_a_checkout_there_is_nothing_to_build_from(checkout: Path, tmp_path: Path) -> None:
