@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu,rtx || echo cpu)
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve test test-long test-all check image-test oracle campaign demo bench simulate peers ceiling zoo-table clean
+.PHONY: serve test test-long test-all check wheel image-test oracle campaign demo bench simulate peers ceiling zoo-table clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -32,6 +32,12 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not gpu and not slow and not image and not long"
+
+# The sdist and, compiled from it, the wheel, in dist/; tried in a bare environment, and inside a project of a user's.
+wheel: $(VENV)/.dev
+	rm -rf dist
+	CONVOY_USE_MYPYC=1 $(BIN)/python -m build --outdir dist
+	DIST=dist $(BIN)/python -m pytest tests/installed
 
 # As root, with buildah and debootstrap; minutes, and 8 GB of disk meanwhile. IMAGE_TARGET=cpu or rtx is one of the two that
 # it builds, IMAGE_TARGET=gpu the largest: 15 GB.
@@ -65,7 +71,7 @@ ceiling: $(VENV)/.dev
 # The scheduler's policy against others in virtual time. Hours on every core, at the lowest priority; a second call goes
 # on where the first one stopped.
 simulate: $(VENV)/.dev
-	nice -n 19 $(BIN)/python -m convoy.loadtest.simulation
+	nice -n 19 $(BIN)/python -m convoy.loadtest.study
 
 # Hours, at the lowest priority; a second call goes on where the first one stopped.
 zoo-table: $(VENV)/.dev
@@ -79,7 +85,7 @@ gpu-proof:
 		$(if $(filter 1,$(FRESH)),--fresh) $(if $(CARRY),--carry $(CARRY))
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -30,7 +30,12 @@ COMPILED = (
     "convoy/app/telemetry/tally.py",
 )
 
-if os.environ.get("CONVOY_USE_MYPYC") == "1":
+# As in constraints.txt: what another release compiles nobody has tried.
+COMPILER = "mypy==2.4.1"
+
+if os.environ.get("CONVOY_USE_MYPYC") == "1" and "egg_info" in sys.argv:
+    setup(setup_requires=[COMPILER])  # an installer asks what the build needs, and gets that for the build alone
+elif os.environ.get("CONVOY_USE_MYPYC") == "1":
     if "editable_wheel" in sys.argv:
         sys.exit("what is installed as editable is interpreted, so that a change is what runs; unset CONVOY_USE_MYPYC")
     from mypyc.build import mypycify

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -209,6 +210,17 @@ def test_an_edge_process_imports_no_engine_and_nothing_that_does() -> None:
 
 def test_the_supervisor_needs_nothing_that_could_fail() -> None:
     assert libraries(closure(f"{APP}.processes.supervisor")) == {"convoy"}
+
+
+def test_what_is_installed_needs_no_development_program() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        left_out = tomllib.load(file)["tool"]["setuptools"]["packages"]["find"]["exclude"]
+    development = [pattern.removesuffix("*") for pattern in left_out]
+    assert development
+    for one in development:
+        assert f"{one}.__main__" in ALL, f"{one} is no program"
+    installed = [name for name in ROOMS if not in_room(name, *development)]
+    assert not [f"{name} -> {used}" for name in installed for used in uses(name) if in_room(used, *development)]
 
 
 def test_no_pickle_is_read() -> None:

@@ -60,7 +60,7 @@ def test_what_is_compiled_is_what_the_project_says(build: Path, monkeypatch: pyt
     files = ask_python(build, "-c", WHERE, *names, "convoy.app.core").split()
     assert {Path(file).parents[len(name.split(".")) - 1] for file, name in zip(files, names, strict=False)} == {build}
     assert all(file.endswith(".so") for file in files[:-1])
-    assert files[-1] == str(build / "app" / "core.py")
+    assert files[-1] == str(build / "convoy" / "app" / "core.py")
 
 
 def test_doctor_says_so(build: Path) -> None:

@@ -16,7 +16,7 @@ from convoy.export.options import ExportOptions
 from convoy.export.sources import to_onnx
 from convoy.export.sources.torch_job import Inquiry
 from convoy.export.sources.torch_process import ask
-from convoy.export.zoo_proof import MAX_ERROR, prove
+from convoy.export.zoo_table.proof import MAX_ERROR, prove
 from convoy.models.bundle import Bundle, open_bundle
 from convoy.models.errors import JobError
 from convoy.models.spec import ImageSpec

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from convoy.export.zoo_rows import read_table
-from convoy.export.zoo_table import BUILT_FILES, try_builder
+from convoy.export.zoo_table.rows import read_table
+from convoy.export.zoo_table.table import BUILT_FILES, try_builder
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from convoy.loadtest.simulation.optimum import SmallCase, best_share, small_workload
 from convoy.loadtest.simulation.rules import Feasible, ServeAll, any_size
 from convoy.loadtest.simulation.run import run_rule
-from convoy.loadtest.simulation.small_cases import find_small
+from convoy.loadtest.study.optimum import SmallCase, best_share, small_workload
+from convoy.loadtest.study.small_cases import find_small
 
 
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])

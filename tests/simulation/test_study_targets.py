@@ -1,4 +1,4 @@
-"""What is asked of the policy, at a size that a test can bear; `python -m convoy.loadtest.simulation` asks in full."""
+"""What is asked of the policy, at a size that a test can bear; `python -m convoy.loadtest.study` asks in full."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from convoy.loadtest.simulation.convoy import run_policy
 from convoy.loadtest.simulation.frontier import GOOD_SHARE
-from convoy.loadtest.simulation.kept import Kept
-from convoy.loadtest.simulation.study import CONVOY, find
 from convoy.loadtest.simulation.workload import Device, Scenario, draw, equal, zipf
+from convoy.loadtest.study.kept import Kept
+from convoy.loadtest.study.study import CONVOY, find
 
 
 @pytest.mark.parametrize("objective", [10, 20, 50])

@@ -8,8 +8,8 @@ import pytest
 from convoy.loadtest.simulation.convoy import run_policy
 from convoy.loadtest.simulation.rules import ServeAll, rules
 from convoy.loadtest.simulation.run import Result, run_rule
-from convoy.loadtest.simulation.study import CONVOY, contenders
 from convoy.loadtest.simulation.workload import Device, Scenario, Workload, draw, equal, zipf
+from convoy.loadtest.study.study import CONVOY, contenders
 
 WHENEVER_NS = 1 << 60
 

@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from convoy.export import zoo_builder, zoo_proof, zoo_table
 from convoy.export.sources.torch_job import Description
-from convoy.export.zoo_proof import random_picture
-from convoy.export.zoo_rows import BuilderCell, Row, Table, read_table, write_table
-from convoy.export.zoo_table import make_table, try_builder, try_model
+from convoy.export.zoo_table import builder, proof, table
+from convoy.export.zoo_table.proof import random_picture
+from convoy.export.zoo_table.rows import BuilderCell, Row, Table, read_table, write_table
+from convoy.export.zoo_table.table import make_table, try_builder, try_model
 from convoy.models.errors import JobError
 from convoy.models.spec import ImageSpec
 
@@ -37,7 +37,7 @@ NO_MEMORY = BuilderCell("int8", False, why="the builder's process died of SIGKIL
 def tried(monkeypatch):
     """The models that were tried, where torchvision has `small`, `middle` and `large`, and TensorRT is installed."""
     names: list[str] = []
-    monkeypatch.setattr(zoo_builder, "library", lambda: "TensorRT for RTX 1.7")
+    monkeypatch.setattr(builder, "library", lambda: "TensorRT for RTX 1.7")
 
     def one(name: str, threads: int) -> Row:
         if name == "middle" and names.count("middle") == 0:
@@ -46,8 +46,8 @@ def tried(monkeypatch):
         names.append(name)
         return row_of(name).with_builder(BUILT)
 
-    monkeypatch.setattr(zoo_table, "ask", lambda inquiry: Description(names=("small", "middle", "large")))
-    monkeypatch.setattr(zoo_table, "try_model", one)
+    monkeypatch.setattr(table, "ask", lambda inquiry: Description(names=("small", "middle", "large")))
+    monkeypatch.setattr(table, "try_model", one)
     return names
 
 
@@ -63,7 +63,7 @@ def built(monkeypatch):
         cells = (BUILT[0], NO_MEMORY) if name == "middle" else BUILT
         return [cell for cell in cells if cell.precision in asked[-1][1]]
 
-    monkeypatch.setattr(zoo_table, "try_builder", build)
+    monkeypatch.setattr(table, "try_builder", build)
     return asked
 
 
@@ -118,7 +118,7 @@ def test_the_page_counts_what_was_built_and_names_what_was_refused(tmp_path, tri
 
 
 def test_without_tensorrt_the_table_is_made_and_the_builder_is_left_for_later(tmp_path, tried, built, monkeypatch):
-    monkeypatch.setattr(zoo_builder, "library", lambda: "")
+    monkeypatch.setattr(builder, "library", lambda: "")
     write_table(Table("", {}, (row_of("small"),), "TensorRT for RTX 1.6"), tmp_path)
     assert list(make_table(tmp_path, threads=1, only=["small"])) == []
     assert (built, read_table(tmp_path).builder) == ([], "TensorRT for RTX 1.6")
@@ -129,8 +129,8 @@ def test_what_cannot_be_made_is_a_cell_that_says_why(monkeypatch, error):
     def refuse(inquiry: object) -> Description:
         raise error
 
-    monkeypatch.setattr(zoo_proof, "ask", refuse)
-    (cell,) = try_builder("resnet18", 1, zoo_table.BUILT_FILES[:1])
+    monkeypatch.setattr(proof, "ask", refuse)
+    (cell,) = try_builder("resnet18", 1, table.BUILT_FILES[:1])
     assert (cell.precision, cell.accepted, cell.why) == ("fp16", False, str(error) or "not enough memory")
 
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_exported_is_a_row_that_says_why(monkeypatch):
     def refuse(inquiry: object) -> Description:
         raise JobError("the operator aten.x has no ONNX form")
 
-    monkeypatch.setattr(zoo_proof, "ask", refuse)
+    monkeypatch.setattr(proof, "ask", refuse)
     row = try_model("resnet18", threads=1)
     assert (row.exported, row.verified, row.why) == (False, False, "the operator aten.x has no ONNX form")
     assert row.fastest == "-"

@@ -22,7 +22,7 @@ from convoy.export.tensorrt.watch import BuildWatch
 from convoy.export.variants.calibrate import Calibration, collect
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.precision import RECIPES, REFERENCE
-from convoy.export.zoo_table import prove
+from convoy.export.zoo_table.table import prove
 from convoy.models.errors import JobError
 from convoy.models.plans import BuildEvent, BuildOptions
 from convoy.models.spec import ImageSpec

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from convoy.loadtest.simulation import study
-from convoy.loadtest.simulation.kept import Kept
-from convoy.loadtest.simulation.study import CONVOY, find
 from convoy.loadtest.simulation.workload import Device, Scenario
+from convoy.loadtest.study import study
+from convoy.loadtest.study.kept import Kept
+from convoy.loadtest.study.study import CONVOY, find
 
 ONE, OTHER = Scenario(Device(1.0), 5), Scenario(Device(2.0), 5)
 FIGURES = {"frontiers": {CONVOY: [0.5, 0.6], "serve all": [0.4, 0.5]}, "overload": {CONVOY: [0.5, 0.9]}}

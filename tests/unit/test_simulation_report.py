@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from convoy.loadtest.simulation.optimum import SmallCase
-from convoy.loadtest.simulation.report import Study, write
 from convoy.loadtest.simulation.rules import rules
-from convoy.loadtest.simulation.small_cases import SmallFinding
-from convoy.loadtest.simulation.study import CONVOY, OVERLOADS, Finding, scenarios
 from convoy.loadtest.simulation.workload import Scenario
+from convoy.loadtest.study.optimum import SmallCase
+from convoy.loadtest.study.report import Study, write
+from convoy.loadtest.study.small_cases import SmallFinding
+from convoy.loadtest.study.study import CONVOY, OVERLOADS, Finding, scenarios
 
 
 def finding(scenario: Scenario, ours: float) -> Finding:

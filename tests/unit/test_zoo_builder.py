@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from convoy.export.zoo_builder import build
+from convoy.export.zoo_table.builder import build
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from convoy.export.sources.torch_job import INPUT_NAME, OUTPUT_NAME, Job
 from convoy.export.variants.calibrate import Calibration, collect
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.precision import RECIPES, REFERENCE
-from convoy.export.zoo_proof import random_picture
+from convoy.export.zoo_table.proof import random_picture
 from convoy.models import zoo
 from convoy.models.bundle import Precision, open_bundle
 from convoy.models.images import preprocess

@@ -1,4 +1,4 @@
-"""`python -m convoy.loadtest.simulation`: runs the study and writes it to `docs`. Hours on every core, nicely.
+"""`python -m convoy.loadtest.study`: runs the study and writes it to `docs`. Hours on every core, nicely.
 
 What it has found stays in `build/simulation`; a second call goes on where the first one stopped.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import argparse
 
 from convoy import IMPORT_ROOT
-from convoy.loadtest.simulation import report
-from convoy.loadtest.simulation.kept import Kept
-from convoy.loadtest.simulation.small_cases import find_small, small_cases
-from convoy.loadtest.simulation.study import SEEDS, find, scenarios
+from convoy.loadtest.study import report
+from convoy.loadtest.study.kept import Kept
+from convoy.loadtest.study.small_cases import find_small, small_cases
+from convoy.loadtest.study.study import SEEDS, find, scenarios
 
 _DOCS = IMPORT_ROOT / "docs"
 _FOUND = IMPORT_ROOT / "build" / "simulation"
 
 
 def main() -> None:
-    argparse.ArgumentParser("python -m convoy.loadtest.simulation", description=__doc__).parse_args()
+    argparse.ArgumentParser("python -m convoy.loadtest.study", description=__doc__).parse_args()
     chosen = scenarios()
     findings = []
     for finding in find(chosen, SEEDS, Kept(_FOUND, SEEDS)):

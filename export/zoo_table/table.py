@@ -1,4 +1,4 @@
-"""Every classification model of torchvision through the pipeline, one row each: `make zoo-table`.
+"""Every classification model of torchvision through the pipeline, one row each.
 
 Weights are random, drawn so that no output is constant (`torch_child.weights`), and so are the images, so the
 table shows which graphs are exported faithfully, which variant is fast and what TensorRT's builder takes, and nothing
@@ -8,9 +8,6 @@ row that only lacks the builder gets that alone.
 
 from __future__ import annotations
 
-import json
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,9 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from convoy.app.engines.base import EngineFailure
-from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.measure import make_probe
-from convoy.export import zoo_builder
 from convoy.export.progress import SILENT
 from convoy.export.proof.verify import relative_error
 from convoy.export.sources.torch_job import Inquiry
@@ -31,9 +26,10 @@ from convoy.export.variants.calibrate import Calibration
 from convoy.export.variants.making import plain_calibration
 from convoy.export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recipe
 from convoy.export.variants.variant import Candidate, opened
-from convoy.export.zoo_page import write_page
-from convoy.export.zoo_proof import Proof, export_random, image_of, pictures_of, prove, samples_of
-from convoy.export.zoo_rows import BuilderCell, Row, Table, read_table, write_table
+from convoy.export.zoo_table import builder
+from convoy.export.zoo_table.page import write_page
+from convoy.export.zoo_table.proof import Proof, export_random, image_of, pictures_of, prove, samples_of
+from convoy.export.zoo_table.rows import BuilderCell, Row, Table, read_table, write_table
 from convoy.models.errors import ConvoyError
 
 _TIMING_S = 3.0
@@ -42,8 +38,6 @@ _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 100
 BUILT_FILES = tuple(recipe for recipe in RECIPES if recipe.file in ("fp16.onnx", "int8-trt.onnx"))
 # What one model may cost its row, and never the run.
 _FAILURES = (ConvoyError, EngineFailure, MemoryError)
-# Enough for a graph of 2 GB that is held several times over; the largest are to fail and not to starve the machine.
-_MOST_BYTES = 16 << 30
 
 
 def make_table(folder: Path, threads: int, only: Sequence[str] = ()) -> Iterator[Row]:
@@ -60,7 +54,7 @@ def make_table(folder: Path, threads: int, only: Sequence[str] = ()) -> Iterator
             table = table.timed(threads)
         else:
             row = known.with_builder(try_builder(name, threads, _unbuilt(known)))
-        table = replace(table.with_row(row), builder=zoo_builder.library() or table.builder)
+        table = replace(table.with_row(row), builder=builder.library() or table.builder)
         write_table(table, folder)
         write_page(table, names, folder)
         yield row
@@ -76,7 +70,7 @@ def _missing(table: Table, names: Sequence[str], only: Sequence[str]) -> list[tu
 def _unbuilt(row: Row) -> tuple[Recipe, ...]:
     """The files that the builder has not seen yet; none where there is no builder."""
     known = {cell.precision for cell in row.builder}
-    return tuple(recipe for recipe in BUILT_FILES if recipe.precision not in known) if zoo_builder.library() else ()
+    return tuple(recipe for recipe in BUILT_FILES if recipe.precision not in known) if builder.library() else ()
 
 
 def try_model(name: str, threads: int) -> Row:
@@ -118,7 +112,7 @@ def _made_and_built(calibration: Calibration, recipe: Recipe) -> list[BuilderCel
         recipe.make(calibration, "minmax", frozenset(), path, None)
     except _FAILURES as error:
         return _refused([recipe], error)
-    cell = zoo_builder.build(path, recipe.precision)
+    cell = builder.build(path, recipe.precision)
     path.unlink()
     return [cell]
 
@@ -169,21 +163,3 @@ def _race(candidates: Sequence[Candidate]) -> list[float]:
         for probe, own in zip(probes, runs_ms, strict=True):
             own.append(probe.run_ms())
     return [float(np.median(own)) for own in runs_ms]
-
-
-def _limit_memory(nbytes: int) -> None:
-    """Let this process and its children have so much each, and fail where they want more."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (nbytes if hard == resource.RLIM_INFINITY else min(nbytes, hard), hard))
-
-
-def main(arguments: Sequence[str]) -> None:
-    """`python -m convoy.export.zoo_table [FOLDER [MODEL...]]`: add what is missing to the table in FOLDER."""
-    _limit_memory(_MOST_BYTES)
-    folder = Path(arguments[0]) if arguments else Path("docs")
-    for row in make_table(folder, cpu_budget(), arguments[1:]):
-        print(json.dumps(row.summary()), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

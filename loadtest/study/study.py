@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from convoy.loadtest.simulation.convoy import run_policy
 from convoy.loadtest.simulation.frontier import Difference, frontier, paired
-from convoy.loadtest.simulation.kept import Kept
 from convoy.loadtest.simulation.rules import rules
 from convoy.loadtest.simulation.run import Result, run_rule
 from convoy.loadtest.simulation.workload import Arrivals, Device, Scenario, draw, equal, zipf
+from convoy.loadtest.study.kept import Kept
 
 CONVOY = "convoy"
 SEEDS = 10

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from convoy.loadtest.simulation.convoy import run_policy
-from convoy.loadtest.simulation.optimum import SmallCase, best_share, small_workload
+from convoy.loadtest.study.optimum import SmallCase, best_share, small_workload
 
 _SLOTS = 20_000
 

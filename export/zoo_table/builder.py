@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from convoy.app.engines.tensorrt_library import RTX
 from convoy.export.ahead import AheadJob, build_ahead, installed_version
 from convoy.export.sources.torch_job import one_line
-from convoy.export.zoo_rows import BuilderCell
+from convoy.export.zoo_table.rows import BuilderCell
 from convoy.models.bundle import Precision
 
 _MOST_SAMPLES = 8

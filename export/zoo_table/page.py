@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from convoy.export.zoo_rows import BuilderCell, Row, Table
+from convoy.export.zoo_table.rows import BuilderCell, Row, Table
 from convoy.models.checkpoint import write_whole
 
 _PAGE = Path("zoo-table.md")

@@ -11,7 +11,7 @@ from convoy.loadtest.simulation.workload import Scenario
 Figures = dict[str, dict[str, list[float]]]
 _HERE = Path(__file__).parent
 # Whatever decides, and whatever it is compared with: figures of other code are not this study's.
-_CODE = (_HERE.parents[1] / "app" / "scheduling", _HERE)
+_CODE = (_HERE.parents[1] / "app" / "scheduling", _HERE.parent / "simulation", _HERE)
 
 
 class Kept:

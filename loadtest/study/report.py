@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from convoy.loadtest.simulation.chart import Curve, Panel, draw_panels
 from convoy.loadtest.simulation.frontier import Difference
-from convoy.loadtest.simulation.small_cases import SmallFinding
-from convoy.loadtest.simulation.study import CONVOY, OVERLOADS, Finding
 from convoy.loadtest.simulation.workload import Device, Scenario, equal
+from convoy.loadtest.study.chart import Curve, Panel, draw_panels
+from convoy.loadtest.study.small_cases import SmallFinding
+from convoy.loadtest.study.study import CONVOY, OVERLOADS, Finding
 
 _BEGIN, _END = "<!-- study: written by `make simulate` -->", "<!-- end of study -->"
 # Where the bound of the fluid argument is close to what is possible.

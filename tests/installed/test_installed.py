@@ -1,0 +1,224 @@
+"""Convoy as it is installed, a checkout, a wheel or a compiled wheel, inside a project that has folders of our names.
+
+`make wheel` has built what is looked at here, and says where in DIST; otherwise it is built for the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.servers import wait_until
+from tests.support.stores import ROOT, digit
+
+HEADER = Path(sysconfig.get_path("include"), "Python.h")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler; run apt-get install gcc"),
+    pytest.mark.skipif(not HEADER.is_file(), reason=f"{HEADER} is missing; run apt-get install python3-dev"),
+]
+OURS = ("app", "export", "loadtest", "models")
+# Needs a checkout, which whoever installs a wheel has not got.
+DEVELOPMENT = ("convoy.export.zoo_table", "convoy.loadtest.peers", "convoy.loadtest.study")
+NETWORK = """
+import torch
+from app.width import WIDTH
+from models import head
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Conv2d(3, WIDTH, 3, padding=1)
+        self.head = head.make(WIDTH)
+
+    def forward(self, images):
+        return self.head(torch.relu(self.body(images)).mean((2, 3)))
+
+def make():
+    torch.manual_seed(0)
+    return Net().eval()
+"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A Convoy: the interpreter to run, what it needs on its path, and the folder that it is to be imported from."""
+
+    python: str
+    path: str
+    root: Path
+
+    def run(self, project: Path, *words: str, timeout_s: float = 300.0) -> str:
+        """What it prints when it is run from within `project`."""
+        done = subprocess.run(
+            [self.python, *words], capture_output=True, text=True, env=self.env(), cwd=project, timeout=timeout_s
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def env(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("CONVOY_", "PYTHON"))}
+        return {**kept, **({"PYTHONPATH": self.path} if self.path else {})}
+
+    @contextmanager
+    def serving(self, project: Path) -> Iterator[int]:
+        """A server of the bundled demo, started in `project`; its port."""
+        address = project / "address"
+        words = ("serve", "--host", "127.0.0.1", "--port", "0", "--grpc-port", "0", "--address-file", str(address))
+        with (project / "server.log").open("wb") as log:
+            process = subprocess.Popen(
+                [self.python, "-m", "convoy", *words], cwd=project, env=self.env(), stdout=log, stderr=log
+            )
+        try:
+            yield _port(process, project)
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0, (project / "server.log").read_text()
+
+
+def _port(process: subprocess.Popen[bytes], project: Path) -> int:
+    def ready() -> int:
+        assert process.poll() is None, (project / "server.log").read_text()
+        try:
+            port = int((project / "address").read_text().rpartition(":")[2])
+            answer = httpx.get(f"http://127.0.0.1:{port}/v2/health/ready", timeout=10)
+        except (OSError, ValueError, httpx.TransportError):
+            return 0
+        return port if answer.status_code == 200 else 0
+
+    port = wait_until(ready, "the server is ready", 60)
+    assert isinstance(port, int)
+    return port
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the compiled wheel, built from it as an installer would: in isolation."""
+    if given := os.environ.get("DIST"):
+        return Path(given).absolute()
+    folder = tmp_path_factory.mktemp("dist")
+    _build(ROOT, folder, compiled=True)
+    return folder
+
+
+def _build(source: Path, folder: Path, *, compiled: bool) -> None:
+    kept = {name: value for name, value in os.environ.items() if name != "CONVOY_USE_MYPYC"}
+    done = subprocess.run(
+        [sys.executable, "-m", "build", *(() if compiled else ("--wheel",)), "--outdir", str(folder), str(source)],
+        env=kept | ({"CONVOY_USE_MYPYC": "1"} if compiled else {}),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def compiled_wheel(dist: Path) -> Path:
+    (wheel,) = dist.glob("convoy_serve-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def plain_wheel(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """From the sdist, as well."""
+    folder = tmp_path_factory.mktemp("plain")
+    (sdist,) = dist.glob("convoy_serve-*.tar.gz")
+    shutil.unpack_archive(sdist, folder, filter="data")
+    (source,) = folder.glob("convoy_serve-*")
+    _build(source, folder, compiled=False)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module", params=["checkout", "plain_wheel", "compiled_wheel"])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Beside the libraries of this interpreter, which are the checkout's."""
+    if request.param == "checkout":
+        return Installed(sys.executable, "", ROOT)  # as `pip install --editable` left it
+    folder = tmp_path_factory.mktemp(request.param)
+    with zipfile.ZipFile(request.getfixturevalue(request.param)) as wheel:  # what an installer does with it
+        wheel.extractall(folder)
+    return Installed(sys.executable, str(folder), folder)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A user's own, with packages of our folders' names: two ordinary ones, two without an `__init__.py`."""
+    folder = tmp_path / "project"
+    for name in OURS:
+        (folder / name).mkdir(parents=True)
+    for name in ("app", "models"):
+        (folder / name / "__init__.py").touch()
+    (folder / "app" / "width.py").write_text("WIDTH = 4\n")
+    (folder / "models" / "head.py").write_text(
+        "import torch\n\ndef make(width):\n    return torch.nn.Linear(width, 3)\n"
+    )
+    (folder / "export" / "mine.py").touch()
+    (folder / "loadtest" / "mine.py").touch()
+    (folder / "net.py").write_text(NETWORK)
+    return folder
+
+
+def test_each_finds_its_own(installed: Installed, project: Path) -> None:
+    names = [f"convoy.{name}" for name in ("app.version", "export.options", "loadtest.options", "models.store")]
+    theirs = ["app.width", "export.mine", "loadtest.mine", "models.head"]
+    script = "import importlib, sys\nfor name in sys.argv[1:]: print(importlib.import_module(name).__file__)"
+    (project / "show.py").write_text(script)
+    found = installed.run(project, "show.py", *names, *theirs).split()
+    assert [Path(one).resolve().is_relative_to(installed.root.resolve()) for one in found[:4]] == [True] * 4
+    assert [Path(one) for one in found[4:]] == [project / f"{name.replace('.', '/')}.py" for name in theirs]
+
+
+def test_the_command_serves_from_there(installed: Installed, project: Path) -> None:
+    with installed.serving(project) as port:
+        answer = httpx.post(f"http://127.0.0.1:{port}/predictions/digits", content=digit("seven"), timeout=60)
+    assert answer.json()["predictions"][0]["label"] == "7"
+
+
+def test_a_network_that_is_made_of_the_projects_packages_is_exported(installed: Installed, project: Path) -> None:
+    words = ("net.py:make", "--name", "net", "--input", "3x16x16", "--preprocess", "unit", "--precisions", "fp32")
+    told = installed.run(project, "-m", "convoy", "export", *words, "--random-weights", "--store", "store")
+    assert (project / "store" / "net" / "1" / "fp32.onnx").is_file(), told
+
+
+def test_a_wheel_has_what_serves_and_not_what_develops(compiled_wheel: Path, plain_wheel: Path) -> None:
+    for wheel in (compiled_wheel, plain_wheel):
+        files = zipfile.ZipFile(wheel).namelist()
+        tops = {file.partition("/")[0] for file in files}
+        assert {top for top in tops if ".dist-info" not in top and not top.endswith(".so")} == {"convoy"}
+        modules = {file.rpartition("/")[0].replace("/", ".") for file in files}
+        assert {"convoy.app.edge.http", "convoy.export.report", "convoy.loadtest.simulation"} <= modules
+        assert not [one for one in modules if one.startswith(DEVELOPMENT)]
+        assert {"convoy/models/demo/digits/1/manifest.json", "convoy/app/edge/http/page.html"} <= set(files)
+    assert [file for file in zipfile.ZipFile(compiled_wheel).namelist() if file.endswith(".so")]
+
+
+def test_the_wheel_serves_in_a_bare_environment(compiled_wheel: Path, project: Path, tmp_path: Path) -> None:
+    home = tmp_path / "environment"
+    venv.create(home, with_pip=True)
+    bare = Installed(str(home / "bin" / "python"), "", home)
+    pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    bare.run(project, *pip, "--constraint", str(ROOT / "constraints.txt"), f"{compiled_wheel}[cpu]")
+    assert json.loads(bare.run(project, "-m", "convoy", "doctor", "--json"))["compiled"] is True
+    with bare.serving(project) as port:
+        answer = httpx.post(f"http://127.0.0.1:{port}/predictions/digits", content=digit("seven"), timeout=60)
+        assert answer.json()["predictions"][0]["label"] == "7"
+        address = f"http://127.0.0.1:{port}"
+        told = bare.run(
+            project, "-m", "convoy", "predict", "digits", str(ROOT / "tests/data/six.png"), "--url", address
+        )
+    assert "6" in told
