@@ -63,7 +63,9 @@ class Bench:
         with opened(self._spec, [REFERENCE], folder) as (fp32,):
             self._reference = self._answers(fp32)
         labels = np.concatenate([chunk.labels for chunk in chunks])
-        self._labels = labels if images.labels else self._outcomes(self._reference, labels).top1
+        if not images.labels:  # their classes are others than the model's, and may be more
+            labels = self._outcomes(self._reference, np.zeros_like(labels)).top1
+        self._labels = labels
         self._exact = self._outcomes(self._reference, self._labels)
 
     def try_out(

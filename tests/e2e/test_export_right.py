@@ -133,6 +133,11 @@ def test_one_logit_is_scored_and_a_threshold_decides(heads):
 
 
 @pytest.mark.long
+def test_images_of_more_classes_than_the_networks_still_calibrate(heads):
+    assert "published" in export_head(heads, "logits", "--calibrate", "digits", "--activation", "softmax")
+
+
+@pytest.mark.long
 def test_what_cannot_be_told_and_what_was_never_trained_is_refused_by_the_option_that_settles_it(heads):
     assert "say which with --activation softmax, sigmoid or none" in export_head(heads, "bounded")
     assert "scores: none: --activation none; without it: undecided" in export_head(
