@@ -23,10 +23,10 @@ from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.policy import Dispatch
 from convoy.app.scheduling.queues import Lane
-from convoy.app.scheduling.request import BatchAnswers, Done, ModelKey, Outcome, Request
+from convoy.app.scheduling.request import BatchAnswers, Done, ModelKey, Outcome, Request, Spent
 from convoy.app.scheduling.scheduler import Reach, Scheduler
 from convoy.app.scheduling.slab import SharedPart, Slab, Slot
-from convoy.app.submission.core_like import Spent
+from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.open_calls import Reception
 from convoy.app.submission.refusals import no_room, refused
 from convoy.app.submission.shared_memory import SharedMemory
@@ -105,7 +105,7 @@ class Core(Reception):
         self.health = Health(self, self.options.health)
         self.metrics.watch_inflight_bytes(lambda: self.inflight_bytes)
         self.metrics.registry.register(EngineMetrics(self.catalog.served))
-        self.metrics.registry.register(TritonMetrics(self.catalog.served, self.waiting_samples))
+        self.metrics.registry.register(TritonMetrics(self.catalog.served, self.scheduler.waiting_samples))
         self.metrics.registry.register(self.gpus)
         self.gpus.start()
         self.spawn(self._load_initially())
@@ -195,9 +195,13 @@ class Core(Reception):
         """Both at once, for a call that ended well."""
         self.tally.answered(key, protocol, spent)
 
-    def waiting_samples(self, served: Served) -> int:
-        queue = self.scheduler.state.queues.get(served.key)
-        return queue.waiting if queue is not None else 0
+    def waiting_samples(self, served: ServedLike) -> int:
+        return self.scheduler.waiting_samples(served.key)
+
+    @property
+    def max_queue(self) -> int:
+        """How many samples may wait for a version."""
+        return self.options.max_queue
 
     # What the scheduler reports
 

@@ -22,8 +22,8 @@ from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.machine import CPU_ONLY, find_machine
 from convoy.app.engines.select import EngineChoice, PrecisionChoice
 from convoy.app.lifecycle.control import EVERYTHING, ControlMode, ControlOptions
-from convoy.app.lifecycle.version_plan import Policy
 from convoy.app.loading.load import DEFAULT_LIMIT_S, LoadOptions
+from convoy.app.submission.listing import Policy
 from convoy.models.errors import UsageError
 from convoy.models.plan_cache import plan_folder
 from convoy.models.store import DEMO_STORE, check_name

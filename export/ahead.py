@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from convoy.app.engines.cuda.engine import bucket_sizes
-from convoy.app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder
+from convoy.app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuilder
 from convoy.app.engines.select import fits_gpu
 from convoy.app.engines.tensorrt_library import RTX, TensorRt
 from convoy.export.progress import Progress
@@ -23,7 +23,7 @@ from convoy.models.bundle import BuilderVerdict, Precision, Variant
 from convoy.models.errors import JobError
 from convoy.models.gpus import FP8_SINCE, as_number
 from convoy.models.plan_cache import NotTrusted, read_record
-from convoy.models.plans import BuildOptions, NoPlan, PlanRecord
+from convoy.models.plans import BuildOptions, NoPlan, PlanBuild, PlanRecord
 
 _LIMITS = BuildLimits(niceness=0)
 # An export was good without any plan, and shall not wait for one as long as for the rest. What takes seconds is given

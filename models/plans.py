@@ -38,6 +38,7 @@ LibraryName = Literal["tensorrt", "tensorrt-rtx"]
 # Whether every batch size has a profile of its own, or one profile spans them all.
 Profiles = Literal["each", "range"]
 HardwareCompatibility = Literal["none", "same_compute_capability"]
+BuildState = Literal["waiting", "building", "built", "failed"]
 _PATH_PART = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+]*")
 _PREFIXES: dict[LibraryName, str] = {"tensorrt": "trt", "tensorrt-rtx": "rtx"}
 # What a plan without named targets runs on, by the documentation of TensorRT for RTX: this and later.
@@ -219,6 +220,25 @@ class BuildEvent:
     parent: str | None = None
     step: int = 0
     total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBuild:
+    """How far a build of `file` is: `step` of `total` in the builder's `phase`.
+
+    `reason` says why it failed, or why the plan does not serve although it was built; `refused`: the library does not
+    take the file, and would not on another try.
+    """
+
+    state: BuildState
+    file: str = ""
+    phase: str = ""
+    step: int = 0
+    total: int = 0
+    elapsed_s: float = 0.0
+    reason: str | None = None
+    plan: Path | None = None
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

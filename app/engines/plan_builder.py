@@ -21,38 +21,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from convoy.models.errors import FileRefused
 from convoy.models.gpus import PORTABLE
-from convoy.models.plans import BuildEvent, BuildOptions, LibraryName
+from convoy.models.plans import BuildEvent, BuildOptions, BuildState, LibraryName, PlanBuild
 from convoy.models.records import from_jsonable
 
 _log = logging.getLogger("convoy")
 _LOOK_EVERY_S = 1.0
 _LONGEST_LINE_BYTES = 1 << 20
 _KEPT_COMPLAINT_BYTES = 4096
-
-BuildState = Literal["waiting", "building", "built", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanBuild:
-    """How far a build of `file` is: `step` of `total` in the builder's `phase`.
-
-    `reason` says why it failed, or why the plan does not serve although it was built; `refused`: the library does not
-    take the file, and would not on another try.
-    """
-
-    state: BuildState
-    file: str = ""
-    phase: str = ""
-    step: int = 0
-    total: int = 0
-    elapsed_s: float = 0.0
-    reason: str | None = None
-    plan: Path | None = None
-    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,16 @@ itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Iterator
 from dataclasses import dataclass, field
 
-from convoy.app.engines.plan_builder import PlanBuild
-from convoy.app.lifecycle.listing import Listing, ModelState, choose
 from convoy.app.loading.load import LoadedModel
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
+from convoy.app.submission.listing import Listing, ModelState, choose
 from convoy.app.telemetry.statistics import ModelStatistics
+from convoy.models.plans import PlanBuild
 from convoy.models.spec import ModelSpec
 
 
@@ -95,6 +95,11 @@ class Served:
     def ready(self) -> bool:
         """The same, unless a device of its was lost: the others answer, but nobody should be sent here."""
         return self.takes_requests and not self.recovers
+
+    @property
+    def listed(self) -> Iterator[ProvedEngine]:
+        """The engines that new requests find."""
+        return (one.proved for one in self.lanes if one.is_listed)
 
     def lane_of(self, lane: Lane) -> ServedLane | None:
         """The engine behind a lane; None once it is lost or has left."""

@@ -17,12 +17,12 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from convoy.app.lifecycle.listing import WHOLE_MODEL
 from convoy.app.lifecycle.loads import Loads, LoadVersion
 from convoy.app.lifecycle.store_scan import ModelLook
 from convoy.app.lifecycle.store_watch import StoreWatch
-from convoy.app.lifecycle.version_plan import Found, Known, Load, Policy, Unload, next_step, settle
+from convoy.app.lifecycle.version_plan import Found, Known, Load, Unload, next_step, settle
 from convoy.app.loading.load import LoadOptions
+from convoy.app.submission.listing import WHOLE_MODEL, Override, Policy
 from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFound, Unavailable, UsageError
 from convoy.models.store import Store, StoredVersion, check_name
 
@@ -42,14 +42,6 @@ class ControlOptions:
     versions: Policy = "latest"
     poll_interval_s: float = 2.0
     at_start: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Override:
-    """What a request to load says in the place of configuration; None: as it is without."""
-
-    max_batch_size: int | None = None
-    versions: Policy | None = None
 
 
 _NO_OVERRIDE = Override()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convoy.app.engines.base import EngineFailure
-from convoy.app.engines.plan_builder import BuildOrder, PlanBuild, PlanBuilder
+from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.engines.speedup import is_worthwhile
 from convoy.app.engines.tensorrt_library import library_named
 from convoy.app.lifecycle.catalog import Served, ServedLane
@@ -28,7 +28,7 @@ from convoy.app.scheduling.request import ModelKey
 from convoy.models.bundle import LatencyTable, open_bundle
 from convoy.models.errors import JobError
 from convoy.models.plan_cache import find_plan
-from convoy.models.plans import Plan, PlanKey
+from convoy.models.plans import Plan, PlanBuild, PlanKey
 
 if TYPE_CHECKING:
     from convoy.app.core import Core

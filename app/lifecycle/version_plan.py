@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+
+from convoy.app.submission.listing import Policy
 
 # Changes when the files of a version change; compared, never looked into.
 Stamp = tuple[object, ...]
-# "latest": the highest that is sound; "all"; or these numbers.
-Policy = Literal["latest", "all"] | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

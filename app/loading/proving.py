@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from convoy.app.engines.base import Engine, EngineFailure
+from convoy.app.engines.base import Engine, EngineFailure, EngineInfo
 from convoy.app.engines.measure import Pace, batch_knots, measure_in_turns
 from convoy.app.engines.speedup import best_per_sample_ms, is_worthwhile
 from convoy.app.loading.canary import CanaryCheck, CanaryFailed
@@ -32,6 +32,10 @@ class ProvedEngine:
     latency: tuple[LatencyPoint, ...]
     reason: str
     platform: str
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.engine.info
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from typing import Any
 
 import orjson
 
-from convoy.app.lifecycle.listing import Listing, ModelState
 from convoy.app.processes.messages import (
     AnswerAt,
     Cancel,
@@ -34,6 +33,7 @@ from convoy.app.processes.messages import (
     Welcome,
 )
 from convoy.app.scheduling.request import ModelKey, Outcome, Place, Shape, StageTimes
+from convoy.app.submission.listing import Listing, ModelState
 from convoy.models.records import from_jsonable, to_jsonable
 from convoy.models.spec import ModelSpec
 

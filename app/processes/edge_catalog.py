@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from convoy.app.lifecycle.listing import Listing, choose
 from convoy.app.processes.messages import Dish, Menu
 from convoy.app.scheduling.request import ModelKey
+from convoy.app.submission.listing import Listing, choose
 from convoy.models.spec import ModelSpec
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from convoy.app.processes.messages import AnswerAt, Ended, Extent, Submit
 from convoy.app.scheduling.request import Done, Place, Request
 from convoy.app.scheduling.slab import Slab, Slot
-from convoy.app.submission.core_like import ServedLike
+from convoy.app.submission.inference import ServedLike
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.tensors import TensorBytes
 

@@ -1,6 +1,6 @@
 """The core as an edge process has it: at the other end of a socket, with the tensors in shared memory.
 
-Fits `core_like`, so the routes cannot tell. Owns the edge's part of the memory; what a request holds is lent to
+An `InferenceCore`, so the routes cannot tell. Owns the edge's part of the memory; what a request holds is lent to
 the core from `submit` until the core says that it is the edge's again, whatever became of the client meanwhile.
 """
 
@@ -30,9 +30,8 @@ from convoy.app.processes.messages import (
     Welcome,
 )
 from convoy.app.processes.references import answers_of, submission
-from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request, SlotRef
+from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request, SlotRef, Spent
 from convoy.app.scheduling.slab import Slab, Slot, SlotState
-from convoy.app.submission.core_like import Spent
 from convoy.app.submission.open_calls import OnEnd, Reception
 from convoy.app.submission.refusals import no_room
 from convoy.app.submission.shared_memory import SharedMemory

@@ -99,6 +99,14 @@ class StageTimes(NamedTuple):
         return self.copy_in_ns + self.compute_ns + self.copy_out_ns
 
 
+class Spent(NamedTuple):
+    """Nanoseconds of a call that has its answer: of its stages at the edge, and from its arrival to its end."""
+
+    decode_ns: int
+    encode_ns: int
+    total_ns: int
+
+
 class BatchAnswers(NamedTuple):
     """What a lane's runner gives back: by request, in the batch's order, an answer for each output it wanted."""
 

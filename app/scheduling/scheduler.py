@@ -274,6 +274,11 @@ class Scheduler:
         """How many requests wait or run."""
         return len(self._pending)
 
+    def waiting_samples(self, key: ModelKey) -> int:
+        """How many samples wait for a version; none for one without a queue."""
+        queue = self.state.queues.get(key)
+        return queue.waiting if queue is not None else 0
+
     # The loop's side
 
     def _wake(self) -> None:

@@ -13,10 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from convoy.app.lifecycle.catalog import Served
-from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.request import SECOND_NS, ModelKey, StageTimes
 from convoy.app.telemetry.histograms import Histogram
+from convoy.app.telemetry.observed import Observed, ObservedEngine
 from convoy.app.telemetry.statistics import STAGES
 
 _LATENCY_BUCKETS_S = (
@@ -95,11 +94,11 @@ class Metrics:
     def watch_inflight_bytes(self, read: Callable[[], int]) -> None:
         self._inflight.set_function(read)
 
-    def watch_model(self, served: Served, waiting: Callable[[], int]) -> None:
+    def watch_model(self, served: Observed, waiting: Callable[[], int]) -> None:
         """Start the series of a model that is now served."""
         self._depth.labels(*_labels(served)).set_function(waiting)
 
-    def forget_model(self, served: Served) -> None:
+    def forget_model(self, served: Observed) -> None:
         """End every series of a version that has left, so that the labels stay bounded by what is loaded."""
         own = dict(zip(_MODEL, _labels(served), strict=True))
         for series in (self.requests, self.padding, self._depth):
@@ -107,11 +106,11 @@ class Metrics:
         for histogram in (self.duration, self.stage, self.batch):
             histogram.forget(*_labels(served))
 
-    def forget_meters(self, served: Served) -> None:
+    def forget_meters(self, served: Observed) -> None:
         """Nothing more will be counted for this load of a version; its series go on with the next one's."""
         self._meters.pop(served.key, None)
 
-    def of(self, served: Served) -> ModelMeters:
+    def of(self, served: Observed) -> ModelMeters:
         """The series of a version, whose series exist from now on."""
         found = self._meters.get(served.key)
         if found is None:
@@ -133,7 +132,7 @@ class Metrics:
 class EngineMetrics(Collector):
     """Which engine serves a model and why: 1. Why others do not: 0, and the reason names them."""
 
-    def __init__(self, served: Callable[[], list[Served]]) -> None:
+    def __init__(self, served: Callable[[], Iterable[Observed]]) -> None:
         self._served = served
 
     def collect(self) -> Iterable[Metric]:
@@ -141,9 +140,8 @@ class EngineMetrics(Collector):
             "convoy_engine_info", "Which engine serves a model (1), why, and why others do not (0)", "gauge"
         )
         for served in self._served():
-            for one in served.lanes:
-                if one.is_listed:
-                    engines.add_sample(engines.name, _engine_labels(served, one.proved), 1)
+            for one in served.listed:
+                engines.add_sample(engines.name, _engine_labels(served, one), 1)
             for reason in dict.fromkeys(served.loaded.skipped):
                 engines.add_sample(engines.name, _passed_over_labels(served, reason), 0)
         return [engines]
@@ -156,7 +154,7 @@ class TritonMetrics(Collector):
     are exported untyped under the exact names.
     """
 
-    def __init__(self, served: Callable[[], list[Served]], waiting: Callable[[Served], int]) -> None:
+    def __init__(self, served: Callable[[], Iterable[Observed]], waiting: Callable[[ModelKey], int]) -> None:
         self._served = served
         self._waiting = waiting
 
@@ -172,11 +170,11 @@ class TritonMetrics(Collector):
             for reason, count in served.statistics.failures_by_reason.items():
                 failures.add_sample(failures.name, {**labels, "reason": reason}, count)
             load.add_sample(load.name, labels, served.loaded.load_s)
-            pending.add_sample(pending.name, labels, self._waiting(served))
+            pending.add_sample(pending.name, labels, self._waiting(served.key))
         return [*counters.values(), failures, load, pending]
 
 
-_TRITON_COUNTERS: tuple[tuple[str, str, Callable[[Served], float]], ...] = (
+_TRITON_COUNTERS: tuple[tuple[str, str, Callable[[Observed], float]], ...] = (
     ("nv_inference_request_success", "Number of successful requests", lambda s: s.statistics.success.count),
     ("nv_inference_count", "Number of samples inferred", lambda s: s.statistics.inference_count),
     ("nv_inference_exec_count", "Number of batches run", lambda s: s.statistics.execution_count),
@@ -196,16 +194,16 @@ _TRITON_COUNTERS: tuple[tuple[str, str, Callable[[Served], float]], ...] = (
 )
 
 
-def _labels(served: Served) -> tuple[str, str]:
+def _labels(served: Observed) -> tuple[str, str]:
     return served.key.model, str(served.key.version)
 
 
-def _engine_labels(served: Served, proved: ProvedEngine) -> dict[str, str]:
-    info = proved.engine.info
-    about = {"engine": info.engine, "precision": info.precision, "device": info.device, "reason": proved.reason}
+def _engine_labels(served: Observed, engine: ObservedEngine) -> dict[str, str]:
+    info = engine.info
+    about = {"engine": info.engine, "precision": info.precision, "device": info.device, "reason": engine.reason}
     return dict(zip(_MODEL, _labels(served), strict=True)) | about
 
 
-def _passed_over_labels(served: Served, reason: str) -> dict[str, str]:
+def _passed_over_labels(served: Observed, reason: str) -> dict[str, str]:
     about = {"engine": "", "precision": "", "device": "", "reason": reason}
     return dict(zip(_MODEL, _labels(served), strict=True)) | about

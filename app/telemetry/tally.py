@@ -10,16 +10,15 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 
-from convoy.app.lifecycle.catalog import Served
-from convoy.app.scheduling.request import ModelKey
-from convoy.app.submission.core_like import Spent
+from convoy.app.scheduling.request import ModelKey, Spent
 from convoy.app.telemetry.metrics import Metrics
+from convoy.app.telemetry.observed import Observed
 
 
 class Tally:
     """Belongs to one event loop. `live` finds a version by its key, also one that leaves."""
 
-    def __init__(self, metrics: Metrics, live: Callable[[ModelKey], Served]) -> None:
+    def __init__(self, metrics: Metrics, live: Callable[[ModelKey], Observed]) -> None:
         self._metrics = metrics
         self._live = live
         self._stages: defaultdict[tuple[ModelKey, str], list[int]] = defaultdict(list)

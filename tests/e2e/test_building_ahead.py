@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from convoy.app.engines.cuda.engine import bucket_sizes
-from convoy.app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuild, PlanBuilder
+from convoy.app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuilder
 from convoy.export.ahead import accepted
 from convoy.export.progress import SILENT
 from convoy.models.bundle import MANIFEST, open_bundle, read_manifest, seal
 from convoy.models.onnx_digest import onnx_digest
 from convoy.models.plan_cache import PlanQuery, search_plan
-from convoy.models.plans import BuildOptions, Gpu, Plan
+from convoy.models.plans import BuildOptions, Gpu, Plan, PlanBuild
 from convoy.models.store import DEMO_STORE
 from tests.support.stores import ROOT, StoreFolder
 

@@ -20,12 +20,13 @@ from convoy.app.core import Core, CoreOptions
 from convoy.app.edge.http.application import create_app
 from convoy.app.edge.http.body import BodyLimits
 from convoy.app.edge.http.calls import EdgeOptions
-from convoy.app.engines.plan_builder import BuildOrder, PlanBuild, PlanBuilder
+from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.engines.select import EngineChoice
 from convoy.app.lifecycle.control import ControlMode, ControlOptions
 from convoy.app.loading.gpu_jobs import PlanWish
 from convoy.app.loading.load import LoadOptions
 from convoy.models.bundle import MANIFEST, read_manifest, seal
+from convoy.models.plans import PlanBuild
 from convoy.models.store import DEMO_STORE
 from tests.support.gpu_machine import GpuBench
 from tests.support.stores import make_int8_right_everywhere

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.lifecycle.listing import Listing, ModelState
 from convoy.app.processes.codec import FrameError, FrameReader, write_frame
 from convoy.app.processes.messages import (
     AnswerAt,
@@ -30,6 +29,7 @@ from convoy.app.processes.messages import (
     Welcome,
 )
 from convoy.app.scheduling.request import ModelKey, Outcome, Place, StageTimes
+from convoy.app.submission.listing import Listing, ModelState
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 
 number = st.integers(0, (1 << 63) - 1)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.lifecycle.version_plan import Found, Known, Load, Policy, Seen, Unload, next_step, settle
+from convoy.app.lifecycle.version_plan import Found, Known, Load, Seen, Unload, next_step, settle
+from convoy.app.submission.listing import Policy
 
 A, B, C = ("a",), ("b",), ("c",)
 

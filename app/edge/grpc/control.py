@@ -10,19 +10,19 @@ from typing import Any
 from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from convoy.app.core import Core
 from convoy.app.edge.grpc.gate import GrpcCall, Unary
 from convoy.app.edge.http.calls import EdgeOptions
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.model_config import model_config
+from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import Unsupported
 
 
 class GrpcControl:
     """One method per row of `methods`."""
 
-    def __init__(self, core: Core, options: EdgeOptions) -> None:
+    def __init__(self, core: ManagedCore, options: EdgeOptions) -> None:
         self._core, self._options = core, options
 
     def methods(self) -> dict[str, Unary]:

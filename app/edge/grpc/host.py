@@ -16,8 +16,8 @@ from typing import Any
 # it does at the first median. Both would happen in threads at the same time, and a model would be refused for it.
 import numpy.ma  # noqa: F401
 
-from convoy.app.core import Core
 from convoy.app.edge.http.calls import EdgeOptions
+from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import UsageError
 
 _log = logging.getLogger("convoy")
@@ -41,7 +41,7 @@ def take_port(host: str, port: int) -> socket.socket:
 class GrpcHost:
     """The gRPC listener's life: from a port that is held to calls that have ended."""
 
-    def __init__(self, core: Core, options: EdgeOptions, holder: socket.socket, *, max_calls: int) -> None:
+    def __init__(self, core: ManagedCore, options: EdgeOptions, holder: socket.socket, *, max_calls: int) -> None:
         self._core, self._options, self._holder, self._max_calls = core, options, holder, max_calls
         self._server: Any = None
         core.listeners_opening += 1

@@ -9,7 +9,6 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from convoy.app.core import Core
 from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.grpc.gate import GrpcCall, parse
 from convoy.app.edge.grpc.tensors import asked_of, infer_response, parameters_of
@@ -18,7 +17,7 @@ from convoy.app.edge.oip.answers import is_heavy_answer
 from convoy.app.edge.oip.exchange import Exchange
 from convoy.app.edge.oip.inference import INLINE_BYTES, InferRequest, is_heavy, place_tensors, run_inference, understand
 from convoy.app.edge.oip.lookup import find_served
-from convoy.app.lifecycle.catalog import Served
+from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import RequestError
 
 _PROTOCOL = "grpc"
@@ -31,13 +30,13 @@ _Pending = asyncio.Queue["asyncio.Task[Any] | None"]
 class GrpcInference:
     """Tensors in, tensors out."""
 
-    def __init__(self, core: Core, options: EdgeOptions, pool: DecodePool) -> None:
+    def __init__(self, core: InferenceCore, options: EdgeOptions, pool: DecodePool) -> None:
         self._core, self._options, self._pool = core, options, pool
 
     async def infer(self, message: Any, call: GrpcCall) -> Any:
         """The ModelInferResponse to a ModelInferRequest. Raises RequestError."""
         exchange = Exchange(self._core)
-        served: Served | None = None
+        served: ServedLike | None = None
         outcome = "cancelled"
         try:
             exchange.begin()
@@ -99,7 +98,7 @@ class GrpcInference:
             response.parameters["triton_final_response"].bool_param = True
         return service_pb2.ModelStreamInferResponse(infer_response=response)
 
-    async def _answer(self, message: Any, served: Served, exchange: Exchange, call: GrpcCall) -> Any:
+    async def _answer(self, message: Any, served: ServedLike, exchange: Exchange, call: GrpcCall) -> Any:
         started_ns = time.monotonic_ns()
         timeout_ms = call.timeout_ms() or self._options.default_timeout_ms or None
         request = await self._decode(message, served)
@@ -114,7 +113,7 @@ class GrpcInference:
         self._core.stage_took(served.key, "encode", time.monotonic_ns() - encode_ns)
         return response
 
-    async def _decode(self, message: Any, served: Served) -> InferRequest:
+    async def _decode(self, message: Any, served: ServedLike) -> InferRequest:
         nbytes = message.ByteSize()
         if nbytes <= INLINE_BYTES or (message.raw_input_contents and not is_heavy(nbytes, served)):
             return understand(asked_of(message, self._core.shared_memory), served)

@@ -15,7 +15,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from tritonclient.grpc import service_pb2
 
-from convoy.app.core import Core
 from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.entry import Entry
 from convoy.app.edge.grpc.control import GrpcControl, unsupported
@@ -24,6 +23,7 @@ from convoy.app.edge.grpc.infer import GrpcInference
 from convoy.app.edge.grpc.repository import GrpcRepository
 from convoy.app.edge.grpc.shared_memory import GrpcSharedMemory
 from convoy.app.edge.http.calls import EdgeOptions
+from convoy.app.submission.management import ManagedCore
 
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 # What the standard health service is asked for: the server, or the service by its name.
@@ -35,7 +35,7 @@ _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 60_000, 20_000
 class GrpcServer:
     """One listener over one core."""
 
-    def __init__(self, core: Core, options: EdgeOptions, *, max_calls: int) -> None:
+    def __init__(self, core: ManagedCore, options: EdgeOptions, *, max_calls: int) -> None:
         self._core = core
         self._pool = DecodePool(options.decode_threads, options.max_decoding)
         self._health = _Health(core)
@@ -96,7 +96,7 @@ def _handlers(gate: GrpcGate, inference: GrpcInference, methods: Mapping[str, Un
 class _Health(health_aio.HealthServicer):  # type: ignore[misc]
     """The standard health service: serving while the core is ready."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ManagedCore) -> None:
         super().__init__()
         self._core = core
         self._was_ready: bool | None = None

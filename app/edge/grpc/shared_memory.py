@@ -6,16 +6,16 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from convoy.app.core import Core
 from convoy.app.edge.grpc.gate import GrpcCall, Unary
 from convoy.app.edge.http.shared_memory_routes import CUDA_IS_NOT_OFFERED, status_document
+from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import NotFound, Unsupported
 
 
 class GrpcSharedMemory:
     """One method per row of `methods`."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ManagedCore) -> None:
         self._core = core
 
     def methods(self) -> dict[str, Unary]:

@@ -17,8 +17,8 @@ from convoy.app.edge.oip.answers import answers_of
 from convoy.app.edge.oip.inference import InferRequest
 from convoy.app.edge.oip.shared_tensors import REGION, SharedInput, shared_place
 from convoy.app.edge.oip.tensors import Asked, OutputIn, Source, Target, TensorIn, in_range
-from convoy.app.lifecycle.catalog import Served
 from convoy.app.scheduling.request import Done
+from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import SharedMemory
 from convoy.models.errors import InvalidRequest
 
@@ -56,7 +56,7 @@ def parameters_of(field: Any) -> dict[str, object]:
     return {name: getattr(parameter, kind) for name, parameter, kind in kinds if kind is not None}
 
 
-def infer_response(request: InferRequest, served: Served, done: Done) -> Any:
+def infer_response(request: InferRequest, served: ServedLike, done: Done) -> Any:
     """A ModelInferResponse that owns its bytes, so that the exchange may close."""
     response = service_pb2.ModelInferResponse(
         model_name=served.key.model, model_version=str(served.key.version), id=request.id or ""

@@ -19,7 +19,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from convoy.app.core import Core
 from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.entry import Keys
 from convoy.app.edge.http.calls import EdgeOptions
@@ -36,11 +35,12 @@ from convoy.app.edge.http.repository import repository_routes
 from convoy.app.edge.http.shared_memory_routes import shared_memory_routes
 from convoy.app.edge.http.shortcut import Shortcut
 from convoy.app.edge.http.torchserve import torchserve_routes
+from convoy.app.submission.management import ManagedCore
 from convoy.app.version import VERSION
 from convoy.models.errors import RequestError
 
 
-def create_app(core: Core, options: EdgeOptions, express: Express | None = None) -> FastAPI:
+def create_app(core: ManagedCore, options: EdgeOptions, express: Express | None = None) -> FastAPI:
     """The application; its lifespan starts and stops the core. `express` learns from what it answers."""
     pool = DecodePool(options.decode_threads, options.max_decoding)
 

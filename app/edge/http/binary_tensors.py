@@ -13,7 +13,7 @@ import numpy as np
 from convoy.app.edge.http.body import Body
 from convoy.app.edge.oip.tensors import Asked, Source, Target, TensorIn, TensorRef
 from convoy.app.scheduling.request import Shape
-from convoy.app.submission.core_like import ServedLike
+from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import SharedMemory
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import TensorSpec

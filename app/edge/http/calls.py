@@ -17,7 +17,7 @@ from convoy.app.edge.http.direct import DirectLine, direct_line
 from convoy.app.edge.http.replies import Reply, error_reply, headers_of, send_reply
 from convoy.app.edge.oip.exchange import ClientGone, Exchange
 from convoy.app.edge.oip.lookup import find_served
-from convoy.app.submission.core_like import CoreLike, ServedLike
+from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import InvalidRequest, RequestError
 
 
@@ -63,7 +63,7 @@ class HotRoute(ABC):
 
     protocol: ClassVar[str]
 
-    def __init__(self, core: CoreLike, options: EdgeOptions, pool: DecodePool) -> None:
+    def __init__(self, core: InferenceCore, options: EdgeOptions, pool: DecodePool) -> None:
         self.core, self.options, self.pool = core, options, pool
 
     @abstractmethod

@@ -14,24 +14,23 @@ import orjson
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
-from convoy.app.core import Core
 from convoy.app.edge.http.calls import EdgeOptions
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.model_config import model_config
-from convoy.app.engines.plan_builder import PlanBuild
-from convoy.app.lifecycle.catalog import Served
-from convoy.app.lifecycle.listing import WHOLE_MODEL, Listing
-from convoy.app.loading.proving import ProvedEngine
+from convoy.app.submission.listing import WHOLE_MODEL, Listing
+from convoy.app.submission.management import ManagedCore, ManagedVersion
+from convoy.app.telemetry.observed import ObservedEngine
 from convoy.app.telemetry.statistics import STAGES
 from convoy.app.version import VERSION
+from convoy.models.plans import PlanBuild
 
 _PAGE = Path(__file__).with_name("page.html")
 _Json = dict[str, Any]
 
 
-def control_routes(core: Core, options: EdgeOptions) -> APIRouter:
+def control_routes(core: ManagedCore, options: EdgeOptions) -> APIRouter:
     """Every route that does not infer."""
     router = APIRouter()
     _add_health(router, core)
@@ -41,7 +40,7 @@ def control_routes(core: Core, options: EdgeOptions) -> APIRouter:
     return router
 
 
-def _add_health(router: APIRouter, core: Core) -> None:
+def _add_health(router: APIRouter, core: ManagedCore) -> None:
     def verdict(is_well: bool, document: _Json) -> Response:
         if is_well:
             return _json(document)
@@ -68,7 +67,7 @@ def _add_health(router: APIRouter, core: Core) -> None:
         return _json({"error": "Model version not ready"}, status=503, headers={"Retry-After": "1"})
 
 
-def _add_metadata(router: APIRouter, core: Core, options: EdgeOptions) -> None:
+def _add_metadata(router: APIRouter, core: ManagedCore, options: EdgeOptions) -> None:
     @router.get("/v2", tags=["metadata"], summary="The server and its extensions", responses=ERRORS)
     @router.get("/v2/", include_in_schema=False)
     async def server() -> Response:
@@ -85,7 +84,7 @@ def _add_metadata(router: APIRouter, core: Core, options: EdgeOptions) -> None:
         return _json(model_config(find_served(core.catalog, model, version)))
 
 
-def _add_statistics(router: APIRouter, core: Core) -> None:
+def _add_statistics(router: APIRouter, core: ManagedCore) -> None:
     @router.get("/v2/models/stats", tags=["statistics"], summary="Counters of every model", responses=ERRORS)
     async def all_statistics() -> Response:
         return _json(documents.model_statistics(core, None, None))
@@ -115,13 +114,13 @@ def _add_statistics(router: APIRouter, core: Core) -> None:
         )
 
 
-def _add_pages(router: APIRouter, core: Core) -> None:
+def _add_pages(router: APIRouter, core: ManagedCore) -> None:
     @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
     async def page() -> Response:
         return HTMLResponse(_PAGE.read_text())
 
 
-def _last_minute(core: Core, served: Served) -> _Json:
+def _last_minute(core: ManagedCore, served: ManagedVersion) -> _Json:
     rolling = served.statistics.rolling
     requests_per_s, samples_per_s = rolling.per_second()
     first, *_ = engines = [_engine(served, proved) for proved in served.loaded.engines]
@@ -144,14 +143,14 @@ def _last_minute(core: Core, served: Served) -> _Json:
     }
 
 
-def _engine(served: Served, proved: ProvedEngine) -> _Json:
-    info = proved.engine.info
+def _engine(served: ManagedVersion, engine: ObservedEngine) -> _Json:
+    info = engine.info
     return {
         "engine": info.engine,
         "precision": info.precision,
         "device": info.device_fingerprint,
         "device_id": info.device,
-        "why": proved.reason,
+        "why": engine.reason,
     }
 
 

@@ -34,9 +34,9 @@ from convoy.app.edge.oip.outputs import WantedOutput
 from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.edge.timing import SERVER_TIMING, server_timing, timing_ms
 from convoy.app.host.logs import request_id
-from convoy.app.scheduling.request import Done, Place, Request, Shape
+from convoy.app.scheduling.request import Done, Place, Request, Shape, Spent
 from convoy.app.scheduling.slab import ALIGNMENT_BYTES, Slot, SlotState
-from convoy.app.submission.core_like import CoreLike, ServedLike, Spent
+from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import check
 from convoy.models.errors import RequestError, Unavailable
 from convoy.models.spec import ModelSpec
@@ -145,7 +145,7 @@ class Template(NamedTuple):
 class Express:
     """One server's lessons. Belongs to the event loop."""
 
-    def __init__(self, core: CoreLike, options: EdgeOptions) -> None:
+    def __init__(self, core: InferenceCore, options: EdgeOptions) -> None:
         self.core = core
         self.entry = Entry(options)
         self.targets: set[bytes] = set()  # URLs about which there is a lesson

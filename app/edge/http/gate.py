@@ -18,7 +18,7 @@ from convoy.app.edge.http.calls import EdgeOptions
 from convoy.app.edge.http.direct import direct_line
 from convoy.app.edge.http.replies import Headers, Reply, error_reply, internal_error, send_reply
 from convoy.app.host.logs import request_id
-from convoy.app.submission.core_like import CoreLike
+from convoy.app.submission.inference import InferenceCore
 from convoy.models.errors import Unauthorized, Unavailable
 
 _errors = logging.getLogger("convoy")
@@ -31,7 +31,7 @@ _ADMIN = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
 class Gate:
     """Wraps the whole application."""
 
-    def __init__(self, app: ASGIApp, core: CoreLike, options: EdgeOptions) -> None:
+    def __init__(self, app: ASGIApp, core: InferenceCore, options: EdgeOptions) -> None:
         self._app = app
         self._core = core
         self._entry = Entry(options)
@@ -86,7 +86,7 @@ class Gate:
 class _Passage:
     """One call's way out: adds the headers that every answer has, and remembers the status."""
 
-    def __init__(self, send: Send, own_id: bytes, traceparent: bytes | None, core: CoreLike) -> None:
+    def __init__(self, send: Send, own_id: bytes, traceparent: bytes | None, core: InferenceCore) -> None:
         self._send = send
         self._own_id = own_id
         self.traceparent = traceparent

@@ -15,7 +15,7 @@ from convoy.app.edge.http.replies import Reply
 from convoy.app.edge.oip.answers import is_heavy_answer
 from convoy.app.edge.oip.inference import is_heavy, place_tensors, run_inference
 from convoy.app.edge.timing import server_timing, timing_ms
-from convoy.app.submission.core_like import CoreLike, ServedLike
+from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import InvalidRequest
 
 
@@ -24,7 +24,9 @@ class InferRoute(HotRoute):
 
     protocol = "v2"
 
-    def __init__(self, core: CoreLike, options: EdgeOptions, pool: DecodePool, express: Express | None = None) -> None:
+    def __init__(
+        self, core: InferenceCore, options: EdgeOptions, pool: DecodePool, express: Express | None = None
+    ) -> None:
         super().__init__(core, options, pool)
         self._parser = RequestParser()
         self._express = express

@@ -34,7 +34,7 @@ from convoy.app.edge.oip.tensors import (
     shown,
 )
 from convoy.app.scheduling.request import ModelKey
-from convoy.app.submission.core_like import ServedLike
+from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import SharedMemory
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import ModelSpec

@@ -11,7 +11,7 @@ import orjson
 from convoy.app.edge.oip.answers import answers_of
 from convoy.app.edge.oip.inference import InferRequest
 from convoy.app.scheduling.request import Done
-from convoy.app.submission.core_like import ServedLike
+from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import InvalidRequest
 from convoy.models.tensors import unpack
 

@@ -24,7 +24,7 @@ from convoy.app.edge.oip.exchange import Exchange, Inputs, Terms
 from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.edge.scores import best_classes
 from convoy.app.edge.timing import Timing, server_timing, timing_document, timing_ms
-from convoy.app.submission.core_like import ServedLike
+from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import InvalidRequest, RequestError
 from convoy.models.images import decode_image_into, sniff
 

@@ -11,20 +11,20 @@ from collections.abc import Mapping
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from convoy.app.core import Core
 from convoy.app.edge.entry import Keys
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.http.own_pages import OwnPages
 from convoy.app.edge.http.small_body import read_object
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.overrides import read_override
+from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import InvalidRequest, Unsupported
 
 _REPOSITORY = "/v2/repository"
 _LOAD_EXAMPLE = '{"parameters": {"config": "{\\"max_batch_size\\": 16}"}}'
 
 
-def repository_routes(core: Core, keys: Keys, own_pages: OwnPages) -> APIRouter:
+def repository_routes(core: ManagedCore, keys: Keys, own_pages: OwnPages) -> APIRouter:
     router = APIRouter(tags=["repository"], responses=ERRORS)
 
     def check_admin(request: Request) -> None:
@@ -63,13 +63,13 @@ def repository_routes(core: Core, keys: Keys, own_pages: OwnPages) -> APIRouter:
     return router
 
 
-async def load_model(core: Core, model: str, parameters: Mapping[str, object]) -> None:
+async def load_model(core: ManagedCore, model: str, parameters: Mapping[str, object]) -> None:
     """On either wire, after the mode and the token were checked. Raises RequestError."""
     await core.control.load(model, read_override(parameters))
     await core.catalog.until_known()
 
 
-async def unload_model(core: Core, model: str, parameters: Mapping[str, object]) -> None:
+async def unload_model(core: ManagedCore, model: str, parameters: Mapping[str, object]) -> None:
     """On either wire, after the mode and the token were checked. Raises RequestError."""
     # No model here depends on another, so there is nothing more to do for a true one.
     if not isinstance(parameters.get("unload_dependents", False), bool):

@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from convoy.app.core import Core
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.http.own_pages import OwnPages
 from convoy.app.edge.http.small_body import read_object
 from convoy.app.edge.oip.tensors import brief
+from convoy.app.submission.management import ManagedCore
 from convoy.app.submission.shared_memory import Region
 from convoy.models.errors import InvalidRequest, NotFound, Unsupported
 
@@ -23,7 +23,7 @@ _EXAMPLE = '{"key": "/input", "offset": 0, "byte_size": 128}'
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 
 
-def shared_memory_routes(core: Core, own_pages: OwnPages) -> APIRouter:
+def shared_memory_routes(core: ManagedCore, own_pages: OwnPages) -> APIRouter:
     router = APIRouter(tags=["shared memory"], responses=ERRORS)
     _add_system(router, core, own_pages)
     _add_cuda(router)
@@ -35,7 +35,7 @@ def status_document(regions: list[Region]) -> list[dict[str, Any]]:
     return [{"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.byte_size} for one in regions]
 
 
-def _add_system(router: APIRouter, core: Core, own_pages: OwnPages) -> None:
+def _add_system(router: APIRouter, core: ManagedCore, own_pages: OwnPages) -> None:
     @router.get(f"{_SYSTEM}/status", summary="All registered regions")
     @router.get(f"{_SYSTEM}/region/{{name}}/status", summary="One registered region")
     async def status(name: str | None = None) -> Response:

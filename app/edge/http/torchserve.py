@@ -10,15 +10,14 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Query, Response
 
-from convoy.app.core import Core
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.oip.lookup import find_served
-from convoy.app.lifecycle.catalog import Served
+from convoy.app.submission.management import ManagedCore, ManagedVersion
 
 _DEFAULT_LIMIT = 100
 
 
-def torchserve_routes(core: Core) -> APIRouter:
+def torchserve_routes(core: ManagedCore) -> APIRouter:
     router = APIRouter(tags=["TorchServe"], responses=ERRORS)
 
     @router.get("/models", summary="The models' names")
@@ -45,9 +44,9 @@ def torchserve_routes(core: Core) -> APIRouter:
     return router
 
 
-def _description(core: Core, served: Served) -> dict[str, Any]:
+def _description(core: ManagedCore, served: ManagedVersion) -> dict[str, Any]:
     waiting = core.waiting_samples(served)
-    engines = [proved.engine.info for proved in served.loaded.engines]
+    engines = [engine.info for engine in served.loaded.engines]
     status = "READY" if served.ready else "UNLOADING"
     return {
         "modelName": served.key.model,
@@ -63,7 +62,7 @@ def _description(core: Core, served: Served) -> dict[str, Any]:
             {"id": str(number), "status": status, "gpu": info.device != "cpu"} for number, info in enumerate(engines)
         ],
         "jobQueueStatus": {
-            "remainingCapacity": max(0, core.options.max_queue - waiting),
+            "remainingCapacity": max(0, core.max_queue - waiting),
             "pendingRequests": waiting,
         },
     }

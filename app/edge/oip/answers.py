@@ -14,7 +14,7 @@ from convoy.app.edge.oip.outputs import WantedOutput
 from convoy.app.edge.oip.shared_tensors import check_room
 from convoy.app.edge.oip.tensors import TensorOut
 from convoy.app.scheduling.request import Answer, Done
-from convoy.app.submission.core_like import ServedLike
+from convoy.app.submission.inference import ServedLike
 from convoy.models.spec import TensorSpec
 
 

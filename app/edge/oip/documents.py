@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from convoy.app.core import Core
 from convoy.app.edge.http.calls import EdgeOptions
 from convoy.app.edge.oip.lookup import find_served
-from convoy.app.lifecycle.catalog import Served
-from convoy.app.lifecycle.listing import WHOLE_MODEL, Listing
+from convoy.app.submission.listing import WHOLE_MODEL, Listing
+from convoy.app.submission.management import ManagedCore
+from convoy.app.telemetry.observed import Observed
 from convoy.app.telemetry.statistics import BatchSizeStatistics, Duration
 from convoy.app.version import VERSION
 from convoy.models.spec import TensorSpec
@@ -30,13 +30,13 @@ EXTENSIONS = (
 Document = dict[str, Any]
 
 
-def server_metadata(core: Core, options: EdgeOptions) -> Document:
+def server_metadata(core: ManagedCore, options: EdgeOptions) -> Document:
     """The extensions are those that this very server offers; clients decide by them what to send."""
     own = ["system_shared_memory"] if core.shared_memory.is_allowed else []
     return {"name": options.server_name, "version": VERSION, "extensions": [*EXTENSIONS, *own]}
 
 
-def model_metadata(core: Core, model: str, version: str | None) -> Document:
+def model_metadata(core: ManagedCore, model: str, version: str | None) -> Document:
     """Raises NotFound or Unavailable."""
     served = find_served(core.catalog, model, version)
     batch = [-1] if served.spec.max_batch_size else []
@@ -49,7 +49,7 @@ def model_metadata(core: Core, model: str, version: str | None) -> Document:
     }
 
 
-async def repository_index(core: Core, *, only_ready: bool) -> list[Document]:
+async def repository_index(core: ManagedCore, *, only_ready: bool) -> list[Document]:
     """Every version that is known, and by name alone what could be loaded and never was."""
     index = core.catalog.index()
     listed = [_line(one) for one in index if one.state.value == "READY" or not only_ready]
@@ -64,7 +64,7 @@ def _line(one: Listing) -> Document:
     return {"name": one.name, **version, "state": one.state.value, "reason": one.reason}
 
 
-def model_statistics(core: Core, model: str | None, version: str | None) -> Document:
+def model_statistics(core: ManagedCore, model: str | None, version: str | None) -> Document:
     """The statistics extension: of a version, of all versions of a model, or of everything.
 
     Raises NotFound or Unavailable.
@@ -83,7 +83,7 @@ def _tensor(spec: TensorSpec, batch: list[int]) -> Document:
     return {"name": spec.name, "datatype": spec.dtype, "shape": [*batch, *spec.shape]}
 
 
-def _statistics(served: Served) -> Document:
+def _statistics(served: Observed) -> Document:
     """Readers of the statistics want every key."""
     own = served.statistics
     durations = {

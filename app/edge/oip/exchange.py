@@ -16,7 +16,7 @@ from typing import NamedTuple
 from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, Outcome, Place, Request, Shape, SlotRef
 from convoy.app.scheduling.slab import Slot
-from convoy.app.submission.core_like import CoreLike, ServedLike
+from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import check
 from convoy.app.submission.shared_memory import Region
 from convoy.models.errors import DeadlineExceeded
@@ -47,7 +47,7 @@ class Terms:
 class Exchange:
     """The edge's side of one HTTP or gRPC call. Times are CLOCK_MONOTONIC nanoseconds."""
 
-    core: CoreLike
+    core: InferenceCore
     arrival_ns: int = field(default_factory=time.monotonic_ns)
     _slots: dict[SlotRef, Slot] = field(default_factory=dict)
     _presence: asyncio.Future[None] | None = None

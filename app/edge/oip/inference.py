@@ -24,7 +24,7 @@ from convoy.app.edge.oip.parameters import check_parameters, whole_number
 from convoy.app.edge.oip.shared_tensors import SharedBytes
 from convoy.app.edge.oip.tensors import Asked, Elsewhere, Target, TensorIn, TensorRef, Values, brief, shown
 from convoy.app.scheduling.request import Done, Shape
-from convoy.app.submission.core_like import ServedLike
+from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import Region
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import NUMPY_DTYPES, TensorSpec

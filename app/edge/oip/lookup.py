@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convoy.app.submission.core_like import Finder, Found
+from convoy.app.submission.inference import Finder, Found
 from convoy.models.errors import NotFound
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from convoy.app.lifecycle.catalog import Served
+from convoy.app.submission.management import ManagedVersion
 from convoy.models.spec import ModelSpec, TensorSpec
 
 _TRITON_TYPE_OF = {"BOOL": "TYPE_BOOL", "BYTES": "TYPE_STRING"}
 
 
-def model_config(served: Served) -> dict[str, Any]:
+def model_config(served: ManagedVersion) -> dict[str, Any]:
     """The ModelConfig as JSON, with the protobuf's field names."""
     spec = served.spec
     config: dict[str, Any] = {

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import orjson
 
 from convoy.app.edge.oip.tensors import brief
-from convoy.app.lifecycle.control import Override
-from convoy.app.lifecycle.version_plan import Policy
+from convoy.app.submission.listing import Override, Policy
 from convoy.models.errors import InvalidRequest, Unsupported
 
 _FILE = "file:"

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from convoy.models.errors import NotFound, Unavailable
 
 Version = TypeVar("Version")
+# Which versions are wanted. "latest": the highest that is sound; "all"; or these numbers.
+Policy = Literal["latest", "all"] | tuple[int, ...]
 
 
 class ModelState(Enum):
@@ -36,6 +38,14 @@ class Listing:
     version: int
     state: ModelState
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What a request to load says in the place of configuration; None: as it is without."""
+
+    max_batch_size: int | None = None
+    versions: Policy | None = None
 
 
 def choose(

@@ -1,30 +1,21 @@
-"""What a host of requests needs of a core, wherever that core is: in this process, or at the end of a socket.
+"""What the routes that infer know of a core: the core itself, or in an edge process a `RemoteCore` that speaks to it.
 
-The edges on the wire are written against these protocols and nothing else, so that the same code serves in
-one process and in several. Knows no engine, no scheduler and no process.
+Knows no engine, no scheduler and no process.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from convoy.app.scheduling.request import Done, ModelKey, Request
+from convoy.app.scheduling.request import Done, ModelKey, Request, Spent
 from convoy.app.scheduling.slab import Slab, Slot
 from convoy.app.submission.shared_memory import SharedMemory
 from convoy.models.errors import RequestError
 from convoy.models.spec import ModelSpec
 
 Found = TypeVar("Found", covariant=True)
-
-
-class Spent(NamedTuple):
-    """Nanoseconds of a call that has its answer: of its stages at the edge, and from its arrival to its end."""
-
-    decode_ns: int
-    encode_ns: int
-    total_ns: int
 
 
 class Finder(Protocol[Found]):
@@ -57,7 +48,7 @@ class ServedLike(Protocol):
     def leave(self) -> None: ...
 
 
-class CoreLike(Protocol):
+class InferenceCore(Protocol):
     """Takes requests and says how each ended. All of it is used from one event loop."""
 
     @property
