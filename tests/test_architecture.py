@@ -32,6 +32,7 @@ BELOW_THE_EDGES = ("host", "scheduling", "telemetry.statistics", "telemetry.obse
 WALLS: dict[str, tuple[str, ...]] = {
     MODELS: (),
     f"{APP}.version": (),
+    f"{APP}.edge_count": (),
     f"{APP}.host": (f"{MODELS}.errors",),
     f"{APP}.scheduling": (),
     f"{APP}.engines": (MODELS,),

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterator
 from dataclasses import dataclass, field
 
-from convoy.app.loading.load import LoadedModel
+from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
@@ -40,12 +40,14 @@ class Served:
 
     `lanes` are its engines that are alive: one for each device, a second where one takes over from another,
     none while the only one is being replaced. `loaded.engines` are those that it has or will have again.
+    `options`: how it was loaded, for who replaces its engines.
     `recovers`: a device was lost, and with it an engine that is being replaced.
     `withdrawn`: new requests do not find it any more; those that have found it are still answered.
     """
 
     key: ModelKey
     loaded: LoadedModel
+    options: LoadOptions
     lanes: list[ServedLane] = field(default_factory=list)
     recovers: bool = False
     plan_build: PlanBuild | None = None

@@ -1,6 +1,6 @@
 """Which models are loaded, and when: at the start, on request, or by watching the store.
 
-Knows the store, the plan and the loader. How requests move from one engine to the next is the core's.
+Knows the store, the plan and the loader. How a version comes into service and leaves it is `ModelLifecycle`'s.
 A load that fails changes nothing but the index, which then says why.
 
     none       everything at the start, nothing afterwards
@@ -13,21 +13,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.lifecycle.loads import Loads, LoadVersion
+from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
 from convoy.app.lifecycle.store_scan import ModelLook
 from convoy.app.lifecycle.store_watch import StoreWatch
+from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.version_plan import Found, Known, Load, Unload, next_step, settle
 from convoy.app.loading.load import LoadOptions
 from convoy.app.submission.listing import WHOLE_MODEL, Override, Policy
 from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFound, Unavailable, UsageError
 from convoy.models.store import Store, StoredVersion, check_name
-
-if TYPE_CHECKING:
-    from convoy.app.core import Core
 
 _log = logging.getLogger("convoy")
 ControlMode = Literal["none", "explicit", "poll"]
@@ -52,13 +52,21 @@ class ModelControl:
     """Loads and unloads for one core."""
 
     def __init__(
-        self, core: Core, store: Store, options: ControlOptions, load_options: LoadOptions, load_version: LoadVersion
+        self,
+        catalog: Catalog,
+        lifecycle: ModelLifecycle,
+        tasks: Tasks,
+        store: Store,
+        options: ControlOptions,
+        load_options: LoadOptions,
+        load_version: LoadVersion,
+        is_leaving: Callable[[], bool],
     ) -> None:
-        self._core, self._store, self._options = core, store, options
-        self._load_options = load_options
+        """`is_leaving`: whether nothing is worth loading any more."""
+        self._catalog, self._lifecycle, self._tasks, self._store = catalog, lifecycle, tasks, store
+        self._options, self._load_options, self._is_leaving = options, load_options, is_leaving
         self._known: defaultdict[str, dict[int, Known]] = defaultdict(dict)
         self._overrides: dict[str, Override] = {}
-        self._loaded_with: dict[tuple[str, int], Override] = {}  # which a refused request to load leaves as it is
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._last_look: dict[str, ModelLook] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
@@ -85,7 +93,7 @@ class ModelControl:
             self._follow(name, None, self._last_look[name])
         first = list(self._following.values())
         if self._options.mode == "poll":
-            self._core.spawn(self._poll())
+            self._tasks.spawn(self._poll())
         await asyncio.gather(*first)
 
     async def _poll(self) -> None:
@@ -108,14 +116,14 @@ class ModelControl:
             return
         if name not in self._following:
             found = settle(None if before is None else before.versions, now.versions)
-            self._following[name] = self._core.spawn(self._obey(name, found))
+            self._following[name] = self._tasks.spawn(self._obey(name, found))
             self._following[name].add_done_callback(lambda _: self._following.pop(name, None))
 
     def _set_trouble(self, name: str, trouble: str) -> None:
         """Its versions cannot be seen. What is loaded goes on serving."""
-        if self._core.catalog.reason(name, WHOLE_MODEL) != trouble:
+        if self._catalog.reason(name, WHOLE_MODEL) != trouble:
             _log.error("refused %s: %s", name, trouble)
-            self._core.catalog.set_refused(name, WHOLE_MODEL, trouble)
+            self._catalog.set_refused(name, WHOLE_MODEL, trouble)
 
     async def load(self, name: str, override: Override = _NO_OVERRIDE) -> None:
         """Load a model, or load it again if it changed; return when it serves. Goes on if nobody waits any more.
@@ -137,7 +145,7 @@ class ModelControl:
                 f"failed to load '{name}', failed to poll from model repository; there is no version of it in the store"
             )
         async with self._locks[name]:
-            self._core.catalog.forget_refusal(name, WHOLE_MODEL)
+            self._catalog.forget_refusal(name, WHOLE_MODEL)
             # Asked for by a person: what was refused before deserves another try.
             known = self._known[name]
             known |= {version: replace(own, refused=None) for version, own in known.items()}
@@ -164,15 +172,14 @@ class ModelControl:
         async with self._locks[name]:
             versions = [version for version, own in self._known.pop(name, {}).items() if own.loaded is not None]
             self._overrides.pop(name, None)
-            leaving = [self._core.take_out_of_service(name, version) for version in versions]
+            leaving = [self._lifecycle.take_out_of_service(name, version) for version in versions]
             for version in versions:
-                self._loaded_with.pop((name, version), None)
-                self._core.catalog.set_refused(name, version, "unloaded")
+                self._catalog.set_refused(name, version, "unloaded")
         await asyncio.gather(*(task for task in leaving if task is not None))
 
     async def _see_through(self, work: Coroutine[object, object, None]) -> None:
         """What has begun is finished whether the client that asked for it waits or leaves."""
-        task = self._core.spawn(work)
+        task = self._tasks.spawn(work)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(task)
 
@@ -198,13 +205,6 @@ class ModelControl:
             error.retry_after_s = None
             raise error
 
-    def load_options(self, name: str, version: int) -> LoadOptions:
-        """How the version that is loaded was loaded, for those who replace its engine."""
-        return self._options_of(self._loaded_with.get((name, version), _NO_OVERRIDE))
-
-    def _options_of(self, override: Override) -> LoadOptions:
-        return replace(self._load_options, configured_batch=override.max_batch_size)
-
     async def _obey(self, name: str, found: tuple[Found, ...]) -> None:
         try:
             await self._converge(name, found)
@@ -215,7 +215,7 @@ class ModelControl:
         on_disk = {one.version for one in found}
         for version in [v for v, own in self._known[name].items() if v not in on_disk and own.loaded is None]:
             del self._known[name][version]
-        self._core.catalog.drop_absent(name, on_disk)
+        self._catalog.drop_absent(name, on_disk)
         if not self._known[name]:
             del self._known[name]
 
@@ -240,27 +240,27 @@ class ModelControl:
             known = self._known[name].get(one.version)
             if known is not None and known.refused is not None and known.loaded == one.stamp:
                 self._known[name][one.version] = replace(known, refused=None)
-                self._core.catalog.forget_refusal(name, one.version)
+                self._catalog.forget_refusal(name, one.version)
 
     async def _load(self, name: str, found: Found) -> None:
         version = found.version
         known = self._known[name].get(version, Known(version))
         if known.loaded is None:
-            self._core.catalog.set_loading(name, version)
+            self._catalog.set_loading(name, version)
         override = self._overrides.get(name, _NO_OVERRIDE)
+        options = replace(self._load_options, configured_batch=override.max_batch_size)
         try:
             if found.trouble:
                 raise BundleError(found.trouble)
-            loaded = await self._loads.load(self._store.version(name, version), self._options_of(override))
+            loaded = await self._loads.load(self._store.version(name, version), options)
         except Exception as error:  # a file nobody thought of, or a bug: the other versions are not to blame
             is_foreseen = isinstance(error, JobError)
             reason = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
             _log.error("refused %s version %d: %s", name, version, reason, exc_info=None if is_foreseen else error)
-            self._core.catalog.set_refused(name, version, reason)
+            self._catalog.set_refused(name, version, reason)
             self._known[name][version] = replace(known, refused=found.stamp)
             return
-        self._loaded_with[name, version] = override
-        self._core.put_into_service(loaded)
+        self._lifecycle.put_into_service(loaded, options)
         self._known[name][version] = Known(version, loaded=found.stamp)
         for proved in loaded.engines:
             info = proved.engine.info
@@ -282,26 +282,24 @@ class ModelControl:
 
     def _answers_again(self, name: str) -> None:
         """What was to be loaded at the start is loaded now. Polling looks by itself, and explicitly nobody asks."""
-        if self._options.mode == "none" and not self._core.leaving:
-            self._core.spawn(self._look_again(name))
+        if self._options.mode == "none" and not self._is_leaving():
+            self._tasks.spawn(self._look_again(name))
 
     async def _look_again(self, name: str) -> None:
         look = await self._watch.look_at(name)
         if not look.trouble:
-            self._core.catalog.forget_refusal(name, WHOLE_MODEL)
+            self._catalog.forget_refusal(name, WHOLE_MODEL)
             await self._obey(name, settle(None, look.versions))
 
     def _unload(self, name: str, version: int, *, is_on_disk: bool) -> None:
-        self._core.take_out_of_service(name, version)
-        self._loaded_with.pop((name, version), None)
+        self._lifecycle.take_out_of_service(name, version)
         del self._known[name][version]
         if is_on_disk:
-            self._core.catalog.set_refused(name, version, "unloaded")
+            self._catalog.set_refused(name, version, "unloaded")
 
     def _refusal(self, name: str, version: int) -> str:
-        catalog = self._core.catalog
-        reason = catalog.reason(name, version)
-        still = [str(served.key.version) for served in catalog.versions(name)]
+        reason = self._catalog.reason(name, version)
+        still = [str(served.key.version) for served in self._catalog.versions(name)]
         serving = f"; version {', '.join(still)} serves" if still else ""
         return f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason}{serving}"
 

@@ -20,14 +20,13 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from convoy.app.lifecycle.catalog import ServedLane
+from convoy.app.engines.cuda.device import Device
+from convoy.app.lifecycle.catalog import Catalog, ServedLane
 from convoy.app.scheduling.request import SECOND_NS
-
-if TYPE_CHECKING:
-    from convoy.app.core import Core
+from convoy.app.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger("convoy")
 
@@ -67,8 +66,16 @@ class _Absence:
 class Health:
     """Watches the lanes of one core."""
 
-    def __init__(self, core: Core, options: HealthOptions) -> None:
-        self._core = core
+    def __init__(
+        self,
+        catalog: Catalog,
+        scheduler: Scheduler,
+        on_fatal: Callable[[str], None],
+        options: HealthOptions,
+        gpus: Sequence[Device],
+    ) -> None:
+        """`on_fatal` hears what only a new process can mend, such as the loss of one of the `gpus`; from any thread."""
+        self._catalog, self._scheduler, self._on_fatal, self._gpus = catalog, scheduler, on_fatal, gpus
         self._options = options
         self._absence = _Absence(options.watch_every_s)
         self._probing: set[asyncio.Task[None]] = set()
@@ -86,13 +93,13 @@ class Health:
         """A batch that hangs on the loop's own thread stops everything that could replace its engine."""
         absence = _Absence(self._options.watch_every_s)
         while not self._is_over.wait(self._options.watch_every_s):
-            since_ns = self._core.scheduler.here_since_ns
+            since_ns = self._scheduler.here_since_ns
             absence.look()
             ran_s = absence.ran_s(since_ns)
             # Such a batch was predicted to take a millisecond.
             if since_ns and ran_s > self._options.hang_after_s:
                 faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
-                self._core.on_fatal(f"a batch has run for {ran_s:.1f} s on the event loop")
+                self._on_fatal(f"a batch has run for {ran_s:.1f} s on the event loop")
                 return
 
     async def _watch_lanes(self) -> None:
@@ -102,26 +109,26 @@ class Health:
             self._give_up_hung_lanes()
             if self._is_a_device_lost():
                 return
-            for served in self._core.catalog.served():
+            for served in self._catalog.served():
                 for one in served.lanes:
                     if self._needs_canary(one):
                         self._start_canary(one)
 
     def _is_a_device_lost(self) -> bool:
         """Whether only a new process can use some GPU again; whoever found out, the process is told to end."""
-        lost = next((gpu for gpu in self._core.options.load.machine.gpus if gpu.lost), None)
+        lost = next((gpu for gpu in self._gpus if gpu.lost), None)
         if lost is not None:
-            self._core.on_fatal(f"{lost.name} is lost for this process ({lost.lost}); a new one may use it again")
+            self._on_fatal(f"{lost.name} is lost for this process ({lost.lost}); a new one may use it again")
         return lost is not None
 
     def _give_up_hung_lanes(self) -> None:
-        for lane, running in list(self._core.scheduler.running()):
+        for lane, running in list(self._scheduler.running()):
             predicted_s = running.dispatch.predicted_ns / SECOND_NS
             limit_s = max(self._options.hang_after_s, self._options.hang_after_predictions * predicted_s)
             ran_s = self._absence.ran_s(running.started_ns)
             if ran_s > limit_s:
                 faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
-                self._core.scheduler.give_up_lane(lane, f"a batch has run for {ran_s:.1f} s")
+                self._scheduler.give_up_lane(lane, f"a batch has run for {ran_s:.1f} s")
 
     def _needs_canary(self, one: ServedLane) -> bool:
         if one.lane.stopping:
@@ -142,15 +149,13 @@ class Health:
         lane, proved = one.lane, one.proved
         if lane.stopping:
             return  # it was lost or began to leave in the same moment
-        probe = asyncio.ensure_future(
-            self._core.scheduler.probe(lane, lambda: proved.canary.run(proved.engine, samples=1))
-        )
+        probe = asyncio.ensure_future(self._scheduler.probe(lane, lambda: proved.canary.run(proved.engine, samples=1)))
         try:
             await self._until_hung(probe)
         except TimeoutError:
-            self._core.scheduler.give_up_lane(lane, f"the canary has run for {self._options.hang_after_s:g} s")
+            self._scheduler.give_up_lane(lane, f"the canary has run for {self._options.hang_after_s:g} s")
         except Exception as failure:  # a wrong answer, or whatever an engine raises: it is not well
-            self._core.scheduler.give_up_lane(lane, f"the canary failed: {failure}")
+            self._scheduler.give_up_lane(lane, f"the canary failed: {failure}")
         else:
             one.last_success_ns = time.monotonic_ns()
 

@@ -13,22 +13,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
 
 from convoy.app.engines.base import Engine
 from convoy.app.host.daemon_threads import begin
-from convoy.app.lifecycle.catalog import Served, ServedLane
+from convoy.app.lifecycle.catalog import Catalog, Served, ServedLane
 from convoy.app.lifecycle.lane_runner import lane_runner
-from convoy.app.loading.load import LoadedModel, LoadOptions
+from convoy.app.lifecycle.loads import LoadVersion
+from convoy.app.lifecycle.tasks import Tasks
+from convoy.app.loading.load import LoadedModel
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
-from convoy.app.scheduling.scheduler import Reach
-from convoy.models.store import StoredVersion
-
-if TYPE_CHECKING:
-    from convoy.app.core import Core
+from convoy.app.scheduling.scheduler import Reach, Scheduler
+from convoy.app.scheduling.slab import Slab
 
 _log = logging.getLogger("convoy")
 
@@ -43,9 +41,21 @@ _SHORT_BATCH_NS = 1_000_000
 class Lanes:
     """The engines at work in one core."""
 
-    def __init__(self, core: Core, load_version: Callable[[StoredVersion, LoadOptions], LoadedModel]) -> None:
-        self._core = core
-        self._load_version = load_version
+    def __init__(
+        self,
+        catalog: Catalog,
+        scheduler: Scheduler,
+        slab: Slab,
+        tasks: Tasks,
+        load_version: LoadVersion,
+        replace_within_s: float,
+        on_replaced: Callable[[Served], None],
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        """`on_replaced` hears of a version that was loaded again, `on_fatal` why it could not be."""
+        self._catalog, self._scheduler, self._slab, self._tasks = catalog, scheduler, slab, tasks
+        self._load_version, self._replace_within_s = load_version, replace_within_s
+        self._on_replaced, self._on_fatal = on_replaced, on_fatal
         self._ids = count(1)
         self._closing: dict[int, asyncio.Task[None]] = {}
         self._lost: dict[ModelKey, list[asyncio.Task[None]]] = {}
@@ -57,15 +67,15 @@ class Lanes:
         info, number = proved.engine.info, next(self._ids)
         latency = LatencyModel({point.batch_size: point.median_ms * 1e6 for point in proved.latency})
         lane = Lane(number, number, info.device, info.batch_sizes, latency, info.slots)
-        slots = self._core.scheduler.state.device_slots
+        slots = self._scheduler.state.device_slots
         slots[info.device] = max(info.slots, slots.get(info.device, 1))
         if info.device != "cpu" and not self._has_pages_locked:
             self._has_pages_locked = True
-            self._core.spawn(self._lock_pages(proved.engine, self._core.slab.keep_pages()))
+            self._tasks.spawn(self._lock_pages(proved.engine, self._slab.keep_pages()))
         served.lanes.append(ServedLane(lane, proved, last_success_ns=time.monotonic_ns()))
         here_below_ns = _SHORT_BATCH_NS if proved.engine.computes_in_caller else 0
-        run = lane_runner(self._core.slab, proved.engine)
-        self._core.scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns)
+        run = lane_runner(self._slab, proved.engine)
+        self._scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns)
 
     async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
         """In a thread: it takes as long as the memory is large. Until then the host gathers what it could read."""
@@ -102,12 +112,12 @@ class Lanes:
         """Whoever wants a lane closed waits for the same end."""
         number = one.lane.id
         if number not in self._closing:
-            self._closing[number] = self._core.spawn(self._let_go(served, one))
+            self._closing[number] = self._tasks.spawn(self._let_go(served, one))
             self._closing[number].add_done_callback(lambda _: self._closing.pop(number, None))
         return self._closing[number]
 
     async def _let_go(self, served: Served, one: ServedLane) -> None:
-        if await self._core.scheduler.stop_lane(one.lane):  # else it was lost meanwhile
+        if await self._scheduler.stop_lane(one.lane):  # else it was lost meanwhile
             await asyncio.to_thread(one.proved.engine.close)
             served.lanes.remove(one)
 
@@ -116,26 +126,26 @@ class Lanes:
     def lost(self, key: ModelKey, lane: Lane, reason: str, reach: Reach) -> None:
         """An engine can run nothing any more. It is loaded again, unless nobody needs it."""
         _log.error("an engine of %s version %d on %s is lost: %s", key.model, key.version, lane.device, reason)
-        served = self._core.catalog.live(key)
+        served = self._catalog.live(key)
         one = served.lane_of(lane)
         if one is None:
             return
         served.lanes.remove(one)
         was_needed = one.is_listed
         one.is_listed = False
-        closing = self._core.spawn(self._close_lost(one))
+        closing = self._tasks.spawn(self._close_lost(one))
         if not was_needed:
             return  # it was leaving anyway
         served.recovers |= reach is Reach.DEVICE
         if served.key not in self._lost:
             self._lost[served.key] = []
-            self._core.spawn(self._replace(served))
-        if reach is Reach.DEVICE or self._core.scheduler.has_returned(lane):
+            self._tasks.spawn(self._replace(served))
+        if reach is Reach.DEVICE or self._scheduler.has_returned(lane):
             self._lost[served.key].append(closing)
 
     async def _close_lost(self, one: ServedLane) -> None:
         """Its memory comes back when its threads do, which may be never."""
-        await self._core.scheduler.until_returned(one.lane)
+        await self._scheduler.until_returned(one.lane)
         await asyncio.to_thread(one.proved.engine.close)
 
     async def _replace(self, served: Served) -> None:
@@ -149,20 +159,18 @@ class Lanes:
             if loaded is not None:
                 await self._take_over(served, loaded)
                 served.recovers = served.key in self._lost
-                self._core.upgrades.begin(served)
+                self._on_replaced(served)
                 _log.warning("an engine of %s version %d was replaced", served.key.model, served.key.version)
 
     async def _load_again(self, served: Served) -> LoadedModel | None:
         """The version once more, beside a lost engine that may never give its memory back; None: nothing is left."""
-        options = self._core.control.load_options(served.key.model, served.key.version)
-        loading = begin(partial(self._load_version, served.loaded.stored, options), "replace")
-        within_s = self._core.options.health.replace_within_s
+        loading = begin(partial(self._load_version, served.loaded.stored, served.options), "replace")
         try:
-            return await asyncio.wait_for(loading, within_s)
+            return await asyncio.wait_for(loading, self._replace_within_s)
         except Exception as error:  # whatever it is, nobody else will try again
             if not served.withdrawn:  # else another version took over meanwhile
-                reason = str(error) or f"it did not load within {within_s:g} s"
-                self._core.on_fatal(f"the engine of {served.key.model} could not be replaced: {reason}")
+                reason = str(error) or f"it did not load within {self._replace_within_s:g} s"
+                self._on_fatal(f"the engine of {served.key.model} could not be replaced: {reason}")
             return None
 
     async def _take_over(self, served: Served, loaded: LoadedModel) -> None:

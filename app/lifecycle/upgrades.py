@@ -10,28 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from convoy.app.engines.base import EngineFailure
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.engines.speedup import is_worthwhile
 from convoy.app.engines.tensorrt_library import library_named
 from convoy.app.lifecycle.catalog import Served, ServedLane
+from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.loading.gpu_jobs import GpuJob, PlanWish, Untried, refusal
 from convoy.app.loading.gpus import prove_plan, prove_tuned, still_refused
-from convoy.app.loading.load import LoadOptions
 from convoy.app.loading.proving import NotProved, ProvedEngine, measure
+from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
 from convoy.models.bundle import LatencyTable, open_bundle
 from convoy.models.errors import JobError
 from convoy.models.plan_cache import find_plan
 from convoy.models.plans import Plan, PlanBuild, PlanKey
-
-if TYPE_CHECKING:
-    from convoy.app.core import Core
 
 _log = logging.getLogger("convoy")
 
@@ -39,8 +36,15 @@ _log = logging.getLogger("convoy")
 class Upgrades:
     """The plans being built for one core."""
 
-    def __init__(self, core: Core, builder: PlanBuilder) -> None:
-        self._core, self._builder = core, builder
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        probe: Callable[[Lane, Callable[[], None]], Awaitable[None]],
+        swap: Callable[[Served, ProvedEngine], Awaitable[bool]],
+        tasks: Tasks,
+    ) -> None:
+        """`probe` runs something in a lane's thread, and `swap` lets an engine take over, as in `Lanes`."""
+        self._builder, self._probe, self._swap, self._tasks = builder, probe, swap, tasks
         self._at_work: set[ModelKey] = set()
         self._building: dict[ModelKey, asyncio.Task[PlanBuild]] = {}
 
@@ -48,7 +52,7 @@ class Upgrades:
         """Build what the version lacks, if it lacks anything; called again, what it has come to lack since."""
         if (served.loaded.wishes or served.loaded.untried) and served.key not in self._at_work:
             self._at_work.add(served.key)
-            self._core.spawn(self._upgrade(served))
+            self._tasks.spawn(self._upgrade(served))
 
     def end(self, served: Served) -> None:
         """The version is withdrawn: others may want the builder, and the device's memory."""
@@ -92,13 +96,12 @@ class Upgrades:
 
     async def _move_to_plan(self, served: Served, wish: PlanWish) -> None:
         """Raises NotProved or JobError."""
-        options = self._core.control.load_options(served.key.model, served.key.version)
-        if options.plan_cache is None:
+        if served.options.plan_cache is None:
             raise NotProved("there is no plan cache")
-        await self._build(served, wish, options.plan_cache)
+        await self._build(served, wish, served.options.plan_cache)
         if served.withdrawn:
             return
-        serves = await self._let_take_over(served, options, lambda job: prove_plan(job, wish))
+        serves = await self._let_take_over(served, lambda job: prove_plan(job, wish))
         if serves is None:
             return
         _fulfilled(served, wish)
@@ -111,11 +114,7 @@ class Upgrades:
             return
         about = f"{untried.variant.file} of {served.key.model} version {served.key.version} on {untried.device.name}"
         try:
-            serves = await self._let_take_over(
-                served,
-                self._core.control.load_options(served.key.model, served.key.version),
-                lambda job: prove_tuned(job, untried),
-            )
+            serves = await self._let_take_over(served, lambda job: prove_tuned(job, untried))
         except (NotProved, JobError) as failure:
             _log.info("ONNX Runtime does not take over with %s: %s", about, failure)
             self._tell(served, refusal("onnxruntime-cuda", untried.device, _in_file(untried.variant.file, failure)))
@@ -124,12 +123,10 @@ class Upgrades:
         else:
             _log.info("%s: %s", about, serves.reason if serves else "it is not served any more")
 
-    async def _let_take_over(
-        self, served: Served, options: LoadOptions, prove: Callable[[GpuJob], ProvedEngine]
-    ) -> ProvedEngine | None:
+    async def _let_take_over(self, served: Served, prove: Callable[[GpuJob], ProvedEngine]) -> ProvedEngine | None:
         """The engine, which serves now; None: the version was withdrawn. Raises NotProved or JobError."""
         # In a thread: every byte of the bundle and of a plan is hashed.
-        proving = asyncio.ensure_future(asyncio.to_thread(lambda: prove(_job(served, options))))
+        proving = asyncio.ensure_future(asyncio.to_thread(lambda: prove(_job(served))))
         try:
             await asyncio.shield(proving)
         except asyncio.CancelledError:  # the core stops, but no thread does: what it opens must be closed
@@ -143,7 +140,7 @@ class Upgrades:
         except BaseException:
             await asyncio.to_thread(proved.engine.close)
             raise
-        return proved if await self._core.swap_engine(served, proved) else None
+        return proved if await self._swap(served, proved) else None
 
     async def _build(self, served: Served, wish: PlanWish, plan_cache: Path) -> None:
         """Return when the plan is there. Raises NotProved when it cannot be built."""
@@ -179,9 +176,7 @@ class Upgrades:
         tables: list[LatencyTable] = []
         try:
             # In the rival's own thread, because that bounds how many are in it at once; its other slots go on.
-            await self._core.scheduler.probe(
-                rival.lane, lambda: tables.extend(measure([rival.proved.engine, proved.engine]))
-            )
+            await self._probe(rival.lane, lambda: tables.extend(measure([rival.proved.engine, proved.engine])))
         except EngineFailure as failure:
             raise NotProved(f"it could not be compared with what serves: {failure}") from failure
         if not is_worthwhile(tables[1]):
@@ -231,9 +226,9 @@ def _next_wish(served: Served, failed: set[tuple[str, PlanKey]]) -> PlanWish | N
     return next((wish for wish in served.loaded.wishes if (wish.device.name, wish.key) not in failed), None)
 
 
-def _job(served: Served, options: LoadOptions) -> GpuJob:
+def _job(served: Served) -> GpuJob:
     """Raises JobError."""
-    bundle = open_bundle(served.loaded.stored.folder)
+    bundle, options = open_bundle(served.loaded.stored.folder), served.options
     return GpuJob(bundle, served.spec.max_batch_size, options.precision, options.machine, options.plan_cache)
 
 

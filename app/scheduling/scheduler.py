@@ -95,6 +95,7 @@ class _LaneEntry:
     jobs: queue.SimpleQueue[Callable[[], None] | None] = field(default_factory=queue.SimpleQueue)
     running: list[Running] = field(default_factory=list)
     jobs_out: int = 0
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # which owns all of this
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # no thread is in the engine
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, or the lane was given up
 
@@ -115,6 +116,12 @@ class _LaneEntry:
             self.idle.set()
             self.ended.set()
 
+    def call_loop(self, callback: Callable[[], None]) -> None:
+        """From a thread of the lane's."""
+        # A lane that hung may come back after the loop has been closed; then there is nobody to tell.
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(callback)
+
 
 class Scheduler:
     """Takes requests, runs them in batches on lanes, and says how each ended, exactly once."""
@@ -124,7 +131,6 @@ class Scheduler:
         self._slab = slab
         self._observer = observer
         self._now_ns = now_ns
-        self._loop = asyncio.get_running_loop()
         self._pending: dict[int, _Pending] = {}
         self._lanes: dict[int, _LaneEntry] = {}
         self._lost: dict[int, _LaneEntry] = {}  # given up with a thread in their engines
@@ -216,7 +222,7 @@ class Scheduler:
     async def probe(self, lane: Lane, job: Callable[[], None]) -> None:
         """Run a job of somebody else's in the lane's thread, as if it were a batch. Raises what it raises."""
         entry = self._lanes[lane.id]
-        finished: asyncio.Future[None] = self._loop.create_future()
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def work() -> None:
             failure: Exception | None = None
@@ -224,7 +230,7 @@ class Scheduler:
                 job()
             except Exception as error:  # told to whoever asked for the probe
                 failure = error
-            self._call_loop(lambda: self._probed(entry, finished, failure))
+            entry.call_loop(lambda: self._probed(entry, finished, failure))
 
         lane.in_flight += 1
         entry.give(work)
@@ -285,7 +291,7 @@ class Scheduler:
         # Once per turn of the loop: requests that came in the same turn share a batch.
         if not self._pump_is_due:
             self._pump_is_due = True
-            self._loop.call_soon(self._pump)
+            asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
         # Still due while it runs: whatever a batch that ran here changes is seen by the next decision.
@@ -323,7 +329,7 @@ class Scheduler:
         if until_ns is not None:
             self._timer_ns = until_ns
             delay_s = max(0, until_ns - self._now_ns()) / SECOND_NS
-            self._timer = self._loop.call_later(delay_s, self._timer_fired)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._timer_fired)
 
     def _timer_fired(self) -> None:
         self._timer = None
@@ -449,7 +455,8 @@ class Scheduler:
         try:
             listener(*args)
         except Exception as error:
-            self._loop.call_exception_handler({"message": f"{listener!r} failed; this is a bug", "exception": error})
+            context = {"message": f"{listener!r} failed; this is a bug", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
     def _free(self, request: Request) -> None:
         self._slab.free(*request.slots)
@@ -470,12 +477,7 @@ class Scheduler:
     def _run(self, entry: _LaneEntry, running: Running) -> None:
         result = _result(entry.run, running.dispatch.requests)
         ended_ns = self._now_ns()
-        self._call_loop(lambda: self._finished(entry, running, result, ended_ns))
-
-    def _call_loop(self, callback: Callable[[], None]) -> None:
-        # A lane that hung may come back after the loop has been closed; then there is nobody to tell.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(callback)
+        entry.call_loop(lambda: self._finished(entry, running, result, ended_ns))
 
 
 def _result(run: Runner, requests: tuple[Request, ...]) -> BatchAnswers | RunFailed:

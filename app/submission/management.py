@@ -17,7 +17,7 @@ from convoy.app.telemetry.observed import Observed, ObservedEngine
 from convoy.models.plans import PlanBuild
 
 
-class ManagedVersion(ServedLike, Observed, Protocol):
+class ManagedVersion(Observed, ServedLike, Protocol):
     """One version that is served, as it is described."""
 
     @property
@@ -71,6 +71,11 @@ class ManagedStore(Protocol):
 class ManagedCore(InferenceCore, Protocol):
     """A core that is begun, described, told what to load, and ended."""
 
+    scheduler: Scheduler
+    metrics: Metrics
+    gpus: GpuWatch
+    max_queue: int  # in samples, of each version
+    started_s: float  # on the monotonic clock
     listeners_opening: int  # ports that will take requests, but do not yet
 
     @property
@@ -80,25 +85,8 @@ class ManagedCore(InferenceCore, Protocol):
     def control(self) -> ManagedStore: ...
 
     @property
-    def scheduler(self) -> Scheduler: ...
-
-    @property
-    def metrics(self) -> Metrics: ...
-
-    @property
-    def gpus(self) -> GpuWatch: ...
-
-    @property
-    def started_s(self) -> float:
-        """On the monotonic clock."""
-
-    @property
     def inflight_bytes(self) -> int:
         """Bytes of memory that requests hold."""
-
-    @property
-    def max_queue(self) -> int:
-        """In samples, of each model."""
 
     @property
     def ready(self) -> bool:

@@ -42,11 +42,8 @@ class ObservedLoad(Protocol):
 class Observed(Protocol):
     """One version, from its first request to its last."""
 
-    @property
-    def key(self) -> ModelKey: ...
-
-    @property
-    def statistics(self) -> ModelStatistics: ...
+    key: ModelKey
+    statistics: ModelStatistics
 
     @property
     def loaded(self) -> ObservedLoad: ...

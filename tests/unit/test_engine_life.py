@@ -52,7 +52,7 @@ def test_locking_the_pages_of_the_requests_memory_holds_up_nobody(tmp_path: Path
         assert slab.keeps_pages, "a page that is given back meanwhile would be another one for the device"
         assert await workshop.ask() > 0
         may_end.set()
-        await workshop.core.swap_engine(workshop.served(), proved(workshop.make("gpu:0")))
+        await workshop.core.lanes.swap(workshop.served(), proved(workshop.make("gpu:0")))
         assert await workshop.ask() > 0
         assert asked == [(asked[0][0], slab.capacity_bytes)], "once"
         assert asked[0][0] is not threading.current_thread()
@@ -70,7 +70,7 @@ def test_a_new_engine_takes_over_and_nobody_notices(workshop: Workshop) -> None:
             await clients.answered_by(old)
             for number in range(5):
                 before, new = workshop.engines[-1], workshop.make("gpu:0")
-                await workshop.core.swap_engine(workshop.served(), proved(new, f"plan {number}"))
+                await workshop.core.lanes.swap(workshop.served(), proved(new, f"plan {number}"))
                 assert before.closed
                 assert listed(workshop) == [("gpu:0", f"plan {number}")]
                 assert workshop.served().first.engine is new
@@ -93,7 +93,7 @@ def test_the_old_engine_finishes_its_batches_while_the_new_one_already_answers(w
         waiting = asyncio.ensure_future(workshop.ask())
         await asyncio.sleep(0)
         new = workshop.make("gpu:0")
-        swap = asyncio.ensure_future(workshop.core.swap_engine(workshop.served(), proved(new)))
+        swap = asyncio.ensure_future(workshop.core.lanes.swap(workshop.served(), proved(new)))
         await until(lambda: workshop.served().first.engine is new)
         assert not old.closed
         old.gate.set()
@@ -112,7 +112,7 @@ def test_only_the_engine_on_the_same_device_leaves(tmp_path: Path) -> None:
         first, second = workshop.engines
         async with Clients(workshop) as clients:
             new = workshop.make("gpu:1")
-            await workshop.core.swap_engine(workshop.served(), proved(new, "plan"))
+            await workshop.core.lanes.swap(workshop.served(), proved(new, "plan"))
             assert (first.closed, second.closed) == (0, 1)
             await asyncio.gather(clients.answered_by(first, 20), clients.answered_by(new, 20))
         assert not clients.failures
@@ -125,10 +125,10 @@ def test_only_the_engine_on_the_same_device_leaves(tmp_path: Path) -> None:
 def test_an_engine_for_a_version_that_has_left_is_closed_unused(workshop: Workshop) -> None:
     async def scenario() -> None:
         served = workshop.served()
-        leaving = workshop.core.take_out_of_service("rows", 1)
+        leaving = workshop.core.lifecycle.take_out_of_service("rows", 1)
         assert leaving is not None
         new = workshop.make("gpu:0")
-        await workshop.core.swap_engine(served, proved(new))
+        await workshop.core.lanes.swap(served, proved(new))
         await leaving
         assert new.closed
 
@@ -142,9 +142,9 @@ def test_a_version_may_leave_while_its_engines_are_swapped(workshop: Workshop) -
         running = asyncio.ensure_future(workshop.ask())
         await until(lambda: old.batches == [1])
         new = workshop.make("gpu:0")
-        swap = asyncio.ensure_future(workshop.core.swap_engine(workshop.served(), proved(new)))
+        swap = asyncio.ensure_future(workshop.core.lanes.swap(workshop.served(), proved(new)))
         await until(lambda: workshop.served().first.engine is new)
-        leaving = workshop.core.take_out_of_service("rows", 1)
+        leaving = workshop.core.lifecycle.take_out_of_service("rows", 1)
         assert leaving is not None
         await asyncio.sleep(0)
         old.gate.set()
@@ -164,7 +164,7 @@ def test_an_old_engine_that_is_lost_while_it_leaves_is_not_replaced(workshop: Wo
         running = asyncio.ensure_future(workshop.ask())
         await until(lambda: old.batches == [1])
         new = workshop.make("gpu:0")
-        swap = asyncio.ensure_future(workshop.core.swap_engine(workshop.served(), proved(new)))
+        swap = asyncio.ensure_future(workshop.core.lanes.swap(workshop.served(), proved(new)))
         await until(lambda: workshop.served().first.engine is new)
         old.failure = EngineFailure("it breaks at last", Blast.ENGINE)
         old.gate.set()
@@ -352,7 +352,7 @@ def test_every_engine_of_a_version_is_closed_when_it_leaves(tmp_path: Path, engi
     workshop = Workshop(tmp_path, devices=tuple(f"gpu:{number}" for number in range(engine_count)))
 
     async def scenario() -> None:
-        leaving = workshop.core.take_out_of_service("rows", 1)
+        leaving = workshop.core.lifecycle.take_out_of_service("rows", 1)
         assert leaving is not None
         await leaving
         engines: list[WatchedEngine] = workshop.engines

@@ -221,7 +221,7 @@ def play(workshop: Workshop, scene: Scene, **options: Any) -> None:
         )
         house.pool.close()
         for served in workshop.core.catalog.served():
-            leaving = workshop.core.take_out_of_service(served.key.model, served.key.version)
+            leaving = workshop.core.lifecycle.take_out_of_service(served.key.model, served.key.version)
             assert leaving is not None
             await leaving
 
@@ -688,7 +688,7 @@ def test_a_refusal_does_not_end_the_repetition(workshop: Workshop) -> None:
 def test_what_a_version_meant_is_not_repeated_after_its_end(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
         connection, parser = await repeating(house)
-        leaving = workshop.core.take_out_of_service("rows", 1)
+        leaving = workshop.core.lifecycle.take_out_of_service("rows", 1)
         assert leaving is not None
         await leaving
         assert (await connection.ask(rows(1.0))).status == 404
@@ -1006,7 +1006,7 @@ def test_without_room_the_usual_way_says_so(workshop: Workshop) -> None:
 def test_what_was_learned_of_a_version_is_forgotten_with_it(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
         connection = await house.taught()
-        leaving = workshop.core.take_out_of_service("rows", 1)
+        leaving = workshop.core.lifecycle.take_out_of_service("rows", 1)
         assert leaving is not None
         await leaving
         reply = await connection.ask(rows(1.0))
@@ -1019,7 +1019,7 @@ def test_a_version_that_leaves_while_it_answers_teaches_nothing(workshop: Worksh
     async def scene(house: House, workshop: Workshop) -> None:
         connection, gate = house.connect(), held(workshop)
         await running(workshop, connection, rows(1.0))
-        leaving = workshop.core.take_out_of_service("rows", 1)
+        leaving = workshop.core.lifecycle.take_out_of_service("rows", 1)
         assert leaving is not None
         gate.set()
         assert shift((await connection.reply())[0]) == 101.0
@@ -1033,7 +1033,7 @@ def test_a_version_that_leaves_while_it_answers_teaches_nothing(workshop: Worksh
 def test_a_version_that_leaves_waits_for_those_on_the_short_way(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
         gate, connections = await busy(house, workshop)
-        leaving = workshop.core.take_out_of_service("rows", 1)
+        leaving = workshop.core.lifecycle.take_out_of_service("rows", 1)
         assert leaving is not None
         assert (await house.connect().ask(rows(1.0))).status == 404
         assert not leaving.done()

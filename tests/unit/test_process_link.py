@@ -155,7 +155,7 @@ def test_a_version_stays_loaded_until_the_edge_needs_it_no_more(tmp_path: Path) 
         engine.gate = gate = threading.Event()
         asking = asyncio.ensure_future(link.ask(1.0))
         await until(lambda: any(link.core.scheduler.running()))
-        link.core.take_out_of_service("rows", 1)
+        link.core.lifecycle.take_out_of_service("rows", 1)
         await link.core.catalog.until_known()
         assert not _finds(link.edge)
         assert not engine.closed

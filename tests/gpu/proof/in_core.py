@@ -80,7 +80,7 @@ class CoreBench:
     """One core with nothing loaded, which engines enter and leave."""
 
     def __init__(self, store: Path, capacity_bytes: int) -> None:
-        load = LoadOptions("auto", threads=1, max_batch=None)
+        self._load_options = load = LoadOptions("auto", threads=1, max_batch=None)
         control = ControlOptions(mode="explicit")
         self._core = Core(CoreOptions(store, load, control, max_queue=1 << 16, max_inflight_bytes=capacity_bytes))
         self._versions = count(1)
@@ -106,7 +106,7 @@ class CoreBench:
             self._fill_slab()
             answered, began_ns = await self._load(served, setting, request_samples, effort)
         finally:
-            leaving = self._core.take_out_of_service(served.key.model, served.key.version)
+            leaving = self._core.lifecycle.take_out_of_service(served.key.model, served.key.version)
             if leaving is not None:
                 await leaving
         return _row(setting, request_samples, answered, began_ns)
@@ -128,7 +128,8 @@ class CoreBench:
         proved = ProvedEngine(Borrowed(engine), CanaryCheck.of_first_answer(engine), latency, "a proof", "proof")
         stored = StoredVersion(name, version, self._store / name / str(version))
         own = replace(spec, max_batch_size=batch_size)
-        self._core.put_into_service(LoadedModel(stored, own, (proved,), (), 0.0))
+        loaded = LoadedModel(stored, own, (proved,), (), 0.0)
+        self._core.lifecycle.put_into_service(loaded, self._load_options)
         return self._core.catalog.find(name, version)
 
     async def _load(

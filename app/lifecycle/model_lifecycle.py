@@ -1,0 +1,86 @@
+"""How a version comes into service, is withdrawn, and runs dry.
+
+Knows what a version has in the catalog, in the scheduler and in the metrics. Loads nothing; how engines come and leave
+is known to `convoy.app.lifecycle.lanes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from itertools import count
+
+from convoy.app.lifecycle.catalog import Catalog, Served
+from convoy.app.lifecycle.lanes import Lanes
+from convoy.app.lifecycle.tasks import Tasks
+from convoy.app.lifecycle.upgrades import Upgrades
+from convoy.app.loading.load import LoadedModel, LoadOptions
+from convoy.app.scheduling.request import ModelKey
+from convoy.app.scheduling.scheduler import Scheduler
+from convoy.app.telemetry.metrics import Metrics
+from convoy.app.telemetry.tally import Tally
+
+_log = logging.getLogger("convoy")
+
+
+class ModelLifecycle:
+    """The versions of one core. Of each, `max_queue` samples may wait."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        scheduler: Scheduler,
+        lanes: Lanes,
+        upgrades: Upgrades,
+        metrics: Metrics,
+        tally: Tally,
+        tasks: Tasks,
+        max_queue: int,
+    ) -> None:
+        self._catalog, self._scheduler, self._lanes, self._upgrades = catalog, scheduler, lanes, upgrades
+        self._metrics, self._tally, self._tasks, self._max_queue = metrics, tally, tasks, max_queue
+        self._generations = count(1)
+
+    def put_into_service(self, loaded: LoadedModel, options: LoadOptions) -> None:
+        """Let requests find engines that have proved themselves; what they replace answers the rest of its own."""
+        stored = loaded.stored
+        served = Served(ModelKey(stored.name, stored.version, next(self._generations)), loaded, options)
+        before = self._catalog.add(served)
+        if before is not None:
+            served.statistics = before.statistics  # readers difference them, so they never begin anew
+            self._retire(before)
+        limit = max(1, loaded.spec.max_batch_size)
+        self._scheduler.add_queue(served.key, max_batch=limit, max_waiting=self._max_queue)
+        for proved in loaded.engines:
+            self._lanes.open(served, proved)
+        self._metrics.watch_model(served, lambda: self._scheduler.waiting_samples(served.key))
+        self._upgrades.begin(served)
+
+    def take_out_of_service(self, name: str, version: int) -> asyncio.Task[None] | None:
+        """Let no new request find a version; the task ends when its engine is closed. None: it is not served."""
+        served = self._catalog.withdraw(name, version)
+        return None if served is None else self._retire(served)
+
+    async def close(self) -> None:
+        """Give the memory of all engines back, but of versions that still run something."""
+        for served in self._catalog.all_live():
+            if not any(one.lane.in_flight for one in served.lanes):
+                await self._lanes.close_all(served)
+
+    def _retire(self, served: Served) -> asyncio.Task[None]:
+        self._upgrades.end(served)
+        self._lanes.unlist(served)
+        return self._tasks.spawn(self._run_dry(served))
+
+    async def _run_dry(self, served: Served) -> None:
+        """Wait for the last request that has found it, then give the engines' memory back."""
+        await served.until_unused()
+        await self._lanes.close_all(served)
+        self._scheduler.remove_queue(served.key, "the model was unloaded")
+        self._tally.count()
+        self._catalog.forget(served)
+        self._metrics.forget_meters(served)
+        place = served.key.model, served.key.version
+        if not any((other.key.model, other.key.version) == place for other in self._catalog.all_live()):
+            self._metrics.forget_model(served)
+        _log.info("unloaded %s version %d", *place)

@@ -1,0 +1,50 @@
+"""What the scheduler reports of batches and requests, written down: in statistics, in metrics, and at the lane."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from convoy.app.lifecycle.catalog import Catalog
+from convoy.app.scheduling.policy import Dispatch
+from convoy.app.scheduling.queues import Lane
+from convoy.app.scheduling.request import BatchAnswers, Done, ModelKey, Outcome
+from convoy.app.scheduling.scheduler import Reach
+from convoy.app.telemetry.metrics import Metrics
+
+_log = logging.getLogger("convoy")
+# Of the statistics' failures; what is not here is the model's or its engine's.
+_FAILURES = {Outcome.EXPIRED: "REJECTED", Outcome.HOPELESS: "REJECTED", Outcome.STOPPED: "CANCELED"}
+
+
+class Reports:
+    """An `Observer` of the scheduler. `on_lane_lost` hears of lost lanes, which is more than is written down."""
+
+    def __init__(
+        self, catalog: Catalog, metrics: Metrics, on_lane_lost: Callable[[ModelKey, Lane, str, Reach], None]
+    ) -> None:
+        self._catalog, self._metrics, self.lane_lost = catalog, metrics, on_lane_lost
+
+    def batch_ran(self, dispatch: Dispatch, answers: BatchAnswers, done: list[Done]) -> None:
+        served = self._catalog.live(dispatch.key)
+        now_ns = time.monotonic_ns()
+        if (lane := served.lane_of(dispatch.lane)) is not None:
+            lane.last_success_ns = now_ns
+        samples, queued_ns = dispatch.samples, [one.queue_ns for one in done]
+        total_ns = len(done) * now_ns - sum([one.request.arrival_ns for one in done])
+        served.statistics.record_batch(samples, answers.times, total_ns, queued_ns)
+        self._metrics.of(served).batch_ran(samples, dispatch.lane.padded(samples), answers.times, queued_ns)
+
+    def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
+        key = dispatch.key
+        if (lane := self._catalog.live(key).lane_of(dispatch.lane)) is not None:
+            lane.last_failure_ns = time.monotonic_ns()
+        _log.warning("a batch of %d for %s version %d failed: %s", dispatch.samples, key.model, key.version, reason)
+
+    def request_failed(self, done: Done) -> None:
+        failure = _FAILURES.get(done.outcome, "BACKEND")
+        served = self._catalog.live(done.request.key)
+        served.statistics.record_failure(failure, time.monotonic_ns() - done.request.arrival_ns)
+        if failure == "REJECTED":
+            self._metrics.rejected(done.outcome.value)
