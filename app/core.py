@@ -92,9 +92,8 @@ class Core(Reception):
         self.metrics = metrics = Metrics(VERSION)
         self.tally = Tally(metrics, catalog.live)
         self.gpus = GpuWatch(gpus)
-        self.scheduler = scheduler = Scheduler(
-            self.slab, Reports(catalog, metrics, lambda *lost: self.lanes.lost(*lost))
-        )
+        reports = Reports(catalog, metrics, on_lane_lost=lambda *lost: self.lanes.lost(*lost))
+        self.scheduler = scheduler = Scheduler(self.slab, reports)
         self.lanes = Lanes(
             *(catalog, scheduler, self.slab, tasks, load_version, options.health.replace_within_s),
             on_replaced=lambda served: self.upgrades.begin(served),
