@@ -11,6 +11,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # A GPU machine gets what can use it; the two builds of ONNX Runtime are one package and exclude each other.
 RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu,rtx || echo cpu)
+# Side by side, a file of tests after the other in each process; the slow ones come first.
+PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: serve test test-long test-all check wheel image-test oracle campaign demo bench simulate peers ceiling zoo-table clean
@@ -19,11 +21,11 @@ serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu and not image and not long"
+	$(PYTEST) -m "not gpu and not image and not long"
 
-# What is long by nature: crowds of leavers, the compiled form, whole exports. An hour has to be enough for both.
+# What is long by nature: crowds of leavers, the compiled form, wheels, whole exports, training over seeds.
 test-long: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "long and not gpu and not image"
+	$(PYTEST) -m "long and not gpu and not image"
 
 test-all: test test-long
 
@@ -31,7 +33,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not gpu and not slow and not image and not long"
+	$(PYTEST) -m "not gpu and not slow and not image and not long"
 
 # The sdist and, compiled from it, the wheel, in dist/; tried in a bare environment, and inside a project of a user's.
 wheel: $(VENV)/.dev

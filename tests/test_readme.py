@@ -68,7 +68,7 @@ def test_every_option_in_the_documents_is_real(command: str) -> None:
     assert [option for option in options if option not in help_text] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)  # it trains
 def test_the_readmes_way_from_training_to_a_store_works(tmp_path: Path) -> None:
     steps = [line for line in commands(ROOT / "README.md") if line.startswith(".venv/bin/convoy")]

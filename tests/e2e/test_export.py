@@ -197,7 +197,7 @@ def test_what_is_wrong_with_a_users_network_is_one_line(repository, source, word
     assert not (repository.parent / "store").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchvision_with_weights_of_another_shape_or_kind(tmp_path):
     import torch
     import torchvision

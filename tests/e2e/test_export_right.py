@@ -181,6 +181,7 @@ def export_digits(weights: Path, *options: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_shifted_labels_are_named_and_force_is_seen_wherever_the_model_is(digits):
     labels = digits.parent / "labels.txt"
     labels.write_text("\n".join("1234567890") + "\n")

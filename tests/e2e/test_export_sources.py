@@ -91,7 +91,14 @@ def answers(bundle: Bundle, images: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "squeezenet1_1", "efficientnet_b0", "swin_t"]
+    "name",
+    [
+        *("resnet18", "squeezenet1_1"),
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("mobilenet_v3_small", "shufflenet_v2_x0_5", "efficientnet_b0", "swin_t")
+        ),
+    ],
 )
 def test_six_families_equal_torch_at_every_batch_size(tmp_path, name):
     image = ImageSpec(
@@ -139,6 +146,7 @@ def test_torchvision_says_how_its_weights_want_their_images():
         ask(Inquiry("torchvision", "resnet_50"))
 
 
+@pytest.mark.long
 def test_published_weights_bring_their_preprocessing_and_labels(tmp_path, monkeypatch):
     import torch
     from torchvision import models

@@ -92,7 +92,7 @@ def test_every_operation_answers_as_documented(server: FakeServer) -> None:
     assert explore(server, examples=8) >= 30
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_operation_answers_as_documented_for_long(server: FakeServer) -> None:
     assert explore(server, examples=150) >= 30

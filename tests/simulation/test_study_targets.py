@@ -56,7 +56,7 @@ def test_a_light_model_beside_a_saturated_one_keeps_most_of_its_goodput(kappa: f
     assert in_time >= 0.6 * len(arrived_ns)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nobody_is_better(tmp_path: Path) -> None:
     chosen = [
         Scenario(Device(1.0), 3),

@@ -218,8 +218,8 @@ def test_distortion_keeps_shape_range_and_seed() -> None:
     assert one.max() <= 1
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_the_digits_are_learned_to_98_5_percent_over_five_seeds(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
