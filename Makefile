@@ -95,5 +95,5 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(PIP_INSTALL) --editable '.[$(RUNTIME),rtx,export,dev]'
+	$(PIP_INSTALL) --editable '.[$(RUNTIME),openvino,rtx,export,dev]'
 	touch $@

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from convoy.app.core import CoreOptions
@@ -20,7 +20,8 @@ from convoy.app.edge.http.own_pages import host_name, is_loopback
 from convoy.app.edge_count import MOST_EDGES, EdgeCount, choose_edges, has_gpu_driver
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.machine import CPU_ONLY, find_machine
-from convoy.app.engines.select import EngineChoice, PrecisionChoice
+from convoy.app.engines.select import PrecisionChoice
+from convoy.app.engines.table import AUTO, CHOICES
 from convoy.app.lifecycle.control import EVERYTHING, ControlMode, ControlOptions
 from convoy.app.loading.load import DEFAULT_LIMIT_S, LoadOptions
 from convoy.app.submission.listing import Policy
@@ -41,9 +42,7 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
     address_file: str = Field("", description="File to write the HTTP URL to, once the server listens.")
     grpc_port: int = Field(8001, ge=-1, le=65535, description="gRPC port; 0 takes a free one, -1 leaves gRPC out.")
-    engine: EngineChoice = Field(
-        "auto", description="Which engine may serve, such as rtx or cpu: that one, or a clear failure."
-    )
+    engine: str = Field(AUTO, description="Which engine may serve, such as rtx or cpu: that one, or a clear failure.")
     precision: PrecisionChoice = Field("auto", description="Which variant of a bundle serves.")
     plan_cache: Path | None = Field(
         None, description="Folder of TensorRT plans and tunings; by default convoy/ in the user's cache folder."
@@ -74,6 +73,13 @@ class Settings(BaseSettings):
     # A line for each request costs a fifth of a small one; the statistics tell of those that went well.
     access_log: Literal["all", "errors", "off"] = Field("errors", description="errors: errors and slow requests.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+
+    @field_validator("engine")
+    @classmethod
+    def _is_in_the_table(cls, engine: str) -> str:
+        if engine not in CHOICES:
+            raise ValueError(f"choose from {', '.join(CHOICES)}")
+        return engine
 
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from convoy.app.engines.cuda.engine import bucket_sizes
 from convoy.app.engines.plan_builder import BuildLimits, BuildOrder, PlanBuilder
-from convoy.app.engines.select import fits_gpu
+from convoy.app.engines.table import row_named
 from convoy.app.engines.tensorrt_library import RTX, TensorRt
 from convoy.export.progress import Progress
 from convoy.models.bundle import BuilderVerdict, Precision, Variant
@@ -83,7 +83,7 @@ def accepted(
     """
     if installed_version(RTX) is None:
         return tuple(variants)
-    wanted = [variant for variant in variants if fits_gpu(variant, "tensorrt")]
+    wanted = [variant for variant in variants if row_named("tensorrt").takes(variant)]
     judged: dict[str, Variant] = {}
     with progress.step("build with TensorRT", len(wanted)) as step:
         for variant in wanted:

@@ -16,7 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from convoy.app.engines.select import fits_gpu
+from convoy.app.engines.table import row_named
 from convoy.app.engines.tensorrt_library import LIBRARIES, RTX, TensorRt, find_builder
 from convoy.export.ahead import AheadJob, build_ahead, installed_version, targets_for
 from convoy.export.tensorrt.library import check_targets, find_gpu
@@ -99,7 +99,7 @@ def _newest(options: BuildAheadOptions) -> Bundle:
 
 def _chosen(bundle: Bundle, precisions: str | None) -> tuple[list[Variant], list[str]]:
     """The variants to build, and what should be said of them. Raises UsageError for a precision that there is not."""
-    fitting = [variant for variant in bundle.manifest.variants if fits_gpu(variant, "tensorrt")]
+    fitting = [variant for variant in bundle.manifest.variants if row_named("tensorrt").takes(variant)]
     if precisions is not None:
         asked = [part.strip() for part in precisions.split(",")]
         have = sorted({variant.precision for variant in fitting})

@@ -17,13 +17,14 @@ from convoy.app.commands.plan_inventory import PlanInventory, take_inventory
 from convoy.app.engines import cpu
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.machine import Machine, find_machine
-from convoy.app.engines.select import Availability, availabilities
+from convoy.app.engines.table import Availability, availabilities
 from convoy.app.engines.tensorrt_library import LIBRARIES, BuilderFound, find_builder
 from convoy.app.version import VERSION, is_compiled
 
 _LIBRARIES = (
-    *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "tensorrt"),
+    *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "openvino"),
     *(
+        "tensorrt",
         "tensorrt-cu13",
         "tensorrt-rtx",
         "cuda-python",

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from convoy.app.engines.base import EngineFailure
-from convoy.app.engines.onnxruntime import Signature, open_session
+from convoy.app.engines.onnxruntime import open_session
+from convoy.app.engines.signature import Signature
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import as_numbers, random_values
 

@@ -9,8 +9,9 @@ import contextlib
 import importlib
 import io
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from convoy.app.engines.cuda.code import codes_of, has_code, in_words
 from convoy.app.engines.cuda.device import Device, open_devices
 from convoy.app.engines.cuda.driver import CudaUnavailable
 from convoy.app.engines.onnxruntime_cuda import PROVIDER
+from convoy.app.engines.openvino import load_openvino
 from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt, load_tensorrt
 from convoy.models.errors import JobError
 
@@ -47,6 +49,7 @@ class Machine:
     tensorrt: Library = field(default=_NO_LIBRARY)
     onnxruntime: Library = field(default=_NO_LIBRARY)
     rtx: Library = field(default=_NO_LIBRARY)
+    openvino: Library = field(default=Library(None, "OpenVINO was not asked for"))
 
     def runs(self, library: TensorRt) -> Library:
         """What runs the plans of a library."""
@@ -75,13 +78,14 @@ def find_machine() -> Machine:
     try:
         gpus = open_devices()
     except CudaUnavailable as reason:
-        return Machine(no_gpu=str(reason))
-    return Machine(gpus, "", _find_tensorrt(TENSORRT), _find_onnxruntime(), _find_tensorrt(RTX))
+        return Machine(no_gpu=str(reason), openvino=_found(load_openvino))
+    found = {library: _found(partial(load_tensorrt, library, tensorrt.NEEDED)) for library in (TENSORRT, RTX)}
+    return Machine(gpus, "", found[TENSORRT], _find_onnxruntime(), found[RTX], _found(load_openvino))
 
 
-def _find_tensorrt(library: TensorRt) -> Library:
+def _found(load: Callable[[], Any]) -> Library:
     try:
-        return Library(load_tensorrt(library, tensorrt.NEEDED))
+        return Library(load())
     except JobError as error:
         return Library(None, str(error))
 

@@ -1,6 +1,5 @@
-"""A batch's tensors on their way into and out of ONNX Runtime.
+"""A batch's tensors as ONNX Runtime names, types and binds them.
 
-Tensors of numbers are gathered into memory that is bound to the session and never moves while it fits.
 Strings cannot be bound: ONNX Runtime takes them as Python objects, UTF-8 only.
 """
 
@@ -14,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.engines.base import EngineFailure, Part
-from convoy.app.engines.delivery import Landed
+from convoy.app.engines.staged import Staging
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
-from convoy.models.tensors import unpack
 
 _OIP_BY_ORT_TYPE = {
     "tensor(bool)": "BOOL",
@@ -54,52 +51,6 @@ def has_strings(model: Path, tensors: Sequence[TensorSpec]) -> bool:
         # The one cannot be bound, the other comes no other way.
         raise BundleError(f"{model}: has tensors of BYTES and of BF16, which cannot be served together; use FP32")
     return "BYTES" in dtypes
-
-
-class Staging:
-    """Memory for one tensor of a batch. Grows when a larger shape than ever comes, and never shrinks."""
-
-    def __init__(self, spec: TensorSpec, capacity_bytes: int) -> None:
-        self.spec = spec
-        self.is_strings = spec.is_strings
-        self.memory = np.zeros(capacity_bytes, np.uint8)
-        self.view = self.memory.data
-        self._strings: list[str] = []
-
-    def ensure(self, nbytes: int) -> bool:
-        """Whether the memory moved, so that bindings to it are void."""
-        if nbytes <= len(self.memory):
-            return False
-        self.memory = np.zeros(nbytes, np.uint8)
-        self.view = self.memory.data
-        return True
-
-    def clear(self, shape: tuple[int, ...]) -> None:
-        """Zeros, or empty strings, for a run that nobody asked for."""
-        if not self.is_strings:
-            self.memory[: math.prod(shape) * self.spec.numpy_dtype.itemsize] = 0
-        self._strings = [""] * math.prod(shape)
-
-    def take_strings(self, parts: Sequence[Part], index: int) -> None:
-        """The batch's strings. Raises EngineFailure where there are none in these bytes, or none of UTF-8."""
-        try:
-            self._strings = [element.decode() for part in parts for element in unpack(part.inputs[index])]
-        except ValueError as error:
-            raise EngineFailure(f"input '{self.spec.name}' cannot be read as strings: {error}") from error
-
-    def array(self, shape: tuple[int, ...]) -> np.ndarray:
-        """What lies here, as an array of the tensor's dtype."""
-        if self.is_strings:
-            strings = np.empty(len(self._strings), object)
-            strings[:] = self._strings
-            return strings.reshape(shape)
-        nbytes = math.prod(shape) * self.spec.numpy_dtype.itemsize
-        return self.memory[:nbytes].view(self.spec.numpy_dtype).reshape(shape)
-
-    def landed(self, shape: tuple[int, ...]) -> Landed:
-        """The same as an output of a run, for as long as the memory does not move. Not for strings."""
-        array = self.array(shape)
-        return Landed(array, self.view[: array.nbytes])
 
 
 def bind_input(binding: Any, staging: Staging, shape: tuple[int, ...]) -> None:

@@ -1,16 +1,11 @@
 """ONNX Runtime on the CPU.
 
-Inputs are gathered into staging buffers that are allocated once, bound once per batch size, and run in
-place; outputs of known size land in buffers of the same kind. After warm-up a batch allocates no tensor,
-except for outputs whose size only the run can tell, and for models with strings, which cannot be bound.
+The staging buffers are bound once per batch size and run in place. After warm-up a batch allocates no tensor, except
+for outputs whose size only the run can tell, and for models with strings, which cannot be bound.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,27 +13,17 @@ import numpy as np
 import onnxruntime as ort
 
 from convoy.app.engines import cpu
-from convoy.app.engines.base import Engine, EngineFailure, EngineInfo, Part, RunResult
-from convoy.app.engines.delivery import Landed, scatter
-from convoy.app.engines.memory import Growth, check_batch
-from convoy.app.engines.onnx_tensors import Staging, bind_input, bind_output, has_strings, tensor_spec, unbound_array
+from convoy.app.engines.base import EngineFailure, EngineInfo
+from convoy.app.engines.delivery import Landed
+from convoy.app.engines.memory import check_batch
+from convoy.app.engines.onnx_tensors import bind_input, bind_output, has_strings, tensor_spec, unbound_array
+from convoy.app.engines.signature import Signature, check_names
+from convoy.app.engines.staged import MOST_SHAPES, Shapes, StagedEngine, Staging
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 
 LIBRARY = f"onnxruntime {ort.__version__}"
-Shapes = tuple[tuple[int, ...], ...]
-
-# So many shape combinations keep their binding; models with free shapes must not collect them for ever.
-_MAX_BINDINGS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """A graph's tensors as the file declares them: whole shapes, -1 for every size that is not fixed."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
 
 
 class _Bound(NamedTuple):
@@ -48,15 +33,13 @@ class _Bound(NamedTuple):
     outputs: list[Landed] | None
 
 
-class OnnxRuntimeCpuEngine(Engine):
+class OnnxRuntimeCpuEngine(StagedEngine):
     """One ONNX file in one session with `threads` intra-op threads, spinning off.
 
-    `inputs` and `outputs` give per-sample shapes when `max_batch_size` is at least 1, whole shapes when
-    it is 0, as in `ModelSpec`. Raises BundleError when the file cannot be loaded, or a batch has no room in memory.
+    Raises BundleError when the file cannot be loaded, or a batch has no room in memory.
     """
 
     text_only = True
-    computes_in_caller = True
 
     def __init__(
         self,
@@ -68,76 +51,30 @@ class OnnxRuntimeCpuEngine(Engine):
         precision: Precision,
         threads: int,
     ) -> None:
-        self.inputs, self.outputs = inputs, outputs
         self.batched = max_batch_size > 0
         check_batch(inputs, outputs, max_batch_size)
         self._session = open_session(model, threads)
         check_names(model, read_signature(self._session, model), inputs, outputs)
         self._has_strings = has_strings(model, (*inputs, *outputs))
-        largest = max(1, max_batch_size)
-        self.info = EngineInfo(
+        self._bindings: dict[Shapes, _Bound] = {}
+        info = EngineInfo(
             engine="onnxruntime-cpu",
             precision=precision,
             device="cpu",
             device_fingerprint=cpu.fingerprint(threads, LIBRARY),
             library=LIBRARY,
-            batch_sizes=tuple(range(1, largest + 1)),
+            batch_sizes=tuple(range(1, max(1, max_batch_size) + 1)),
         )
-        self._staging_in = [Staging(spec, largest * (spec.sample_bytes or 0)) for spec in inputs]
-        self._staging_out = [Staging(spec, largest * (spec.sample_bytes or 0)) for spec in outputs]
-        self._bindings: dict[Shapes, _Bound] = {}
-
-    def warm_up(self) -> None:
-        for samples in Growth(self.info.batch_sizes[-1]).sizes():
-            shapes = tuple(self._whole_shape(spec, samples) for spec in self.inputs)
-            for staging, shape in zip(self._staging_in, shapes, strict=True):
-                self._make_room(staging, math.prod(shape) * staging.spec.numpy_dtype.itemsize)
-                staging.clear(shape)
-            self._execute(shapes, samples)
-
-    def run(self, parts: Sequence[Part]) -> RunResult:
-        started_ns = time.monotonic_ns()
-        samples = sum([part.samples for part in parts])
-        shapes = parts[0].shapes  # all parts agree but in the first dimension
-        if self.batched:
-            # Through a list: a tuple made of a generator leaves its interpreter one more spare tuple each time.
-            shapes = tuple([(samples, *shape[1:]) for shape in shapes])
-        self._gather(parts)
-        gathered_ns = time.monotonic_ns()
-        landed = self._execute(shapes, samples)
-        computed_ns = time.monotonic_ns()
-        outputs = scatter(parts, landed, batched=self.batched)
-        return RunResult(
-            outputs=outputs,
-            copy_in_ns=gathered_ns - started_ns,
-            compute_ns=computed_ns - gathered_ns,
-            copy_out_ns=time.monotonic_ns() - computed_ns,
-        )
+        self._stage(inputs, outputs, info)
 
     def close(self) -> None:
-        self._bindings.clear()
+        super().close()
         self._session = None
-        self._staging_in, self._staging_out = [], []
 
-    def _gather(self, parts: Sequence[Part]) -> None:
-        for index, staging in enumerate(self._staging_in):
-            if staging.is_strings:
-                staging.take_strings(parts, index)
-                continue
-            sources = [part.inputs[index] for part in parts]
-            self._make_room(staging, sum([source.nbytes for source in sources]))
-            view, offset = staging.view, 0
-            for source in sources:
-                end = offset + source.nbytes
-                view[offset:end] = source
-                offset = end
-
-    def _make_room(self, staging: Staging, nbytes: int) -> None:
-        if staging.ensure(nbytes):
-            self._bindings.clear()  # they point to where the memory was
+    def _forget(self) -> None:
+        self._bindings.clear()
 
     def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
-        """Run what lies in the staging buffers; returns outputs in buffers that the next run reuses."""
         if self._has_strings:
             return self._execute_unbound(shapes)
         bound = self._bindings.get(shapes)
@@ -171,7 +108,7 @@ class OnnxRuntimeCpuEngine(Engine):
         return staging.landed(self._whole_shape(staging.spec, samples))
 
     def _bind(self, shapes: Shapes, samples: int) -> _Bound:
-        if len(self._bindings) >= _MAX_BINDINGS:
+        if len(self._bindings) >= MOST_SHAPES:
             self._bindings.clear()
         binding = self._session.io_binding()
         try:
@@ -197,11 +134,6 @@ class OnnxRuntimeCpuEngine(Engine):
         except Exception as error:
             raise EngineFailure(first_line(error)) from error
 
-    def _whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
-        # A free size is warmed up as 1; the run itself takes it from the request.
-        fixed = tuple(1 if size < 0 else size for size in spec.shape)
-        return (samples, *fixed) if self.batched else fixed
-
 
 def open_session(model: Path, threads: int, *, quiet: bool = False) -> Any:
     """A CPU session for an ONNX file; a `quiet` one does not log what fails in it. Raises BundleError."""
@@ -223,16 +155,6 @@ def read_signature(session: Any, model: Path) -> Signature:
         tuple(tensor_spec(node, model) for node in session.get_inputs()),
         tuple(tensor_spec(node, model) for node in session.get_outputs()),
     )
-
-
-def check_names(model: Path, have: Signature, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-    """Whether the file has the tensors that the specification promises. Raises BundleError."""
-    for ours, theirs in ((inputs, have.inputs), (outputs, have.outputs)):
-        if [(t.name, t.dtype) for t in ours] != [(t.name, t.dtype) for t in theirs]:
-            raise BundleError(
-                f"{model}: the specification says {[(t.name, t.dtype) for t in ours]}, "
-                f"the file has {[(t.name, t.dtype) for t in theirs]}; export the model again"
-            )
 
 
 def first_line(error: Exception) -> str:

@@ -27,7 +27,8 @@ from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle
 from convoy.app.engines.cuda.engine import SLOTS, CudaEngine
 from convoy.app.engines.cuda.slots import Slot
 from convoy.app.engines.onnx_tensors import element_type
-from convoy.app.engines.onnxruntime import check_names, first_line, read_signature
+from convoy.app.engines.onnxruntime import first_line, read_signature
+from convoy.app.engines.signature import check_names
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError
 from convoy.models.onnx_nodes import SIZE_READERS, has_half_weights, read_nodes

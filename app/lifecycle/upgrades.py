@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from convoy.app.engines.base import EngineFailure
+from convoy.app.engines.jobs import Job, NotProved, PlanWish, Untried, refusal
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.engines.speedup import is_worthwhile
 from convoy.app.engines.tensorrt_library import library_named
 from convoy.app.lifecycle.catalog import Served, ServedLane
 from convoy.app.lifecycle.tasks import Tasks
-from convoy.app.loading.gpu_jobs import GpuJob, PlanWish, Untried, refusal
-from convoy.app.loading.gpus import prove_plan, prove_tuned, still_refused
-from convoy.app.loading.proving import NotProved, ProvedEngine, measure
+from convoy.app.loading.later import prove_plan, prove_tuned, still_refused
+from convoy.app.loading.proving import ProvedEngine, measure
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
 from convoy.models.bundle import LatencyTable, open_bundle
@@ -117,13 +117,15 @@ class Upgrades:
             serves = await self._let_take_over(served, lambda job: prove_tuned(job, untried))
         except (NotProved, JobError) as failure:
             _log.info("ONNX Runtime does not take over with %s: %s", about, failure)
-            self._tell(served, refusal("onnxruntime-cuda", untried.device, _in_file(untried.variant.file, failure)))
+            self._tell(
+                served, refusal("onnxruntime-cuda", untried.device.name, _in_file(untried.variant.file, failure))
+            )
         except Exception:  # a bug, here or in a library
             _log.exception("tuning %s failed; this is a bug", about)
         else:
             _log.info("%s: %s", about, serves.reason if serves else "it is not served any more")
 
-    async def _let_take_over(self, served: Served, prove: Callable[[GpuJob], ProvedEngine]) -> ProvedEngine | None:
+    async def _let_take_over(self, served: Served, prove: Callable[[Job], ProvedEngine]) -> ProvedEngine | None:
         """The engine, which serves now; None: the version was withdrawn. Raises NotProved or JobError."""
         # In a thread: every byte of the bundle and of a plan is hashed.
         proving = asyncio.ensure_future(asyncio.to_thread(lambda: prove(_job(served))))
@@ -187,7 +189,7 @@ class Upgrades:
         """The version is served as before, and whoever looks is told why."""
         build = served.plan_build or PlanBuild("failed", file=wish.variant.file)
         served.plan_build = replace(build, reason=reason)
-        told = refusal(wish.library, wish.device, _in_file(wish.variant.file, reason))
+        told = refusal(wish.library, wish.device.name, _in_file(wish.variant.file, reason))
         served.loaded = replace(served.loaded, skipped=still_refused(served.loaded.skipped, wish))
         self._tell(served, told)
         _log.warning("%s version %d is served as before: %s", served.key.model, served.key.version, told)
@@ -226,10 +228,10 @@ def _next_wish(served: Served, failed: set[tuple[str, PlanKey]]) -> PlanWish | N
     return next((wish for wish in served.loaded.wishes if (wish.device.name, wish.key) not in failed), None)
 
 
-def _job(served: Served) -> GpuJob:
+def _job(served: Served) -> Job:
     """Raises JobError."""
     bundle, options = open_bundle(served.loaded.stored.folder), served.options
-    return GpuJob(bundle, served.spec.max_batch_size, options.precision, options.machine, options.plan_cache)
+    return Job.of_bundle(bundle, served.spec.max_batch_size, options.precision, options.machine, options.plan_cache)
 
 
 def _competes(one: ServedLane, proved: ProvedEngine) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 
 from convoy.app.engines.batching import PROOF_ROWS, objection_to_batching
 from convoy.app.engines.memory import check_batch
-from convoy.app.engines.onnxruntime import Signature, open_session, read_signature
+from convoy.app.engines.onnxruntime import open_session, read_signature
+from convoy.app.engines.signature import Signature
 from convoy.models.errors import BundleError
 from convoy.models.files import read_small, stays_inside
 from convoy.models.onnx_digest import check_onnx_files

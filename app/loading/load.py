@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 from convoy.app.engines import cpu
-from convoy.app.engines.base import Blast, Engine, EngineFailure
+from convoy.app.engines.base import Engine, EngineFailure
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.jobs import Job, NotProved, Place, PlanWish, Untried, refusal
 from convoy.app.engines.machine import CPU_ONLY, Machine
 from convoy.app.engines.memory import check_batch
-from convoy.app.engines.onnxruntime import LIBRARY, OnnxRuntimeCpuEngine
-from convoy.app.engines.select import EngineChoice, PrecisionChoice, choose_on_cpu, measured_here, runners
-from convoy.app.loading.bare_model import BareModel, read_bare_model
-from convoy.app.loading.canary import CanaryCheck, CanaryFailed
-from convoy.app.loading.gpu_jobs import GpuJob, PlanWish, Untried
-from convoy.app.loading.gpus import load_on_gpus, open_bare_on_gpus
-from convoy.app.loading.proving import Candidate, NotProved, ProvedEngine, measure, pick, prove
-from convoy.models.bundle import Bundle, LatencyTable, Variant, open_bundle
+from convoy.app.engines.select import Choice, PrecisionChoice, choose_on_cpu, choose_on_gpu
+from convoy.app.engines.table import AUTO, REFERENCE, Row, rows_for
+from convoy.app.loading.bare_model import read_bare_model
+from convoy.app.loading.canary import CanaryCheck
+from convoy.app.loading.choice import NOTHING_SERVES, choose
+from convoy.app.loading.proving import Candidate, ProvedEngine, open_and_prove, prove, prove_by_itself
+from convoy.models.bundle import Bundle, Variant, open_bundle
 from convoy.models.errors import BundleError
 from convoy.models.files import check_only_files
 from convoy.models.onnx_digest import check_onnx_files
@@ -33,7 +37,6 @@ from convoy.models.store import StoredVersion
 _log = logging.getLogger("convoy")
 # Reading 10 GB from a slow disk twice, or tuning a large network on a GPU, takes less.
 DEFAULT_LIMIT_S = 300.0
-_ONNX_PLATFORM = "onnxruntime_onnx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class LoadOptions:
     threads: int
     max_batch: int | None
     configured_batch: int | None = None
-    engine: EngineChoice = "auto"
+    engine: str = AUTO
     machine: Machine = CPU_ONLY
     plan_cache: Path | None = None
     limit_s: float = DEFAULT_LIMIT_S
@@ -80,174 +83,174 @@ def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
         check_only_files(stored.folder)
     except OSError as error:
         raise BundleError(f"{stored.folder}: cannot be read ({error}); mend it or remove it") from error
-    return _load_bundle(stored, options, started) if stored.is_bundle else _load_bare(stored, options, started)
+    walk = (_walk_for_bundle if stored.is_bundle else _walk_for_bare)(stored, options)
+    walk.everything(options)
+    return LoadedModel(
+        stored=stored,
+        spec=replace(walk.job.spec, max_batch_size=walk.job.max_batch_size),
+        engines=tuple(walk.engines),
+        skipped=tuple(dict.fromkeys(walk.skipped)),
+        load_s=time.monotonic() - started,
+        wishes=tuple(one for one in walk.later if isinstance(one, PlanWish)) if options.engine == AUTO else (),
+        untried=tuple(one for one in walk.later if isinstance(one, Untried)),
+        objections=walk.objections,
+    )
 
 
-def _load_bundle(stored: StoredVersion, options: LoadOptions, started: float) -> LoadedModel:
+def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
     bundle = open_bundle(stored.folder)
     spec = bundle.manifest.spec
     _check_configured(spec, options)
     _check_external_data(bundle)
     limit = _limit(spec, options)
-    wanted, skipped = runners(options.machine, options.engine)
-    on_gpus = load_on_gpus(_gpu_job(bundle, limit, options), wanted)
-    skipped += tuple(dict.fromkeys(on_gpus.skipped))
-    engines = tuple(on_gpus.engines)
-    if not engines:
-        if "cpu" not in wanted:
-            advice = "; --engine auto builds the plan and serves meanwhile" if on_gpus.wishes else ""
-            raise _cannot_serve(bundle.folder, options, skipped, advice)
-        try:
-            proved, passed_over = _load_on_cpu(bundle, limit, options)
-        except BundleError as error:
-            raise BundleError("; ".join((str(error), *skipped))) from error
-        engines, skipped = (proved,), skipped + passed_over
-    return LoadedModel(
-        stored=stored,
-        spec=replace(spec, max_batch_size=limit),
-        engines=engines,
-        skipped=skipped,
-        load_s=time.monotonic() - started,
-        wishes=tuple(on_gpus.wishes) if options.engine == "auto" else (),
-        untried=tuple(on_gpus.untried),
-        objections=bundle.manifest.objections,
-    )
-
-
-def _cannot_serve(model: Path, options: LoadOptions, skipped: tuple[str, ...], advice: str = "") -> BundleError:
-    return BundleError(f"{model}: --engine {options.engine} cannot serve it ({'; '.join(skipped)}){advice}")
-
-
-def _gpu_job(bundle: Bundle, limit: int, options: LoadOptions) -> GpuJob:
-    # Where one engine was asked for by name, there is none to serve meanwhile.
-    may_wait = options.engine != "auto"
-    return GpuJob(bundle, limit, options.precision, options.machine, options.plan_cache, may_wait)
-
-
-def _load_on_cpu(bundle: Bundle, limit: int, options: LoadOptions) -> tuple[ProvedEngine, tuple[str, ...]]:
-    choice = choose_on_cpu(bundle, options.precision, cpu.fingerprint(options.threads, LIBRARY))
-    candidates: list[Candidate] = []
-    refused: list[str] = []
-    canary = bundle.canary()
-    for variant in choice.variants:
-        engine = _open_on_cpu(bundle, variant, limit, options)
-        try:
-            candidates.append(prove(variant, canary, engine))
-        except NotProved as failure:
-            refused.append(str(failure))
-    if not candidates:
-        raise BundleError(f"{bundle.folder}: no variant answers its canary rightly here ({'; '.join(refused)})")
-    tables = _latencies(candidates)
-    best = pick(candidates, tables)
-    points = tables[candidates.index(best)].points
-    reason = f"{best.variant.file}: {choice.reason}"
-    proved = ProvedEngine(best.engine, best.canary, points, reason, _ONNX_PLATFORM)
-    return proved, (*choice.skipped, *refused)
-
-
-def _open_on_cpu(bundle: Bundle, variant: Variant, limit: int, options: LoadOptions) -> Engine:
-    spec = bundle.manifest.spec
-    return OnnxRuntimeCpuEngine(
-        bundle.path(variant.file),
-        inputs=spec.inputs,
-        outputs=spec.outputs,
-        max_batch_size=limit,
-        precision=variant.precision,
+    rows, skipped = rows_for(options.machine, options.engine)
+    job = Job.of_bundle(
+        *(bundle, limit, options.precision, options.machine, options.plan_cache),
+        # Where one engine was asked for by name, there is none to serve meanwhile.
+        may_wait=options.engine != AUTO,
         threads=options.threads,
     )
+    return _Walk(job, rows, bundle.folder, list(skipped), objections=bundle.manifest.objections)
 
 
-def _latencies(candidates: list[Candidate]) -> tuple[LatencyTable, ...]:
-    """One table per candidate: export's, where the only one was measured on this device, else measured now."""
-    if len(candidates) == 1:
-        (only,) = candidates
-        if only.variant.latency and measured_here(only.variant, only.engine.info.device_fingerprint):
-            return (only.variant.latency,)
-    return measure([candidate.engine for candidate in candidates])
-
-
-def _load_bare(stored: StoredVersion, options: LoadOptions, started: float) -> LoadedModel:
+def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
     bare = read_bare_model(stored, options.threads, options.configured_batch)
     limit = _limit(bare.spec, options)
-    wanted, skipped = runners(options.machine, options.engine)
-    engines: list[ProvedEngine] = []
-    if {"tensorrt", "rtx"} & set(wanted):
-        skipped += ("tensorrt: a bare model has no answers that a plan could be held to; make a bundle of it",)
-    if "cuda" in wanted:
-        engines, refused = _load_bare_on_gpus(bare, limit, options)
-        skipped += refused
-    if not engines:
-        if "cpu" not in wanted:
-            raise _cannot_serve(bare.path, options, skipped)
-        try:
-            engines = [_proved_by_itself(bare, _open_bare_on_cpu(bare, limit, options))]
-        except NotProved as failure:
-            raise BundleError(str(failure)) from failure
+    rows, skipped = rows_for(options.machine, options.engine)
+    why_none = "a bare model has no answers that a plan could be held to; make a bundle of it"
+    skipped += tuple(f"{row.name}: {why_none}" for row in rows if row.holds_to_canary)
     _log.info("%s version %d is a bare model, %s", stored.name, stored.version, bare.batch_reason)
-    return LoadedModel(
-        stored=stored,
-        spec=replace(bare.spec, max_batch_size=limit),
-        engines=tuple(engines),
-        skipped=skipped,
-        load_s=time.monotonic() - started,
-    )
+    variants = (Variant(bare.path.name, "fp32", "cpu", True, "", 0.0, None, None),)
+    on = (options.machine, options.plan_cache)
+    job = Job(bare.path.parent, bare.spec, variants, None, limit, "auto", *on, threads=options.threads)
+    others = tuple(row for row in rows if not row.holds_to_canary)
+    return _Walk(job, others, bare.path, list(skipped), why_bare=f"bare model: {bare.batch_reason}")
 
 
-def _load_bare_on_gpus(bare: BareModel, limit: int, options: LoadOptions) -> tuple[list[ProvedEngine], tuple[str, ...]]:
-    opened, refused = open_bare_on_gpus(bare.path, bare.spec, limit, options.machine, options.plan_cache)
-    reference = _answer_of_cpu(bare, limit, options) if opened else None
-    engines: list[ProvedEngine] = []
-    for engine in opened:
-        try:
-            engines.append(_proved_by_itself(bare, engine, reference))
-        except NotProved as failure:
-            refused += (f"{engine.info.engine} on {engine.info.device}: {failure}",)
-    return engines, refused
-
-
-def _answer_of_cpu(bare: BareModel, limit: int, options: LoadOptions) -> CanaryCheck | None:
-    """What a GPU is compared with; None where the CPU cannot run the model."""
-    engine = _open_bare_on_cpu(bare, min(1, limit), options)
+def _answer_of_cpu(job: Job, variant: Variant) -> CanaryCheck | None:
+    """What other engines are compared with; None where the CPU cannot run the model."""
+    engine = REFERENCE.open(replace(job, max_batch_size=min(1, job.max_batch_size)), variant, Place())
     try:
         engine.warm_up()
         return CanaryCheck.of_another_device(engine)
     except EngineFailure as failure:
-        _log.warning("%s: no CPU can tell whether a GPU answers rightly (%s)", bare.path, failure)
+        _log.warning("%s: no CPU can tell whether a GPU answers rightly (%s)", job.path(variant), failure)
         return None
     finally:
         engine.close()
 
 
-def _open_bare_on_cpu(bare: BareModel, limit: int, options: LoadOptions) -> Engine:
-    return OnnxRuntimeCpuEngine(
-        bare.path,
-        inputs=bare.spec.inputs,
-        outputs=bare.spec.outputs,
-        max_batch_size=limit,
-        precision="fp32",
-        threads=options.threads,
-    )
+@dataclass(slots=True)
+class _Walk:
+    """Rows times devices times variants: what serves, why nothing else does, and what would or might.
 
-
-def _proved_by_itself(bare: BareModel, engine: Engine, reference: CanaryCheck | None = None) -> ProvedEngine:
-    """Without a canary of its own, the engine's first answer is what it must go on giving; it agrees with `reference`.
-
-    Raises NotProved, and the engine is closed then.
+    `model` is how errors name it.
     """
+
+    job: Job
+    rows: tuple[Row, ...]
+    model: Path
+    skipped: list[str]
+    objections: tuple[str, ...] = ()
+    why_bare: str = ""
+    engines: list[ProvedEngine] = field(default_factory=list)
+    later: list[PlanWish | Untried] = field(default_factory=list)
+    _answers: list[CanaryCheck | None] = field(default_factory=list)
+
+    def everything(self, options: LoadOptions) -> None:
+        """Every GPU, or the CPU where none serves. Raises BundleError where nothing does."""
+        on_gpus = tuple(row for row in self.rows if row.is_on_gpus)
+        for device in self.job.machine.gpus if on_gpus else ():
+            _ensure_works(device)
+            self._serve_from(device, on_gpus)
+        if self.engines:
+            return
+        on_cpu = tuple(row for row in self.rows if not row.is_on_gpus)
+        if not on_cpu:
+            advice = "; --engine auto builds the plan and serves meanwhile" if self.later else ""
+            told = "; ".join(dict.fromkeys(self.skipped))
+            raise BundleError(f"{self.model}: --engine {options.engine} cannot serve it ({told}){advice}")
+        before, self.skipped = self.skipped, []
+        if not self._serve_of_one_rank(Place(), on_cpu):
+            why = "; ".join(dict.fromkeys((*self.skipped, *before)))
+            raise BundleError(f"{self.model}: nothing serves it on the CPU ({why})")
+        self.skipped = [*before, *self.skipped]
+
+    def _serve_from(self, device: Device, rows: tuple[Row, ...]) -> None:
+        """The rows of the lowest rank that can, and what is left for those above it."""
+        place, serves = Place(device), False
+        for _, of_rank in groupby(rows, key=lambda row: row.rank):
+            ranked = tuple(of_rank)
+            if serves:
+                for row in ranked:
+                    self._leave_for_later(row, place, self._choose(row).variants, None)
+            else:
+                serves = self._serve_of_one_rank(place, ranked)
+                place = replace(place, is_hurried=any(one.device is device for one in self.later))
+
+    def _serve_of_one_rank(self, place: Place, rows: Sequence[Row]) -> bool:
+        """Prove what the rows open of what they may, and let the fastest serve."""
+        candidates = [one for row in rows for one in self._candidates(place, row)]
+        # The most exact first, of whichever engine: what is faster has to be so beyond doubt.
+        candidates.sort(key=lambda one: self.job.variants.index(one.variant))
+        if not candidates:
+            return False
+        try:
+            self.engines.append(choose(candidates, self.skipped))
+        except NotProved as failure:
+            self.skipped.append(refusal(candidates[0].engine.info.engine, place.name, failure))
+            return False
+        return True
+
+    def _candidates(self, place: Place, row: Row) -> list[Candidate]:
+        found = []
+        try:
+            choice = self._choose(row)
+        except BundleError as error:
+            self.skipped.append(refusal(row.name, place.name, error))
+            return []
+        self.skipped += choice.skipped
+        for variant in choice.variants:
+            open_engine = partial(row.open, self.job, variant, place)
+            prove_engine = partial(self._prove, row, variant, choice.reason)
+            try:
+                found.append(open_and_prove(variant, open_engine, prove_engine))
+            except NotProved as failure:
+                self.skipped.append(refusal(row.name, place.name, failure))
+                self._leave_for_later(row, place, (variant,), False)
+            else:
+                self._leave_for_later(row, place, (variant,), True)
+        if not found:
+            self.skipped.append(refusal(row.name, place.name, NOTHING_SERVES))
+        return found
+
+    def _prove(self, row: Row, variant: Variant, why: str, engine: Engine) -> Candidate:
+        if self.job.canary is not None:
+            return prove(variant, self.job.canary, f"{variant.file}: {why}", engine)
+        if row is REFERENCE:
+            return prove_by_itself(variant, None, self.why_bare, engine)
+        if not self._answers:
+            self._answers.append(_answer_of_cpu(self.job, variant))
+        return prove_by_itself(variant, self._answers[0], self.why_bare, engine)
+
+    def _choose(self, row: Row) -> Choice:
+        """Raises BundleError."""
+        variants = [variant for variant in self.job.variants if row.takes(variant)]
+        if row.is_on_gpus:
+            return choose_on_gpu(variants, self.job.precision, row.runner)
+        return choose_on_cpu(variants, self.job.precision, cpu.fingerprint(self.job.threads, row.library))
+
+    def _leave_for_later(self, row: Row, place: Place, variants: Sequence[Variant], is_open: bool | None) -> None:
+        if row.after_load is not None:
+            later = [row.after_load(self.job, variant, place, is_open) for variant in variants]
+            self.later += [one for one in later if one is not None]
+
+
+def _ensure_works(device: Device) -> None:
     try:
-        engine.warm_up()
-        if reference is not None:
-            reference.run(engine)
-        canary = CanaryCheck.of_first_answer(engine)
-        (table,) = measure([engine])
+        device.ensure_works()
     except EngineFailure as failure:
-        engine.close()
-        why = str(failure) if failure.blast is Blast.MEMORY else f"does not run on zeros or random input ({failure})"
-        raise NotProved(f"{bare.path}: {why}") from failure
-    except CanaryFailed as failure:
-        engine.close()
-        raise NotProved(f"{bare.path}: does not answer as the CPU does: {failure}") from failure
-    return ProvedEngine(engine, canary, table.points, f"bare model: {bare.batch_reason}", _ONNX_PLATFORM)
+        raise BundleError(f"{device.name} cannot be used by this process any more ({failure}); restart it") from failure
 
 
 def _limit(spec: ModelSpec, options: LoadOptions) -> int:

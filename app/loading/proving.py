@@ -5,14 +5,19 @@ Knows engines, canaries and clocks; knows nothing of files or of which engine ou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from convoy.app.engines.base import Engine, EngineFailure, EngineInfo
+from convoy.app.engines.base import Blast, Engine, EngineFailure, EngineInfo
+from convoy.app.engines.jobs import NotProved
 from convoy.app.engines.measure import Pace, batch_knots, measure_in_turns
 from convoy.app.engines.speedup import best_per_sample_ms, is_worthwhile
 from convoy.app.loading.canary import CanaryCheck, CanaryFailed
 from convoy.models.bundle import Canary, LatencyPoint, LatencyTable, Variant
+from convoy.models.errors import JobError
+
+_log = logging.getLogger("convoy")
 
 # Start-up is waited for: so long may measuring one variant take where no table fits this device. A network so
 # slow that it needs longer is measured at small batches only, and the server learns the others as it goes.
@@ -40,18 +45,15 @@ class ProvedEngine:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine that is right, of a variant of a bundle."""
+    """An engine that is right, and the variant that it runs. `reason` says why it is tried."""
 
     variant: Variant
     engine: Engine
     canary: CanaryCheck
+    reason: str
 
 
-class NotProved(Exception):
-    """The variant does not serve on this engine; the message says which and why."""
-
-
-def prove(variant: Variant, canary: Canary, engine: Engine) -> Candidate:
+def prove(variant: Variant, canary: Canary, reason: str, engine: Engine) -> Candidate:
     """Warm an engine up and ask it the canary. Raises NotProved, and the engine is closed then."""
     check = CanaryCheck.of_variant(canary, variant, batched=engine.batched)
     try:
@@ -60,7 +62,45 @@ def prove(variant: Variant, canary: Canary, engine: Engine) -> Candidate:
     except (EngineFailure, CanaryFailed) as failure:
         engine.close()
         raise NotProved(f"{variant.file}: {failure}") from failure
-    return Candidate(variant, engine, check)
+    return Candidate(variant, engine, check, reason)
+
+
+def prove_by_itself(variant: Variant, reference: CanaryCheck | None, reason: str, engine: Engine) -> Candidate:
+    """Without a canary of its own, the engine's first answer is what it must go on giving; it agrees with `reference`.
+
+    Raises NotProved, and the engine is closed then.
+    """
+    try:
+        engine.warm_up()
+        if reference is not None:
+            reference.run(engine)
+        return Candidate(variant, engine, CanaryCheck.of_first_answer(engine), reason)
+    except EngineFailure as failure:
+        engine.close()
+        why = str(failure) if failure.blast is Blast.MEMORY else f"does not run on zeros or random input ({failure})"
+        raise NotProved(f"{variant.file}: {why}") from failure
+    except CanaryFailed as failure:
+        engine.close()
+        raise NotProved(f"{variant.file}: does not answer as the CPU does: {failure}") from failure
+
+
+def open_and_prove(
+    variant: Variant, open_engine: Callable[[], Engine], prove_engine: Callable[[Engine], Candidate]
+) -> Candidate:
+    """Raises NotProved, whatever went wrong; then nothing is left open."""
+    engine: Engine | None = None
+    try:
+        engine = open_engine()
+        return prove_engine(engine)
+    except NotProved:
+        raise
+    except (JobError, OSError, EngineFailure) as failure:
+        raise NotProved(f"{variant.file}: {failure}") from failure
+    except Exception as error:  # a bug, here or in a library, which must cost no more than this engine
+        _log.exception("%s failed in an engine; this is a bug", variant.file)
+        if engine is not None:
+            engine.close()
+        raise NotProved(f"{variant.file}: {type(error).__name__}: {error}") from error
 
 
 def measure(engines: Sequence[Engine]) -> tuple[LatencyTable, ...]:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from convoy.app.engines.batching import objection_to_batching
-from convoy.app.engines.onnxruntime import Signature, open_session, read_signature
+from convoy.app.engines.onnxruntime import open_session, read_signature
+from convoy.app.engines.signature import Signature
 from convoy.export.sources import onnx_file
 from convoy.export.sources.torch_job import one_line
 from convoy.models.errors import BundleError

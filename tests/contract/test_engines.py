@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from convoy.app.engines import tensorrt
 from convoy.app.engines.base import Blast, Engine, EngineFailure, Part, RunResult, run_arrays
 from convoy.app.engines.fake import Arrays, FakeEngine
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.app.engines.openvino import OpenVinoEngine
 from convoy.models.errors import BundleError
 from convoy.models.spec import NUMPY_DTYPES, TensorSpec
 from convoy.models.tensors import pack, random_values, unpack
@@ -30,6 +32,7 @@ from tests.support.gpu_engines import (
 from tests.support.onnx_models import ONNX_TYPES
 
 MAX_BATCH = 8
+NOT_IN_OPENVINO = {"INT64", "UINT64", "UINT32", "FP64", "BF16", "BYTES"}
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,22 @@ def make_onnxruntime(model: Model, folder: Path) -> OnnxRuntimeCpuEngine:
     )
 
 
+def make_openvino(model: Model, folder: Path) -> OpenVinoEngine:
+    if importlib.util.find_spec("openvino") is None:
+        pytest.skip("OpenVINO is not installed")
+    specs = (*model.inputs, *model.outputs)
+    if {spec.dtype for spec in specs} & NOT_IN_OPENVINO or any(spec.sample_bytes is None for spec in specs):
+        pytest.skip("OpenVINO would narrow such tensors, or has no place for them")
+    return OpenVinoEngine(
+        write_onnx(model, folder),
+        inputs=model.inputs,
+        outputs=model.outputs,
+        max_batch_size=model.max_batch_size,
+        precision="fp32",
+        threads=1,
+    )
+
+
 def write_onnx(model: Model, folder: Path) -> Path:
     import onnx
     from onnx import helper, numpy_helper
@@ -161,6 +180,7 @@ def make_on_gpu(make: Callable[..., Engine], *, detects_poison: bool = True) -> 
 ENGINES: dict[str, Callable[[Model, Path], Engine]] = {
     "fake": make_fake,
     "onnxruntime-cpu": make_onnxruntime,
+    "openvino": make_openvino,
     "onnxruntime-cuda": make_on_gpu(onnxruntime_on_fake),
     "tensorrt": make_on_gpu(tensorrt_on_fake),
     "tensorrt-rtx": make_on_gpu(rtx_on_fake),

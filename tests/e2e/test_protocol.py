@@ -72,10 +72,10 @@ def test_metadata(client: triton.InferenceServerClient) -> None:
     assert server["name"] == "triton"
     assert "binary_tensor_data" in server["extensions"]
     metadata = client.get_model_metadata("simple")
+    assert metadata.pop("platform") in ("onnxruntime_onnx", "openvino")  # whichever is faster here
     assert metadata == {
         "name": "simple",
         "versions": ["1"],
-        "platform": "onnxruntime_onnx",
         "inputs": [{"name": name, "datatype": "INT32", "shape": [-1, 16]} for name in ("INPUT0", "INPUT1")],
         "outputs": [{"name": name, "datatype": "INT32", "shape": [-1, 16]} for name in ("OUTPUT0", "OUTPUT1")],
     }

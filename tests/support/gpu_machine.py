@@ -8,8 +8,8 @@ from pathlib import Path
 
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import Cuda
+from convoy.app.engines.jobs import PlanWish
 from convoy.app.engines.machine import Library, Machine
-from convoy.app.loading.gpu_jobs import PlanWish
 from convoy.export.tensorrt.build import BuildJob, build_plan
 from convoy.export.tensorrt.watch import BuildWatch
 from convoy.models.plans import BuildOptions, Plan, PlanTarget

@@ -59,6 +59,16 @@ def nonzero(path: Path) -> Path:
     return _save(path, nodes, [_tensor("x", "FP32", (6,))], [_tensor("y", "INT64", (1, "count"))])
 
 
+def every_other_row(path: Path) -> Path:
+    """Gives back half of a batch, whatever it claims."""
+    nodes = [helper.make_node("Slice", ["x", "first", "last", "axis", "step"], ["y"])]
+    constants = [
+        helper.make_tensor(name, TensorProto.INT64, (1,), [value])
+        for name, value in (("first", 0), ("last", 1 << 30), ("axis", 0), ("step", 2))
+    ]
+    return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("rows", 4))], constants)
+
+
 def shift(path: Path, by: float) -> Path:
     """Adds a constant, so that an answer tells which model gave it."""
     constant = helper.make_node("Constant", [], ["by"], value_float=by)

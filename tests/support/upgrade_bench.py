@@ -20,10 +20,9 @@ from convoy.app.core import Core, CoreOptions
 from convoy.app.edge.http.application import create_app
 from convoy.app.edge.http.body import BodyLimits
 from convoy.app.edge.http.calls import EdgeOptions
+from convoy.app.engines.jobs import PlanWish
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
-from convoy.app.engines.select import EngineChoice
 from convoy.app.lifecycle.control import ControlMode, ControlOptions
-from convoy.app.loading.gpu_jobs import PlanWish
 from convoy.app.loading.load import LoadOptions
 from convoy.models.bundle import MANIFEST, read_manifest, seal
 from convoy.models.plans import PlanBuild
@@ -90,7 +89,7 @@ async def running(
     precision: str = "fp16",
     control: ControlMode = "none",
     *,
-    engine: EngineChoice = "auto",
+    engine: str = "auto",
     builds: bool = True,
 ) -> AsyncIterator[Running]:
     """The digits, served; `builds`: something is being built, too."""

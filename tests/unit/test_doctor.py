@@ -13,8 +13,8 @@ from rich.console import Console
 
 from convoy.app.commands import doctor as doctor_command
 from convoy.app.commands.doctor import diagnose
+from convoy.app.engines.jobs import PlanWish
 from convoy.app.engines.machine import Library, Machine
-from convoy.app.loading.gpu_jobs import PlanWish
 from convoy.models.bundle import open_bundle
 from convoy.models.onnx_digest import onnx_digest
 from convoy.models.plans import BuildOptions, Gpu, plan_key, tensorrt_target
@@ -60,7 +60,7 @@ def test_a_gpu_is_shown_with_what_matters_for_engines(bench, tmp_path):
     assert (gpu.device, gpu.name, gpu.compute_capability, gpu.total_bytes) == ("cuda:0", "Fake H200", "9.0", 4 << 30)
     (words,) = diagnosis.gpus
     assert words.startswith("cuda:0: Fake H200, compute capability 9.0, 4.0 GiB, its driver speaks CUDA ")
-    assert [engine.usable for engine in diagnosis.engines] == [True, False, True, True]
+    assert [engine.usable for engine in diagnosis.engines] == [False, True, True, True, False]
 
 
 def test_json_has_everything(bench, tmp_path, monkeypatch):

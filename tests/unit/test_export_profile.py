@@ -19,7 +19,7 @@ from convoy.export.profiling.profile import measure_latencies
 from convoy.export.progress import SILENT
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import opened
-from convoy.models.bundle import Bundle, Interval, LatencyPoint, LatencyTable, Manifest, Provenance, Variant
+from convoy.models.bundle import Interval, LatencyPoint, LatencyTable, Variant
 from convoy.models.spec import ModelSpec, TensorSpec
 
 PACE = Pace(budget_s=10, limit_s=100, warm_up=1, fewest=3, most=20)
@@ -152,15 +152,11 @@ def test_a_gain_pays_only_if_its_lower_end_does():
     assert best_per_sample_ms(table(4, 5, 12)) == 2.5
 
 
-def bundle(tmp_path, *latencies: LatencyTable) -> Bundle:
-    files = ("fp32.onnx", "int8-cpu.onnx")
-    variants = tuple(
+def variants(*latencies: LatencyTable) -> tuple[Variant, ...]:
+    return tuple(
         Variant(file, "int8" if "int8" in file else "fp32", "cpu", True, "because", 0.0, None, latency)
-        for file, latency in zip(files, latencies, strict=True)
+        for file, latency in zip(("fp32.onnx", "int8-cpu.onnx"), latencies, strict=True)
     )
-    origin = Provenance("zoo:simple_cnn", None, None, None, {}, "")
-    spec = ModelSpec("m", *TENSORS, max_batch_size=2, image=None, activation="none", labels=())
-    return Bundle(tmp_path, Manifest(1, spec, variants, {}, origin))
 
 
 @pytest.mark.parametrize(
@@ -172,8 +168,8 @@ def bundle(tmp_path, *latencies: LatencyTable) -> Bundle:
         (None, ["fp32.onnx", "int8-cpu.onnx"]),
     ],
 )
-def test_the_server_chooses_by_the_same_rule(tmp_path, speedup, chosen):
-    choice = choose_on_cpu(bundle(tmp_path, table(3, 4), table(2, 3, speedup=speedup)), "auto", "here")
+def test_the_server_chooses_by_the_same_rule(speedup, chosen):
+    choice = choose_on_cpu(variants(table(3, 4), table(2, 3, speedup=speedup)), "auto", "here")
     assert [variant.file for variant in choice.variants] == chosen
 
 

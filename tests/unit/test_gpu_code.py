@@ -10,7 +10,7 @@ from rich.console import Console
 
 from convoy.app.commands import doctor as doctor_command
 from convoy.app.engines.cuda.code import Code, codes_of, has_code, in_words
-from convoy.app.engines.select import availabilities
+from convoy.app.engines.table import availabilities
 from convoy.app.loading.load import LoadOptions, load
 from convoy.models.store import DEMO_STORE, Store
 from tests.support import onnx_models
@@ -95,7 +95,7 @@ def test_doctor_says_that_a_gpu_is_newer_than_the_library(tmp_path: Path, monkey
     doctor_command.run(False, tmp_path / "plans", console)
     text = console.export_text()
     assert "no code for Fake B200, whose compute capability is 10.0: it has it for 8.0, 9.0;" in text
-    assert [one.usable for one in availabilities(bench.machine)] == [True, False, False, True]
+    assert [one.usable for one in availabilities(bench.machine)] == [False, True, False, True, False]
 
 
 def test_where_one_of_two_gpus_has_code_that_one_serves(tmp_path: Path) -> None:

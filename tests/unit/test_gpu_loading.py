@@ -13,8 +13,9 @@ import pytest
 
 from convoy.app.engines.base import Engine, EngineFailure, run_arrays
 from convoy.app.engines.cpu import has_int8_dot_product
+from convoy.app.engines.jobs import Job
 from convoy.app.engines.machine import Library, Machine
-from convoy.app.loading.gpus import GpuJob, prove_plan
+from convoy.app.loading.later import prove_plan
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.loading.proving import NotProved, measure
 from convoy.models.bundle import MANIFEST, LatencyTable, open_bundle, read_manifest, seal
@@ -210,7 +211,7 @@ def test_where_a_plan_is_to_come_a_model_that_cannot_be_captured_serves_in_a_ses
 
 def test_a_plan_that_was_just_built_proves_itself(store, bench, tmp_path):
     model = loaded(store, options(bench, tmp_path))
-    job = GpuJob(open_bundle(store / "digits" / "1"), 4, "auto", bench.machine, tmp_path / "plans")
+    job = Job.of_bundle(open_bundle(store / "digits" / "1"), 4, "auto", bench.machine, tmp_path / "plans")
     with pytest.raises(NotProved, match="no plan for"):
         prove_plan(job, model.wishes[0])
     bench.build(model.wishes[0], tmp_path / "plans")
@@ -224,7 +225,7 @@ def test_a_plan_that_answers_wrongly_does_not_serve(store, bench, tmp_path):
     bench.build(wish, tmp_path / "plans")
     # The library computes something else than the plan's name promises.
     bench.tensorrt.distorts = lambda array: -array
-    job = GpuJob(open_bundle(store / "digits" / "1"), 4, "auto", bench.machine, tmp_path / "plans")
+    job = Job.of_bundle(open_bundle(store / "digits" / "1"), 4, "auto", bench.machine, tmp_path / "plans")
     with pytest.raises(NotProved, match="is off by"):
         prove_plan(job, wish)
 
@@ -283,7 +284,7 @@ def test_a_bare_model_that_fails_on_one_gpu_is_served_by_the_other(shift, tmp_pa
             raise EngineFailure("it fell over")
         return measure(engines)
 
-    monkeypatch.setattr("convoy.app.loading.load.measure", measured)
+    monkeypatch.setattr("convoy.app.loading.choice.measure", measured)
     model = loaded_shift(shift, options(bench, tmp_path))
     assert engines(model) == [("onnxruntime-cuda", "fp32", "cuda:1")]
     assert any("cuda:0" in reason and "it fell over" in reason for reason in model.skipped)
@@ -337,7 +338,7 @@ def test_a_file_that_cannot_be_told_from_others_costs_only_the_gpu(store, shift,
     def digest(path: Path) -> str:
         raise JobError(f"{path}: its external data lies outside its folder")
 
-    monkeypatch.setattr("convoy.app.loading.gpu_jobs.onnx_digest", digest)
+    monkeypatch.setattr("convoy.app.engines.jobs.onnx_digest", digest)
     for model in (loaded(store, options(bench, tmp_path)), loaded_shift(shift, options(bench, tmp_path))):
         assert engines(model)[0][0] == "onnxruntime-cpu"
         assert any("onnxruntime-cuda on cuda:0" in why and "outside its folder" in why for why in model.skipped)

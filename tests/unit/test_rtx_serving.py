@@ -12,11 +12,11 @@ import pytest
 
 from convoy.app.engines import tensorrt_contexts
 from convoy.app.engines.base import EngineFailure, run_arrays
+from convoy.app.engines.jobs import Job
 from convoy.app.engines.machine import Library
 from convoy.app.engines.tensorrt import TensorRtEngine
 from convoy.app.engines.tensorrt_contexts import Contexts, Kernels
-from convoy.app.loading.gpu_jobs import GpuJob
-from convoy.app.loading.gpus import prove_plan, prove_tuned
+from convoy.app.loading.later import prove_plan, prove_tuned
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.loading.proving import NotProved, measure
 from convoy.models.bundle import (
@@ -93,11 +93,11 @@ class Start:
     def load(self, **given: object) -> LoadedModel:
         return load(Store(self.store).versions("digits")[0], self.options(**given))
 
-    def job(self, **given: object) -> GpuJob:
+    def job(self, **given: object) -> Job:
         options = self.options(**given)
         batch = options.max_batch
         assert batch is not None
-        return GpuJob(self.bundle, batch, options.precision, options.machine, options.plan_cache)
+        return Job.of_bundle(self.bundle, batch, options.precision, options.machine, options.plan_cache)
 
     def build_ahead(
         self,
@@ -263,7 +263,7 @@ def test_kernels_for_another_driver_or_gpu_are_another_file(store, monkeypatch):
     start = Start(store, bench_of(tensorrt=NO_LIBRARY))
     start.build_ahead()
     start.load(engine="rtx")
-    monkeypatch.setattr("convoy.app.loading.plans._driver", lambda device: "another")
+    monkeypatch.setattr("convoy.app.engines.plans._driver", lambda device: "another")
     assert start.load().wishes
     start.load(engine="rtx")
     monkeypatch.undo()
@@ -277,7 +277,7 @@ def test_the_drivers_own_version_counts(store, tmp_path, monkeypatch):
     start = Start(store, bench_of(tensorrt=NO_LIBRARY))
     start.build_ahead()
     told = tmp_path / "version"
-    monkeypatch.setattr("convoy.app.loading.plans._DRIVER", told)
+    monkeypatch.setattr("convoy.app.engines.plans._DRIVER", told)
     for line in ("Kernel Module  580.65.06", "Open Kernel Module for x86_64  580.65.06", "Kernel Module  580.95.05"):
         told.write_text(f"NVRM version: NVIDIA UNIX {line}  Release Build\nGCC version: 12\n")
         start.load(engine="rtx")
@@ -385,7 +385,7 @@ def test_a_file_is_read_once_for_all_libraries_and_gpus(store, monkeypatch):
         read.append(path.name)
         return onnx_digest(path)
 
-    monkeypatch.setattr("convoy.app.loading.gpu_jobs.onnx_digest", counting)
+    monkeypatch.setattr("convoy.app.engines.jobs.onnx_digest", counting)
     start.load(precision="auto")
     assert sorted(read) == ["fp16.onnx", "int8-trt.onnx"]
 
@@ -501,7 +501,7 @@ def watch_captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             opened.append(str(kwargs["captures"]))
             super().__init__(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("convoy.app.loading.plans.TensorRtEngine", Watched)
+    monkeypatch.setattr("convoy.app.engines.plans.TensorRtEngine", Watched)
     return opened
 
 
@@ -542,7 +542,7 @@ def test_a_model_without_batches_is_served_by_its_plan(store):
     (wish,) = cold.wishes
     assert wish.options.batch_sizes == (1,)
     start.bench.build(wish, start.plans)
-    job = GpuJob(start.bundle, 0, "fp16", start.bench.machine, start.plans)
+    job = Job.of_bundle(start.bundle, 0, "fp16", start.bench.machine, start.plans)
     prove_plan(job, wish).engine.close()
     assert set(start.compiled_by(cold)) == {0}, "one size is all there is"
     model = load(Store(store).versions("digits")[0], options)
@@ -609,7 +609,7 @@ def test_a_plan_that_answers_wrongly_or_does_not_load_does_not_serve_and_leaves_
 @pytest.mark.parametrize("when", ["create", "enqueue"])
 def test_whatever_a_library_raises_costs_one_engine_and_is_told(start, monkeypatch, when):
     # What pytest keeps of the log has the frames, and with them what the library made.
-    monkeypatch.setattr("convoy.app.loading.gpus._log.exception", lambda *args: None)
+    monkeypatch.setattr("convoy.app.loading.proving._log.exception", lambda *args: None)
     start.build_ahead()
     start.compiled_by(start.load(engine="rtx"))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from convoy.app.engines.jobs import Job, PlanWish
 from convoy.app.engines.machine import Library
-from convoy.app.loading.gpu_jobs import GpuJob, PlanWish
-from convoy.app.loading.gpus import prove_plan
+from convoy.app.loading.later import prove_plan
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.loading.proving import ProvedEngine
 from convoy.models.bundle import open_bundle
@@ -224,7 +224,7 @@ def test_a_plan_that_took_over_while_the_version_was_loaded_again_is_not_held_ag
 ):
     compiles, loads, may_prove, may_load = (threading.Event() for _ in range(4))
 
-    def slowly(job: GpuJob, wish: PlanWish) -> ProvedEngine:
+    def slowly(job: Job, wish: PlanWish) -> ProvedEngine:
         compiles.set()
         assert may_prove.wait(60)
         return prove_plan(job, wish)
@@ -296,7 +296,7 @@ def test_a_build_that_fails_for_all_gpus_is_tried_once_and_told_of_each(tmp_path
 def test_a_version_that_is_unloaded_while_its_plan_is_compiled_leaves_nothing(tmp_path, bench, took_ms, monkeypatch):
     compiles, may_go_on = threading.Event(), threading.Event()
 
-    def slowly(job: GpuJob, wish: PlanWish) -> ProvedEngine:
+    def slowly(job: Job, wish: PlanWish) -> ProvedEngine:
         compiles.set()
         assert may_go_on.wait(60)
         return prove_plan(job, wish)

@@ -13,8 +13,8 @@ import threading
 import numpy as np
 import pytest
 
-from convoy.app.loading.gpu_jobs import GpuJob, PlanWish
-from convoy.app.loading.gpus import prove_plan
+from convoy.app.engines.jobs import Job, PlanWish
+from convoy.app.loading.later import prove_plan
 from convoy.app.loading.proving import ProvedEngine
 from convoy.models.bundle import MANIFEST, open_bundle
 from tests.support.fake_cuda import FakeGpu
@@ -300,7 +300,7 @@ def test_where_no_plan_comes_the_fallback_is_tuned_beside_the_serving(tmp_path, 
 def test_stopping_while_a_plan_proves_itself_gives_all_memory_back(tmp_path, bench, monkeypatch):
     proves, may_go_on = threading.Event(), threading.Event()
 
-    def slowly(job: GpuJob, wish: PlanWish) -> ProvedEngine:
+    def slowly(job: Job, wish: PlanWish) -> ProvedEngine:
         proves.set()
         assert may_go_on.wait(60)
         return prove_plan(job, wish)

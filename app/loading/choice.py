@@ -1,4 +1,4 @@
-"""Which of the engines that are right serves on a GPU: all are measured in turns, and all but one are closed.
+"""Which of the engines that are right serves on a device: all are measured in turns, and all but one are closed.
 
 Knows engines that have proved themselves, and how it is told why one does not serve; opens none.
 """
@@ -6,13 +6,16 @@ Knows engines that have proved themselves, and how it is told why one does not s
 from __future__ import annotations
 
 from convoy.app.engines.base import EngineFailure
-from convoy.app.loading.gpu_jobs import refused_on
-from convoy.app.loading.proving import Candidate, NotProved, ProvedEngine, measure, pick
+from convoy.app.engines.jobs import NotProved, refusal
+from convoy.app.engines.select import measured_here
+from convoy.app.engines.table import row_named
+from convoy.app.loading.proving import Candidate, ProvedEngine, measure, pick
+from convoy.models.bundle import LatencyTable
 
 NOTHING_SERVES = "no variant serves"
 
 
-def choose(candidates: list[Candidate], why: str, platform: str, refused: list[str]) -> ProvedEngine:
+def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
     """The best of them, the first where others are hardly faster; `refused` is told of the others.
 
     Raises NotProved where there is none or the only one cannot be measured.
@@ -20,10 +23,10 @@ def choose(candidates: list[Candidate], why: str, platform: str, refused: list[s
     if not candidates:
         raise NotProved(NOTHING_SERVES)
     try:
-        tables = measure([candidate.engine for candidate in candidates])
+        tables = _tables(candidates)
     except EngineFailure as failure:
         if len(candidates) > 1:
-            return choose(_sound(candidates, refused), why, platform, refused)
+            return choose(_sound(candidates, refused), refused)
         candidates[0].engine.close()
         raise NotProved(f"{candidates[0].variant.file}: {_fails(failure)}") from failure
     best = pick(candidates, tables)
@@ -32,7 +35,16 @@ def choose(candidates: list[Candidate], why: str, platform: str, refused: list[s
         _told(one, f"it is not faster than {info.engine} in {info.precision}") for one in candidates if one is not best
     ]
     points = tables[candidates.index(best)].points
-    return ProvedEngine(best.engine, best.canary, points, f"{best.variant.file}: {why}", platform)
+    return ProvedEngine(best.engine, best.canary, points, best.reason, row_named(info.engine).platform)
+
+
+def _tables(candidates: list[Candidate]) -> tuple[LatencyTable, ...]:
+    """Export's, where the only one was measured on this device, else measured now. Raises EngineFailure."""
+    if len(candidates) == 1:
+        (only,) = candidates
+        if only.variant.latency and measured_here(only.variant, only.engine.info.device_fingerprint):
+            return (only.variant.latency,)
+    return measure([candidate.engine for candidate in candidates])
 
 
 def _sound(candidates: list[Candidate], refused: list[str]) -> list[Candidate]:
@@ -61,4 +73,4 @@ def _fails(failure: EngineFailure) -> str:
 
 def _told(candidate: Candidate, why: str) -> str:
     info = candidate.engine.info
-    return refused_on(info.engine, info.device, f"{candidate.variant.file}: {why}")
+    return refusal(info.engine, info.device, f"{candidate.variant.file}: {why}")

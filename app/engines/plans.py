@@ -16,11 +16,10 @@ from convoy.app.engines.base import Engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.engine import bucket_sizes
 from convoy.app.engines.cuda.trials import best_of, read_memory, told, try_all, write_memory
-from convoy.app.engines.tensorrt import Captures, TensorRtEngine
+from convoy.app.engines.jobs import Job, NotProved, Place, PlanWish
+from convoy.app.engines.tensorrt import Captures, TensorRtEngine, supports
 from convoy.app.engines.tensorrt_contexts import Kernels
 from convoy.app.engines.tensorrt_library import TensorRt, library_named, nameable_capabilities
-from convoy.app.loading.gpu_jobs import GpuJob, PlanWish
-from convoy.app.loading.proving import NotProved
 from convoy.models.bundle import Variant
 from convoy.models.errors import JobError
 from convoy.models.gpus import FP8_SINCE, as_number
@@ -33,10 +32,31 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _CAPTURES: tuple[Captures, ...] = ("own", "library")
 
 
-def find_or_wish(
-    job: GpuJob, device: Device, library: TensorRt, variant: Variant, wishes: list[PlanWish]
-) -> PlanOpener:
-    """The variant's plan, ready to be opened at once. Raises NotProved, and where a wish could mend that, adds it."""
+def open_plan(library: TensorRt, job: Job, variant: Variant, place: Place) -> Engine:
+    """The engine of a plan that can be opened at once. Raises NotProved, BundleError or EngineFailure."""
+    assert place.gpu is not None
+    found = _find(library, job, variant, place.gpu)
+    if isinstance(found, PlanOpener):
+        return found.open()
+    _, reason = found
+    raise NotProved(f"{variant.file}: {reason}")
+
+
+def wish_for_plan(library: TensorRt, job: Job, variant: Variant, place: Place, is_open: bool | None) -> PlanWish | None:
+    """What has to be built or compiled so that a plan of the variant serves, where it could."""
+    assert place.gpu is not None
+    if is_open is not False:
+        return None
+    with suppress(NotProved):
+        found = _find(library, job, variant, place.gpu)
+        return None if isinstance(found, PlanOpener) else found[0]
+    return None
+
+
+def _find(library: TensorRt, job: Job, variant: Variant, device: Device) -> PlanOpener | tuple[PlanWish, str]:
+    """The variant's plan, ready to be opened at once, or what could mend that and why it is not. Raises NotProved."""
+    if not supports((*job.spec.inputs, *job.spec.outputs)):
+        raise NotProved("TensorRT takes only numbers of fixed shapes")
     if job.plan_cache is None:
         raise NotProved(f"{variant.file}: there is no plan cache; give one with --plan-cache")
     gpu = _gpu(device)
@@ -44,7 +64,7 @@ def find_or_wish(
         raise NotProved(
             f"{variant.file}: FP8 wants compute capability {FP8_SINCE} or later, not {gpu.compute_capability}"
         )
-    trt, onnx = job.machine.runs(library).module, job.bundle.path(variant.file)
+    trt, onnx = job.machine.runs(library).module, job.path(variant)
     options = BuildOptions(variant.precision, bucket_sizes(job.max_batch_size), profiles=library.profiles)
     try:
         query = PlanQuery(job.digests.of(onnx), library.name, trt.__version__, gpu, options)
@@ -55,13 +75,13 @@ def find_or_wish(
         target = _target(library, trt, gpu, options)
         if not target.covers(gpu):
             raise NotProved(f"{variant.file}: {library.title} is for {target.where}, not {gpu.compute_capability}")
-        wishes.append(PlanWish(device, onnx, variant, options, plan_key(query.onnx_sha256, target, options)))
-        raise NotProved(f"{variant.file}: {found.reason}")
+        key = plan_key(query.onnx_sha256, target, options)
+        return PlanWish(device, onnx, variant, options, key), found.reason
     opener = PlanOpener(job, device, found)
-    if not (opener.is_compiled() or job.may_wait):
-        wishes.append(PlanWish(device, onnx, variant, found.record.options, found.record.key))
-        raise NotProved(f"{variant.file}: its kernels are not compiled for {gpu.name} and its driver yet")
-    return opener
+    if opener.is_compiled() or job.may_wait:
+        return opener
+    wish = PlanWish(device, onnx, variant, found.record.options, found.record.key)
+    return wish, f"its kernels are not compiled for {gpu.name} and its driver yet"
 
 
 def _target(library: TensorRt, trt: object, gpu: Gpu, options: BuildOptions) -> PlanTarget:
@@ -77,7 +97,7 @@ def _target(library: TensorRt, trt: object, gpu: Gpu, options: BuildOptions) -> 
 class PlanOpener:
     """One plan on one device."""
 
-    job: GpuJob
+    job: Job
     device: Device
     plan: Plan
 
@@ -121,7 +141,7 @@ class PlanOpener:
         return max(1, self.job.max_batch_size)
 
     def _open(self, captures: Captures, kernels: Kernels | None, **options: int) -> TensorRtEngine:
-        spec = self.job.bundle.manifest.spec
+        spec = self.job.spec
         record = self.plan.record
         return TensorRtEngine(
             self.plan,

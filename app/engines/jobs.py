@@ -1,4 +1,4 @@
-"""What there is to do on GPUs for one version: what is to be served, what is wished for, what is left to try.
+"""What there is to serve, and where: what each row of the table of engines is handed, and what it leaves for later.
 
 Knows nothing of how it is done.
 """
@@ -11,25 +11,66 @@ from pathlib import Path
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.select import PrecisionChoice
-from convoy.models.bundle import Bundle, Variant
+from convoy.models.bundle import Bundle, Canary, Variant
 from convoy.models.onnx_digest import onnx_digest
 from convoy.models.plans import BuildOptions, LibraryName, PlanKey
+from convoy.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class GpuJob:
-    """What is to be served: a bundle up to `max_batch_size` (0: without batches), and where.
+class Job:
+    """What is to be served: a model's files in `folder` up to `max_batch_size` (0: without batches), and on what.
 
-    `may_wait`: nothing else may serve, so that what takes long is done before the version serves at all.
+    `canary` None: the model has none. `may_wait`: nothing else may serve, so that what takes long is done before the
+    version serves at all. `threads` are for engines on the CPU.
     """
 
-    bundle: Bundle
+    folder: Path
+    spec: ModelSpec
+    variants: tuple[Variant, ...]
+    canary: Canary | None
     max_batch_size: int
     precision: PrecisionChoice
     machine: Machine
     plan_cache: Path | None
     may_wait: bool = False
+    threads: int = 1
     digests: Digests = field(default_factory=lambda: Digests(), compare=False)
+
+    @staticmethod
+    def of_bundle(
+        bundle: Bundle,
+        max_batch_size: int,
+        precision: PrecisionChoice,
+        machine: Machine,
+        plan_cache: Path | None,
+        *,
+        may_wait: bool = False,
+        threads: int = 1,
+    ) -> Job:
+        """Raises BundleError where the bundle has no canary."""
+        spec, variants, canary = bundle.manifest.spec, bundle.manifest.variants, bundle.canary()
+        rest = (max_batch_size, precision, machine, plan_cache, may_wait, threads)
+        return Job(bundle.folder, spec, variants, canary, *rest)
+
+    def path(self, variant: Variant) -> Path:
+        return self.folder / variant.file
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an engine is to run: a GPU, or None for the CPU. `is_hurried`: something better is to come there."""
+
+    gpu: Device | None = None
+    is_hurried: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.gpu.name if self.gpu else "cpu"
+
+
+class NotProved(Exception):
+    """The variant does not serve on this engine; the message says which and why."""
 
 
 class Digests:
@@ -71,11 +112,6 @@ class Untried:
     variant: Variant
 
 
-def refusal(engine: str, device: Device, why: object) -> str:
+def refusal(engine: str, device: str, why: object) -> str:
     """How it is told that an engine does not serve on a device."""
-    return refused_on(engine, device.name, why)
-
-
-def refused_on(engine: str, device: str, why: object) -> str:
-    """The same of a device that is known by its name only."""
     return f"{engine} on {device}: {why}"

@@ -1,0 +1,108 @@
+"""ONNX Runtime on one GPU as it is fastest there: tuned once and remembered, or at once as it comes.
+
+Tuning opens half a dozen sessions, and nobody is to wait for that where something better is to come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from convoy.app.engines.base import Engine, EngineFailure
+from convoy.app.engines.cuda.device import Device
+from convoy.app.engines.cuda.engine import bucket_sizes
+from convoy.app.engines.cuda.tuning import remembered, tuned
+from convoy.app.engines.jobs import Job, NotProved, Place, Untried
+from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
+from convoy.models.bundle import Variant
+from convoy.models.errors import BundleError
+
+_log = logging.getLogger("convoy")
+
+
+def open_tuned(job: Job, variant: Variant, place: Place) -> Engine:
+    """Raises NotProved, BundleError or EngineFailure."""
+    assert place.gpu is not None
+    if no_code := job.machine.why_no_code(place.gpu):
+        raise NotProved(no_code)
+    opener = _OnnxOpener(job, variant, place.gpu)
+    if place.is_hurried and not opener.is_tuned():
+        # Not every model can be captured in graphs.
+        for way in (ConvolutionTuning(), ConvolutionTuning(graphs=False)):
+            try:
+                return opener.open_as(way)
+            except (BundleError, EngineFailure) as failure:
+                _log.info("%s does not run as it comes (%s): %s", opener.onnx, way, failure)
+        _log.info("%s is tuned before it serves", opener.onnx)
+    return opener.open()
+
+
+def left_to_tune(job: Job, variant: Variant, place: Place, is_open: bool | None) -> Untried | None:
+    """What serves for want of it, or as it comes, may be slower than it is when it is tuned."""
+    assert place.gpu is not None
+    if is_open is False or job.machine.why_no_code(place.gpu):
+        return None
+    if is_open and (not place.is_hurried or _OnnxOpener(job, variant, place.gpu).is_tuned()):
+        return None
+    return Untried(place.gpu, variant)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnnxOpener:
+    """One ONNX file on one device."""
+
+    job: Job
+    variant: Variant
+    device: Device
+
+    @property
+    def onnx(self) -> Path:
+        return self.job.path(self.variant)
+
+    def is_tuned(self) -> bool:
+        return remembered(self._memory()) is not None
+
+    def open_as(self, tuning: ConvolutionTuning) -> Engine:
+        """Warmed up, which is what shows whether it runs. Raises BundleError or EngineFailure."""
+        engine = self._open(tuning, bucket_sizes(self.job.max_batch_size))
+        try:
+            engine.warm_up()
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def open(self) -> Engine:
+        """Raises BundleError or EngineFailure."""
+        sizes, memory, started_s = bucket_sizes(self.job.max_batch_size), self._memory(), time.monotonic()
+        tuning = tuned(lambda way, trial_sizes: self._open(way, trial_sizes, slots=1), sizes[-1], memory)
+        _log.info("%s on %s: %s, found in %.1f s", self.onnx, self.device.name, tuning, time.monotonic() - started_s)
+        return self._open(tuning, sizes)
+
+    def _open(self, tuning: ConvolutionTuning, sizes: tuple[int, ...], **options: int) -> OnnxRuntimeCudaEngine:
+        return OnnxRuntimeCudaEngine(
+            self.onnx,
+            self.device,
+            self.job.machine.onnxruntime.module,
+            inputs=self.job.spec.inputs,
+            outputs=self.job.spec.outputs,
+            batch_sizes=sizes,
+            batched=self.job.max_batch_size > 0,
+            precision=self.variant.precision,
+            tuning=tuning,
+            **options,
+        )
+
+    def _memory(self) -> Path | None:
+        """Where what was measured for this file, device, library and batch size is remembered."""
+        if self.job.plan_cache is None:
+            return None
+        gpu, library = self.device.properties, self.job.machine.onnxruntime.module.__version__
+        about = json.dumps([gpu.name, gpu.compute_capability, library, self.job.max_batch_size])
+        digest = hashlib.sha256(about.encode()).hexdigest()[:16]
+        folder = self.job.plan_cache / self.job.digests.of(self.onnx)
+        return folder / f"ort{library}-sm{gpu.compute_capability}-{digest}.json"

@@ -1,0 +1,203 @@
+"""OpenVINO on the CPU: one compiled model for all batch sizes, which computes in the staging buffers themselves.
+
+Beside fp32 it takes INT8 from the same file of pairs that ONNX Runtime does. The precision is always named to it: left
+to itself it computes fp32 in BF16 on processors that have that. Tensors of more than 32 bits it would narrow in
+silence, and sizes that do not fit together it answers with nothing: models that have such, free sizes or strings are
+refused here, and served by ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from convoy.app.engines import cpu
+from convoy.app.engines.base import EngineFailure, EngineInfo
+from convoy.app.engines.delivery import Landed
+from convoy.app.engines.memory import check_batch
+from convoy.app.engines.signature import Signature, check_names
+from convoy.app.engines.staged import MOST_SHAPES, Shapes, StagedEngine
+from convoy.models.bundle import Precision
+from convoy.models.errors import BundleError, JobError
+from convoy.models.spec import TensorSpec
+
+NAME = "openvino"
+_INSTALL = "pip install 'convoy-serve[openvino]'"
+# Its converter, which nothing here uses. It tells the library's maker of every import, and keeps a client's id at home.
+_TELLTALE = "openvino.tools.ovc"
+_DTYPES = {
+    "boolean": "BOOL",
+    "u8": "UINT8",
+    "i8": "INT8",
+    "u16": "UINT16",
+    "i16": "INT16",
+    "i32": "INT32",
+    "f16": "FP16",
+    "f32": "FP32",
+}
+
+
+class _Bound(NamedTuple):
+    """The tensors of some shapes over the staging buffers."""
+
+    inputs: list[Any]
+    outputs: list[Any]
+    landed: list[Landed]
+
+
+class OpenVinoEngine(StagedEngine):
+    """One ONNX file, compiled for `threads` threads.
+
+    Raises BundleError when the file cannot be compiled or has tensors that are not for it, when a batch has no room in
+    memory, and where the library is missing.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        max_batch_size: int,
+        precision: Precision,
+        threads: int,
+    ) -> None:
+        self.batched = max_batch_size > 0
+        check_batch(inputs, outputs, max_batch_size)
+        if free := [spec.name for spec in (*inputs, *outputs) if spec.sample_bytes is None]:
+            raise BundleError(f"{model}: tensor {free[0]!r} has no fixed size, which OpenVINO is not trusted with")
+        try:
+            self._ov = load_openvino()
+        except JobError as error:
+            raise BundleError(str(error)) from error
+        library = f"openvino {version_of(self._ov)}"
+        self._request = self._open_request(model, precision, threads, Signature(inputs, outputs))
+        self._bindings: dict[Shapes, _Bound] = {}
+        self._now: Shapes | None = None
+        info = EngineInfo(
+            engine=NAME,
+            precision=precision,
+            device="cpu",
+            device_fingerprint=cpu.fingerprint(threads, library),
+            library=library,
+            batch_sizes=tuple(range(1, max(1, max_batch_size) + 1)),
+        )
+        self._stage(inputs, outputs, info)
+
+    def close(self) -> None:
+        super().close()
+        self._request = None
+
+    def _open_request(self, model: Path, precision: Precision, threads: int, promised: Signature) -> Any:
+        ov, core = self._ov, _core()
+        options = {
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "INFERENCE_PRECISION_HINT": "f32",
+            # Cores are shared with the edge and other models.
+            "ENABLE_CPU_PINNING": False,
+        }
+        try:
+            # Asked for by name: else every reader that there is tries its luck with a broken file, and complains.
+            reader = ov.frontend.FrontEndManager().load_by_framework("onnx")
+            graph = reader.convert(reader.load(str(model)))
+            compiled = core.compile_model(graph, "CPU", options)
+        except Exception as error:  # RuntimeError, and whatever the reader lets through
+            raise BundleError(f"{model}: OpenVINO cannot load it ({_message(error)})") from error
+        sides = zip((promised.inputs, promised.outputs), (compiled.inputs, compiled.outputs), strict=True)
+        have = Signature(*(tuple(_spec(model, port, ours) for port, ours in _paired(*side)) for side in sides))
+        check_names(model, have, promised.inputs, promised.outputs)
+        return compiled.create_infer_request()
+
+    def _forget(self) -> None:
+        self._bindings.clear()
+        self._now = None
+
+    def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
+        bound = self._bindings.get(shapes) or self._bind(shapes, samples)
+        try:
+            if shapes != self._now:
+                self._point_to(bound)
+                self._now = shapes
+            self._request.infer(share_outputs=True)
+        except Exception as error:  # RuntimeError, and whatever the bindings let through
+            self._now = None
+            raise EngineFailure(_message(error)) from error
+        for index, landed in enumerate(bound.landed):
+            # A smaller output than was promised lands in a larger place without a word.
+            shape = tuple(self._request.get_output_tensor(index).shape)
+            if shape != landed.array.shape:
+                self._forget()
+                name = self.outputs[index].name
+                raise EngineFailure(f"output '{name}' has the shape {list(shape)}, not {list(landed.array.shape)}")
+        return bound.landed
+
+    def _point_to(self, bound: _Bound) -> None:
+        for index, tensor in enumerate(bound.inputs):
+            self._request.set_input_tensor(index, tensor)
+        for index, tensor in enumerate(bound.outputs):
+            self._request.set_output_tensor(index, tensor)
+
+    def _bind(self, shapes: Shapes, samples: int) -> _Bound:
+        if len(self._bindings) >= MOST_SHAPES:
+            self._forget()
+        inputs = [
+            self._ov.Tensor(staging.array(shape), shared_memory=True)
+            for staging, shape in zip(self._staging_in, shapes, strict=True)
+        ]
+        landed = [staging.landed(self._whole_shape(staging.spec, samples)) for staging in self._staging_out]
+        outputs = [self._ov.Tensor(one.array, shared_memory=True) for one in landed]
+        bound = self._bindings[shapes] = _Bound(inputs, outputs, landed)
+        return bound
+
+
+def _paired(ours: tuple[TensorSpec, ...], ports: list[Any]) -> list[tuple[Any, TensorSpec | None]]:
+    return [(port, ours[index] if index < len(ours) else None) for index, port in enumerate(ports)]
+
+
+def _spec(model: Path, port: Any, promised: TensorSpec | None) -> TensorSpec:
+    """A tensor as the compiled model has it; one may have several names. Raises BundleError."""
+    dtype = port.element_type.get_type_name()
+    name = promised.name if promised is not None and promised.name in port.names else port.any_name
+    if dtype not in _DTYPES:
+        raise BundleError(f"{model}: tensor {name!r} is of {dtype}, which OpenVINO does not compute as it is")
+    return TensorSpec(name, _DTYPES[dtype], ())
+
+
+@cache
+def _core() -> Any:
+    return load_openvino().Core()
+
+
+@cache
+def load_openvino() -> Any:
+    """The module. Raises JobError where it is missing or does not load."""
+    before = sys.modules.get(_TELLTALE)
+    sys.modules[_TELLTALE] = None  # type: ignore[assignment]  # as good as not installed
+    try:
+        return importlib.import_module("openvino")
+    except ModuleNotFoundError as error:
+        raise JobError(f"OpenVINO is not installed; run {_INSTALL}") from error
+    except (ImportError, OSError, RuntimeError) as error:
+        raise JobError(f"OpenVINO does not load ({error}); run {_INSTALL}") from error
+    finally:
+        del sys.modules[_TELLTALE]
+        if before is not None:
+            sys.modules[_TELLTALE] = before
+
+
+def version_of(module: Any) -> str:
+    """2026.4.1 of 2026.4.1-22982-e213a147257-releases/2026/4."""
+    return str(module.__version__).partition("-")[0]
+
+
+def _message(error: Exception) -> str:
+    """What an error of the library says, without where in its source it was raised."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [
+        line for line in lines if line and not line.startswith(("Exception from ", "Check '", "FrontEnd API failed"))
+    ]
+    return said[0] if said else type(error).__name__

@@ -1,0 +1,149 @@
+"""Engines that compute in this process's own memory: a batch is gathered into buffers that are allocated once, and its
+answers are handed out from others.
+
+What gathers and scatters is the same whatever library computes between; it only says how. Knows no library.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from convoy.app.engines.base import Engine, EngineFailure, EngineInfo, Part, RunResult
+from convoy.app.engines.delivery import Landed, scatter
+from convoy.app.engines.memory import Growth
+from convoy.models.spec import TensorSpec
+from convoy.models.tensors import unpack
+
+Shapes = tuple[tuple[int, ...], ...]
+
+# Of so many combinations it is kept how they run; models with free shapes must not collect them for ever.
+MOST_SHAPES = 256
+
+
+class Staging:
+    """Memory for one tensor of a batch. Grows when a larger shape than ever comes, and never shrinks."""
+
+    def __init__(self, spec: TensorSpec, capacity_bytes: int) -> None:
+        self.spec = spec
+        self.is_strings = spec.is_strings
+        self.memory = np.zeros(capacity_bytes, np.uint8)
+        self.view = self.memory.data
+        self._strings: list[str] = []
+
+    def ensure(self, nbytes: int) -> bool:
+        """Whether the memory moved, so that bindings to it are void."""
+        if nbytes <= len(self.memory):
+            return False
+        self.memory = np.zeros(nbytes, np.uint8)
+        self.view = self.memory.data
+        return True
+
+    def clear(self, shape: tuple[int, ...]) -> None:
+        """Zeros, or empty strings, for a run that nobody asked for."""
+        if not self.is_strings:
+            self.memory[: math.prod(shape) * self.spec.numpy_dtype.itemsize] = 0
+        self._strings = [""] * math.prod(shape)
+
+    def take_strings(self, parts: Sequence[Part], index: int) -> None:
+        """The batch's strings. Raises EngineFailure where there are none in these bytes, or none of UTF-8."""
+        try:
+            self._strings = [element.decode() for part in parts for element in unpack(part.inputs[index])]
+        except ValueError as error:
+            raise EngineFailure(f"input '{self.spec.name}' cannot be read as strings: {error}") from error
+
+    def array(self, shape: tuple[int, ...]) -> np.ndarray:
+        """What lies here, as an array of the tensor's dtype."""
+        if self.is_strings:
+            strings = np.empty(len(self._strings), object)
+            strings[:] = self._strings
+            return strings.reshape(shape)
+        nbytes = math.prod(shape) * self.spec.numpy_dtype.itemsize
+        return self.memory[:nbytes].view(self.spec.numpy_dtype).reshape(shape)
+
+    def landed(self, shape: tuple[int, ...]) -> Landed:
+        """The same as an output of a run, for as long as the memory does not move. Not for strings."""
+        array = self.array(shape)
+        return Landed(array, self.view[: array.nbytes])
+
+
+class StagedEngine(Engine):
+    """Gathers, lets the library execute, scatters. After warm-up a batch allocates no tensor where sizes are known.
+
+    Specs give per-sample shapes when `max_batch_size` is at least 1, whole shapes when it is 0, as in `ModelSpec`.
+    """
+
+    computes_in_caller = True
+
+    def _stage(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], info: EngineInfo) -> None:
+        """Allocate for the largest of the batch sizes; `batched` is set before."""
+        self.inputs, self.outputs, self.info = inputs, outputs, info
+        largest = info.batch_sizes[-1]
+        self._staging_in = [Staging(spec, largest * (spec.sample_bytes or 0)) for spec in inputs]
+        self._staging_out = [Staging(spec, largest * (spec.sample_bytes or 0)) for spec in outputs]
+
+    @abstractmethod
+    def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
+        """Run what lies in the staging buffers, whose whole shapes these are; returns outputs in buffers that the next
+        run reuses. Raises EngineFailure."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """A buffer moved: nothing that points to one holds any more."""
+
+    def warm_up(self) -> None:
+        for samples in Growth(self.info.batch_sizes[-1]).sizes():
+            shapes = tuple(self._whole_shape(spec, samples) for spec in self.inputs)
+            for staging, shape in zip(self._staging_in, shapes, strict=True):
+                self._make_room(staging, math.prod(shape) * staging.spec.numpy_dtype.itemsize)
+                staging.clear(shape)
+            self._execute(shapes, samples)
+
+    def run(self, parts: Sequence[Part]) -> RunResult:
+        started_ns = time.monotonic_ns()
+        samples = sum([part.samples for part in parts])
+        shapes = parts[0].shapes  # all parts agree but in the first dimension
+        if self.batched:
+            # Through a list: a tuple made of a generator leaves its interpreter one more spare tuple each time.
+            shapes = tuple([(samples, *shape[1:]) for shape in shapes])
+        self._gather(parts)
+        gathered_ns = time.monotonic_ns()
+        landed = self._execute(shapes, samples)
+        computed_ns = time.monotonic_ns()
+        outputs = scatter(parts, landed, batched=self.batched)
+        return RunResult(
+            outputs=outputs,
+            copy_in_ns=gathered_ns - started_ns,
+            compute_ns=computed_ns - gathered_ns,
+            copy_out_ns=time.monotonic_ns() - computed_ns,
+        )
+
+    def close(self) -> None:
+        self._forget()
+        self._staging_in, self._staging_out = [], []
+
+    def _gather(self, parts: Sequence[Part]) -> None:
+        for index, staging in enumerate(self._staging_in):
+            if staging.is_strings:
+                staging.take_strings(parts, index)
+                continue
+            sources = [part.inputs[index] for part in parts]
+            self._make_room(staging, sum([source.nbytes for source in sources]))
+            view, offset = staging.view, 0
+            for source in sources:
+                end = offset + source.nbytes
+                view[offset:end] = source
+                offset = end
+
+    def _make_room(self, staging: Staging, nbytes: int) -> None:
+        if staging.ensure(nbytes):
+            self._forget()
+
+    def _whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
+        # A free size is warmed up as 1; the run itself takes it from the request.
+        fixed = tuple(1 if size < 0 else size for size in spec.shape)
+        return (samples, *fixed) if self.batched else fixed

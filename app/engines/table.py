@@ -1,0 +1,182 @@
+"""The engines: one row each. A new one is a file beside this and a row here.
+
+Loading walks the rows over the devices and a model's variants, `convoy doctor` shows them, and export verifies and
+measures through them. A row that is passed over leaves its reason, for the log, `/stats`, the metrics and the doctor.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from convoy.app.engines import cpu
+from convoy.app.engines.base import Engine
+from convoy.app.engines.jobs import Job, Place, PlanWish, Untried
+from convoy.app.engines.machine import Machine
+from convoy.app.engines.onnxruntime import LIBRARY, OnnxRuntimeCpuEngine
+from convoy.app.engines.onnxruntime_tuned import left_to_tune, open_tuned
+from convoy.app.engines.openvino import OpenVinoEngine, version_of
+from convoy.app.engines.plans import open_plan, wish_for_plan
+from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt
+from convoy.models.bundle import Target, Variant
+from convoy.models.errors import BundleError
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether an engine can run here at all; `reason` says why it cannot, or what it would use."""
+
+    engine: str
+    runner: str
+    usable: bool
+    reason: str
+
+
+class Probe(Protocol):
+    """Whether an engine can run on a machine, and why not, or what it would use."""
+
+    def __call__(self, machine: Machine) -> tuple[bool, str]: ...
+
+
+class Open(Protocol):
+    """Opens a variant where it is to run. Raises NotProved, BundleError or EngineFailure."""
+
+    def __call__(self, job: Job, variant: Variant, place: Place) -> Engine: ...
+
+
+class AfterLoad(Protocol):
+    """What would serve a variant better on a GPU, later. `is_open`: the row has opened it; None: it was not asked."""
+
+    def __call__(self, job: Job, variant: Variant, place: Place, is_open: bool | None) -> PlanWish | Untried | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One engine: `name` as its `EngineInfo` has it, `runner` as --engine does.
+
+    It takes fp32 and what was made for `targets`. Rows of one `rank` are measured against each other, and those of a
+    lower one serve where they can. `platform` is what it is in the protocol's words. A row that `holds_to_canary` takes
+    no model without one. `library` tells whether export measured with it; empty where it does not.
+    """
+
+    name: str
+    runner: str
+    rank: int
+    targets: tuple[Target, ...]
+    platform: str
+    probe: Probe
+    open: Open
+    after_load: AfterLoad | None = None
+    holds_to_canary: bool = False
+    library: str = ""
+
+    @property
+    def is_on_gpus(self) -> bool:
+        return self.rank < _ON_CPU
+
+    def takes(self, variant: Variant) -> bool:
+        """Whether the variant was made for it, or is the one that everything runs."""
+        return variant.precision == "fp32" or variant.target in self.targets
+
+
+def _on_cpu(engine: type[OnnxRuntimeCpuEngine] | type[OpenVinoEngine]) -> Open:
+    def open_there(job: Job, variant: Variant, place: Place) -> Engine:
+        return engine(
+            job.path(variant),
+            inputs=job.spec.inputs,
+            outputs=job.spec.outputs,
+            max_batch_size=job.max_batch_size,
+            precision=variant.precision,
+            threads=job.threads,
+        )
+
+    return open_there
+
+
+def _probe_plans(library: TensorRt, machine: Machine) -> tuple[bool, str]:
+    found = machine.runs(library)
+    if not machine.gpus or found.module is None:
+        return False, found.reason if machine.gpus else machine.no_gpu
+    return True, f"{library.title} {found.module.__version__} on {_gpu_names(machine)}"
+
+
+def _probe_cuda(machine: Machine) -> tuple[bool, str]:
+    if not machine.gpus or machine.onnxruntime.module is None:
+        return False, machine.onnxruntime.reason if machine.gpus else machine.no_gpu
+    without = [why for why in map(machine.why_no_code, machine.gpus) if why]
+    if len(without) == len(machine.gpus):
+        return False, without[0]
+    return True, "; but ".join((_gpu_names(machine), *dict.fromkeys(without)))
+
+
+def _probe_cpu(machine: Machine) -> tuple[bool, str]:
+    if importlib.util.find_spec("onnxruntime") is None:
+        return False, "onnxruntime is not installed; install convoy-serve[cpu]"
+    return True, _cores()
+
+
+def _probe_openvino(machine: Machine) -> tuple[bool, str]:
+    module = machine.openvino.module
+    return (False, machine.openvino.reason) if module is None else (True, f"OpenVINO {version_of(module)}, {_cores()}")
+
+
+def _cores() -> str:
+    return f"{cpu.cpu_budget()} cores of {cpu.cpu_model()}"
+
+
+def _gpu_names(machine: Machine) -> str:
+    return ", ".join(gpu.properties.name for gpu in machine.gpus)
+
+
+def _plans(library: TensorRt, rank: int) -> Row:
+    return Row(
+        *(library.name, library.engine, rank, ("cuda", "tensorrt"), "tensorrt_plan"),
+        *(partial(_probe_plans, library), partial(open_plan, library), partial(wish_for_plan, library)),
+        holds_to_canary=True,
+    )
+
+
+_PLANS, _GPU, _ON_CPU = range(3)
+# What answers as a model means it: whatever else runs one is held against this.
+REFERENCE = Row(
+    *("onnxruntime-cpu", "cpu", _ON_CPU, ("cpu",), "onnxruntime_onnx", _probe_cpu, _on_cpu(OnnxRuntimeCpuEngine)),
+    library=LIBRARY,
+)
+# In this order they are tried and told.
+ROWS = (
+    _plans(RTX, _PLANS),
+    _plans(TENSORRT, _PLANS),
+    Row("onnxruntime-cuda", "cuda", _GPU, ("cuda",), "onnxruntime_onnx", _probe_cuda, open_tuned, left_to_tune),
+    REFERENCE,
+    Row("openvino", "openvino", _ON_CPU, ("cpu",), "openvino", _probe_openvino, _on_cpu(OpenVinoEngine)),
+)
+CHOICES = (AUTO, *(row.runner for row in ROWS))
+
+
+def row_named(engine: str) -> Row:
+    """The row of an engine that is open."""
+    return next(row for row in ROWS if row.name == engine)
+
+
+def availabilities(machine: Machine) -> tuple[Availability, ...]:
+    """Every engine that Convoy knows, and whether it can run here."""
+    return tuple(Availability(row.name, row.runner, *row.probe(machine)) for row in ROWS)
+
+
+def rows_for(machine: Machine, engine: str) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """What to try, and why the others are passed over.
+
+    Raises BundleError where the one that was asked for cannot run here.
+    """
+    everything = [(row, *row.probe(machine)) for row in ROWS if engine in (AUTO, row.runner)]
+    if engine == AUTO:
+        unusable = tuple(f"{row.name}: {reason}" for row, usable, reason in everything if not usable)
+        return tuple(row for row, usable, _ in everything if usable), unusable
+    ((row, usable, reason),) = everything
+    if not usable:
+        raise BundleError(f"--engine {engine}: {reason}; or serve with --engine auto")
+    return (row,), (f"every engine but {row.name}: --engine {engine}",)

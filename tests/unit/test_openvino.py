@@ -1,0 +1,200 @@
+"""OpenVINO as an engine of the table: what it takes, when it serves, and what it does not do behind one's back."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convoy.app.commands.doctor import diagnose
+from convoy.app.engines.base import Blast, EngineFailure, run_arrays
+from convoy.app.engines.machine import CPU_ONLY, Library, Machine
+from convoy.app.engines.openvino import OpenVinoEngine, load_openvino
+from convoy.app.loading.load import LoadedModel, LoadOptions, load
+from convoy.models.errors import BundleError
+from convoy.models.spec import TensorSpec
+from convoy.models.store import DEMO_STORE, Store
+from tests.support import onnx_models
+
+IS_HERE = importlib.util.find_spec("openvino") is not None
+needs_openvino = pytest.mark.skipif(not IS_HERE, reason="OpenVINO is not installed")
+X, Y = TensorSpec("x", "FP32", (4,)), TensorSpec("y", "FP32", (4,))
+MISSING = Library(None, "OpenVINO is not installed; run pip install 'convoy-serve[openvino]'")
+
+
+def with_openvino() -> Machine:
+    return replace(CPU_ONLY, openvino=Library(load_openvino()))
+
+
+def loaded(store: Path, name: str = "digits", **given: Any) -> LoadedModel:
+    options = LoadOptions("auto", threads=1, max_batch=4, machine=with_openvino())
+    return load(Store(store).versions(name)[0], replace(options, **given))
+
+
+def takes(monkeypatch: pytest.MonkeyPatch, **engines_ms: float) -> None:
+    """How long every batch takes in each engine."""
+    monkeypatch.setattr(
+        "convoy.app.engines.measure.Probe.run_ms", lambda probe: engines_ms[probe.engine.info.engine.replace("-", "_")]
+    )
+
+
+def opened(path: Path, y: TensorSpec = Y, max_batch_size: int = 4) -> OpenVinoEngine:
+    return OpenVinoEngine(path, inputs=(X,), outputs=(y,), max_batch_size=max_batch_size, precision="fp32", threads=1)
+
+
+def identity(folder: Path) -> Path:
+    return onnx_models.identity(folder / "model.onnx", dims=("batch", 4))
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    ("openvino_ms", "serves"), [(1.0, "openvino"), (2.0, "onnxruntime-cpu"), (4.0, "onnxruntime-cpu")]
+)
+def test_on_a_cpu_the_faster_engine_serves_and_it_is_told_why_the_other_does_not(monkeypatch, openvino_ms, serves):
+    takes(monkeypatch, onnxruntime_cpu=2.0, openvino=openvino_ms)
+    model = loaded(DEMO_STORE)
+    (proved,) = model.engines
+    assert (proved.engine.info.engine, proved.engine.info.precision) == (serves, "fp32")
+    other = ({"onnxruntime-cpu", "openvino"} - {serves}).pop()
+    assert f"{other} on cpu: fp32.onnx: it is not faster than {serves} in fp32" in model.skipped
+    assert proved.platform == {"openvino": "openvino", "onnxruntime-cpu": "onnxruntime_onnx"}[serves]
+    proved.canary.run(proved.engine)
+
+
+@needs_openvino
+@pytest.mark.parametrize(("engine", "serves"), [("openvino", "openvino"), ("cpu", "onnxruntime-cpu")])
+def test_the_engine_that_was_asked_for_serves_however_slow_it_is(monkeypatch, engine, serves):
+    takes(monkeypatch, onnxruntime_cpu=1.0 + (engine == "cpu"), openvino=1.0 + (engine == "openvino"))
+    model = loaded(DEMO_STORE, engine=engine)
+    assert [one.engine.info.engine for one in model.engines] == [serves]
+    assert f"every engine but {serves}: --engine {engine}" in model.skipped
+
+
+def test_where_it_is_not_installed_everything_is_as_without_it_and_the_extra_is_named():
+    machine = Machine(no_gpu="no GPU", openvino=MISSING)
+    model = loaded(DEMO_STORE, machine=machine)
+    assert [one.engine.info.engine for one in model.engines] == ["onnxruntime-cpu"]
+    assert f"openvino: {MISSING.reason}" in model.skipped
+    with pytest.raises(BundleError, match=r"--engine openvino: .*convoy-serve\[openvino\].*--engine auto"):
+        loaded(DEMO_STORE, machine=machine, engine="openvino")
+
+
+def test_the_doctor_names_it_with_its_extra_or_its_version(tmp_path):
+    (found,) = [one for one in diagnose(Machine(openvino=MISSING), tmp_path).engines if one.engine == "openvino"]
+    assert (found.runner, found.usable, found.reason) == ("openvino", False, MISSING.reason)
+    if IS_HERE:
+        (found,) = [one for one in diagnose(with_openvino(), tmp_path).engines if one.engine == "openvino"]
+        assert found.usable
+        assert found.reason.startswith("OpenVINO 20")
+
+
+@needs_openvino
+def test_an_engine_that_answers_wrongly_leaves_the_model_to_the_other(monkeypatch):
+    takes(monkeypatch, onnxruntime_cpu=2.0, openvino=1.0)
+    # Compiled from another network than the file says.
+    ov = load_openvino()
+    compile_model = ov.Core.compile_model
+
+    def negated(core: object, graph: Any, *rest: object) -> object:
+        result = graph.get_results()[0]
+        name = result.input_value(0).get_names()
+        negative = importlib.import_module("openvino.opset13").negative(result.input_value(0))
+        negative.output(0).get_tensor().set_names(name)
+        result.input(0).replace_source_output(negative.output(0))
+        graph.validate_nodes_and_infer_types()
+        return compile_model(core, graph, *rest)
+
+    monkeypatch.setattr(ov.Core, "compile_model", negated)
+    model = loaded(DEMO_STORE)
+    assert [one.engine.info.engine for one in model.engines] == ["onnxruntime-cpu"]
+    assert any(why.startswith("openvino on cpu: fp32.onnx: output 'logits' is off by") for why in model.skipped)
+
+
+@needs_openvino
+def test_a_bare_model_is_served_by_it_where_it_agrees_and_by_the_other_where_it_would_narrow_numbers(
+    tmp_path, monkeypatch
+):
+    takes(monkeypatch, onnxruntime_cpu=2.0, openvino=1.0)
+    onnx_models.shift(tmp_path / "shift" / "1" / "model.onnx", 1.0)
+    onnx_models.identity(tmp_path / "wide" / "1" / "model.onnx", "INT64", ("batch", 4))
+    assert [one.engine.info.engine for one in loaded(tmp_path, "shift").engines] == ["openvino"]
+    wide = loaded(tmp_path, "wide")
+    assert [one.engine.info.engine for one in wide.engines] == ["onnxruntime-cpu"]
+    assert any("openvino on cpu" in why and "'x' is of i64" in why for why in wide.skipped)
+    with pytest.raises(BundleError, match="'x' is of i64, which OpenVINO does not compute as it is"):
+        loaded(tmp_path, "wide", engine="openvino")
+
+
+@needs_openvino
+def test_a_file_that_is_not_what_was_said_is_refused(tmp_path):
+    path = identity(tmp_path)
+    for other in (TensorSpec("z", "FP32", (4,)), TensorSpec("y", "FP16", (4,))):
+        with pytest.raises(BundleError, match="export the model again"):
+            opened(path, other)
+    path.write_bytes(b"not a graph")
+    with pytest.raises(BundleError, match=r"model\.onnx: OpenVINO cannot load it") as refused:
+        opened(path)
+    assert "\n" not in str(refused.value)
+
+
+@needs_openvino
+def test_free_sizes_are_refused_because_those_that_do_not_fit_together_would_be_answered(tmp_path):
+    with pytest.raises(BundleError, match="tensor 'y' has no fixed size"):
+        opened(onnx_models.identity(tmp_path / "model.onnx"), TensorSpec("y", "FP32", (-1,)))
+
+
+@needs_openvino
+def test_what_the_library_does_not_run_fails_in_one_line(tmp_path):
+    engine = opened(identity(tmp_path), TensorSpec("y", "FP32", (5,)))
+    for _ in range(2):
+        with pytest.raises(EngineFailure, match="output tensor") as failed:
+            run_arrays(engine, {"x": np.ones((3, 4), np.float32)})
+        assert failed.value.blast is Blast.BATCH
+        assert "\n" not in str(failed.value)
+        assert "Exception from" not in str(failed.value)
+
+
+@needs_openvino
+def test_an_output_of_fewer_rows_than_were_asked_is_a_failure_and_the_next_batch_works(tmp_path):
+    engine = opened(onnx_models.every_other_row(tmp_path / "model.onnx"))
+    for _ in range(2):
+        with pytest.raises(EngineFailure, match=r"'y' has the shape \[2, 4\], not \[3, 4\]"):
+            run_arrays(engine, {"x": np.ones((3, 4), np.float32)})
+        assert run_arrays(engine, {"x": np.ones((1, 4), np.float32)})["y"].tolist() == [[1.0] * 4]
+
+
+@needs_openvino
+def test_the_precision_is_named_and_threads_are_limited_and_only_the_cpu_is_asked(tmp_path, monkeypatch):
+    ov = load_openvino()
+    compile_model, asked = ov.Core.compile_model, []
+
+    def watched(core: object, graph: object, device: str, options: dict[str, object]) -> object:
+        compiled = compile_model(core, graph, device, options)
+        asked.append((device, options["INFERENCE_PRECISION_HINT"], compiled.get_property("INFERENCE_NUM_THREADS")))
+        return compiled
+
+    monkeypatch.setattr(ov.Core, "compile_model", watched)
+    opened(identity(tmp_path))
+    assert asked == [("CPU", "f32", 1)]
+
+
+@needs_openvino
+def test_importing_it_tells_nobody_and_leaves_nothing_at_home(tmp_path):
+    code = (
+        "import sys\n"
+        "from convoy.app.engines.openvino import load_openvino\n"
+        "load_openvino().Core()\n"
+        "assert not [name for name in sys.modules if 'telemetry' in name and 'openvino' in name]\n"
+        "import openvino.tools\n"
+        "assert 'openvino.tools.ovc' not in sys.modules\n"
+    )
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
+    assert list(tmp_path.iterdir()) == []
