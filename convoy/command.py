@@ -82,7 +82,7 @@ def export(
     front: Annotated[str, typer.Option(help="uint8: normalisation in the graph; none: FP32 input.")] = "uint8",
     calibrate: Annotated[str | None, typer.Option(help="Data set whose calibration part sets the ranges.")] = None,
     evaluate: Annotated[str | None, typer.Option(help="Data set whose test part measures accuracy.")] = None,
-    precisions: Annotated[str | None, typer.Option(help="Variants to make, of fp32,fp16,int8,fp8.")] = None,
+    precisions: Annotated[str | None, typer.Option(help="Variants to make, of fp32,bf16,fp16,int8,fp8.")] = None,
     calibration_method: Annotated[str, typer.Option(help="auto, minmax, entropy or percentile.")] = "auto",
     allow_random_calibration: Annotated[bool, typer.Option(help="Without images, take ranges from noise.")] = False,
     accuracy_budget: Annotated[float, typer.Option(help="Points of top-1 a variant may lose.")] = 1.0,

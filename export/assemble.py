@@ -52,7 +52,12 @@ from convoy.models.store import Store
 
 _CANARY_SAMPLES = 32
 _CANARY_BYTES = 4 << 20
-_DEVICES: dict[Target, str] = {"cpu": "time", "cuda": "a GPU", "tensorrt": "a GPU"}
+_DEVICES: dict[Target, str] = {
+    "cpu": "time",
+    "openvino": "OpenVINO on a processor with BF16",
+    "cuda": "a GPU",
+    "tensorrt": "a GPU",
+}
 _TOOLS = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow")
 
 

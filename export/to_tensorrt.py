@@ -36,6 +36,10 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see python -m convoy.export.to_tensorrt --help")
 
 
+# BF16 is for processors.
+_PRECISIONS = tuple(precision for precision in get_args(Precision) if precision != "bf16")
+
+
 def main(
     arguments: Sequence[str] | None = None,
     load: Callable[[TensorRt], Any] = load_builder,
@@ -64,7 +68,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plan-cache", type=Path, required=True, help="folder of plans")
     parser.add_argument("--library", choices=get_args(LibraryName), default=RTX.name)
     parser.add_argument("--for", dest="targets", type=_targets, default=(), help=f"such as sm80,l4, or {PORTABLE}")
-    parser.add_argument("--precision", required=True, choices=get_args(Precision), help="what the graph is typed as")
+    parser.add_argument("--precision", required=True, choices=_PRECISIONS, help="what the graph is typed as")
     parser.add_argument("--batch-sizes", type=_sizes, required=True, help="such as 1,2,4,8")
     parser.add_argument("--workspace-mb", type=int, help="MiB of scratch memory a kernel may use (default: all)")
     parser.add_argument("--time-limit-s", type=_seconds, help="give up after so many seconds (default: never)")

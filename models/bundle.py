@@ -36,9 +36,10 @@ CANARY = "canary.safetensors"
 REPORT = "report.html"
 _SEAL = "manifest_sha256"
 
-Precision = Literal["fp32", "fp16", "int8", "fp8"]
-# Which engine a variant was made for: ONNX Runtime on a CPU, ONNX Runtime on CUDA, or TensorRT.
-Target = Literal["cpu", "cuda", "tensorrt"]
+Precision = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
+# What a variant was made for: any engine on a CPU, OpenVINO there, ONNX Runtime on CUDA, or TensorRT.
+Target = Literal["cpu", "openvino", "cuda", "tensorrt"]
+ON_CPU: tuple[Target, ...] = ("cpu", "openvino")
 
 
 @dataclass(frozen=True, slots=True)

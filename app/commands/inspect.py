@@ -13,7 +13,7 @@ from rich.text import Text
 from convoy.app.engines.limits import share_of_limit
 from convoy.app.engines.speedup import best_per_sample_ms
 from convoy.app.loading.bare_model import read_bare_model
-from convoy.models.bundle import REPORT, LatencyPoint, Manifest, Roofline, Variant, counted, open_bundle
+from convoy.models.bundle import ON_CPU, REPORT, LatencyPoint, Manifest, Roofline, Variant, counted, open_bundle
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.store import DEMO_STORE, Store, StoredVersion
 
@@ -119,8 +119,8 @@ def variants_table(manifest: Manifest) -> Table:
 def _serves(manifest: Manifest, variant: Variant) -> str:
     if not variant.serve:
         return "no"
-    where = "yes" if variant.target == "cpu" else "on GPU"
-    return f"[bold red]{where}![/]" if manifest.objections else "[green]yes[/]" if variant.target == "cpu" else where
+    where = "yes" if variant.target in ON_CPU else "on GPU"
+    return f"[bold red]{where}![/]" if manifest.objections else "[green]yes[/]" if variant.target in ON_CPU else where
 
 
 def _accuracy(variant: Variant) -> tuple[str, str]:

@@ -37,11 +37,20 @@ def cpu_model() -> str:
 @cache
 def has_int8_dot_product() -> bool:
     """Whether the CPU multiplies and adds 8-bit integers in one instruction (AVX-512 VNNI, AVX-VNNI, AMX)."""
+    return bool(_flags() & {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
+
+
+@cache
+def has_bf16() -> bool:
+    """Whether the CPU multiplies and adds BF16 in one instruction (AVX-512 BF16, AMX; on ARM BF16 itself)."""
+    return bool(_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def _flags() -> set[str]:
     try:
-        flags = set(Path("/proc/cpuinfo").read_text().split())
+        return set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
-        return False
-    return bool(flags & {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
+        return set()
 
 
 def fingerprint(threads: int, library: str) -> str:

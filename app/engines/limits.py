@@ -11,7 +11,7 @@ from typing import Literal
 
 from convoy.models.bundle import LatencyPoint, Precision, Roofline
 
-_BYTES_RELATIVE_TO_FP32 = {"fp32": 1.0, "fp16": 0.5, "int8": 0.25, "fp8": 0.25}
+_BYTES_RELATIVE_TO_FP32 = {"fp32": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": 0.25, "fp8": 0.25}
 
 
 @dataclass(frozen=True, slots=True)

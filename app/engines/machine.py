@@ -73,6 +73,12 @@ CPU_ONLY = Machine()
 
 
 @cache
+def find_cpu() -> Machine:
+    """The machine without its GPUs."""
+    return Machine(openvino=_found(load_openvino))
+
+
+@cache
 def find_machine() -> Machine:
     """Ask the driver and the libraries. Takes a second where there is a GPU, nothing where there is none."""
     try:

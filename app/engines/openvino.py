@@ -1,9 +1,9 @@
 """OpenVINO on the CPU: one compiled model for all batch sizes, which computes in the staging buffers themselves.
 
-Beside fp32 it takes INT8 from the same file of pairs that ONNX Runtime does. The precision is always named to it: left
-to itself it computes fp32 in BF16 on processors that have that. Tensors of more than 32 bits it would narrow in
-silence, and sizes that do not fit together it answers with nothing: models that have such, free sizes or strings are
-refused here, and served by ONNX Runtime.
+Beside fp32 it takes INT8 from the same file of pairs that ONNX Runtime does, and BF16 where the processor has that.
+The precision is always named to it: left to itself it computes fp32 in BF16 on such processors. Tensors of more than
+32 bits it would narrow in silence, and sizes that do not fit together it answers with nothing: models that have such,
+free sizes or strings are refused here, and served by ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -96,10 +96,12 @@ class OpenVinoEngine(StagedEngine):
         options = {
             "INFERENCE_NUM_THREADS": threads,
             "NUM_STREAMS": 1,
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
             # Cores are shared with the edge and other models.
             "ENABLE_CPU_PINNING": False,
         }
+        if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise BundleError(f"{model}: this processor computes nothing in BF16")
         try:
             # Asked for by name: else every reader that there is tries its luck with a broken file, and complains.
             reader = ov.frontend.FrontEndManager().load_by_framework("onnx")

@@ -152,7 +152,7 @@ ROWS = (
     _plans(TENSORRT, _PLANS),
     Row("onnxruntime-cuda", "cuda", _GPU, ("cuda",), "onnxruntime_onnx", _probe_cuda, open_tuned, left_to_tune),
     REFERENCE,
-    Row("openvino", "openvino", _ON_CPU, ("cpu",), "openvino", _probe_openvino, _on_cpu(OpenVinoEngine)),
+    Row("openvino", "openvino", _ON_CPU, ("cpu", "openvino"), "openvino", _probe_openvino, _on_cpu(OpenVinoEngine)),
 )
 CHOICES = (AUTO, *(row.runner for row in ROWS))
 

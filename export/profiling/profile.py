@@ -22,7 +22,7 @@ def measure_latencies(candidates: Sequence[Candidate], progress: Progress) -> tu
 
     None for a variant that is made for another device than the one that ran it: its time here says nothing.
     """
-    here = [candidate for candidate in candidates if candidate.recipe.target == candidates[0].recipe.target]
+    here = [candidate for candidate in candidates if not candidate.is_twin]
     engines = [candidate.engine for candidate in here]
     measured = []
     with progress.step("measure latency", len(batch_knots(engines[0].info.batch_sizes[-1]))) as step:

@@ -14,7 +14,7 @@ from convoy.export.report.chart import Axis, Chart, Mark, number
 from convoy.models.bundle import LatencyTable, Roofline, Variant
 
 Measured = tuple[int, Variant, LatencyTable]
-PRECISION_COLOURS = {"fp32": 0, "fp16": 1, "int8": 2, "fp8": 4}
+PRECISION_COLOURS = {"fp32": 0, "fp16": 1, "int8": 2, "fp8": 4, "bf16": 5}
 
 
 def colour_of(variant: Variant) -> int:

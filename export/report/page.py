@@ -18,7 +18,7 @@ from convoy.export.report import charts
 from convoy.export.report.chart import number
 from convoy.export.report.layers import kept_layers, recovery
 from convoy.export.report.markup import Content, element, extend, rendered, table
-from convoy.models.bundle import BuilderVerdict, ClassAccuracy, Manifest, Roofline, Variant, counted
+from convoy.models.bundle import ON_CPU, BuilderVerdict, ClassAccuracy, Manifest, Roofline, Variant, counted
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _MOST_CLASSES = 25
@@ -87,7 +87,7 @@ def _verdict(variant: Variant) -> str:
     accuracy = variant.accuracy
     is_bounded = accuracy is not None and accuracy.loss_bound_points is not None
     # What was made for a GPU has passed the gate here, but where it serves is decided there.
-    word = "serves" if variant.target == "cpu" else "may serve on a GPU"
+    word = "serves" if variant.target in ON_CPU else "may serve on a GPU"
     return f"{word}, not proved" if accuracy and is_bounded and not accuracy.is_proved else word
 
 

@@ -92,10 +92,16 @@ def count_nodes(graph: Any) -> Counter[str]:
             continue
         if node.op_type in _MOVES:
             continue
-        precision = _eight_bits(node, makers, types) or first
+        precision = _eight_bits(node, makers, types) or _bf16(node, makers, types) or first
         if precision in _COMPUTING:
             found[precision] += 1
     return found
+
+
+def _bf16(node: Any, makers: Mapping[str, Any], types: Mapping[str, str]) -> str:
+    """BF16 where the weight is cast from that: so OpenVINO computes the layer."""
+    casts = [makers[name] for name in node.input[1:2] if name in makers and makers[name].op_type == "Cast"]
+    return "bf16" if casts and types.get(casts[0].input[0]) == "bf16" else ""
 
 
 def _eight_bits(node: Any, makers: Mapping[str, Any], types: Mapping[str, str]) -> str:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from convoy.app.engines.cpu import has_bf16
+from convoy.app.engines.machine import find_cpu
+from convoy.export.variants.bf16 import convert_to_bf16
 from convoy.export.variants.calibrate import Calibration, Method
 from convoy.export.variants.fp8 import quantize_to_fp8
 from convoy.export.variants.fp16 import convert_to_fp16
@@ -40,6 +43,11 @@ class Recipe:
     make: Make | None
 
     @property
+    def is_default(self) -> bool:
+        """Whether it is made where no precisions are named. BF16 is for few processors, and made on these."""
+        return self.precision != "bf16" or (has_bf16() and find_cpu().openvino.module is not None)
+
+    @property
     def has_eight_bits(self) -> bool:
         """Whether layers may have to be kept in higher precision, one by one, for it to be good enough."""
         return self.precision in ("int8", "fp8")
@@ -49,6 +57,7 @@ REFERENCE = Recipe("fp32.onnx", "fp32", "cpu", None)
 INT8_CPU = Recipe("int8-cpu.onnx", "int8", "cpu", quantize_for_cpu)
 RECIPES = (
     REFERENCE,
+    Recipe("bf16.onnx", "bf16", "openvino", convert_to_bf16),
     Recipe("fp16.onnx", "fp16", "cuda", convert_to_fp16),
     INT8_CPU,
     Recipe("int8-trt.onnx", "int8", "tensorrt", quantize_for_tensorrt),
@@ -63,7 +72,7 @@ def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]
     for by name and needs images that were not given.
     """
     if precisions is None:
-        return tuple(recipe for recipe in RECIPES if recipe.make is None or can_calibrate)
+        return tuple(recipe for recipe in RECIPES if recipe.make is None or (can_calibrate and recipe.is_default))
     known = sorted({recipe.precision for recipe in RECIPES})
     asked = {part.strip() for part in precisions.split(",")}
     unknown = sorted(asked - set(known))

@@ -1,4 +1,4 @@
-"""The arithmetic of FP16 and FP8 files on a machine that has none.
+"""The arithmetic of FP16, BF16 and FP8 files on a machine that has none.
 
 ONNX Runtime runs FP16 nodes on a CPU in FP32 and takes the casts between them out, so that neither rounding nor
 overflow shows: 70,000 passes through such a node unharmed, where a GPU gives infinity. Here every result of an
@@ -30,26 +30,29 @@ def write_rounding_twin(path: Path, target: Path) -> Path:
     import onnx
 
     model = onnx.load(str(path))
-    half = _half_tensors(model)
+    is_bf16 = any(tensor.data_type == onnx.TensorProto.BFLOAT16 for tensor in model.graph.initializer)
+    # A file in BF16 is typed as FP32, and computed in BF16 throughout.
+    narrow = onnx.TensorProto.BFLOAT16 if is_bf16 else onnx.TensorProto.FLOAT16
+    rounded = _tensors_of(model, onnx.TensorProto.FLOAT if is_bf16 else narrow)
     _widen(model.graph)
     for node in list(model.graph.node):
         if node.op_type not in _EXACT:
-            _round_results(model.graph, node, half)
+            _round_results(model.graph, node, rounded, narrow)
     _write_out_pairs_of_fp8(model.graph)
     tidy(model.graph)
     onnx.save(model, str(target))
     return target
 
 
-def _half_tensors(model: Any) -> set[str]:
-    """The names of all FP16 tensors."""
+def _tensors_of(model: Any, element_type: int) -> set[str]:
+    """The names of all tensors of a type."""
     import onnx
 
     inferred = onnx.shape_inference.infer_shapes(model).graph
     return {
         info.name
         for info in (*inferred.value_info, *inferred.output)
-        if info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
+        if info.type.tensor_type.elem_type == element_type
     }
 
 
@@ -96,13 +99,13 @@ def _write_out_pairs_of_fp8(graph: Any) -> None:
         graph.node.remove(node)
 
 
-def _round_results(graph: Any, node: Any, half: set[str]) -> None:
+def _round_results(graph: Any, node: Any, names: set[str], narrow: int) -> None:
     from onnx import TensorProto, helper
 
     for index, name in enumerate(node.output):
-        if name not in half:
+        if name not in names:
             continue
         exact, rounded = f"{name}_exact", f"{name}_rounded"
         node.output[index] = exact
-        graph.node.append(helper.make_node("Cast", [exact], [rounded], to=TensorProto.FLOAT16))
+        graph.node.append(helper.make_node("Cast", [exact], [rounded], to=narrow))
         graph.node.append(helper.make_node("Cast", [rounded], [name], to=TensorProto.FLOAT))

@@ -14,10 +14,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from convoy.app.engines.base import Engine, run_arrays
-from convoy.app.engines.cpu import cpu_budget
-from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.app.engines.cpu import cpu_budget, has_bf16
+from convoy.app.engines.jobs import Job, Place
+from convoy.app.engines.machine import find_cpu
+from convoy.app.engines.table import REFERENCE, ROWS, Row
 from convoy.export.variants.precision import Recipe
 from convoy.export.variants.simulate import write_rounding_twin
+from convoy.models.bundle import Variant
 from convoy.models.spec import Activation, ModelSpec
 
 
@@ -25,13 +28,15 @@ from convoy.models.spec import Activation, ModelSpec
 class Candidate:
     """A variant whose file exists; `engine` is open for as long as the candidate is in use.
 
-    `activation` is the model's, which tells what a single output means.
+    `activation` is the model's, which tells what a single output means. `is_twin`: the engine runs what answers as
+    another device would.
     """
 
     recipe: Recipe
     path: Path
     engine: Engine
     activation: Activation = "softmax"
+    is_twin: bool = False
 
     def logits(self, images: np.ndarray) -> np.ndarray:
         """float32 [n, outputs] for images [n, ...]; n is at most the engine's largest batch."""
@@ -49,18 +54,27 @@ def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator
     with ExitStack() as stack:
         candidates = []
         for recipe in recipes:
-            engine = OnnxRuntimeCpuEngine(
-                folder / recipe.file if recipe.target == "cpu" else _twin(stack, folder / recipe.file),
-                inputs=spec.inputs,
-                outputs=spec.outputs,
-                max_batch_size=spec.max_batch_size,
-                precision=recipe.precision,
-                threads=cpu_budget(),
-            )
+            row, path = _row(recipe), folder / recipe.file
+            engine = _open(spec, recipe, row, path) if row else _open(spec, recipe, REFERENCE, _twin(stack, path))
             stack.callback(engine.close)
             engine.warm_up()
-            candidates.append(Candidate(recipe, folder / recipe.file, engine, spec.activation))
+            candidates.append(Candidate(recipe, path, engine, spec.activation, is_twin=row is None))
         yield tuple(candidates)
+
+
+def _row(recipe: Recipe) -> Row | None:
+    """The engine of this machine's CPU that will serve the variant; None: it is for another device."""
+    if recipe.precision == "bf16" and not has_bf16():
+        return None
+    rows = [row for row in ROWS if not row.is_on_gpus and recipe.target in row.targets]
+    return next((row for row in rows if row.probe(find_cpu())[0]), None)
+
+
+def _open(spec: ModelSpec, recipe: Recipe, row: Row, path: Path) -> Engine:
+    variant = Variant(path.name, recipe.precision, recipe.target, True, "", 0.0, None, None)
+    of_model = (path.parent, spec, (variant,), None)
+    job = Job(*of_model, spec.max_batch_size, "auto", find_cpu(), plan_cache=None, threads=cpu_budget())
+    return row.open(job, variant, Place())
 
 
 def _twin(stack: ExitStack, path: Path) -> Path:

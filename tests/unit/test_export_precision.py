@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from precision_fixtures import calibrated, far, inputs, residual, run
 
 from convoy.export.variants.audit import audit, count_nodes
+from convoy.export.variants.bf16 import LAYERS, convert_to_bf16
 from convoy.export.variants.calibrate import Calibration
 from convoy.export.variants.fp16 import convert_to_fp16, out_of_range
 from convoy.export.variants.histogram import BINS, Histogram
@@ -163,6 +164,23 @@ def test_fp16_keeps_the_front_and_wide_values_in_fp32(tmp_path):
     assert graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
     assert {t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT} == {"scale", "shift"}
     assert audit(tmp_path / "fp16.onnx", "cuda", {}).by_precision["fp16"] == 4
+
+
+def test_bf16_halves_the_weights_and_its_twin_rounds_as_a_processor_with_bf16_does(network, tmp_path):
+    path = tmp_path / "bf16.onnx"
+    assert convert_to_bf16(network, "minmax", frozenset(), path) == {}
+    graph = onnx.load(str(path)).graph
+    large = [tensor for tensor in graph.initializer if len(tensor.dims) > 1]
+    assert large
+    assert {tensor.data_type for tensor in large} == {TensorProto.BFLOAT16}
+    assert audit(path, "openvino", {}).by_precision["bf16"] == sum(node.op_type in LAYERS for node in graph.node)
+    exact = run(network.graph, inputs())
+    only_weights, twin = run(path, inputs()), run(write_rounding_twin(path, tmp_path / "twin.onnx"), inputs())
+    # Eight bits of mantissa, of the weights alone and then of what every node gives.
+    assert 0 < far(only_weights, exact) < 0.02
+    assert 0 < far(twin, exact) < 0.05
+    assert not np.array_equal(twin, only_weights)
+    assert not np.any(twin.astype(np.float32).view(np.uint32) & 0xFFFF), "every answer is a BF16 number"
 
 
 def test_values_beyond_fp16_pass_through_islands_of_fp32_unharmed(tmp_path):

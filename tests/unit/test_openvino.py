@@ -18,6 +18,8 @@ from convoy.app.engines.base import Blast, EngineFailure, run_arrays
 from convoy.app.engines.machine import CPU_ONLY, Library, Machine
 from convoy.app.engines.openvino import OpenVinoEngine, load_openvino
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
+from convoy.export.variants.precision import select
+from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 from convoy.models.store import DEMO_STORE, Store
@@ -45,8 +47,8 @@ def takes(monkeypatch: pytest.MonkeyPatch, **engines_ms: float) -> None:
     )
 
 
-def opened(path: Path, y: TensorSpec = Y, max_batch_size: int = 4) -> OpenVinoEngine:
-    return OpenVinoEngine(path, inputs=(X,), outputs=(y,), max_batch_size=max_batch_size, precision="fp32", threads=1)
+def opened(path: Path, y: TensorSpec = Y, precision: Precision = "fp32") -> OpenVinoEngine:
+    return OpenVinoEngine(path, inputs=(X,), outputs=(y,), max_batch_size=4, precision=precision, threads=1)
 
 
 def identity(folder: Path) -> Path:
@@ -168,6 +170,41 @@ def test_an_output_of_fewer_rows_than_were_asked_is_a_failure_and_the_next_batch
         with pytest.raises(EngineFailure, match=r"'y' has the shape \[2, 4\], not \[3, 4\]"):
             run_arrays(engine, {"x": np.ones((3, 4), np.float32)})
         assert run_arrays(engine, {"x": np.ones((1, 4), np.float32)})["y"].tolist() == [[1.0] * 4]
+
+
+@needs_openvino
+def test_bf16_is_refused_where_the_processor_has_none_and_named_where_it_has(tmp_path, monkeypatch):
+    ov = load_openvino()
+    compile_model, get_property, asked = ov.Core.compile_model, ov.Core.get_property, []
+    has_bf16 = True
+
+    def capabilities(core: object, *names: str) -> object:
+        found = get_property(core, *names)
+        others = [one for one in found if one != "BF16"]
+        return [*others, "BF16"] if has_bf16 else others
+
+    def watched(core: object, graph: object, device: str, options: dict[str, object]) -> object:
+        asked.append(options["INFERENCE_PRECISION_HINT"])
+        return compile_model(core, graph, device, options)
+
+    monkeypatch.setattr(ov.Core, "get_property", capabilities)
+    monkeypatch.setattr(ov.Core, "compile_model", watched)
+    path = identity(tmp_path)
+    opened(path, precision="bf16")
+    has_bf16 = False
+    with pytest.raises(BundleError, match="this processor computes nothing in BF16"):
+        opened(path, precision="bf16")
+    assert asked == ["bf16"]
+
+
+@pytest.mark.parametrize("processor_has_it", [False, True])
+@pytest.mark.parametrize("library", [Library(None), Library(object())])
+def test_bf16_is_made_where_it_can_run_or_where_it_is_asked_for(monkeypatch, processor_has_it, library):
+    monkeypatch.setattr("convoy.export.variants.precision.has_bf16", lambda: processor_has_it)
+    monkeypatch.setattr("convoy.export.variants.precision.find_cpu", lambda: Machine(openvino=library))
+    by_default = {recipe.file for recipe in select(None, can_calibrate=True)}
+    assert ("bf16.onnx" in by_default) == (processor_has_it and library.module is not None)
+    assert [recipe.file for recipe in select("bf16", can_calibrate=True)] == ["fp32.onnx", "bf16.onnx"]
 
 
 @needs_openvino
