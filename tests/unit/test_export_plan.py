@@ -142,7 +142,7 @@ def test_precisions_are_what_can_be_made():
     assert files("fp32", can_calibrate=False) == ["fp32.onnx"]
     with pytest.raises(UsageError, match="fp16 and int8 need real images"):
         select("fp16,int8", can_calibrate=False)
-    with pytest.raises(UsageError, match="'fp4' is not known; choose from fp16,fp32,fp8,int8"):
+    with pytest.raises(UsageError, match="'fp4' is not known; choose from bf16,fp16,fp32,fp8,int8"):
         select("fp4", can_calibrate=True)
 
 
