@@ -23,7 +23,7 @@ from convoy.loadtest.observe import Observer
 from convoy.loadtest.options import LoadOptions
 from convoy.loadtest.report.page import render
 from convoy.loadtest.results import Outcome, by_step, whole
-from convoy.loadtest.target import Target, find_target, open_scout
+from convoy.loadtest.target import Target, find_target, open_client
 from convoy.loadtest.view import LiveView, print_outcome
 from convoy.loadtest.write import File, write
 
@@ -34,14 +34,14 @@ EXIT_INTERRUPTED = 130
 
 def run(options: LoadOptions, console: Console) -> int:
     """Gives the exit code. Raises UsageError and JobError."""
-    scout = open_scout(options)
+    client = open_client(options)
     try:
-        target = find_target(scout, options)
+        target = find_target(client, options)
         with LiveView(console) as view:
-            observer = Observer(target, scout, view)
+            observer = Observer(target, client, view)
             outcome = (find_capacity if options.find_capacity else _run_once)(target, options, observer)
     finally:
-        scout.close()
+        client.close()
     print_outcome(console, outcome)
     for file in _files(outcome):
         write(file)

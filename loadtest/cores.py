@@ -10,8 +10,8 @@ import math
 import os
 from pathlib import Path
 
-from convoy.loadtest.ammunition import Protocol
 from convoy.loadtest.options import MAX_PROCESSES, LoadOptions
+from convoy.loadtest.request_pool import Protocol
 
 # Well below half of what one process can send (docs/loadtest.md): a process at its limit is a late one.
 RATE_PER_PROCESS: dict[Protocol, float] = {"http": 10_000, "grpc": 1000}

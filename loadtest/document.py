@@ -41,7 +41,7 @@ def document(outcome: Outcome) -> str:
             "url": target.endpoint.url,
             "model": target.model,
             "body": target.body,
-            "protocol": target.ammunition.protocol,
+            "protocol": target.requests.protocol,
             "server": target.server,
             "metadata": target.metadata,
         },

@@ -27,7 +27,7 @@ class _Found:
 
 def find_capacity(target: Target, options: LoadOptions, observer: Observer) -> Outcome:
     """Ctrl-C ends the search; a probe that it cut short is not counted."""
-    found = [_scout(options, observer)]
+    found = [_first_look(options, observer)]
     probes: list[Probe] = []
     limits = _limits(options)
     rate = next_rate(probes, FIRST_SHARE * found[0].result.summary.throughput_rps, limits)
@@ -40,7 +40,7 @@ def find_capacity(target: Target, options: LoadOptions, observer: Observer) -> O
     return _outcome(target, options, found, probes)
 
 
-def _scout(options: LoadOptions, observer: Observer) -> _Found:
+def _first_look(options: LoadOptions, observer: Observer) -> _Found:
     duration_s = min(SCOUTING_S, options.duration_s)
     closed = replace(
         options, find_capacity=False, concurrency=DEFAULT_CONCURRENCY, duration_s=duration_s, warm_up_s=None

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from convoy.loadtest.ammunition import Ammunition
 from convoy.loadtest.arrivals import Offsets, Schedule
 from convoy.loadtest.cores import core_budget, process_count
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.generator.job import Job
 from convoy.loadtest.options import MAX_REQUESTS, LoadOptions
+from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.rows import size_bytes
 from convoy.loadtest.shared import anonymous, write_blobs, write_integers
 
@@ -26,19 +26,19 @@ OPEN_LOOP_FIRST_CONNECTIONS = 64
 
 @contextlib.contextmanager
 def jobs_for(
-    options: LoadOptions, ammunition: Ammunition, endpoint: Endpoint, schedule: Schedule | None
+    options: LoadOptions, request_pool: RequestPool, endpoint: Endpoint, schedule: Schedule | None
 ) -> Iterator[list[Job]]:
     """Each process's share of the work, in memory that lasts until the end of the run."""
-    count = process_count(options, ammunition.protocol, core_budget())
+    count = process_count(options, request_pool.protocol, core_budget())
     with contextlib.ExitStack() as stack:
 
         def kept(descriptor: int) -> int:
             stack.callback(os.close, descriptor)
             return descriptor
 
-        requests = kept(write_blobs(ammunition.requests))
+        requests = kept(write_blobs(request_pool.requests))
         yield [
-            _job(options, ammunition, endpoint, _Work.of(options, schedule, index, count), requests, kept)
+            _job(options, request_pool, endpoint, _Work.of(options, schedule, index, count), requests, kept)
             for index in range(count)
         ]
 
@@ -63,7 +63,7 @@ class _Work:
 
 def _job(
     options: LoadOptions,
-    ammunition: Ammunition,
+    request_pool: RequestPool,
     endpoint: Endpoint,
     work: _Work,
     requests: int,
@@ -71,11 +71,11 @@ def _job(
 ) -> Job:
     return Job(
         endpoint=endpoint,
-        protocol=ammunition.protocol,
-        form=ammunition.check.form,
-        word=ammunition.check.word.decode("latin-1"),
-        metadata=ammunition.metadata,
-        requests=len(ammunition.requests),
+        protocol=request_pool.protocol,
+        form=request_pool.check.form,
+        word=request_pool.check.word.decode("latin-1"),
+        metadata=request_pool.metadata,
+        requests=len(request_pool.requests),
         requests_descriptor=requests,
         clients=work.clients,
         scheduled=len(work.offsets_ns),

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from convoy.loadtest.ammunition import Ammunition
 from convoy.loadtest.arrivals import NS_PER_S, Step, schedule_of
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.jobs import jobs_for
@@ -20,6 +19,7 @@ from convoy.loadtest.options import LoadOptions
 from convoy.loadtest.processes import GeneratorProcess
 from convoy.loadtest.progress import Progress, Watcher
 from convoy.loadtest.records import Records, merged
+from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.statistics import Window
 
 START_S = 0.03  # for the word to reach all processes before the time it names
@@ -67,12 +67,12 @@ class Measurement:
 
 
 def measure(
-    options: LoadOptions, ammunition: Ammunition, endpoint: Endpoint, show: Callable[[Progress], None]
+    options: LoadOptions, request_pool: RequestPool, endpoint: Endpoint, show: Callable[[Progress], None]
 ) -> Measurement:
     """Runs the load. Ctrl-C ends it early and is not an error: the measurement says `interrupted`."""
     schedule = schedule_of(options) if options.rates else None
     with contextlib.ExitStack() as stack:
-        jobs = stack.enter_context(jobs_for(options, ammunition, endpoint, schedule))
+        jobs = stack.enter_context(jobs_for(options, request_pool, endpoint, schedule))
         crew = [stack.enter_context(GeneratorProcess(number, job)) for number, job in enumerate(jobs, start=1)]
         return _Run(options, crew, show, schedule.steps if schedule else ()).measure()
 

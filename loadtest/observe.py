@@ -14,8 +14,9 @@ from convoy.loadtest.measure import Measurement
 from convoy.loadtest.options import LoadOptions
 from convoy.loadtest.progress import Progress
 from convoy.loadtest.runner import run
+from convoy.loadtest.server_client import ServerClient
 from convoy.loadtest.server_side import ServerSide, difference
-from convoy.loadtest.target import Scout, Target
+from convoy.loadtest.target import Target
 
 
 class Audience(Protocol):
@@ -39,15 +40,15 @@ class Observed:
 class Observer:
     """Runs loads against one target."""
 
-    def __init__(self, target: Target, scout: Scout, audience: Audience) -> None:
+    def __init__(self, target: Target, client: ServerClient, audience: Audience) -> None:
         self._target = target
-        self._scout = scout
+        self._client = client
         self.audience = audience
 
     def observe(self, options: LoadOptions) -> Observed:
-        before = self._scout.snapshot(self._target.model)
+        before = self._client.snapshot(self._target.model)
         show = self.audience.begin(options)
-        measurement = run(options, self._target.ammunition, self._target.endpoint, show)
+        measurement = run(options, self._target.requests, self._target.endpoint, show)
         # A server that has just died answers nothing more; what was measured stays.
-        after = self._scout.snapshot(self._target.model) if before is not None else None
+        after = self._client.snapshot(self._target.model) if before is not None else None
         return Observed(measurement, difference(before, after) if before and after else None)

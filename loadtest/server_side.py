@@ -2,7 +2,7 @@
 
 Knows two sources: the protocol's statistics extension (Triton's and Convoy's; queue, copies and compute per
 request, and how many batches of each size ran) and Convoy's histogram of stages in /metrics (decode and
-encode, which the extension does not have). Pure; asking is the scout's. A server that has neither is no
+encode, which the extension does not have). Pure; asking is the client's. A server that has neither is no
 error: the report says that it offers nothing.
 
 The difference covers all requests between the two readings, warm-up included.

@@ -1,6 +1,6 @@
 """What the server serves and how to ask it: found out before the run, with a handful of requests.
 
-Knows what must be found out and in which order; how each protocol is asked is its scout's. Every surprise ends
+Knows what must be found out and in which order; how each protocol is asked is its client's. Every surprise ends
 as one line, before a run of minutes is wasted on a wrong name.
 """
 
@@ -8,24 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
-from convoy.loadtest import bodies
-from convoy.loadtest.ammunition import Ammunition
 from convoy.loadtest.endpoint import Endpoint, find_endpoint, wire_url
 from convoy.loadtest.options import LoadOptions
-from convoy.loadtest.server_side import Snapshot
+from convoy.loadtest.request_pool import RequestPool
+from convoy.loadtest.server_client import Kind, ServerClient, without_protocol
 from convoy.models.errors import JobError, UsageError
-
-Kind = Literal["image", "binary", "json"]
-
-
-@dataclass(frozen=True, slots=True)
-class Shot:
-    """Requests that were tried and answered, and what kind of body they have."""
-
-    kind: Kind
-    ammunition: Ammunition
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,66 +23,32 @@ class Target:
     endpoint: Endpoint
     model: str
     body: Kind
-    ammunition: Ammunition
+    requests: RequestPool
     server: dict[str, object]
     metadata: dict[str, object]
 
 
-class Scout(Protocol):
-    """Asks one server over one protocol. `close` must be called, because it holds a connection."""
-
-    endpoint: Endpoint
-
-    def server(self) -> dict[str, object]:
-        """The server's name and version; empty where it does not tell."""
-
-    def models(self) -> list[str] | None:
-        """The names of the ready models; None where the server does not list them."""
-
-    def metadata(self, model: str) -> dict[str, object] | None:
-        """Inputs and outputs; None where there is no such model. Raises JobError."""
-
-    def shot(self, model: str, metadata: dict[str, object], options: LoadOptions) -> Shot:
-        """Requests of the kind that is asked for, one of them tried. Raises JobError."""
-
-    def snapshot(self, model: str) -> Snapshot | None:
-        """The server's own counters; None where it has none or does not answer just now."""
-
-    def close(self) -> None: ...
-
-
-def open_scout(options: LoadOptions) -> Scout:
-    """The scout for the protocol that the URL or the options name. Raises UsageError and JobError."""
+def open_client(options: LoadOptions) -> ServerClient:
+    """The client for the protocol that the URL or the options name. Raises UsageError and JobError."""
     endpoint = find_endpoint(wire_url(options.url, options.protocol))
     if endpoint.is_grpc:
-        from convoy.loadtest.grpc_scout import GrpcScout
+        from convoy.loadtest.grpc_client import GrpcServerClient
 
-        return GrpcScout(endpoint, options)
-    from convoy.loadtest.http_scout import HttpScout
+        return GrpcServerClient(endpoint, options)
+    from convoy.loadtest.http_client import HttpServerClient
 
-    return HttpScout(endpoint, options)
+    return HttpServerClient(endpoint, options)
 
 
-def find_target(scout: Scout, options: LoadOptions) -> Target:
+def find_target(client: ServerClient, options: LoadOptions) -> Target:
     """Raises UsageError where --model is needed, JobError where the server cannot be tested as asked."""
-    server, endpoint = scout.server(), scout.endpoint
-    model = options.model or _only_model(scout.models(), endpoint.url, bool(server))
-    metadata = scout.metadata(model)
+    server, endpoint = client.server(), client.endpoint
+    model = options.model or _only_model(client.models(), endpoint.url, bool(server))
+    metadata = client.metadata(model)
     if metadata is None:
-        raise _no_such_model(model, scout.models(), endpoint.url, bool(server))
-    shot = scout.shot(model, metadata, options)
-    return Target(endpoint, model, shot.kind, shot.ammunition, server, metadata)
-
-
-def inputs_of(metadata: dict[str, object]) -> list[bodies.Input]:
-    """The inputs that the metadata describes. Raises JobError where it does not."""
-    rows = metadata.get("inputs")
-    try:
-        if not isinstance(rows, list) or not rows:
-            raise ValueError("no inputs")
-        return [bodies.Input(str(row["name"]), str(row["datatype"]), tuple(map(int, row["shape"]))) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        raise JobError(f"the server's metadata cannot be used ({error}); use --body image for an image model") from None
+        raise _no_such_model(model, client.models(), endpoint.url, bool(server))
+    tried = client.try_requests(model, metadata, options)
+    return Target(endpoint, model, tried.kind, tried.pool, server, metadata)
 
 
 def _only_model(names: Sequence[str] | None, url: str, has_protocol: bool) -> str:
@@ -114,11 +68,3 @@ def _no_such_model(model: str, names: Sequence[str] | None, url: str, has_protoc
         return without_protocol(url)
     served = f"it serves {', '.join(names)}" if names else "see its own documentation for what it serves"
     return JobError(f"{url} has no model {model!r}; {served}")
-
-
-def without_protocol(url: str) -> JobError:
-    """Somebody answers, but not as an inference server would."""
-    return JobError(
-        f"{url} does not speak the Open Inference Protocol (it has neither server metadata nor a list of models); "
-        "check --url and --protocol"
-    )

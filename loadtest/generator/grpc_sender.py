@@ -16,11 +16,11 @@ from collections.abc import Callable
 import grpc
 from tritonclient.grpc import service_pb2
 
-from convoy.loadtest.ammunition import Ammunition
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.generator.recorder import Recorder
 from convoy.loadtest.grpc_channel import channel_options, open_channel
 from convoy.loadtest.problems import Fault, Problem, one_line
+from convoy.loadtest.request_pool import RequestPool
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 NS_PER_S = 1_000_000_000
@@ -40,10 +40,10 @@ class GrpcSender:
     """The gRPC half of `loops.Sender`."""
 
     def __init__(
-        self, endpoint: Endpoint, ammunition: Ammunition, recorder: Recorder, *, connections: int, timeout_s: float
+        self, endpoint: Endpoint, request_pool: RequestPool, recorder: Recorder, *, connections: int, timeout_s: float
     ) -> None:
-        self._requests = ammunition.requests
-        self._metadata = ammunition.metadata
+        self._requests = request_pool.requests
+        self._metadata = request_pool.metadata
         self._recorder = recorder
         self._timeout_s = timeout_s
         self._timeout_ns = int(timeout_s * NS_PER_S)

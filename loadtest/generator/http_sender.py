@@ -15,11 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from convoy.loadtest.ammunition import Ammunition
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.generator.recorder import Recorder
 from convoy.loadtest.generator.wire import IDLE, Connection
 from convoy.loadtest.problems import Fault, Problem
+from convoy.loadtest.request_pool import RequestPool
 
 NS_PER_S = 1_000_000_000
 SWEEP_S = 0.05
@@ -40,11 +40,11 @@ class HttpSender:
     """
 
     def __init__(
-        self, endpoint: Endpoint, ammunition: Ammunition, recorder: Recorder, *, connections: int, timeout_s: float
+        self, endpoint: Endpoint, request_pool: RequestPool, recorder: Recorder, *, connections: int, timeout_s: float
     ) -> None:
         self._endpoint = endpoint
-        self._requests = ammunition.requests
-        self._check = ammunition.check
+        self._requests = request_pool.requests
+        self._check = request_pool.check
         self._recorder = recorder
         self._limit = connections
         self._timeout_s = timeout_s

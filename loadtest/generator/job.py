@@ -9,9 +9,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from convoy.loadtest.ammunition import Ammunition, Protocol
 from convoy.loadtest.answers import AnswerCheck, Form
 from convoy.loadtest.endpoint import Endpoint
+from convoy.loadtest.request_pool import Protocol, RequestPool
 from convoy.loadtest.shared import read_blobs, read_integers
 
 
@@ -46,10 +46,10 @@ class Job:
         metadata = tuple((name, value) for name, value in values.pop("metadata"))
         return cls(endpoint=endpoint, metadata=metadata, **values)
 
-    def ammunition(self) -> Ammunition:
+    def request_pool(self) -> RequestPool:
         requests = read_blobs(self.requests_descriptor, self.requests)
         check = AnswerCheck(self.form, self.word.encode("latin-1"))
-        return Ammunition(requests, check, self.protocol, self.metadata)
+        return RequestPool(requests, check, self.protocol, self.metadata)
 
     def offsets_ns(self) -> list[int]:
         return read_integers(self.schedule_descriptor, self.scheduled)

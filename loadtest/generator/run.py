@@ -93,15 +93,15 @@ def _close_the_books(recorder: Recorder, unsent_ns: list[int], now_ns: int) -> N
 
 def _make_sender(job: Job, recorder: Recorder) -> Sender:
     """The library of the other protocol is not loaded."""
-    endpoint, ammunition = job.endpoint, job.ammunition()
+    endpoint, request_pool = job.endpoint, job.request_pool()
     connections, timeout_s = job.connections, job.timeout_s
     if job.protocol == "grpc":
         from convoy.loadtest.generator.grpc_sender import GrpcSender
 
-        return GrpcSender(endpoint, ammunition, recorder, connections=connections, timeout_s=timeout_s)
+        return GrpcSender(endpoint, request_pool, recorder, connections=connections, timeout_s=timeout_s)
     from convoy.loadtest.generator.http_sender import HttpSender
 
-    return HttpSender(endpoint, ammunition, recorder, connections=connections, timeout_s=timeout_s)
+    return HttpSender(endpoint, request_pool, recorder, connections=connections, timeout_s=timeout_s)
 
 
 def _make_loop(job: Job, sender: Sender) -> Loop:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convoy.loadtest.peers.compare import Spread, ratio
-from convoy.loadtest.peers.results import Shot
+from convoy.loadtest.peers.results import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Round:
     batch_size: int
     engine_rps: float
     decoder_rps: float | None
-    shot: Shot
+    reading: Reading
 
     @property
     def bound_rps(self) -> float:
@@ -33,7 +33,7 @@ class Round:
     @property
     def share(self) -> float:
         """How much of the bound is left over HTTP, the load generator's own CPU being on the server's account."""
-        return ratio(self.shot.rps, self.bound_rps)
+        return ratio(self.reading.rps, self.bound_rps)
 
 
 def bound_table(rounds: Sequence[Round]) -> str:
@@ -51,16 +51,16 @@ def _row(rounds: Sequence[Round]) -> str:
     first = rounds[0]
     decoder = [one.decoder_rps for one in rounds if one.decoder_rps is not None]
     share = Spread.of([one.share for one in rounds])
-    failed = sum(one.shot.failed for one in rounds)
+    failed = sum(one.reading.failed for one in rounds)
     cells = [
         first.network,
         first.body,
         f"{Spread.of([one.engine_rps for one in rounds]).median:,.1f} (batch {first.batch_size})",
         f"{Spread.of(decoder).median:,.1f}" if decoder else "-",
         f"{Spread.of([one.bound_rps for one in rounds]).median:,.1f}",
-        f"{Spread.of([one.shot.rps for one in rounds]).median:,.1f}" + (f" ({failed} failed)" if failed else ""),
+        f"{Spread.of([one.reading.rps for one in rounds]).median:,.1f}" + (f" ({failed} failed)" if failed else ""),
         f"**{share.median:.2f}** ({share.low:.2f} to {share.high:.2f})",
-        f"{Spread.of([one.shot.server_cpu_us for one in rounds]).median:,.0f}",
-        f"{Spread.of([one.shot.generator_cpu_us for one in rounds]).median:,.0f}",
+        f"{Spread.of([one.reading.server_cpu_us for one in rounds]).median:,.0f}",
+        f"{Spread.of([one.reading.generator_cpu_us for one in rounds]).median:,.0f}",
     ]
     return f"| {' | '.join(cells)} |"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from convoy.loadtest.peers.contender import CONVOY, Contender
 from convoy.loadtest.peers.plan import LOADS, Duel, Tryout, best_setting, duels, tryouts
-from convoy.loadtest.peers.results import Conditions, Failure, Load, Pair, Results, Setting, Shot, Trial
+from convoy.loadtest.peers.results import Conditions, Failure, Load, Pair, Reading, Results, Setting, Trial
 from convoy.loadtest.peers.stand import Stand, Unfit
 
 # Convoy has no setting to choose; this one stands where a record wants one.
@@ -98,26 +98,28 @@ class Campaign:
         contender = self._entrants[tryout.peer].contender
         try:
             # Closed here and now, so that the server is stopped whatever ends the loop.
-            with closing(self._stand.measure(contender, tryout.setting, tryout.loads, self._effort.sweep_s)) as shots:
-                for load, shot in shots:
-                    self._trials.append(Trial(tryout.peer, load, tryout.setting, shot))
-                    self._tell(f"{contender.title}, {tryout.setting.title}, {load.name}: {_brief(shot)}")
+            with closing(
+                self._stand.measure(contender, tryout.setting, tryout.loads, self._effort.sweep_s)
+            ) as readings:
+                for load, reading in readings:
+                    self._trials.append(Trial(tryout.peer, load, tryout.setting, reading))
+                    self._tell(f"{contender.title}, {tryout.setting.title}, {load.name}: {_brief(reading)}")
         except Unfit as unfit:
             self._note(tryout.peer, tryout.setting, unfit)
 
     def _pair_up(self, duel: Duel, setting: Setting) -> None:
         theirs = self._entrants[duel.peer].contender
         sides = [(self._convoy, UNTOUCHED), (theirs, setting)]
-        shots: dict[str, Shot] = {}
+        readings: dict[str, Reading] = {}
         for contender, chosen in sides if duel.ours_first else sides[::-1]:
             try:
-                ((_, shots[contender.name]),) = self._stand.measure(
+                ((_, readings[contender.name]),) = self._stand.measure(
                     contender, chosen, [duel.load], self._effort.duration_s
                 )
             except Unfit as unfit:
                 self._note(contender.name, chosen, unfit)
                 return
-        pair = Pair(duel.round, duel.peer, duel.load, setting, shots[duel.peer], shots[CONVOY])
+        pair = Pair(duel.round, duel.peer, duel.load, setting, readings[duel.peer], readings[CONVOY])
         self._pairs.append(pair)
         turn = f"round {duel.round + 1}, {duel.load.name}"
         self._tell(f"{turn}: Convoy {_brief(pair.ours)}; {theirs.title} {_brief(pair.theirs)}")
@@ -132,6 +134,6 @@ class Campaign:
         self._tell(f"{peer} failed: {where}{unfit}")
 
 
-def _brief(shot: Shot) -> str:
-    failed = f", {shot.failed} failed" if shot.failed else ""
-    return f"{shot.rps:,.0f} requests/s, p50 {shot.p50_ms:.2f} ms, {shot.server_cpu_us:.0f} us CPU{failed}"
+def _brief(reading: Reading) -> str:
+    failed = f", {reading.failed} failed" if reading.failed else ""
+    return f"{reading.rps:,.0f} requests/s, p50 {reading.p50_ms:.2f} ms, {reading.server_cpu_us:.0f} us CPU{failed}"

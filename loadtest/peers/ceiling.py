@@ -33,7 +33,7 @@ from convoy.loadtest.peers.network import convoy
 from convoy.loadtest.peers.own_build import ensure_build
 from convoy.loadtest.peers.results import write_text
 from convoy.loadtest.peers.server import Running, free_ports, serving
-from convoy.loadtest.peers.stand import shot_of
+from convoy.loadtest.peers.stand import reading_of
 from convoy.models.errors import ConvoyError, UsageError
 
 HOME = Path("build/peers/ceiling")
@@ -123,8 +123,8 @@ def _round(subject: Subject, bare: Bare, server: Running, generator: Generator, 
     generator.run(Salvo(server.url, requests, CONNECTIONS, _WARM_UP_S))
     before_s = server.family.cpu_s()
     tally = generator.run(Salvo(server.url, requests, CONNECTIONS, seconds))
-    shot = shot_of(tally, server.family.cpu_s() - before_s)
-    return Round(subject.network, subject.body, bare.batch_size, engine_rps, decoder_rps, shot)
+    reading = reading_of(tally, server.family.cpu_s() - before_s)
+    return Round(subject.network, subject.body, bare.batch_size, engine_rps, decoder_rps, reading)
 
 
 def _subject(network: str) -> Subject:

@@ -1,6 +1,6 @@
 """From pairs to ratios. Pure.
 
-A ratio is taken within a pair, whose two shots are seconds apart, and only then summarised: machines drift more
+A ratio is taken within a pair, whose two readings are seconds apart, and only then summarised: machines drift more
 between rounds than servers differ.
 """
 
@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from convoy.loadtest.peers.results import Load, Pair, Setting, Shot
+from convoy.loadtest.peers.results import Load, Pair, Reading, Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +40,19 @@ class Figures:
     failed: int
 
     @staticmethod
-    def of(shots: Sequence[Shot]) -> Figures:
-        """At least one shot."""
+    def of(readings: Sequence[Reading]) -> Figures:
+        """At least one reading."""
 
-        def spread(value: Callable[[Shot], float]) -> Spread:
-            return Spread.of([value(shot) for shot in shots])
+        def spread(value: Callable[[Reading], float]) -> Spread:
+            return Spread.of([value(reading) for reading in readings])
 
         return Figures(
-            rps=spread(lambda shot: shot.rps),
-            p50_ms=spread(lambda shot: shot.p50_ms),
-            p99_ms=spread(lambda shot: shot.p99_ms),
-            server_cpu_us=spread(lambda shot: shot.server_cpu_us),
-            generator_cpu_us=spread(lambda shot: shot.generator_cpu_us),
-            failed=sum(shot.failed for shot in shots),
+            rps=spread(lambda reading: reading.rps),
+            p50_ms=spread(lambda reading: reading.p50_ms),
+            p99_ms=spread(lambda reading: reading.p99_ms),
+            server_cpu_us=spread(lambda reading: reading.server_cpu_us),
+            generator_cpu_us=spread(lambda reading: reading.generator_cpu_us),
+            failed=sum(reading.failed for reading in readings),
         )
 
 

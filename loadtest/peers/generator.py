@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from convoy.loadtest.ammunition import Ammunition
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.bodies import Payload, request_bytes
 from convoy.loadtest.endpoint import find_endpoint
 from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.runner import run
 from convoy.loadtest.statistics import summarise
 from convoy.models.errors import JobError, UsageError
@@ -103,8 +103,8 @@ class OwnGenerator:
             timeout_s=TIMEOUT_S,
             processes=1,
         )
-        ammunition = Ammunition([Path(name).read_bytes() for name in salvo.requests], AnswerCheck("plain"))
-        measured = run(options, ammunition, find_endpoint(salvo.url))
+        request_pool = RequestPool([Path(name).read_bytes() for name in salvo.requests], AnswerCheck("plain"))
+        measured = run(options, request_pool, find_endpoint(salvo.url))
         if measured.interrupted:
             # Ctrl-C is no error to the load test; here it ends the whole comparison.
             raise KeyboardInterrupt

@@ -66,8 +66,8 @@ def _load_table(load: Load, found: Sequence[Match], results: Results) -> str:
     for match in sorted(found, key=lambda one: one.rps_ratio.median):
         row = _row(results.conditions.titles[match.peer], match.setting.title, match.theirs)
         rows.append(f"{row} {_ratio(match.rps_ratio)} | {_ratio(match.p50_ratio)} | {_ratio(match.cpu_ratio)} |")
-    shots = [shot for pair in results.pairs if pair.load == load for shot in (pair.ours, pair.theirs)]
-    generator_us = Figures.of(shots).generator_cpu_us
+    readings = [reading for pair in results.pairs if pair.load == load for reading in (pair.ours, pair.theirs)]
+    generator_us = Figures.of(readings).generator_cpu_us
     cost = (
         f"The load generator spent {generator_us.low:.0f} to {generator_us.high:.0f} us of CPU a request, "
         f"{generator_us.median:.0f} in the middle."

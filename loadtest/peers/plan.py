@@ -68,9 +68,9 @@ def best_setting(trials: Iterable[Trial], peer: str, load: Load) -> Setting | No
     for trial in trials:
         if trial.peer == peer and trial.load == load:
             by_setting.setdefault(trial.setting, []).append(trial)
-    sound = {setting: tried for setting, tried in by_setting.items() if not any(one.shot.failed for one in tried)}
+    sound = {setting: tried for setting, tried in by_setting.items() if not any(one.reading.failed for one in tried)}
     if not sound:
         return None
     if load.connections == 1:
-        return min(sound, key=lambda setting: statistics.median(one.shot.p50_ms for one in sound[setting]))
-    return max(sound, key=lambda setting: statistics.median(one.shot.rps for one in sound[setting]))
+        return min(sound, key=lambda setting: statistics.median(one.reading.p50_ms for one in sound[setting]))
+    return max(sound, key=lambda setting: statistics.median(one.reading.rps for one in sound[setting]))

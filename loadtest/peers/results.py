@@ -49,7 +49,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Shot:
+class Reading:
     """One load on one server for `seconds`. Latencies are of all answers, CPU is per answer.
 
     `server_cpu_us` is of the server's whole process tree, `generator_cpu_us` of the process that made the load.
@@ -71,12 +71,12 @@ class Shot:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A shot of the sweep that looks for a peer's best setting."""
+    """A reading of the sweep that looks for a peer's best setting."""
 
     peer: str
     load: Load
     setting: Setting
-    shot: Shot
+    reading: Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ class Pair:
     peer: str
     load: Load
     setting: Setting
-    theirs: Shot
-    ours: Shot
+    theirs: Reading
+    ours: Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Knows the order of these things. Does not know why a measurement is wanted or wh
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator as Shots
+from collections.abc import Generator as Readings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from convoy.loadtest.peers.contender import Contender
 from convoy.loadtest.peers.definition import Route
 from convoy.loadtest.peers.exam import Exam
 from convoy.loadtest.peers.generator import Generator, Salvo, Tally, write_requests
-from convoy.loadtest.peers.results import Load, Setting, Shot, Stage
+from convoy.loadtest.peers.results import Load, Reading, Setting, Stage
 from convoy.loadtest.peers.server import Running, free_ports, serving
 from convoy.models.errors import JobError
 
@@ -38,8 +38,8 @@ class Stand:
 
     def measure(
         self, contender: Contender, setting: Setting, loads: Sequence[Load], duration_s: float
-    ) -> Shots[tuple[Load, Shot]]:
-        """One start of the server, and its shots as they come. Raises Unfit."""
+    ) -> Readings[tuple[Load, Reading]]:
+        """One start of the server, and its readings as they come. Raises Unfit."""
         with tempfile.TemporaryDirectory(prefix="convoy-peers-", ignore_cleanup_errors=True) as temporary:
             folder = Path(temporary)
             ports = free_ports()
@@ -50,13 +50,13 @@ class Stand:
                     contender.title, launch, ports.http, folder, lambda url: self.exam.first_answer(url, route)
                 ) as server:
                     for load in loads:
-                        yield load, self._shoot(server, contender.routes[load.body], load, duration_s, folder)
+                        yield load, self._measure_load(server, contender.routes[load.body], load, duration_s, folder)
             except Unfit:
                 raise
             except JobError as error:
                 raise Unfit("start", str(error)) from error
 
-    def _shoot(self, server: Running, route: Route, load: Load, duration_s: float, folder: Path) -> Shot:
+    def _measure_load(self, server: Running, route: Route, load: Load, duration_s: float, folder: Path) -> Reading:
         self._examine(server, route, load)
         try:
             requests = write_requests(folder, server.url, route.path, self.exam.payloads(route))
@@ -67,7 +67,7 @@ class Stand:
         except JobError as error:
             raise Unfit("load", str(error)) from error
         self._examine(server, route, load)
-        return shot_of(tally, server_cpu_s)
+        return reading_of(tally, server_cpu_s)
 
     def _examine(self, server: Running, route: Route, load: Load) -> None:
         try:
@@ -76,10 +76,10 @@ class Stand:
             raise Unfit("answers", str(error)) from error
 
 
-def shot_of(tally: Tally, server_cpu_s: float) -> Shot:
+def reading_of(tally: Tally, server_cpu_s: float) -> Reading:
     """CPU seconds become microseconds an answer; 0 where there was none."""
     share_us = 1e6 / tally.answered if tally.answered else 0.0
-    return Shot(
+    return Reading(
         seconds=tally.seconds,
         answered=tally.answered,
         failed=tally.failed,

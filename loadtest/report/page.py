@@ -52,7 +52,7 @@ def _head(outcome: Outcome) -> Element:
     target = outcome.target
     server = " ".join(str(target.server[key]) for key in ("name", "version") if target.server.get(key))
     by = f", which calls itself {server}" if server else ""
-    wire = "gRPC" if target.ammunition.protocol == "grpc" else "HTTP"
+    wire = "gRPC" if target.requests.protocol == "grpc" else "HTTP"
     what = f"{target.endpoint.url}{by}; {target.body} bodies over {wire}; {words.load(outcome.options)}"
     return element("header", element("h1", f"{target.model}: load test"), element("p", what, class_="lead"))
 

@@ -21,12 +21,12 @@ import pytest
 from rich.console import Console
 
 from convoy.loadtest import runner
-from convoy.loadtest.ammunition import Ammunition
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.bodies import Payload, request_bytes
 from convoy.loadtest.command import run
 from convoy.loadtest.endpoint import find_endpoint
 from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import whole
 from convoy.models.errors import JobError, UsageError
 from tests.support.servers import wait_until
@@ -231,7 +231,7 @@ def test_a_program_brings_its_own_requests(url):
     request = request_bytes(endpoint, "/v2/models/steady/infer", Payload(b"{}", ()), None)
     options = LoadOptions(rate=100, duration_s=0.5, slo_ms=EASY_SLO_MS)
     for word, good in ((b"model_name", True), (b"no such word", False)):
-        measurement = runner.run(options, Ammunition([request], AnswerCheck("plain", word)), endpoint)
+        measurement = runner.run(options, RequestPool([request], AnswerCheck("plain", word)), endpoint)
         result = whole(options, measurement)
         assert result.verdict.void is None
         assert result.summary.offered > 20

@@ -53,10 +53,10 @@ def test_a_peer_is_swept_and_paired_with_convoy_and_the_page_shows_it(tmp_path: 
     assert [trial["setting"]["max_batch"] for trial in document["trials"]].count(8) == 2
     assert [pair["round"] for pair in document["pairs"]] == [0]
     for pair in document["pairs"]:
-        for shot in (pair["ours"], pair["theirs"]):
-            assert shot["answered"] > 0
-            assert shot["failed"] == 0
-            assert shot["server_cpu_us"] > 0
+        for reading in (pair["ours"], pair["theirs"]):
+            assert reading["answered"] > 0
+            assert reading["failed"] == 0
+            assert reading["server_cpu_us"] > 0
     text = page.read_text()
     assert text.startswith("# By hand\n")
     assert text.endswith("and more\n")

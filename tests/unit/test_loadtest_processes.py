@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.loadtest.ammunition import Ammunition
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.cores import core_budget, process_count
 from convoy.loadtest.endpoint import Endpoint, wire_url
 from convoy.loadtest.generator.job import Finished, Job
 from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.shared import read_blobs, read_integers, write_blobs, write_integers
 from convoy.models.errors import UsageError
 
@@ -57,14 +57,14 @@ def test_a_job_is_one_line_and_comes_out_as_it_went_in():
     assert line.count(b"\n") == 1
     found = Job.from_line(line)
     assert found == job
-    ammunition = found.ammunition()
-    assert ammunition.requests == [b"one", b"two"]
-    assert ammunition.check.word == b"\xff\n\x00"
+    request_pool = found.request_pool()
+    assert request_pool.requests == [b"one", b"two"]
+    assert request_pool.check.word == b"\xff\n\x00"
     assert found.offsets_ns() == [5, 9] == read_integers(schedule, 2)
     for descriptor in (requests, schedule):
         os.close(descriptor)
-    assert isinstance(ammunition, Ammunition)
-    assert isinstance(ammunition.check, AnswerCheck)
+    assert isinstance(request_pool, RequestPool)
+    assert isinstance(request_pool.check, AnswerCheck)
 
 
 def test_last_words_come_out_as_they_went_in():

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from convoy.loadtest import words
-from convoy.loadtest.ammunition import Ammunition
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.arrivals import Step
 from convoy.loadtest.capacity import Capacity, Probe
@@ -26,6 +25,7 @@ from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.records import Records
 from convoy.loadtest.report.page import render
 from convoy.loadtest.report.scale import Axis, number, spanning
+from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import Outcome, by_step, whole
 from convoy.loadtest.server_side import BatchCount, ServerSide, StageMean
 from convoy.loadtest.statistics import NS_PER_MS, NS_PER_S, Window
@@ -34,7 +34,7 @@ from convoy.loadtest.view import print_outcome
 
 ENDPOINT = Endpoint("http://h:1", "h", "127.0.0.1", 1, False, "")
 NASTY = '<b onclick="x">&'
-TARGET = Target(ENDPOINT, NASTY, "binary", Ammunition([b""], AnswerCheck("infer")), {"name": NASTY}, {})
+TARGET = Target(ENDPOINT, NASTY, "binary", RequestPool([b""], AnswerCheck("infer")), {"name": NASTY}, {})
 SERVER = ServerSide(
     (StageMean("queue", 1.0, 10), StageMean("compute", 2.0, 10)), tuple(BatchCount(size, 3) for size in range(1, 200))
 )

@@ -13,17 +13,27 @@ from convoy.loadtest.peers.bound import Round, bound_table
 from convoy.loadtest.peers.compare import Spread, matches, ratio
 from convoy.loadtest.peers.marks import replace_block
 from convoy.loadtest.peers.page import tables
-from convoy.loadtest.peers.results import Conditions, Failure, Load, Machine, Pair, Results, Setting, Shot, write_json
+from convoy.loadtest.peers.results import (
+    Conditions,
+    Failure,
+    Load,
+    Machine,
+    Pair,
+    Reading,
+    Results,
+    Setting,
+    write_json,
+)
 from convoy.models.errors import JobError
 
 LOAD, BATCH = Load("binary", 16), Setting(8, 1.0)
 
 
-def shot(rps: float, p50_ms: float = 1.0, cpu_us: float = 80.0, failed: int = 0) -> Shot:
-    return Shot(2.0, round(2 * rps), failed, p50_ms, 3 * p50_ms, cpu_us, 12.0)
+def reading(rps: float, p50_ms: float = 1.0, cpu_us: float = 80.0, failed: int = 0) -> Reading:
+    return Reading(2.0, round(2 * rps), failed, p50_ms, 3 * p50_ms, cpu_us, 12.0)
 
 
-def pair(theirs: Shot, ours: Shot, turn: int = 0, load: Load = LOAD) -> Pair:
+def pair(theirs: Reading, ours: Reading, turn: int = 0, load: Load = LOAD) -> Pair:
     return Pair(turn, "mosec", load, BATCH, theirs, ours)
 
 
@@ -50,9 +60,9 @@ def test_ratios_are_taken_within_a_pair_and_above_1_is_in_convoys_favour() -> No
     # The machine was twice as fast in the second round; the ratio of medians would not know.
     (match,) = matches(
         [
-            pair(shot(100, 4.0, 90.0), shot(150, 2.0, 60.0), 0),
-            pair(shot(200, 2.0, 45.0), shot(300, 1.0, 30.0), 1),
-            pair(shot(100, 4.0, 90.0), shot(120, 1.0, 90.0), 2),
+            pair(reading(100, 4.0, 90.0), reading(150, 2.0, 60.0), 0),
+            pair(reading(200, 2.0, 45.0), reading(300, 1.0, 30.0), 1),
+            pair(reading(100, 4.0, 90.0), reading(120, 1.0, 90.0), 2),
         ]
     )
     assert match.rps_ratio == Spread(1.5, 1.2, 1.5, 3)
@@ -74,7 +84,7 @@ def test_a_ratio_over_nothing_is_infinite_and_of_two_nothings_is_even() -> None:
 
 
 def test_the_tables_show_both_servers_the_ratio_and_the_generators_cost() -> None:
-    text = tables(results(pair(shot(100, cpu_us=90), shot(150, cpu_us=60))))
+    text = tables(results(pair(reading(100, cpu_us=90), reading(150, cpu_us=60))))
     assert "### binary bodies, 16 connections" in text
     assert "| Convoy | untouched | 150 | 1.00 | 3.00 | 60 | - | - | - |" in text
     assert "| Mosec | batch 8, 1 ms | 100 | 1.00 | 3.00 | 90 | **1.50** (1.50 to 1.50) |" in text
@@ -85,14 +95,14 @@ def test_the_tables_show_both_servers_the_ratio_and_the_generators_cost() -> Non
 
 def test_the_loads_come_in_the_same_order_whatever_the_lots_said() -> None:
     loads = [Load("json", 16), Load("binary", 64), Load("binary", 1)]
-    text = tables(results(*(pair(shot(1), shot(1), load=load) for load in loads)))
+    text = tables(results(*(pair(reading(1), reading(1), load=load) for load in loads)))
     order = [text.index(f"### {load.body} bodies, {load.connections} ") for load in loads]
     assert order == sorted(order, reverse=True)
 
 
 def test_failures_and_a_premature_end_are_said() -> None:
     failures = (Failure("ray", "start", "with no batching: it ended\n    Traceback"),)
-    text = tables(results(pair(shot(100, failed=3), shot(150)), failures=failures, interrupted=True))
+    text = tables(results(pair(reading(100, failed=3), reading(150)), failures=failures, interrupted=True))
     assert "- Ray Serve (start): with no batching: it ended Traceback" in text
     assert "100 (3 failed)" in text
     assert "stopped before its end" in text
@@ -104,7 +114,7 @@ def test_nothing_measured_is_a_page_too() -> None:
 
 def test_the_json_says_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "new" / "peers.json"
-    write_json(path, results(pair(shot(100), shot(150))))
+    write_json(path, results(pair(reading(100), reading(150))))
     document = json.loads(path.read_text())
     assert document["pairs"][0]["theirs"]["answered"] == 200
     assert document["conditions"]["machine"]["cores"] == 2
@@ -131,14 +141,14 @@ def test_a_page_without_a_place_is_refused_and_left_alone(tmp_path: Path) -> Non
 
 
 def test_the_bound_adds_up_what_an_image_costs() -> None:
-    with_images = Round("resnet18", "jpeg", 8, 100.0, 300.0, shot(60))
+    with_images = Round("resnet18", "jpeg", 8, 100.0, 300.0, reading(60))
     assert with_images.bound_rps == pytest.approx(75)
     assert with_images.share == pytest.approx(0.8)
-    assert Round("resnet50", "tensor", 8, 20.0, None, shot(19)).share == pytest.approx(0.95)
+    assert Round("resnet50", "tensor", 8, 20.0, None, reading(19)).share == pytest.approx(0.95)
 
 
 def test_the_bounds_table_has_a_row_per_network() -> None:
-    rounds = [Round("resnet18", "jpeg", 8, 100.0, 300.0, shot(rps)) for rps in (60, 66, 72)]
-    text = bound_table([*rounds, Round("resnet50", "tensor", 4, 20.0, None, shot(19, failed=1))])
+    rounds = [Round("resnet18", "jpeg", 8, 100.0, 300.0, reading(rps)) for rps in (60, 66, 72)]
+    text = bound_table([*rounds, Round("resnet50", "tensor", 4, 20.0, None, reading(19, failed=1))])
     assert "| resnet18 | jpeg | 100.0 (batch 8) | 300.0 | 75.0 | 66.0 | **0.88** (0.80 to 0.96) |" in text
     assert "| resnet50 | tensor | 20.0 (batch 4) | - | 20.0 | 19.0 (1 failed) | **0.95**" in text

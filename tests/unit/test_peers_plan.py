@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.loadtest.peers.plan import LOADS, best_setting, duels, tryouts
-from convoy.loadtest.peers.results import Load, Setting, Shot, Trial
+from convoy.loadtest.peers.results import Load, Reading, Setting, Trial
 
 ONE, MANY = Load("binary", 1), Load("binary", 16)
 OFF, EIGHT, SIXTEEN = Setting(1, 0.0), Setting(8, 1.0), Setting(16, 1.0)
@@ -16,11 +16,11 @@ OFF, EIGHT, SIXTEEN = Setting(1, 0.0), Setting(8, 1.0), Setting(16, 1.0)
 contenders = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(LOADS)), unique=True, max_size=8)
 
 
-def shot(rps: float, p50_ms: float = 1.0, failed: int = 0) -> Shot:
-    return Shot(1.0, int(rps), failed, p50_ms, p50_ms, 10.0, 1.0)
+def reading(rps: float, p50_ms: float = 1.0, failed: int = 0) -> Reading:
+    return Reading(1.0, int(rps), failed, p50_ms, p50_ms, 10.0, 1.0)
 
 
-def trial(load: Load, setting: Setting, made: Shot, peer: str = "a") -> Trial:
+def trial(load: Load, setting: Setting, made: Reading, peer: str = "a") -> Trial:
     return Trial(peer, load, setting, made)
 
 
@@ -54,11 +54,11 @@ def test_every_setting_is_tried_in_every_round_under_all_its_loads(rounds: int, 
 
 def test_the_best_setting_is_the_quickest_for_one_connection_and_the_fullest_for_many() -> None:
     trials = [
-        trial(ONE, OFF, shot(4000, p50_ms=0.25)),
-        trial(ONE, EIGHT, shot(4100, p50_ms=2.5)),
-        trial(MANY, OFF, shot(4000, p50_ms=3.0)),
-        trial(MANY, EIGHT, shot(13000, p50_ms=9.0)),
-        trial(MANY, SIXTEEN, shot(99000), peer="b"),
+        trial(ONE, OFF, reading(4000, p50_ms=0.25)),
+        trial(ONE, EIGHT, reading(4100, p50_ms=2.5)),
+        trial(MANY, OFF, reading(4000, p50_ms=3.0)),
+        trial(MANY, EIGHT, reading(13000, p50_ms=9.0)),
+        trial(MANY, SIXTEEN, reading(99000), peer="b"),
     ]
     assert best_setting(trials, "a", ONE) == OFF
     assert best_setting(trials, "a", MANY) == EIGHT
@@ -66,13 +66,17 @@ def test_the_best_setting_is_the_quickest_for_one_connection_and_the_fullest_for
 
 
 def test_one_lucky_trial_does_not_make_a_setting_the_best() -> None:
-    lucky = [trial(MANY, EIGHT, shot(rps)) for rps in (100, 100, 900)]
-    steady = [trial(MANY, SIXTEEN, shot(rps)) for rps in (200, 200, 200)]
+    lucky = [trial(MANY, EIGHT, reading(rps)) for rps in (100, 100, 900)]
+    steady = [trial(MANY, SIXTEEN, reading(rps)) for rps in (200, 200, 200)]
     assert best_setting([*lucky, *steady], "a", MANY) == SIXTEEN
 
 
 def test_a_setting_under_which_requests_failed_is_out() -> None:
-    trials = [trial(MANY, EIGHT, shot(900)), trial(MANY, EIGHT, shot(900, failed=1)), trial(MANY, OFF, shot(100))]
+    trials = [
+        trial(MANY, EIGHT, reading(900)),
+        trial(MANY, EIGHT, reading(900, failed=1)),
+        trial(MANY, OFF, reading(100)),
+    ]
     assert best_setting(trials, "a", MANY) == OFF
     assert best_setting(trials[:2], "a", MANY) is None
     assert best_setting(trials, "a", ONE) is None

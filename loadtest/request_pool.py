@@ -15,7 +15,7 @@ Protocol = Literal["http", "grpc"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ammunition:
+class RequestPool:
     """`requests` are sent in turn; `check` judges the answers.
 
     Over HTTP each is a whole request, head and body. Over gRPC each is one serialised ModelInferRequest, and

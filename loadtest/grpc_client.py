@@ -12,22 +12,22 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from convoy.loadtest import bodies
-from convoy.loadtest.ammunition import Ammunition
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.grpc_channel import channel_options, open_channel
 from convoy.loadtest.options import LoadOptions
 from convoy.loadtest.problems import one_line
+from convoy.loadtest.request_pool import RequestPool
+from convoy.loadtest.server_client import TriedRequests, inputs_of, without_protocol
 from convoy.loadtest.server_side import Snapshot, snapshot
-from convoy.loadtest.target import Shot, inputs_of, without_protocol
 from convoy.models.errors import JobError, UsageError
 
 # Overload is a thing to measure, not a reason to stop before measuring.
 SHED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 
 
-class GrpcScout:
-    """The gRPC half of `target.Scout`."""
+class GrpcServerClient:
+    """The gRPC half of `ServerClient`."""
 
     def __init__(self, endpoint: Endpoint, options: LoadOptions) -> None:
         self.endpoint = endpoint
@@ -62,7 +62,7 @@ class GrpcScout:
                 return None
             raise self._unexpected(error) from None
 
-    def shot(self, model: str, metadata: dict[str, object], options: LoadOptions) -> Shot:
+    def try_requests(self, model: str, metadata: dict[str, object], options: LoadOptions) -> TriedRequests:
         if options.body in ("image", "json"):
             raise UsageError(f"--body {options.body} is for HTTP; over gRPC leave it away: tensors travel as binary")
         inputs = inputs_of(metadata)
@@ -74,7 +74,7 @@ class GrpcScout:
         except grpc.RpcError as error:
             if error.code() not in SHED:
                 raise self._unexpected(error) from None
-        return Shot("binary", Ammunition(requests, AnswerCheck("infer"), "grpc", self._metadata))
+        return TriedRequests("binary", RequestPool(requests, AnswerCheck("infer"), "grpc", self._metadata))
 
     def snapshot(self, model: str) -> Snapshot | None:
         try:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import httpx
 
 from convoy.loadtest import bodies
-from convoy.loadtest.ammunition import Ammunition
 from convoy.loadtest.answers import AnswerCheck, Form, error_text
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.request_pool import RequestPool
+from convoy.loadtest.server_client import Kind, TriedRequests, inputs_of
 from convoy.loadtest.server_side import Snapshot, snapshot
-from convoy.loadtest.target import Kind, Shot, inputs_of
 from convoy.models.errors import JobError
 
 # Overload is a thing to measure, not a reason to stop before measuring.
@@ -23,8 +23,8 @@ NO_IMAGES = (400, 404, 405, 415, 501)
 NOT_THERE = (404, 405, 501)
 
 
-class HttpScout:
-    """The HTTP half of `target.Scout`."""
+class HttpServerClient:
+    """The HTTP half of `ServerClient`."""
 
     def __init__(self, endpoint: Endpoint, options: LoadOptions) -> None:
         self.endpoint = endpoint
@@ -65,14 +65,14 @@ class HttpScout:
             return None
         raise _unexpected(response)
 
-    def shot(self, model: str, metadata: dict[str, object], options: LoadOptions) -> Shot:
+    def try_requests(self, model: str, metadata: dict[str, object], options: LoadOptions) -> TriedRequests:
         images = bodies.image_payloads()
         if options.body == "image" and not images:
             raise JobError(f"no images in {bodies.DATA}; install Convoy again, or use --body binary")
         if options.body == "image" or (options.body == "auto" and images):
             tried = self._try(bodies.predictions_path(model), images, "predictions")
             if tried is not None:
-                return Shot("image", tried)
+                return TriedRequests("image", tried)
             if options.body == "image":
                 raise JobError(f"model {model!r} does not take images; use --body binary")
         kind: Kind = "json" if options.body == "json" else "binary"
@@ -82,7 +82,7 @@ class HttpScout:
             raise JobError(
                 f"model {model!r} has no {bodies.infer_path(model)}; is {self.endpoint.url} the right server?"
             )
-        return Shot(kind, tried)
+        return TriedRequests(kind, tried)
 
     def snapshot(self, model: str) -> Snapshot | None:
         try:
@@ -93,7 +93,7 @@ class HttpScout:
         except (httpx.HTTPError, ValueError):
             return None
 
-    def _try(self, path: str, payloads: list[bodies.Payload], form: Form) -> Ammunition | None:
+    def _try(self, path: str, payloads: list[bodies.Payload], form: Form) -> RequestPool | None:
         """None: this route is not there or not for this model."""
         first = payloads[0]
         response = self._ask("POST", path, first.body, dict(first.headers))
@@ -109,7 +109,7 @@ class HttpScout:
             if problem is not None:
                 raise JobError(f"{response.url} answered {problem.text}; it cannot be tested like this")
         requests = [bodies.request_bytes(self.endpoint, path, payload, self._api_key) for payload in payloads]
-        return Ammunition(requests, check)
+        return RequestPool(requests, check)
 
     def _ask(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
