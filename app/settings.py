@@ -13,10 +13,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from convoy.app.core import CoreOptions
-from convoy.app.edge.http.body import BodyLimits
-from convoy.app.edge.http.calls import EdgeOptions
 from convoy.app.edge.http.connection import ConnectionLimits
 from convoy.app.edge.http.own_pages import host_name, is_loopback
+from convoy.app.edge.options import BodyLimits, EdgeOptions
 from convoy.app.edge_count import MOST_EDGES, EdgeCount, choose_edges, has_gpu_driver
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.machine import CPU_ONLY, find_machine

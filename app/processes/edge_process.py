@@ -18,13 +18,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from convoy.app.edge.decode_pool import DecodePool
-from convoy.app.edge.http.calls import EdgeOptions
 from convoy.app.edge.http.connection import ConnectionLimits, guarded_protocol
 from convoy.app.edge.http.express import Express
 from convoy.app.edge.http.gate import Gate
 from convoy.app.edge.http.infer import InferRoute
 from convoy.app.edge.http.predictions import PredictionsRoute
 from convoy.app.edge.http.shortcut import Shortcut
+from convoy.app.edge.options import EdgeOptions
 from convoy.app.host import logs
 from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, loop_factory
 from convoy.app.processes.acceptor import Acceptor

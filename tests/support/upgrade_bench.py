@@ -18,8 +18,7 @@ import numpy as np
 
 from convoy.app.core import Core, CoreOptions
 from convoy.app.edge.http.application import create_app
-from convoy.app.edge.http.body import BodyLimits
-from convoy.app.edge.http.calls import EdgeOptions
+from convoy.app.edge.options import BodyLimits, EdgeOptions
 from convoy.app.engines.jobs import PlanWish
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.lifecycle.control import ControlMode, ControlOptions

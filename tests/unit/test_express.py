@@ -24,14 +24,13 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from convoy.app.edge.decode_pool import DecodePool
-from convoy.app.edge.http.body import BodyLimits
-from convoy.app.edge.http.calls import EdgeOptions
 from convoy.app.edge.http.connection import ConnectionLimits, GuardedProtocol, guarded_protocol
 from convoy.app.edge.http.express import Express
 from convoy.app.edge.http.gate import Gate
 from convoy.app.edge.http.infer import InferRoute
 from convoy.app.edge.http.replies import Reply, send_reply
 from convoy.app.edge.http.shortcut import Shortcut
+from convoy.app.edge.options import BodyLimits, EdgeOptions
 from convoy.app.engines.base import EngineFailure, Part, RunResult
 from convoy.app.host.logs import request_id
 from convoy.app.scheduling.request import Request

@@ -11,7 +11,6 @@ from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from convoy.app.edge.grpc.gate import GrpcCall, Unary
-from convoy.app.edge.http.calls import EdgeOptions
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.model_config import model_config
@@ -22,8 +21,8 @@ from convoy.models.errors import Unsupported
 class GrpcControl:
     """One method per row of `methods`."""
 
-    def __init__(self, core: ManagedCore, options: EdgeOptions) -> None:
-        self._core, self._options = core, options
+    def __init__(self, core: ManagedCore, server_name: str) -> None:
+        self._core, self._server_name = core, server_name
 
     def methods(self) -> dict[str, Unary]:
         return {
@@ -47,7 +46,7 @@ class GrpcControl:
         return service_pb2.ModelReadyResponse(ready=served.ready and not self._core.leaving)
 
     async def _server_metadata(self, _: Any, __: GrpcCall) -> Any:
-        return service_pb2.ServerMetadataResponse(**documents.server_metadata(self._core, self._options))
+        return service_pb2.ServerMetadataResponse(**documents.server_metadata(self._core, self._server_name))
 
     async def _model_metadata(self, message: Any, _: GrpcCall) -> Any:
         document = documents.model_metadata(self._core, message.name, message.version or None)

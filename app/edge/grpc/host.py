@@ -16,7 +16,7 @@ from typing import Any
 # it does at the first median. Both would happen in threads at the same time, and a model would be refused for it.
 import numpy.ma  # noqa: F401
 
-from convoy.app.edge.http.calls import EdgeOptions
+from convoy.app.edge.options import EdgeOptions
 from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import UsageError
 

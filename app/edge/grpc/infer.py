@@ -10,13 +10,14 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from convoy.app.edge.decode_pool import DecodePool
+from convoy.app.edge.entry import outcome_of
 from convoy.app.edge.grpc.gate import GrpcCall, parse
 from convoy.app.edge.grpc.tensors import asked_of, infer_response, parameters_of
-from convoy.app.edge.http.calls import EdgeOptions, outcome_of
 from convoy.app.edge.oip.answers import is_heavy_answer
 from convoy.app.edge.oip.exchange import Exchange
 from convoy.app.edge.oip.inference import INLINE_BYTES, InferRequest, is_heavy, place_tensors, run_inference, understand
 from convoy.app.edge.oip.lookup import find_served
+from convoy.app.edge.options import EdgeOptions
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import RequestError
 

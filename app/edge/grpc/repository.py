@@ -9,8 +9,8 @@ from tritonclient.grpc import service_pb2
 
 from convoy.app.edge.entry import Keys
 from convoy.app.edge.grpc.gate import GrpcCall, Unary
-from convoy.app.edge.http.repository import check_repository, load_model, unload_model
 from convoy.app.edge.oip import documents
+from convoy.app.edge.oip.repository import check_repository, load_model, unload_model
 from convoy.app.submission.management import ManagedCore
 
 

@@ -22,7 +22,7 @@ from convoy.app.edge.grpc.gate import GrpcGate, Unary
 from convoy.app.edge.grpc.infer import GrpcInference
 from convoy.app.edge.grpc.repository import GrpcRepository
 from convoy.app.edge.grpc.shared_memory import GrpcSharedMemory
-from convoy.app.edge.http.calls import EdgeOptions
+from convoy.app.edge.options import EdgeOptions
 from convoy.app.submission.management import ManagedCore
 
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -56,7 +56,7 @@ class GrpcServer:
         entry = Entry(options)
         methods = {
             "ModelInfer": inference.infer,
-            **GrpcControl(core, options).methods(),
+            **GrpcControl(core, options.server_name).methods(),
             **GrpcRepository(core, entry.keys).methods(),
             **GrpcSharedMemory(core).methods(),
         }

@@ -7,9 +7,9 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from convoy.app.edge.grpc.gate import GrpcCall, Unary
-from convoy.app.edge.http.shared_memory_routes import CUDA_IS_NOT_OFFERED, status_document
+from convoy.app.edge.oip import documents
 from convoy.app.submission.management import ManagedCore
-from convoy.models.errors import NotFound, Unsupported
+from convoy.models.errors import Unsupported
 
 
 class GrpcSharedMemory:
@@ -30,7 +30,7 @@ class GrpcSharedMemory:
 
     async def _status(self, message: Any, _: GrpcCall) -> Any:
         response = service_pb2.SystemSharedMemoryStatusResponse()
-        for region in status_document(self._core.shared_memory.status(message.name or None)):
+        for region in documents.regions(self._core.shared_memory.status(message.name or None)):
             status = service_pb2.SystemSharedMemoryStatusResponse.RegionStatus(**region)
             response.regions[region["name"]].CopyFrom(status)
         return response
@@ -45,11 +45,11 @@ class GrpcSharedMemory:
 
     async def _cuda_status(self, message: Any, _: GrpcCall) -> Any:
         if message.name:
-            raise NotFound(f"Unable to find cuda shared memory region: '{message.name[:100]}'")
+            raise documents.no_cuda_region(message.name)
         return service_pb2.CudaSharedMemoryStatusResponse()
 
     async def _cuda_register(self, _: Any, __: GrpcCall) -> Any:
-        raise Unsupported(CUDA_IS_NOT_OFFERED)
+        raise Unsupported(documents.CUDA_IS_NOT_OFFERED)
 
     async def _cuda_unregister(self, _: Any, __: GrpcCall) -> Any:
         # Clients tidy up all regions before they begin; that there are none is no error.

@@ -21,7 +21,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.entry import Keys
-from convoy.app.edge.http.calls import EdgeOptions
 from convoy.app.edge.http.control import control_routes
 from convoy.app.edge.http.express import Express
 from convoy.app.edge.http.gate import Gate
@@ -35,6 +34,7 @@ from convoy.app.edge.http.repository import repository_routes
 from convoy.app.edge.http.shared_memory_routes import shared_memory_routes
 from convoy.app.edge.http.shortcut import Shortcut
 from convoy.app.edge.http.torchserve import torchserve_routes
+from convoy.app.edge.options import EdgeOptions
 from convoy.app.submission.management import ManagedCore
 from convoy.app.version import VERSION
 from convoy.models.errors import RequestError
@@ -89,7 +89,7 @@ def create_app(core: ManagedCore, options: EdgeOptions, express: Express | None 
     for router in (not_offered_routes(), shared_memory_routes(core, own_pages), torchserve_routes(core)):
         app.include_router(router)
     app.include_router(repository_routes(core, Keys(options), own_pages))
-    app.include_router(control_routes(core, options))
+    app.include_router(control_routes(core, options.server_name))
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

@@ -9,30 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from starlette.types import Receive
 
 from convoy.app.edge.oip.exchange import ClientGone, Exchange
+from convoy.app.edge.options import BodyLimits
 from convoy.app.scheduling.slab import Slot
 from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 
 _FIRST_SLOT_BYTES = 64 << 10
 # A time limit that passes while there are bytes to read is looked at again so much later.
 LOOK_AGAIN_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class BodyLimits:
-    """`grace_s` for everybody, and one second more for every `slowest_bytes_per_s` of the body."""
-
-    max_bytes: int
-    grace_s: float = 10.0
-    slowest_bytes_per_s: int = 256 << 10
-
-    def seconds_for(self, nbytes: int) -> float:
-        return self.grace_s + nbytes / self.slowest_bytes_per_s
 
 
 class Body(NamedTuple):

@@ -11,34 +11,16 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope, Send
 
 from convoy.app.edge.decode_pool import DecodePool
-from convoy.app.edge.http.body import Body, BodyLimits, declared_length, read_body, too_large
+from convoy.app.edge.entry import outcome_of
+from convoy.app.edge.http.body import Body, declared_length, read_body, too_large
 from convoy.app.edge.http.compression import compress, inflate, is_worthwhile, request_encoding, response_encoding
 from convoy.app.edge.http.direct import DirectLine, direct_line
 from convoy.app.edge.http.replies import Reply, error_reply, headers_of, send_reply
 from convoy.app.edge.oip.exchange import ClientGone, Exchange
 from convoy.app.edge.oip.lookup import find_served
+from convoy.app.edge.options import BodyLimits, EdgeOptions
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import InvalidRequest, RequestError
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeOptions:
-    """What the edge is told. `default_timeout_ms` 0: none. `is_loopback`: nobody else can reach the server.
-
-    `allowed_hosts`: names by which own pages reach the routes that change something, beside this machine's.
-    """
-
-    body: BodyLimits
-    decode_threads: int
-    max_decoding: int = 1024
-    default_timeout_ms: float = 0.0
-    server_name: str = "convoy"
-    api_key: str | None = None
-    admin_token: str | None = None
-    is_loopback: bool = False
-    allowed_hosts: tuple[str, ...] = ()
-    access_log: str = "all"
-    slow_request_ms: float = 1000.0
 
 
 @dataclass(slots=True)
@@ -164,14 +146,3 @@ async def _send(call: Call, reply: Reply, send: Send) -> None:
 async def _until_client_leaves(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def outcome_of(status: int) -> str:
-    """The metric's word for an error: few, and the same for every wire."""
-    if status == 429:
-        return "rejected"
-    if status == 504:
-        return "deadline_exceeded"
-    if status in (500, 503):
-        return "failed"
-    return "invalid"

@@ -10,9 +10,10 @@ import zlib
 from collections.abc import Mapping
 
 from convoy.app.edge.decode_pool import DecodePool
-from convoy.app.edge.http.body import Body, BodyLimits, grow, too_large
+from convoy.app.edge.http.body import Body, grow, too_large
 from convoy.app.edge.http.replies import Reply
 from convoy.app.edge.oip.exchange import Exchange
+from convoy.app.edge.options import BodyLimits
 from convoy.models.errors import InvalidRequest, UnsupportedCompression
 
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}

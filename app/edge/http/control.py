@@ -14,7 +14,6 @@ import orjson
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
-from convoy.app.edge.http.calls import EdgeOptions
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.lookup import find_served
@@ -30,12 +29,12 @@ _PAGE = Path(__file__).with_name("page.html")
 _Json = dict[str, Any]
 
 
-def control_routes(core: ManagedCore, options: EdgeOptions) -> APIRouter:
+def control_routes(core: ManagedCore, server_name: str) -> APIRouter:
     """Every route that does not infer."""
     router = APIRouter()
     _add_health(router, core)
     _add_statistics(router, core)  # before the metadata, whose `/v2/models/{model}` would take `stats` for a name
-    _add_metadata(router, core, options)
+    _add_metadata(router, core, server_name)
     _add_pages(router, core)
     return router
 
@@ -67,11 +66,11 @@ def _add_health(router: APIRouter, core: ManagedCore) -> None:
         return _json({"error": "Model version not ready"}, status=503, headers={"Retry-After": "1"})
 
 
-def _add_metadata(router: APIRouter, core: ManagedCore, options: EdgeOptions) -> None:
+def _add_metadata(router: APIRouter, core: ManagedCore, server_name: str) -> None:
     @router.get("/v2", tags=["metadata"], summary="The server and its extensions", responses=ERRORS)
     @router.get("/v2/", include_in_schema=False)
     async def server() -> Response:
-        return _json(documents.server_metadata(core, options))
+        return _json(documents.server_metadata(core, server_name))
 
     @router.get("/v2/models/{model}", tags=["metadata"], summary="A model's tensors", responses=ERRORS)
     @router.get("/v2/models/{model}/versions/{version}", tags=["metadata"], responses=ERRORS)

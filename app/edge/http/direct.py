@@ -9,25 +9,36 @@ there is none, and the routes use plain ASGI.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from starlette.types import Scope
 
 from convoy.app.edge.http.replies import Headers, answer_head
 
-if TYPE_CHECKING:
-    from convoy.app.edge.http.connection import GuardedProtocol
-
 EXTENSION = "convoy.direct"
+
+
+class Connection(Protocol):
+    """What a request asks of the connection that it came by: `GuardedProtocol`, most of it by what uvicorn keeps."""
+
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    client: tuple[str, int] | None
+    transport: Any
+    config: Any
+
+    def has_unread_bytes(self) -> bool: ...
+
+    def on_response_complete(self) -> None: ...
 
 
 class DirectLine:
     """One request on one connection. Used on the event loop, until the answer is complete."""
 
-    __slots__ = ("_cycle", "_protocol", "decorate", "on_client_gone")
+    __slots__ = ("_connection", "_cycle", "decorate", "on_client_gone")
 
-    def __init__(self, protocol: GuardedProtocol, cycle: Any) -> None:
-        self._protocol: Any = protocol
+    def __init__(self, connection: Connection, cycle: Any) -> None:
+        self._connection: Any = connection
         self._cycle = cycle
         # Called once if the client leaves before its answer is complete.
         self.on_client_gone: Callable[[], None] | None = None
@@ -40,11 +51,11 @@ class DirectLine:
 
     def has_unread_bytes(self) -> bool:
         """Whether the client has sent what nobody has read yet."""
-        return bool(self._protocol.has_unread_bytes())
+        return bool(self._connection.has_unread_bytes())
 
     def hang_up(self) -> None:
         """The call is over. Here the references would go in a circle, which only the garbage collector undoes."""
-        self._cycle = self._protocol = None
+        self._cycle = self._connection = None
         self.on_client_gone = None
         del self.decorate
 
@@ -65,7 +76,7 @@ class DirectLine:
         It is not where the client does not read what it already has: then somebody must wait for it, and that is
         the usual way's business. Headers are ours and not checked; `content-length` must be among them.
         """
-        cycle, protocol = self._cycle, self._protocol
+        cycle, connection = self._cycle, self._connection
         if cycle.flow.write_paused or cycle.response_started or cycle.disconnected:
             return False
         headers = [*headers, *self.decorate(status)]
@@ -74,10 +85,10 @@ class DirectLine:
         elif not cycle.keep_alive:
             headers.append((b"connection", b"close"))
         cycle.response_started = cycle.response_complete = True
-        protocol.transport.write(b"".join((answer_head(status, headers), b"\r\n", *pieces)))
+        connection.transport.write(b"".join((answer_head(status, headers), b"\r\n", *pieces)))
         cycle.message_event.set()
         if not cycle.keep_alive:
-            protocol.transport.close()
+            connection.transport.close()
         cycle.on_response()
         return True
 

@@ -15,14 +15,15 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from convoy.app.edge.entry import SHUT_DOWN, Entry
+from convoy.app.edge.entry import SHUT_DOWN, Entry, outcome_of
 from convoy.app.edge.http.body import Body
-from convoy.app.edge.http.calls import Call, EdgeOptions, outcome_of
+from convoy.app.edge.http.calls import Call
 from convoy.app.edge.http.compression import is_long_enough
+from convoy.app.edge.http.direct import Connection
 from convoy.app.edge.http.infer_request import has_plain_inputs
 from convoy.app.edge.http.infer_response import render_infer
 from convoy.app.edge.http.json_documents import INLINE_JSON_BYTES
@@ -32,6 +33,7 @@ from convoy.app.edge.oip.exchange import Terms
 from convoy.app.edge.oip.inference import INLINE_BYTES, InferRequest
 from convoy.app.edge.oip.outputs import WantedOutput
 from convoy.app.edge.oip.tensors import TensorRef
+from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import SERVER_TIMING, server_timing, timing_ms
 from convoy.app.host.logs import request_id
 from convoy.app.scheduling.request import Done, Place, Request, Shape, Spent
@@ -40,9 +42,6 @@ from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import check
 from convoy.models.errors import RequestError, Unavailable
 from convoy.models.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from convoy.app.edge.http.connection import GuardedProtocol
 
 _log = logging.getLogger("convoy")
 HEADER_LENGTH = b"inference-header-content-length"
@@ -206,25 +205,25 @@ class Express:
         self._known += 1
         self.targets.add(url)
 
-    def find(self, protocol: GuardedProtocol, body: bytes) -> Found | None:
+    def find(self, connection: Connection, body: bytes) -> Found | None:
         """What is asked by a request whose body is there; None where that is not for here."""
-        headers = dict(protocol.headers)
+        headers = dict(connection.headers)
         if not _UNUSUAL.isdisjoint(headers) or not self.entry.keys.is_key(headers.get(b"authorization")):
             return None
         self._forget_if_old()
         length = headers.get(HEADER_LENGTH)
         if length is None:
             decode_ns = -time.monotonic_ns()
-            lesson, data = self._find_form(protocol.url, body)
+            lesson, data = self._find_form(connection.url, body)
             decode_ns += time.monotonic_ns()
         elif length.isdigit() and len(length) <= 4:
-            lesson, data = self._lessons.get((protocol.url, len(body), body[: int(length)])), body
+            lesson, data = self._lessons.get((connection.url, len(body), body[: int(length)])), body
             decode_ns = 0
         else:
             return None
         if lesson is None or (lesson.may_compress and b"accept-encoding" in headers):
             return None
-        asked = Asked(lesson, protocol.headers, headers.get(b"x-request-id"), headers.get(b"traceparent"))
+        asked = Asked(lesson, connection.headers, headers.get(b"x-request-id"), headers.get(b"traceparent"))
         return Found(asked, data, decode_ns)
 
     def _find_form(self, url: bytes, text: bytes) -> tuple[Lesson | None, bytes | memoryview]:
@@ -244,19 +243,19 @@ class Express:
         opening = data[: body_at + asked.lesson.header_bytes]
         return Template(opening, len(data), body_at, self._edition, asked)
 
-    def passage(self, protocol: GuardedProtocol, asked: Asked, arrival_ns: int) -> Passage | None:
+    def passage(self, connection: Connection, asked: Asked, arrival_ns: int) -> Passage | None:
         """What answers a request; None, and nothing has happened, where only the usual way can."""
         core = self.core
         if core.leaving:
             return None
         slot = core.slab.reserve(asked.lesson.room_bytes)
-        return None if slot is None else Passage(self, protocol, asked, slot, arrival_ns)
+        return None if slot is None else Passage(self, connection, asked, slot, arrival_ns)
 
-    def repeated(self, protocol: GuardedProtocol, template: Template, arrival_ns: int) -> Passage | None:
+    def repeated(self, connection: Connection, template: Template, arrival_ns: int) -> Passage | None:
         """The same for what a template tells."""
         if template.edition != self.core.catalog.edition:
             return None
-        return self.passage(protocol, template.asked, arrival_ns)
+        return self.passage(connection, template.asked, arrival_ns)
 
     def _forget_if_old(self) -> None:
         edition = self.core.catalog.edition
@@ -282,15 +281,15 @@ class Passage:
     """One request on its way. Stands where uvicorn has its cycle, for whoever asks a connection how far it is."""
 
     __slots__ = (
-        *("_arrival_ns", "_decode_ns", "_express", "_has_left", "_headers", "_lesson", "_own_id", "_protocol"),
+        *("_arrival_ns", "_connection", "_decode_ns", "_express", "_has_left", "_headers", "_lesson", "_own_id"),
         *("_request", "_slot", "_trace"),
         *("disconnected", "keep_alive", "response_complete", "template"),
     )
     more_body: ClassVar = False
     message_event: ClassVar = _Heard()
 
-    def __init__(self, express: Express, protocol: GuardedProtocol, asked: Asked, slot: Slot, arrival_ns: int) -> None:
-        self._express, self._protocol, self._slot, self._arrival_ns = express, protocol, slot, arrival_ns
+    def __init__(self, express: Express, connection: Connection, asked: Asked, slot: Slot, arrival_ns: int) -> None:
+        self._express, self._connection, self._slot, self._arrival_ns = express, connection, slot, arrival_ns
         self._lesson, self._headers, own_id, self._trace = asked
         self._own_id = express.entry.request_id(own_id)
         self._decode_ns = 0
@@ -400,12 +399,12 @@ class Passage:
         return lines
 
     def _send(self, status: int, pieces: list[bytes | memoryview]) -> None:
-        transport = self._protocol.transport
+        transport = self._connection.transport
         transport.write(b"".join(pieces))
         self.response_complete = True
         if not self.keep_alive:
             transport.close()
-        self._protocol.on_response_complete()
+        self._connection.on_response_complete()
 
     def _leave(self, outcome: str, status: int) -> None:
         """Count a call without an answer that it wanted, once; `status` 0: there was none at all."""
@@ -427,16 +426,16 @@ class Passage:
         is_error = not 200 <= status < 400
         if entry.wants_line(is_error, took_ns / 1e6):
             token = request_id.set(self._own_id.decode())
-            client, call = _client(self._protocol, self._headers), self._lesson.call
+            client, call = _client(self._connection, self._headers), self._lesson.call
             entry.log(client, call, str(status or "left"), took_ns / 1e6, is_error=is_error, trace=self._trace)
             request_id.reset(token)
 
 
-def _client(protocol: GuardedProtocol, headers: list[tuple[bytes, bytes]]) -> str:
+def _client(connection: Connection, headers: list[tuple[bytes, bytes]]) -> str:
     """Who asked: as uvicorn has it for ASGI, which believes what a proxy on this machine says."""
-    host, _ = protocol.client or ("-", 0)
+    host, _ = connection.client or ("-", 0)
     given = [value for name, value in headers if name == b"x-forwarded-for"]
-    middleware = protocol.config.loaded_app
+    middleware = connection.config.loaded_app
     if not given or not isinstance(middleware, ProxyHeadersMiddleware) or host not in middleware.trusted_hosts:
         return host
     forwarded, _ = middleware.trusted_hosts.get_trusted_client_address(b", ".join(given).decode("latin-1"))

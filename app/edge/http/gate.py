@@ -14,9 +14,9 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from convoy.app.edge.entry import KEY_IS_WRONG, SHUT_DOWN, Entry
-from convoy.app.edge.http.calls import EdgeOptions
 from convoy.app.edge.http.direct import direct_line
 from convoy.app.edge.http.replies import Headers, Reply, error_reply, internal_error, send_reply
+from convoy.app.edge.options import EdgeOptions
 from convoy.app.host.logs import request_id
 from convoy.app.submission.inference import InferenceCore
 from convoy.models.errors import Unauthorized, Unavailable

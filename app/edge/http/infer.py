@@ -6,7 +6,7 @@ import time
 
 from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.http.body import Body
-from convoy.app.edge.http.calls import Call, EdgeOptions, HotRoute
+from convoy.app.edge.http.calls import Call, HotRoute
 from convoy.app.edge.http.express import HEADER_LENGTH, Express
 from convoy.app.edge.http.infer_request import RequestParser, parse_infer
 from convoy.app.edge.http.infer_response import render_infer
@@ -14,6 +14,7 @@ from convoy.app.edge.http.json_documents import INLINE_JSON_BYTES
 from convoy.app.edge.http.replies import Reply
 from convoy.app.edge.oip.answers import is_heavy_answer
 from convoy.app.edge.oip.inference import is_heavy, place_tensors, run_inference
+from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import server_timing, timing_ms
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import InvalidRequest

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 
 from convoy.app.edge.entry import Keys
-from convoy.app.edge.http.calls import EdgeOptions
+from convoy.app.edge.options import EdgeOptions
 from convoy.models.errors import Forbidden
 
 _PLACE = re.compile(r"[\w.:\[\]-]+", re.ASCII)  # nothing that a URL has before or behind it

@@ -16,9 +16,9 @@ from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.http.own_pages import OwnPages
 from convoy.app.edge.http.small_body import read_object
 from convoy.app.edge.oip import documents
-from convoy.app.edge.oip.overrides import read_override
+from convoy.app.edge.oip.repository import check_repository, load_model, unload_model
 from convoy.app.submission.management import ManagedCore
-from convoy.models.errors import InvalidRequest, Unsupported
+from convoy.models.errors import InvalidRequest
 
 _REPOSITORY = "/v2/repository"
 _LOAD_EXAMPLE = '{"parameters": {"config": "{\\"max_batch_size\\": 16}"}}'
@@ -61,27 +61,6 @@ def repository_routes(core: ManagedCore, keys: Keys, own_pages: OwnPages) -> API
         raise AssertionError("a name in a path is never empty")
 
     return router
-
-
-async def load_model(core: ManagedCore, model: str, parameters: Mapping[str, object]) -> None:
-    """On either wire, after the mode and the token were checked. Raises RequestError."""
-    await core.control.load(model, read_override(parameters))
-    await core.catalog.until_known()
-
-
-async def unload_model(core: ManagedCore, model: str, parameters: Mapping[str, object]) -> None:
-    """On either wire, after the mode and the token were checked. Raises RequestError."""
-    # No model here depends on another, so there is nothing more to do for a true one.
-    if not isinstance(parameters.get("unload_dependents", False), bool):
-        raise InvalidRequest("'unload_dependents' must be true or false")
-    await core.control.unload(model)
-    await core.catalog.until_known()
-
-
-def check_repository(name: str) -> None:
-    """Raises Unsupported: there is one store, and it has no name."""
-    if name:
-        raise Unsupported("'repository_name' specification is not supported; leave it out")
 
 
 def _authorization(request: Request) -> bytes | None:

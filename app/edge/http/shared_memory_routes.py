@@ -10,15 +10,11 @@ from fastapi import APIRouter, Request, Response
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.http.own_pages import OwnPages
 from convoy.app.edge.http.small_body import read_object
+from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.tensors import brief
 from convoy.app.submission.management import ManagedCore
-from convoy.app.submission.shared_memory import Region
-from convoy.models.errors import InvalidRequest, NotFound, Unsupported
+from convoy.models.errors import InvalidRequest, Unsupported
 
-CUDA_IS_NOT_OFFERED = (
-    "CUDA shared memory is not supported by this server: it would let clients hand pointers to the device; "
-    "use system shared memory or send the tensor in the request"
-)
 _EXAMPLE = '{"key": "/input", "offset": 0, "byte_size": 128}'
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 
@@ -30,16 +26,11 @@ def shared_memory_routes(core: ManagedCore, own_pages: OwnPages) -> APIRouter:
     return router
 
 
-def status_document(regions: list[Region]) -> list[dict[str, Any]]:
-    """Regions in the protocol's words, on every wire."""
-    return [{"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.byte_size} for one in regions]
-
-
 def _add_system(router: APIRouter, core: ManagedCore, own_pages: OwnPages) -> None:
     @router.get(f"{_SYSTEM}/status", summary="All registered regions")
     @router.get(f"{_SYSTEM}/region/{{name}}/status", summary="One registered region")
     async def status(name: str | None = None) -> Response:
-        return _json(status_document(core.shared_memory.status(name)))
+        return _json(documents.regions(core.shared_memory.status(name)))
 
     @router.post(
         f"{_SYSTEM}/region/{{name}}/register", summary="Register a shared memory object", response_class=Response
@@ -69,11 +60,11 @@ def _add_cuda(router: APIRouter) -> None:
 
     @router.get(f"{_CUDA}/region/{{name}}/status", summary="Not found: CUDA shared memory is not offered")
     async def status_of_one(name: str) -> Response:
-        raise NotFound(f"Unable to find cuda shared memory region: '{name[:100]}'")
+        raise documents.no_cuda_region(name)
 
     @router.post(f"{_CUDA}/region/{{name}}/register", summary="Not offered")
     async def register(name: str) -> Response:
-        raise Unsupported(CUDA_IS_NOT_OFFERED)
+        raise Unsupported(documents.CUDA_IS_NOT_OFFERED)
 
     # Clients tidy up all regions before they begin; that there are none is no error.
     @router.post(f"{_CUDA}/unregister", summary="Forget all regions, of which there are none", response_class=Response)

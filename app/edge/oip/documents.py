@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from convoy.app.edge.http.calls import EdgeOptions
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.submission.listing import WHOLE_MODEL, Listing
 from convoy.app.submission.management import ManagedCore
+from convoy.app.submission.shared_memory import Region
 from convoy.app.telemetry.observed import Observed
 from convoy.app.telemetry.statistics import BatchSizeStatistics, Duration
 from convoy.app.version import VERSION
+from convoy.models.errors import NotFound
 from convoy.models.spec import TensorSpec
 
 EXTENSIONS = (
@@ -27,13 +28,17 @@ EXTENSIONS = (
     "model_repository",
     "model_repository(unload_dependents)",
 )
+CUDA_IS_NOT_OFFERED = (
+    "CUDA shared memory is not supported by this server: it would let clients hand pointers to the device; "
+    "use system shared memory or send the tensor in the request"
+)
 Document = dict[str, Any]
 
 
-def server_metadata(core: ManagedCore, options: EdgeOptions) -> Document:
+def server_metadata(core: ManagedCore, name: str) -> Document:
     """The extensions are those that this very server offers; clients decide by them what to send."""
     own = ["system_shared_memory"] if core.shared_memory.is_allowed else []
-    return {"name": options.server_name, "version": VERSION, "extensions": [*EXTENSIONS, *own]}
+    return {"name": name, "version": VERSION, "extensions": [*EXTENSIONS, *own]}
 
 
 def model_metadata(core: ManagedCore, model: str, version: str | None) -> Document:
@@ -77,6 +82,16 @@ def model_statistics(core: ManagedCore, model: str | None, version: str | None) 
         find_served(core.catalog, model, None)
         chosen = core.catalog.versions(model)
     return {"model_stats": [_statistics(served) for served in chosen]}
+
+
+def regions(registered: list[Region]) -> list[Document]:
+    """System shared memory, as far as clients have registered it."""
+    return [{"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.byte_size} for one in registered]
+
+
+def no_cuda_region(name: str) -> NotFound:
+    """There is none of any name."""
+    return NotFound(f"Unable to find cuda shared memory region: '{name[:100]}'")
 
 
 def _tensor(spec: TensorSpec, batch: list[int]) -> Document:

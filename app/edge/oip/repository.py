@@ -1,4 +1,4 @@
-"""What a request to load a model says: the protocol's `parameters`, as either wire brings them."""
+"""Loading and unloading, over either wire: what the protocol's `parameters` say, and what is done."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import orjson
 
 from convoy.app.edge.oip.tensors import brief
 from convoy.app.submission.listing import Override, Policy
+from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import InvalidRequest, Unsupported
 
 _FILE = "file:"
@@ -18,7 +19,28 @@ _POLICIES = '{"latest":{}}, {"all":{}} or {"specific":{"versions":[1,2]}}'
 _IGNORED = frozenset({"name", "platform", "backend"})
 
 
-def read_override(parameters: Mapping[str, object]) -> Override:
+async def load_model(core: ManagedCore, model: str, parameters: Mapping[str, object]) -> None:
+    """After the mode and the token were checked. Raises RequestError."""
+    await core.control.load(model, _override(parameters))
+    await core.catalog.until_known()
+
+
+async def unload_model(core: ManagedCore, model: str, parameters: Mapping[str, object]) -> None:
+    """After the mode and the token were checked. Raises RequestError."""
+    # No model here depends on another, so there is nothing more to do for a true one.
+    if not isinstance(parameters.get("unload_dependents", False), bool):
+        raise InvalidRequest("'unload_dependents' must be true or false")
+    await core.control.unload(model)
+    await core.catalog.until_known()
+
+
+def check_repository(name: str) -> None:
+    """Raises Unsupported: there is one store, and it has no name."""
+    if name:
+        raise Unsupported("'repository_name' specification is not supported; leave it out")
+
+
+def _override(parameters: Mapping[str, object]) -> Override:
     """Raises InvalidRequest or Unsupported."""
     for name in parameters:
         if name.startswith(_FILE):

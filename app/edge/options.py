@@ -1,0 +1,37 @@
+"""What the edges are told, on whatever wire: plain data, which an edge process gets in JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """`grace_s` for everybody, and one second more for every `slowest_bytes_per_s` of the body."""
+
+    max_bytes: int
+    grace_s: float = 10.0
+    slowest_bytes_per_s: int = 256 << 10
+
+    def seconds_for(self, nbytes: int) -> float:
+        return self.grace_s + nbytes / self.slowest_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOptions:
+    """`default_timeout_ms` 0: none. `is_loopback`: nobody else can reach the server.
+
+    `allowed_hosts`: names by which own pages reach the routes that change something, beside this machine's.
+    """
+
+    body: BodyLimits
+    decode_threads: int
+    max_decoding: int = 1024
+    default_timeout_ms: float = 0.0
+    server_name: str = "convoy"
+    api_key: str | None = None
+    admin_token: str | None = None
+    is_loopback: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    access_log: str = "all"
+    slow_request_ms: float = 1000.0
