@@ -14,35 +14,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import uvicorn
 from fastapi import FastAPI
 
 from convoy.app.core import Core
-from convoy.app.edge.grpc.host import GrpcHost, take_port
+from convoy.app.edge.grpc.opening import grpc_host
 from convoy.app.edge.http.application import create_app
 from convoy.app.edge.http.connection import guarded_protocol
 from convoy.app.edge.http.express import Express
 from convoy.app.host import logs
-from convoy.app.host.exits import ENGINE_LOST, NOTHING_TO_SERVE
-from convoy.app.host.listening import announce, listen, write_address
+from convoy.app.host.exits import ENGINE_LOST, NOTHING_TO_SERVE, StopSignals, end_if_held_up, end_now, end_within
+from convoy.app.host.http_server import HttpServer
+from convoy.app.host.listening import announce, listen, take_port, write_address
 from convoy.app.host.runtime import (
     collect_only_what_comes,
-    end_if_held_up,
-    end_within,
     give_large_allocations_back,
-    loop_factory,
     raise_file_limit,
+    run,
 )
 from convoy.app.processes.launch import become_supervisor
 from convoy.app.settings import Settings, read_settings
-from convoy.models.errors import UsageError
 
 _log = logging.getLogger("convoy")
 # What ends in good order needs less; what hangs is not waited for.
@@ -64,8 +58,7 @@ def serve(settings: Settings) -> int:
     host = Host(settings, listener)
     # After everything that can be wrong with the call: such an error is one line.
     _log.info("no edge processes: %s", edges.why)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(host.run())
+    return run(host.run())
 
 
 class Host:
@@ -78,60 +71,22 @@ class Host:
         self._settings = settings
         self._listener = listener
         self.core = make_core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._fatal)
-        express = Express(self.core, settings.edge_options())
-        self._server = _Server(
-            uvicorn.Config(
-                create_app(self.core, settings.edge_options(), express),
-                http=guarded_protocol(settings.connection_limits(), express),
-                ws="none",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
-        self._grpc = self._make_grpc(settings)
-        self._stopping: asyncio.Task[None] | None = None
-        self._exit_code = 0
+        options = settings.edge_options()
+        express = Express(self.core, options)
+        protocol = guarded_protocol(settings.connection_limits(), express)
+        self._http = HttpServer(create_app(self.core, options, express), protocol)
+        holder = take_port(settings.host, settings.grpc_port)
+        self._grpc = grpc_host(self.core, options, holder, max_calls=settings.max_connections)
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
-        announce(self._listener)
+        self._signals = StopSignals(self._stop)
+        announce("http", *self._listener.getsockname()[:2])
         collect_only_what_comes()
-        opening = loop.create_task(self._open_grpc())
-        await self._server.serve(sockets=[self._listener])
-        opening.cancel()
-        await self._close_grpc()
-        end_if_held_up(self._exit_code)
-        return self._exit_code
-
-    def _make_grpc(self, settings: Settings) -> GrpcHost | None:
-        if settings.grpc_port < 0:
-            return None
-        holder = take_port(settings.host, settings.grpc_port)
-        return GrpcHost(self.core, settings.edge_options(), holder, max_calls=settings.max_connections)
-
-    async def _open_grpc(self) -> None:
-        try:
-            if self._grpc is not None:
-                await self._grpc.open()
-        except UsageError as error:
-            _log.critical("%s", error)
-            self._exit_code = error.exit_code
-            self._server.should_exit = True
-
-    async def _close_grpc(self) -> None:
-        if self._grpc is not None:
-            await self._grpc.close()
-
-    def _signalled(self, number: int) -> None:
-        if self._stopping is not None:
-            _log.warning("second signal: stopping at once")
-            os._exit(128 + number)
-        self._stopping = asyncio.get_running_loop().create_task(self._stop())
+        self._grpc.begin(self._http.stop)
+        await self._http.serve(sockets=[self._listener])
+        await self._grpc.close()
+        end_if_held_up(self._http.exit_code)
+        return self._http.exit_code
 
     async def _stop(self) -> None:
         """Not ready at once; then a pause for load balancers to notice; then finish what was accepted."""
@@ -143,27 +98,15 @@ class Host:
             _log.info("stopped: every accepted request was answered")
         else:
             _log.error("stopped: %d requests were not answered in time", self.core.open_calls)
-        end_within(_GRACE_S, lambda: self._exit_code)
-        await self._close_grpc()
-        self._server.should_exit = True
+        end_within(_GRACE_S, lambda: self._http.exit_code)
+        await self._grpc.close()
+        self._http.stop()
 
     def _fatal(self, reason: str) -> None:
         _log.critical("%s", reason)
-        if self.core.load_failure is not None:
-            self._exit_code = NOTHING_TO_SERVE
-            self._server.should_exit = True
-        else:
-            # A thread hangs inside the engine, so an orderly end might hang as well.
-            logging.shutdown()
-            os._exit(ENGINE_LOST)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers; ours drain first."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+        if self.core.load_failure is None:
+            end_now(ENGINE_LOST)  # a thread hangs inside the engine, so an orderly end might hang as well
+        self._http.stop(NOTHING_TO_SERVE)
 
 
 def _application() -> FastAPI:
@@ -173,8 +116,7 @@ def _application() -> FastAPI:
 
     def give_up(reason: str) -> None:
         _log.critical("%s", reason)
-        logging.shutdown()
-        os._exit(ENGINE_LOST if core.load_failure is None else NOTHING_TO_SERVE)
+        end_now(ENGINE_LOST if core.load_failure is None else NOTHING_TO_SERVE)
 
     core = Core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=give_up)
     return create_app(core, settings.edge_options())

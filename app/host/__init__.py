@@ -1,4 +1,4 @@
-"""A process of the operating system that serves something: sockets, signals, exit codes, logs, threads.
+"""A process that serves: sockets, signals, uvicorn, a gRPC listener's life, exit codes, logs, threads.
 
-Knows nothing of models, requests or protocols: what is served comes in from above.
+Knows nothing of models, edges and cores: what is served comes in as an argument.
 """

@@ -1,4 +1,4 @@
-"""The socket that clients connect to: opened once, whatever processes accept from it."""
+"""The sockets that clients connect to: opened once, whatever processes accept from them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,33 @@ _BACKLOG = 2048
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that takes connections from now on. Raises UsageError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+    return _bound(host, port, _BACKLOG, "choose another with --port")
+
+
+def take_port(host: str, port: int) -> socket.socket | None:
+    """A socket that holds the port for gRPC without listening; 0 takes a free one, -1 none. Raises UsageError.
+
+    The library may bind the same port while this socket still holds it.
+    """
+    return None if port < 0 else _bound(host, port, None, "choose another with --grpc-port, or -1 for no gRPC")
+
+
+def _bound(host: str, port: int, backlog: int | None, instead: str) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(_BACKLOG)
+        if backlog is not None:
+            listener.listen(backlog)
     except OSError as error:
         listener.close()
-        raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port") from error
+        raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}); {instead}") from error
     return listener
 
 
-def announce(listener: socket.socket) -> None:
+def announce(scheme: str, host: str, port: int) -> None:
     """Say where the server listens."""
-    host, port = listener.getsockname()[:2]
-    _log.info("listening on http://%s:%d", "localhost" if host in ("0.0.0.0", "::") else host, port)
+    _log.info("listening on %s://%s:%d", scheme, "localhost" if host in ("0.0.0.0", "::") else host, port)
 
 
 def write_address(listener: socket.socket, file: Path) -> None:

@@ -1,24 +1,18 @@
-"""What a process of the server asks of the system before it serves: files, memory, an event loop; and how it ends."""
+"""What a process of the server asks of the system before it serves: files, memory, an event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
-import logging
-import os
 import resource
-import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
-from convoy.app.host.daemon_threads import at_work
-
-_log = logging.getLogger("convoy")
+Result = TypeVar("Result")
 _M_MMAP_THRESHOLD = -3  # from malloc.h
 _LARGE_BYTES = 8 << 20
-_WELL_MEANT_S = 0.5  # what is about to end anyway needs less
 
 
 def raise_file_limit() -> None:
@@ -47,38 +41,13 @@ def collect_only_what_comes() -> None:
     gc.enable()
 
 
-def end_if_held_up(code: int) -> None:
-    """End the process here and now where threads are still at work that may never end; else do nothing.
-
-    Python would not wait for them, but the libraries that they are in would be taken down around them.
-    """
-    if stuck := at_work(within_s=_WELL_MEANT_S):
-        _log.warning("ending beside work that does not end: %s", ", ".join(stuck))
-        _end(code)
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """To its end, on the fastest event loop there is."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(work)
 
 
-def end_within(seconds: float, code: Callable[[], int]) -> None:
-    """See to it that the process ends, even if what ends it in good order never does."""
-
-    def end() -> None:
-        _log.error("the orderly end took longer than %g s; ending without it", seconds)
-        _end(code())
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-
-
-def _end(code: int) -> NoReturn:
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
-
-
-def loop_factory() -> Any:
-    """How to make the fastest event loop there is, for `asyncio.Runner`."""
+def _loop_factory() -> Any:
     try:
         import uvloop
     except ImportError:  # not on every platform

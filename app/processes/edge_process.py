@@ -9,12 +9,8 @@ import asyncio
 import json
 import mmap
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from convoy.app.edge.decode_pool import DecodePool
@@ -26,7 +22,8 @@ from convoy.app.edge.http.predictions import PredictionsRoute
 from convoy.app.edge.http.shortcut import Shortcut
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.host import logs
-from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, loop_factory
+from convoy.app.host.http_server import HttpServer
+from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, run
 from convoy.app.processes.acceptor import Acceptor
 from convoy.app.processes.balance import Balance
 from convoy.app.processes.control import SERVING, Orderly, belong_to
@@ -37,6 +34,7 @@ from convoy.app.scheduling.slab import SharedPart, Slab
 from convoy.models.records import from_jsonable
 
 _CORE_WITHIN_S = 2.0
+_PUBLISH_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +55,7 @@ def main() -> None:
     profile = from_jsonable(EdgeProfile, json.loads(orders.edge), "edge")
     logs.configure(profile.log_level)
     give_large_allocations_back()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_Edge(orders, profile).run())
+    run(_Edge(orders, profile).run())
 
 
 class _Edge:
@@ -68,34 +65,28 @@ class _Edge:
         self._orders, self._profile = orders, profile
         memory = mmap.mmap(orders.memory_fd, 0)
         part = SharedPart(memory, orders.part.offset, orders.part.nbytes)
-        balance = Balance(memory, orders.edges, orders.number)
+        self._balance = Balance(memory, orders.edges, orders.number)
         self._core = RemoteCore(Slab(part.nbytes, part), orders.number, orders.incarnation)
         self._pool = DecodePool(profile.options.decode_threads, profile.options.max_decoding)
-        self._server = _Server(
-            self._config(), socket.socket(fileno=orders.listener_fd), balance, self._prepare, self._serving
+        express = Express(self._core, profile.options)
+        self._server = HttpServer(
+            self._application(express),
+            guarded_protocol(profile.limits, express),
+            lifespan="off",
+            on_started=self._accept,
+            on_stopping=self._accept_no_more,
         )
-        self._orderly = Orderly(orders.control_fd, leave=self._leave, drain=self._drain, exit_now=self._end)
+        self._listener = socket.socket(fileno=orders.listener_fd)
+        self._acceptor: Acceptor | None = None
+        self._publishing: asyncio.Task[None] | None = None
+        self._orderly = Orderly(orders.control_fd, leave=self._leave, drain=self._drain, exit_now=self._server.stop)
 
     async def run(self) -> None:
         speaking = asyncio.ensure_future(self._core.stay_connected(channel_socket(self._orders.folder)))
         self._orderly.line.listen()
-        await self._server.serve()
+        await self._server.serve(sockets=[])
         speaking.cancel()
         self._pool.close()
-
-    def _config(self) -> uvicorn.Config:
-        express = Express(self._core, self._profile.options)
-        return uvicorn.Config(
-            self._application(express),
-            http=guarded_protocol(self._profile.limits, express),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            timeout_graceful_shutdown=1,
-        )
 
     def _application(self, express: Express) -> ASGIApp:
         core, options = self._core, self._profile.options
@@ -103,69 +94,36 @@ class _Edge:
         infer = InferRoute(core, options, self._pool, express) if self._profile.infers else rest
         return Gate(Shortcut(rest, infer, PredictionsRoute(core, options, self._pool)), core, options)
 
-    async def _prepare(self) -> None:
-        """Whoever comes before the core has been met would only hear that it is away."""
+    async def _accept(self) -> None:
+        # Whoever comes before the core has been met would only hear that it is away.
         await self._core.until_present(_CORE_WITHIN_S)
-
-    def _serving(self) -> None:
+        self._acceptor = Acceptor(
+            self._listener, self._server.make_protocol, self._balance.patience_s, lambda: self._publish(coming=1)
+        )
+        self._publishing = asyncio.ensure_future(self._publish_for_ever())
         collect_only_what_comes()
         self._orderly.line.say(SERVING)
+
+    def _accept_no_more(self) -> None:
+        if self._acceptor is not None and self._publishing is not None:
+            self._acceptor.close()
+            self._publishing.cancel()
+
+    async def _publish_for_ever(self) -> None:
+        while True:
+            self._publish()
+            await asyncio.sleep(_PUBLISH_EVERY_S)
+
+    def _publish(self, coming: int = 0) -> None:
+        self._balance.publish(self._server.open_connections + coming)
 
     def _leave(self) -> None:
         self._core.leaving = True
 
     async def _drain(self) -> int:
         await self._core.drain(self._profile.drain_timeout_s)
-        self._end()
+        self._server.stop()
         return self._core.open_calls
-
-    def _end(self) -> None:
-        self._server.should_exit = True
-
-
-class _Server(uvicorn.Server):
-    """uvicorn on a socket that it shares with other processes, without its signal handlers."""
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        listener: socket.socket,
-        balance: Balance,
-        prepare: Callable[[], Awaitable[None]],
-        on_serving: Callable[[], None],
-    ) -> None:
-        super().__init__(config)
-        self._listener, self._balance = listener, balance
-        self._prepare, self._on_serving = prepare, on_serving
-        self._acceptor: Acceptor | None = None
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=[])
-        await self._prepare()
-        self._acceptor = Acceptor(
-            self._listener, self._make_protocol, self._balance.patience_s, lambda: self._publish(coming=1)
-        )
-        self._on_serving()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._acceptor is not None:
-            self._acceptor.close()
-        await super().shutdown(sockets)
-
-    async def on_tick(self, counter: int) -> bool:
-        self._publish()
-        return await super().on_tick(counter)
-
-    def _publish(self, coming: int = 0) -> None:
-        self._balance.publish(len(self.server_state.connections) + coming)
-
-    def _make_protocol(self) -> Any:
-        kind: Any = self.config.http_protocol_class
-        return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import socket
 from dataclasses import replace
 from typing import NoReturn
 
-from convoy.app.edge.grpc.host import take_port
+from convoy.app.host.listening import take_port
 from convoy.app.processes.balance import BOARD_BYTES
 from convoy.app.processes.edge_process import EdgeProfile
 from convoy.app.processes.orders import NO_SOCKET, FleetOrders, Part, command, environment
@@ -32,7 +32,7 @@ def become_supervisor(
     """Start the server in `edges` edge processes and one that runs `core_module`. Raises UsageError."""
     Store.at(settings.store or DEMO_STORE)  # the core would find out after the port has been announced
     parts = divide(settings.max_inflight_mb * MIB, edges + 1)
-    grpc = take_port(settings.host, settings.grpc_port) if settings.grpc_port >= 0 else None
+    grpc = take_port(settings.host, settings.grpc_port)
     memory = os.memfd_create("convoy-slab", 0)
     try:
         os.ftruncate(memory, parts[-1].offset + parts[-1].nbytes)

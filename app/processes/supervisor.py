@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 
 from convoy.app.host import logs
-from convoy.app.host.exits import ENGINE_LOST
+from convoy.app.host.exits import ENGINE_LOST, StopSignals
 from convoy.app.host.listening import announce
 from convoy.app.processes.children import Child
 from convoy.app.processes.control import DRAIN, EXIT, LEAVE
@@ -72,16 +72,15 @@ class Supervisor:
         self._edge_restarts = [Restarts() for _ in range(orders.edges)]
         self._core_has_served = False
         self._incarnations = count(1)
-        self._stopping: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # a child said something or has died
         self._exit_code: int | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signal_number, self._signalled, signal_number)
+        self._signals = StopSignals(self._stop, self._end_at_once)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        announce(self._listener)  # heard by those who will send signals, so not before these are heeded
+        # Heard by those who will send signals, so not before these are heeded.
+        announce("http", *self._listener.getsockname()[:2])
         self._start_core()
         for number in range(self._orders.edges):
             self._start_edge(number)
@@ -161,7 +160,7 @@ class Supervisor:
         child.close()
 
     def _core_died(self, core: Child, code: int) -> None:
-        if self._stopping is not None:
+        if self._signals.has_come:
             return
         _log.error("the core's process %d ended: %s", core.pid, _how(code))
         if code > 0 and code != ENGINE_LOST and not self._core_has_served:
@@ -170,7 +169,7 @@ class Supervisor:
         self._restart(self._core_restarts, core, code, self._start_core)
 
     def _edge_died(self, number: int, edge: Child, code: int) -> None:
-        if self._stopping is None:
+        if not self._signals.has_come:
             _log.error("edge process %d (%d) ended: %s", number, edge.pid, _how(code))
             self._restart(self._edge_restarts[number], edge, code, lambda: self._start_edge(number))
 
@@ -183,19 +182,15 @@ class Supervisor:
         asyncio.get_running_loop().call_later(delay_s, self._start_unless_stopping, start)
 
     def _start_unless_stopping(self, start: Callable[[], None]) -> None:
-        if self._stopping is None:
+        if not self._signals.has_come:
             start()
 
     # The end
 
-    def _signalled(self, number: int) -> None:
-        if self._stopping is not None:
-            _log.warning("second signal: stopping at once")
-            for child in self._children():
-                child.kill()
-            shutil.rmtree(self._folder, ignore_errors=True)
-            os._exit(128 + number)
-        self._stopping = asyncio.get_running_loop().create_task(self._stop())
+    def _end_at_once(self) -> None:
+        for child in self._children():
+            child.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _stop(self) -> None:
         """Not ready at once; then a pause for load balancers to notice; then finish what was accepted."""

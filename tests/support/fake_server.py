@@ -24,7 +24,6 @@ route and method, as a mistake in it would; it is looked at only with `"bugs": t
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import os
@@ -47,7 +46,7 @@ from convoy.app.engines.machine import Machine
 from convoy.app.engines.memory import check_batch
 from convoy.app.host import logs
 from convoy.app.host.listening import listen
-from convoy.app.host.runtime import loop_factory, raise_file_limit
+from convoy.app.host.runtime import raise_file_limit, run
 from convoy.app.lifecycle.health import HealthOptions
 from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
@@ -176,7 +175,7 @@ def make_core(core_options: CoreOptions, **own: Any) -> Core:
 
 
 # What answers a call whose handler fails, or is asked at times when there is no call.
-_NO_HANDLERS = ("http.gate", "grpc.gate", "grpc.host", "grpc.server", "http.application", "http.connection", "entry")
+_NO_HANDLERS = ("http.gate", "grpc.gate", "grpc.opening", "grpc.server", "http.application", "http.connection", "entry")
 
 
 def _with_bugs(switch: Path) -> type[Core]:
@@ -240,8 +239,7 @@ def main() -> int:
     if edges := settings.edge_count().count:
         become_supervisor(settings, edges, listener, core_module="tests.support.fake_core")
     host = Host(settings, listener, make_core)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(host.run())
+    return run(host.run())
 
 
 if __name__ == "__main__":

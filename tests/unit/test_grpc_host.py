@@ -1,14 +1,20 @@
-"""What the gRPC port costs a server before it is needed, and what its thread may touch."""
+"""What the gRPC port costs a server before it is needed, what its thread may touch, and how its listener ends."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
-from convoy.app.edge.grpc.host import take_port
+from convoy.app.edge.http.connection import GuardedProtocol
+from convoy.app.host.grpc_host import GrpcHost
+from convoy.app.host.http_server import HttpServer
+from convoy.app.host.listening import take_port
 from convoy.models.errors import UsageError
 
 
@@ -32,3 +38,73 @@ def test_a_port_that_is_held_can_be_listened_on_by_the_library() -> None:
         library.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         library.bind(holder.getsockname())
         library.listen()
+
+
+class Library:
+    """A gRPC server whose library is there when `is_loaded` is set, and that loses its port to `thief`."""
+
+    def __init__(self, *, is_loaded: bool = False, thief: str = "") -> None:
+        self.is_loaded = asyncio.Event()
+        if is_loaded:
+            self.is_loaded.set()
+        self.steps: list[str] = []
+        self._thief = thief
+
+    async def make(self) -> Library:
+        self.steps.append("loading")
+        await self.is_loaded.wait()
+        return self
+
+    async def start(self, host: str, port: int) -> None:
+        if self._thief:
+            raise RuntimeError(self._thief)
+        self.steps.append("started")
+
+    async def stop(self, grace_s: float) -> None:
+        self.steps.append("stopped")
+
+
+async def unasked(scope: object, receive: object, send: object) -> None:
+    raise AssertionError("nobody asks this server")
+
+
+def serve(library: Library, when_http_is_open: Callable[[HttpServer], None]) -> tuple[int, socket.socket]:
+    """The exit code of a server that does so, and the socket that held its port."""
+
+    async def scene() -> int:
+        async def started() -> None:
+            await asyncio.sleep(0.01)
+            when_http_is_open(http)
+
+        http = HttpServer(unasked, GuardedProtocol, lifespan="off", on_started=started)
+        grpc = GrpcHost(holder, library.make)
+        grpc.begin(http.stop)
+        async with asyncio.timeout(10):
+            await http.serve(sockets=[])
+            await grpc.close()
+        library.is_loaded.set()
+        await asyncio.sleep(0.01)
+        return http.exit_code
+
+    holder = take_port("127.0.0.1", 0)
+    return asyncio.run(scene()), holder
+
+
+def test_a_server_that_ends_before_the_library_is_there_opens_nothing_any_more() -> None:
+    library = Library()
+    code, holder = serve(library, HttpServer.stop)
+    assert (code, library.steps, holder.fileno()) == (0, ["loading"], -1)
+
+
+def test_a_listener_that_is_open_is_stopped_once() -> None:
+    library = Library(is_loaded=True)
+    code, holder = serve(library, HttpServer.stop)
+    assert (code, library.steps, holder.fileno()) == (0, ["loading", "started", "stopped"], -1)
+
+
+def test_a_port_that_was_lost_ends_the_server_as_called_wrongly(caplog: pytest.LogCaptureFixture) -> None:
+    library = Library(is_loaded=True, thief="somebody has it")
+    code, _ = serve(library, lambda http: None)
+    assert (code, library.steps) == (UsageError.exit_code, ["loading"])
+    (line,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.CRITICAL)
+    assert "(somebody has it); choose another with --grpc-port" in line

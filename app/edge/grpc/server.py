@@ -65,10 +65,11 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def start(self, host: str, port: int) -> None:
-        """Take calls. Raises RuntimeError when the port is taken."""
+        """Take calls; from then on the core may be ready. Raises RuntimeError when the port is taken."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._server.add_insecure_port(address)
         await self._server.start()
+        self._core.listeners_opening -= 1
         self._watching = asyncio.ensure_future(self._health.watch())
 
     async def stop(self, grace_s: float) -> None:

@@ -1,0 +1,56 @@
+"""The life of a gRPC listener: from a port that is held to calls that have ended. What it serves comes from above."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from convoy.app.host.listening import announce
+from convoy.models.errors import UsageError
+
+_log = logging.getLogger("convoy")
+
+
+class GrpcHost:
+    """One listener, or none where no port is held.
+
+    `make_server` may take its time; what it makes has `start(host, port)`, which raises RuntimeError when the port is
+    taken, and `stop(grace_s)`.
+    """
+
+    def __init__(self, holder: socket.socket | None, make_server: Callable[[], Awaitable[Any]]) -> None:
+        self._holder, self._make_server = holder, make_server
+        self._opening: asyncio.Task[None] | None = None
+        self._server: Any = None
+
+    def begin(self, on_lost: Callable[[int], None]) -> None:
+        """Listen as soon as there is a server; `on_lost` gets the exit code where the port has been lost until then."""
+        if self._holder is not None:
+            self._opening = asyncio.ensure_future(self._open(self._holder, on_lost))
+
+    async def close(self, grace_s: float = 1.0) -> None:
+        """Take no more calls, and give those that run so long to end. Calling it twice is harmless."""
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._holder is not None:
+            self._holder.close()
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(grace_s)
+
+    async def _open(self, holder: socket.socket, on_lost: Callable[[int], None]) -> None:
+        server = await self._make_server()
+        host, port = holder.getsockname()[:2]
+        try:
+            await server.start(host, port)
+        except RuntimeError as error:
+            _log.critical("cannot listen on %s:%d (%s); choose another with --grpc-port", host, port, error)
+            on_lost(UsageError.exit_code)
+            return
+        finally:
+            holder.close()
+        self._server = server
+        announce("grpc", host, port)
