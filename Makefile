@@ -15,7 +15,7 @@ RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu,rtx || echo cpu)
 PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve test test-long test-all check wheel image-test oracle campaign demo bench simulate peers ceiling zoo-table clean
+.PHONY: serve test test-long test-all check wheel image-test oracle campaign demo bench simulate peers ceiling zoo-table engine-table clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -78,6 +78,10 @@ simulate: $(VENV)/.dev
 # Hours, at the lowest priority; a second call goes on where the first one stopped.
 zoo-table: $(VENV)/.dev
 	nice -n 19 $(BIN)/python -m convoy.export.zoo_table
+
+# Half an hour, on a machine that has nothing else to do: the engines of the CPU on ten networks.
+engine-table: $(VENV)/.dev
+	$(BIN)/python -m convoy.export.engine_table
 
 # On a machine with an NVIDIA GPU, from a plain checkout: it installs nothing and takes what that Python has. All parts in
 # their order, at most eight minutes each, as far as they were not answered before; docs/gpu-proof.md says more.

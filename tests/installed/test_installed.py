@@ -33,7 +33,12 @@ pytestmark = [
 ]
 OURS = ("app", "export", "loadtest", "models")
 # Needs a checkout, which whoever installs a wheel has not got.
-DEVELOPMENT = ("convoy.export.zoo_table", "convoy.loadtest.peers", "convoy.loadtest.study")
+DEVELOPMENT = (
+    "convoy.export.engine_table",
+    "convoy.export.zoo_table",
+    "convoy.loadtest.peers",
+    "convoy.loadtest.study",
+)
 NETWORK = """
 import torch
 from app.width import WIDTH

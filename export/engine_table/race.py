@@ -1,0 +1,138 @@
+"""One network of torchvision, every variant that a CPU takes in every engine that is here, in turns.
+
+Weights are random and so are the pictures: the times are those of the graph, and agreement is with fp32, not with
+labels.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from convoy.app.engines.base import Engine, EngineFailure, run_arrays
+from convoy.app.engines.cpu import has_bf16
+from convoy.app.engines.jobs import Job, Place
+from convoy.app.engines.machine import find_cpu
+from convoy.app.engines.measure import Probe, make_probe
+from convoy.app.engines.speedup import paired_speedup
+from convoy.app.engines.table import ROWS, Row
+from convoy.export.progress import SILENT
+from convoy.export.proof.verify import relative_error
+from convoy.export.variants.making import plain_calibration
+from convoy.export.variants.precision import RECIPES, REFERENCE, Recipe
+from convoy.export.zoo_table.proof import Proof, image_of, pictures_of, prove
+from convoy.models.bundle import ON_CPU, Interval, Variant
+from convoy.models.errors import ConvoyError
+
+BATCHES = (1, 8)
+_WARM_UP, _ROUNDS = 3, 25
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """`speedup`: how many times faster than ONNX Runtime in fp32; None for that itself."""
+
+    images_per_s: float
+    speedup: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One variant of a network in one engine. `paces` are by `BATCHES`; empty, with the `problem`, where it fails.
+
+    `agreement` is the share of pictures whose first class is fp32's, `error` the worst relative error.
+    """
+
+    model: str
+    engine: str
+    library: str
+    precision: str
+    paces: tuple[Pace, ...] = ()
+    agreement: float = 0.0
+    error: float = 0.0
+    problem: str = ""
+
+
+def race(name: str, threads: int) -> list[Entry]:
+    """Never raises for what is wrong with the network."""
+    with tempfile.TemporaryDirectory(prefix="convoy-engines-") as temporary, ExitStack() as stack:
+        folder = Path(temporary)
+        try:
+            image = image_of(name)
+            proof = prove(name, image, folder, threads)
+            recipes = _made(folder, proof)
+        except (ConvoyError, EngineFailure) as failure:
+            return [Entry(name, "", "", "", problem=str(failure))]
+        opened: list[Engine] = []
+        failed: list[Entry] = []
+        for row, recipe in _pairs(recipes):
+            try:
+                engine = _open(row, recipe, proof, folder, threads)
+                stack.callback(engine.close)
+                engine.warm_up()
+                opened.append(engine)
+            except (ConvoyError, EngineFailure) as failure:
+                failed.append(Entry(name, row.name, "", recipe.precision, problem=str(failure)))
+        return [*_entries(name, opened, proof.samples), *failed]
+
+
+def _made(folder: Path, proof: Proof) -> list[Recipe]:
+    assert proof.spec.image is not None
+    calibration = plain_calibration(folder, pictures_of(proof.spec.image, proof.samples), SILENT)
+    recipes = [one for one in RECIPES if one.target in ON_CPU and (one.precision != "bf16" or has_bf16())]
+    for recipe in recipes:
+        if recipe.make is not None:
+            recipe.make(calibration, "minmax", frozenset(), folder / recipe.file, None)
+    return recipes
+
+
+def _pairs(recipes: Sequence[Recipe]) -> list[tuple[Row, Recipe]]:
+    """The reference in ONNX Runtime first."""
+    rows = [row for row in ROWS if not row.is_on_gpus and row.probe(find_cpu())[0]]
+    return [(row, one) for row in rows for one in recipes if one is REFERENCE or one.target in row.targets]
+
+
+def _open(row: Row, recipe: Recipe, proof: Proof, folder: Path, threads: int) -> Engine:
+    variant = Variant(recipe.file, recipe.precision, recipe.target, True, "", 0.0, None, None)
+    job = Job(folder, proof.spec, (variant,), None, max(BATCHES), "auto", find_cpu(), plan_cache=None, threads=threads)
+    return row.open(job, variant, Place())
+
+
+def _entries(name: str, engines: Sequence[Engine], samples: np.ndarray) -> list[Entry]:
+    by_size = [_in_turns([make_probe(engine, size) for engine in engines]) for size in BATCHES]
+    answers = [_answers(engine, samples) for engine in engines]
+    entries = []
+    for index, engine in enumerate(engines):
+        paces = tuple(
+            Pace(
+                1e3 * size / float(np.median(runs[index])), paired_speedup([runs[0]], [runs[index]]) if index else None
+            )
+            for size, runs in zip(BATCHES, by_size, strict=True)
+        )
+        agreement = float(np.mean(answers[index].argmax(axis=1) == answers[0].argmax(axis=1)))
+        error = relative_error(answers[index], answers[0])
+        info = engine.info
+        entries.append(Entry(name, info.engine, info.library, info.precision, paces, agreement, error))
+    return entries
+
+
+def _answers(engine: Engine, samples: np.ndarray) -> np.ndarray:
+    return run_arrays(engine, {engine.inputs[0].name: samples})[engine.outputs[0].name]
+
+
+def _in_turns(probes: Sequence[Probe]) -> np.ndarray:
+    """Milliseconds, float64 [engines, rounds]; every other round goes backwards."""
+    for _ in range(_WARM_UP):
+        for probe in probes:
+            probe.run_ms()
+    runs_ms = np.empty((len(probes), _ROUNDS))
+    for turn in range(_ROUNDS):
+        order = range(len(probes)) if turn % 2 == 0 else range(len(probes) - 1, -1, -1)
+        for index in order:
+            runs_ms[index, turn] = probes[index].run_ms()
+    return runs_ms
