@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from convoy.app.engines.base import EngineFailure
+from convoy.app.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.ahead import accepted
 from convoy.export.assemble import Measured, Told, judge, make_canary, provenance, publish, remarked

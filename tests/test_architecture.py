@@ -27,20 +27,21 @@ def app(*rooms: str) -> tuple[str, ...]:
     return tuple(f"{APP}.{room}" for room in rooms)
 
 
-BELOW_THE_CORE = ("host", "scheduling", "engines", "loading", "telemetry", "submission", "lifecycle")
-BELOW_THE_EDGES = ("host", "scheduling", "telemetry.statistics", "telemetry.observed", "submission", "version")
+BELOW_THE_CORE = ("host", "batch", "scheduling", "engines", "loading", "telemetry", "submission", "lifecycle")
+BELOW_THE_EDGES = ("host", "batch", "scheduling", "telemetry.statistics", "telemetry.observed", "submission", "version")
 # What each room may import of ours beside itself, from the bottom up. The first row that fits a module counts.
 WALLS: dict[str, tuple[str, ...]] = {
     MODELS: (),
     f"{APP}.version": (),
     f"{APP}.edge_count": (),
+    f"{APP}.batch": (),
     f"{APP}.host": (f"{MODELS}.errors", f"{MODELS}.files"),
-    f"{APP}.scheduling": (),
-    f"{APP}.engines": (MODELS,),
-    f"{APP}.loading": (MODELS, *app("engines")),
-    f"{APP}.telemetry": (MODELS, *app("engines", "scheduling", "version")),
+    f"{APP}.scheduling": app("batch"),
+    f"{APP}.engines": (MODELS, *app("batch")),
+    f"{APP}.loading": (MODELS, *app("batch", "engines")),
+    f"{APP}.telemetry": (MODELS, *app("batch", "engines", "scheduling", "version")),
     f"{APP}.submission": (MODELS, *app("scheduling", "telemetry")),
-    f"{APP}.lifecycle": (MODELS, *app("host", "scheduling", "engines", "loading", "telemetry", "submission")),
+    f"{APP}.lifecycle": (MODELS, *app("host", "batch", "scheduling", "engines", "loading", "telemetry", "submission")),
     f"{APP}.core": (MODELS, *app(*BELOW_THE_CORE, "version")),
     # What both wires need lies in these two, which know none; the wires do not know each other.
     f"{APP}.edge.oip": (MODELS, *app(*BELOW_THE_EDGES)),
@@ -51,9 +52,9 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.processes": (MODELS, APP),
     f"{APP}.main": (MODELS, APP),
     f"{APP}.commands": (MODELS, APP),
-    EXPORT: (MODELS, f"{APP}.engines"),
+    EXPORT: (MODELS, *app("batch", "engines")),
     # The bound that a server is held against is made of that server's own parts.
-    f"{LOADTEST}.peers.bare": (MODELS, f"{APP}.engines"),
+    f"{LOADTEST}.peers.bare": (MODELS, *app("batch", "engines")),
     LOADTEST: (f"{MODELS}.errors", f"{LOADTEST}.peers.bare", *app("scheduling", "engines.fake")),
     "convoy": (MODELS, EXPORT, LOADTEST, APP),
 }

@@ -14,14 +14,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from convoy.app.batch import BatchResult
 from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
-from convoy.models.tensors import TensorBytes, from_bytes, to_bytes
+from convoy.models.tensors import from_bytes, to_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +57,6 @@ class Part(NamedTuple):
     destinations: tuple[memoryview | None, ...]
 
 
-class RunResult(NamedTuple):
-    """The answers, per part in the order of its `wanted`, and where the time went (nanoseconds).
-
-    An answer's bytes lie in its destination or, where that was None, in memory of their own.
-    `waited_ns`: between copying in and computing, for the batch before this one on the same device.
-    """
-
-    outputs: tuple[tuple[TensorBytes, ...], ...]
-    copy_in_ns: int
-    compute_ns: int
-    copy_out_ns: int
-    waited_ns: int = 0
-
-
-class Blast(Enum):
-    """How far a failure reaches: what else will fail for the same reason."""
-
-    BATCH = "batch"  # some request in it may be to blame: the others are worth another try
-    MEMORY = "memory"  # the device had no memory for it: a smaller batch may fit
-    ENGINE = "engine"  # this engine runs nothing any more and must be replaced
-    DEVICE = "device"  # nor does any other engine of this process on the same device
-
-
-class EngineFailure(Exception):
-    """The engine could not run this batch, and how far that reaches."""
-
-    def __init__(self, message: str, blast: Blast = Blast.BATCH) -> None:
-        super().__init__(message)
-        self.blast = blast
-
-
 class Engine(ABC):
     """One loaded model on one device. `batched`: the tensors' first dimension is the batch.
 
@@ -110,7 +79,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def run(self, parts: Sequence[Part]) -> RunResult:
+    def run(self, parts: Sequence[Part]) -> BatchResult:
         """Run the parts as one batch. Raises EngineFailure; then no destination may be trusted."""
 
     def page_lock(self, memory: memoryview) -> bool:
@@ -141,7 +110,7 @@ def run_arrays(engine: Engine, arrays: Mapping[str, np.ndarray]) -> dict[str, np
         wanted=tuple(range(len(engine.outputs))),
         destinations=(None,) * len(engine.outputs),
     )
-    (answers,) = engine.run([part]).outputs
+    (answers,) = engine.run([part]).answers
     return {
         spec.name: from_bytes(answer.data, spec, answer.shape)
         for spec, answer in zip(engine.outputs, answers, strict=True)

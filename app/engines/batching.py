@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convoy.app.engines.base import EngineFailure
+from convoy.app.batch import EngineFailure
 from convoy.app.engines.onnxruntime import open_session
 from convoy.app.engines.signature import Signature
 from convoy.models.spec import TensorSpec

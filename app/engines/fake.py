@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from convoy.app.engines.base import Blast, Engine, EngineFailure, EngineInfo, Part, RunResult
+from convoy.app.batch import BatchResult, EngineFailure, FailureScope, StageTimes
+from convoy.app.engines.base import Engine, EngineInfo, Part
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import MalformedStrings, TensorBytes, blank, from_bytes, to_bytes
 
@@ -59,7 +60,7 @@ class FakeEngine(Engine):
         for samples in self.info.batch_sizes:
             self._compute(tuple(blank(spec, self._whole_shape(spec, samples)) for spec in self.inputs))
 
-    def run(self, parts: Sequence[Part]) -> RunResult:
+    def run(self, parts: Sequence[Part]) -> BatchResult:
         started_ns = time.monotonic_ns()
         each = [self._arrays(part) for part in parts]
         gathered = tuple(np.concatenate(column) for column in zip(*each, strict=True)) if self.batched else each[0]
@@ -76,12 +77,8 @@ class FakeEngine(Engine):
             wanted = zip(part.wanted, part.destinations, strict=True)
             mine = [(self.outputs[i], results[i][rows] if self.batched else results[i], to) for i, to in wanted]
             answers.append(tuple(_deliver(spec, array, to) for spec, array, to in mine))
-        return RunResult(
-            outputs=tuple(answers),
-            copy_in_ns=gathered_ns - started_ns,
-            compute_ns=computed_ns - gathered_ns,
-            copy_out_ns=time.monotonic_ns() - computed_ns,
-        )
+        times = StageTimes(gathered_ns - started_ns, computed_ns - gathered_ns, time.monotonic_ns() - computed_ns)
+        return BatchResult(tuple(answers), times)
 
     def close(self) -> None:
         pass
@@ -106,7 +103,7 @@ class FakeEngine(Engine):
         if self._latency_s is not None:
             self._sleep(self._latency_s(len(arrays[0]) if self.batched else 1))
         if self.fatal is not None:
-            raise EngineFailure(self.fatal, Blast.ENGINE)
+            raise EngineFailure(self.fatal, FailureScope.ENGINE)
         return self._run_rows(arrays)
 
     def _arrays(self, part: Part) -> Arrays:

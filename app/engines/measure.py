@@ -57,7 +57,7 @@ class Probe:
         """Milliseconds of one run, gather and scatter included; not what it waited for others on the device."""
         started_ns = time.perf_counter_ns()
         result = self.engine.run([self.part])
-        return (time.perf_counter_ns() - started_ns - result.waited_ns) / 1e6
+        return (time.perf_counter_ns() - started_ns - result.times.waited_ns) / 1e6
 
 
 def batch_knots(largest: int) -> list[int]:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 
@@ -127,7 +127,7 @@ class Growth:
         raise EngineFailure(
             f"max_batch_size {self._largest} is too large for this machine: a sample takes {_mib(each)} MiB while it "
             f"runs, and {_mib(free)} MiB are available; at most {room} is allowed, by max_batch_size or --max-batch",
-            Blast.MEMORY,
+            FailureScope.MEMORY,
         )
 
 

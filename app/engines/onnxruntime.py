@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime as ort
 
+from convoy.app.batch import EngineFailure
 from convoy.app.engines import cpu
-from convoy.app.engines.base import EngineFailure, EngineInfo
+from convoy.app.engines.base import EngineInfo
 from convoy.app.engines.delivery import Landed
 from convoy.app.engines.memory import check_batch
 from convoy.app.engines.onnx_tensors import bind_input, bind_output, has_strings, tensor_spec, unbound_array

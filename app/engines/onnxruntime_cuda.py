@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import RESERVED_BYTES, Device
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle
 from convoy.app.engines.cuda.engine import SLOTS, CudaEngine
@@ -131,7 +131,7 @@ class OnnxRuntimeCudaEngine(CudaEngine):
             session = self._new_session(model)
         except Exception as error:  # onnxruntime's errors share no base class
             if _is_about_memory(error):
-                raise EngineFailure(f"{model.name}: {first_line(error)}", Blast.MEMORY) from error
+                raise EngineFailure(f"{model.name}: {first_line(error)}", FailureScope.MEMORY) from error
             raise BundleError(f"{model}: ONNX Runtime cannot run it on the GPU ({first_line(error)})") from error
         if session.get_providers()[0] != PROVIDER:
             advice = "its libraries come with onnxruntime-gpu[cuda,cudnn]"
@@ -236,8 +236,8 @@ class OnnxRuntimeCudaEngine(CudaEngine):
             text = str(error).lower()
             if any(word in text for word in _CAPTURE_WORDS):
                 raise CaptureDisturbed(first_line(error)) from error
-            blast = Blast.MEMORY if _is_about_memory(error) else Blast.BATCH
-            raise EngineFailure(first_line(error), blast) from error
+            scope = FailureScope.MEMORY if _is_about_memory(error) else FailureScope.BATCH
+            raise EngineFailure(first_line(error), scope) from error
 
     def _release(self) -> None:
         with self._cuda.beside_captures():

@@ -12,7 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from convoy.app.engines.base import Engine, EngineFailure
+from convoy.app.batch import EngineFailure
+from convoy.app.engines.base import Engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.engine import bucket_sizes
 from convoy.app.engines.cuda.tuning import remembered, tuned

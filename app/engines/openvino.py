@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from convoy.app.batch import EngineFailure
 from convoy.app.engines import cpu
-from convoy.app.engines.base import EngineFailure, EngineInfo
+from convoy.app.engines.base import EngineInfo
 from convoy.app.engines.delivery import Landed
 from convoy.app.engines.memory import check_batch
 from convoy.app.engines.signature import Signature, check_names

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from convoy.app.engines.base import Engine, EngineFailure, EngineInfo, Part, RunResult
+from convoy.app.batch import BatchResult, EngineFailure, StageTimes
+from convoy.app.engines.base import Engine, EngineInfo, Part
 from convoy.app.engines.delivery import Landed, scatter
 from convoy.app.engines.memory import Growth
 from convoy.models.spec import TensorSpec
@@ -103,7 +104,7 @@ class StagedEngine(Engine):
                 staging.clear(shape)
             self._execute(shapes, samples)
 
-    def run(self, parts: Sequence[Part]) -> RunResult:
+    def run(self, parts: Sequence[Part]) -> BatchResult:
         started_ns = time.monotonic_ns()
         samples = sum([part.samples for part in parts])
         shapes = parts[0].shapes  # all parts agree but in the first dimension
@@ -115,12 +116,8 @@ class StagedEngine(Engine):
         landed = self._execute(shapes, samples)
         computed_ns = time.monotonic_ns()
         outputs = scatter(parts, landed, batched=self.batched)
-        return RunResult(
-            outputs=outputs,
-            copy_in_ns=gathered_ns - started_ns,
-            compute_ns=computed_ns - gathered_ns,
-            copy_out_ns=time.monotonic_ns() - computed_ns,
-        )
+        times = StageTimes(gathered_ns - started_ns, computed_ns - gathered_ns, time.monotonic_ns() - computed_ns)
+        return BatchResult(outputs, times)
 
     def close(self) -> None:
         self._forget()

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import Handle
 from convoy.app.engines.cuda.engine import SLOTS, CudaEngine, bucket_sizes
@@ -131,7 +131,7 @@ class TensorRtEngine(CudaEngine):
         if engine is None:
             reason = self._reason()
             if "memory" in reason.lower():
-                raise EngineFailure(f"{plan.path}: {reason}", Blast.MEMORY)
+                raise EngineFailure(f"{plan.path}: {reason}", FailureScope.MEMORY)
             raise BundleError(
                 f"{plan.path}: {self._title} does not load it ({reason}); remove it, and it is built anew"
             )
@@ -187,7 +187,7 @@ class TensorRtEngine(CudaEngine):
         """A context of its own: the profile, shapes and addresses are set here and never again."""
         context = self._contexts.create() if self._contexts is not None else None
         if context is None:
-            raise EngineFailure(f"no execution context: {self._reason()}", Blast.MEMORY)
+            raise EngineFailure(f"no execution context: {self._reason()}", FailureScope.MEMORY)
         context.set_device_memory(self._scratch, self._scratch_bytes)
         profile = 0 if self._has_one_profile else self.info.batch_sizes.index(size)
         done = context.set_optimization_profile_async(profile, int(slot.stream))
@@ -198,7 +198,7 @@ class TensorRtEngine(CudaEngine):
         for index, spec in enumerate(self.outputs):
             done = done and context.set_tensor_address(spec.name, slot.device_output(index))
         if not done:
-            raise EngineFailure(f"{self._title} does not take batch size {size}: {self._reason()}", Blast.ENGINE)
+            raise EngineFailure(f"{self._title} does not take batch size {size}: {self._reason()}", FailureScope.ENGINE)
         return context
 
     def _captured(self, way: _Way, slot: Slot, size: int) -> Handle | None:
@@ -207,7 +207,7 @@ class TensorRtEngine(CudaEngine):
             # A refused enqueue would leave a graph that changes nothing: it must fail here, or answers are stale.
             return self._cuda.capture(slot.stream, lambda: self._enqueue(way, slot, size))
         except EngineFailure as failure:
-            if failure.blast is Blast.DEVICE:
+            if failure.scope is FailureScope.DEVICE:
                 raise
             _log.info("no CUDA graph for batch size %d (%s); it is enqueued instead", size, failure)
             return None

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
+from convoy.app.batch import FailureScope
 from convoy.app.engines.base import Engine
 from convoy.app.host.daemon_threads import begin
 from convoy.app.lifecycle.catalog import Catalog, Served, ServedLane
@@ -25,7 +26,7 @@ from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
-from convoy.app.scheduling.scheduler import Reach, Scheduler
+from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import Slab
 
 _log = logging.getLogger("convoy")
@@ -123,7 +124,7 @@ class Lanes:
 
     # Lost engines
 
-    def lost(self, key: ModelKey, lane: Lane, reason: str, reach: Reach) -> None:
+    def lost(self, key: ModelKey, lane: Lane, reason: str, scope: FailureScope) -> None:
         """An engine can run nothing any more. It is loaded again, unless nobody needs it."""
         _log.error("an engine of %s version %d on %s is lost: %s", key.model, key.version, lane.device, reason)
         served = self._catalog.live(key)
@@ -136,11 +137,11 @@ class Lanes:
         closing = self._tasks.spawn(self._close_lost(one))
         if not was_needed:
             return  # it was leaving anyway
-        served.recovers |= reach is Reach.DEVICE
+        served.recovers |= scope is FailureScope.DEVICE
         if served.key not in self._lost:
             self._lost[served.key] = []
             self._tasks.spawn(self._replace(served))
-        if reach is Reach.DEVICE or self._scheduler.has_returned(lane):
+        if scope is FailureScope.DEVICE or self._scheduler.has_returned(lane):
             self._lost[served.key].append(closing)
 
     async def _close_lost(self, one: ServedLane) -> None:

@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Callable
 
+from convoy.app.batch import BatchResult, FailureScope
 from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.scheduling.policy import Dispatch
 from convoy.app.scheduling.queues import Lane
-from convoy.app.scheduling.request import BatchAnswers, Done, ModelKey, Outcome
-from convoy.app.scheduling.scheduler import Reach
+from convoy.app.scheduling.request import Done, ModelKey, Outcome
 from convoy.app.telemetry.metrics import Metrics
 
 _log = logging.getLogger("convoy")
@@ -22,11 +22,11 @@ class Reports:
     """An `Observer` of the scheduler. `on_lane_lost` hears of lost lanes, which is more than is written down."""
 
     def __init__(
-        self, catalog: Catalog, metrics: Metrics, on_lane_lost: Callable[[ModelKey, Lane, str, Reach], None]
+        self, catalog: Catalog, metrics: Metrics, on_lane_lost: Callable[[ModelKey, Lane, str, FailureScope], None]
     ) -> None:
         self._catalog, self._metrics, self.lane_lost = catalog, metrics, on_lane_lost
 
-    def batch_ran(self, dispatch: Dispatch, answers: BatchAnswers, done: list[Done]) -> None:
+    def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done]) -> None:
         served = self._catalog.live(dispatch.key)
         now_ns = time.monotonic_ns()
         if (lane := served.lane_of(dispatch.lane)) is not None:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from convoy.app.engines.base import EngineFailure
+from convoy.app.batch import EngineFailure
 from convoy.app.engines.jobs import Job, NotProved, PlanWish, Untried, refusal
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.engines.speedup import is_worthwhile

@@ -15,8 +15,9 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+from convoy.app.batch import EngineFailure
 from convoy.app.engines import cpu
-from convoy.app.engines.base import Engine, EngineFailure
+from convoy.app.engines.base import Engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.jobs import Job, NotProved, Place, PlanWish, Untried, refusal
 from convoy.app.engines.machine import CPU_ONLY, Machine

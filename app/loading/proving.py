@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from convoy.app.engines.base import Blast, Engine, EngineFailure, EngineInfo
+from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.base import Engine, EngineInfo
 from convoy.app.engines.jobs import NotProved
 from convoy.app.engines.measure import Pace, batch_knots, measure_in_turns
 from convoy.app.engines.speedup import best_per_sample_ms, is_worthwhile
@@ -77,7 +78,11 @@ def prove_by_itself(variant: Variant, reference: CanaryCheck | None, reason: str
         return Candidate(variant, engine, CanaryCheck.of_first_answer(engine), reason)
     except EngineFailure as failure:
         engine.close()
-        why = str(failure) if failure.blast is Blast.MEMORY else f"does not run on zeros or random input ({failure})"
+        why = (
+            str(failure)
+            if failure.scope is FailureScope.MEMORY
+            else f"does not run on zeros or random input ({failure})"
+        )
         raise NotProved(f"{variant.file}: {why}") from failure
     except CanaryFailed as failure:
         engine.close()

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from convoy.app.batch import StageTimes
 from convoy.app.processes.messages import (
     AnswerAt,
     Cancel,
@@ -32,7 +33,7 @@ from convoy.app.processes.messages import (
     Submit,
     Welcome,
 )
-from convoy.app.scheduling.request import ModelKey, Outcome, Place, Shape, StageTimes
+from convoy.app.scheduling.request import ModelKey, Outcome, Place, Shape
 from convoy.app.submission.listing import Listing, ModelState
 from convoy.models.records import from_jsonable, to_jsonable
 from convoy.models.spec import ModelSpec

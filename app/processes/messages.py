@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from convoy.app.scheduling.request import ModelKey, Outcome, Place, Shape, StageTimes
+from convoy.app.batch import StageTimes
+from convoy.app.scheduling.request import ModelKey, Outcome, Place, Shape
 from convoy.app.submission.listing import Listing
 from convoy.models.spec import ModelSpec
 

@@ -7,7 +7,9 @@ that each could be written to a socket as it stands.
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple, NewType, Protocol
+from typing import NamedTuple, NewType
+
+from convoy.app.batch import Answer, StageTimes
 
 Shape = tuple[int, ...]
 
@@ -73,45 +75,12 @@ class Request(NamedTuple):
         return min(deadline_ns, latest_start_ns)
 
 
-class Answer(Protocol):
-    """One output: its whole shape and its bytes, inside the request's slot or, if its size was unknown, apart."""
-
-    @property
-    def shape(self) -> Shape: ...
-
-    @property
-    def data(self) -> memoryview: ...
-
-
-class StageTimes(NamedTuple):
-    """Nanoseconds that a batch spent in each stage of its engine.
-
-    `waited_ns`: between copying in and computing, for the batch before it; that belongs to no stage of its own.
-    """
-
-    copy_in_ns: int
-    compute_ns: int
-    copy_out_ns: int
-    waited_ns: int = 0
-
-    @property
-    def total_ns(self) -> int:
-        return self.copy_in_ns + self.compute_ns + self.copy_out_ns
-
-
 class Spent(NamedTuple):
     """Nanoseconds of a call that has its answer: of its stages at the edge, and from its arrival to its end."""
 
     decode_ns: int
     encode_ns: int
     total_ns: int
-
-
-class BatchAnswers(NamedTuple):
-    """What a lane's runner gives back: by request, in the batch's order, an answer for each output it wanted."""
-
-    answers: tuple[tuple[Answer, ...], ...]
-    times: StageTimes
 
 
 class Outcome(Enum):

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol, TypeVarTuple
 
+from convoy.app.batch import BatchResult, EngineFailure, FailureScope
 from convoy.app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
 from convoy.app.scheduling.queues import Lane, Queue, State
-from convoy.app.scheduling.request import SECOND_NS, BatchAnswers, Done, ModelKey, Outcome, Request, SlotRef
+from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Request, SlotRef
 from convoy.app.scheduling.slab import Slab, SlotState
 
 OnDone = Callable[[Done], None]
@@ -33,26 +33,9 @@ _WORTH_A_THREAD = 16
 
 
 class Runner(Protocol):
-    """What a lane runs batches with; called in the lane's thread. Raises RunFailed."""
+    """What a lane runs batches with; called in the lane's thread. Raises EngineFailure."""
 
-    def __call__(self, requests: tuple[Request, ...]) -> BatchAnswers: ...
-
-
-class Reach(Enum):
-    """What else a failure concerns."""
-
-    BATCH = "batch"  # some request in it may be to blame
-    MEMORY = "memory"  # batches as large as this one
-    LANE = "lane"  # every batch of this lane
-    DEVICE = "device"  # every batch of every lane on this device
-
-
-class RunFailed(Exception):
-    """The batch could not be run, and how far that reaches."""
-
-    def __init__(self, message: str, reach: Reach = Reach.BATCH) -> None:
-        super().__init__(message)
-        self.reach = reach
+    def __call__(self, requests: tuple[Request, ...]) -> BatchResult: ...
 
 
 class Observer(Protocol):
@@ -61,13 +44,13 @@ class Observer(Protocol):
     A lane is lost alone, or with its whole device.
     """
 
-    def batch_ran(self, dispatch: Dispatch, answers: BatchAnswers, done: list[Done]) -> None: ...
+    def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done]) -> None: ...
 
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None: ...
 
     def request_failed(self, done: Done) -> None: ...
 
-    def lane_lost(self, key: ModelKey, lane: Lane, reason: str, reach: Reach) -> None: ...
+    def lane_lost(self, key: ModelKey, lane: Lane, reason: str, scope: FailureScope) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -184,7 +167,7 @@ class Scheduler:
         self._forget(entry)
         return True
 
-    def give_up_lane(self, lane: Lane, reason: str, reach: Reach = Reach.LANE) -> None:
+    def give_up_lane(self, lane: Lane, reason: str, scope: FailureScope = FailureScope.ENGINE) -> None:
         """Stop counting on a lane that hangs. Its requests end now; their slots stay until it returns.
 
         Harmless for a lane that is gone already.
@@ -201,13 +184,13 @@ class Scheduler:
             running.lost = True
             for request in running.dispatch.requests:
                 self._tell(request, Done(request, Outcome.ENGINE_LOST, reason=reason))
-        self._report(self._observer.lane_lost, entry.key, lane, reason, reach)
+        self._report(self._observer.lane_lost, entry.key, lane, reason, scope)
         self._wake()
 
     def give_up_device(self, device: str, reason: str) -> None:
         """Stop counting on every lane of a device."""
         for entry in [entry for entry in self._lanes.values() if entry.lane.device == device]:
-            self.give_up_lane(entry.lane, reason, Reach.DEVICE)
+            self.give_up_lane(entry.lane, reason, FailureScope.DEVICE)
 
     def has_returned(self, lane: Lane) -> bool:
         """Whether no thread is in the engine of a lane that was given up."""
@@ -352,7 +335,9 @@ class Scheduler:
         self.here_since_ns = 0
         self._finished(entry, running, result, self._now_ns())
 
-    def _finished(self, entry: _LaneEntry, running: Running, result: BatchAnswers | RunFailed, ended_ns: int) -> None:
+    def _finished(
+        self, entry: _LaneEntry, running: Running, result: BatchResult | EngineFailure, ended_ns: int
+    ) -> None:
         entry.running.remove(running)
         self._take_back(entry)
         dispatch = running.dispatch
@@ -360,7 +345,7 @@ class Scheduler:
             for request in dispatch.requests:
                 self._free(request)
             return
-        if isinstance(result, BatchAnswers):
+        if isinstance(result, BatchResult):
             times = result.times
             took_ns = ended_ns - running.started_ns - times.waited_ns
             complete(self.state, dispatch, ended_ns, took_ns, took_ns - times.compute_ns - times.copy_out_ns)
@@ -385,7 +370,7 @@ class Scheduler:
             return True
         return answers >= _WORTH_A_THREAD and queue.requests >= _WORTH_A_THREAD
 
-    def _answer(self, running: Running, result: BatchAnswers) -> None:
+    def _answer(self, running: Running, result: BatchResult) -> None:
         dispatch, ended = running.dispatch, []
         answered: list[SlotRef] = []
         unwanted: list[SlotRef] = []
@@ -405,12 +390,12 @@ class Scheduler:
             if listener is not None:
                 self._report(listener, done)
 
-    def _blame(self, entry: _LaneEntry, dispatch: Dispatch, failure: RunFailed) -> None:
+    def _blame(self, entry: _LaneEntry, dispatch: Dispatch, failure: EngineFailure) -> None:
         self._report(self._observer.batch_failed, dispatch, str(failure))
-        if failure.reach in (Reach.LANE, Reach.DEVICE):
+        if failure.scope in (FailureScope.ENGINE, FailureScope.DEVICE):
             for request in dispatch.requests:
                 self._end(request, Outcome.ENGINE_LOST, str(failure))
-            if failure.reach is Reach.DEVICE:
+            if failure.scope is FailureScope.DEVICE:
                 self.give_up_device(entry.lane.device, str(failure))
             else:
                 self.give_up_lane(entry.lane, str(failure))
@@ -422,9 +407,9 @@ class Scheduler:
         if suspects:
             self._try_again(dispatch, suspects, failure)
 
-    def _try_again(self, dispatch: Dispatch, suspects: tuple[Request, ...], failure: RunFailed) -> None:
+    def _try_again(self, dispatch: Dispatch, suspects: tuple[Request, ...], failure: EngineFailure) -> None:
         """In halves, down to who is to blame; for want of memory only once."""
-        is_memory = failure.reach is Reach.MEMORY
+        is_memory = failure.scope is FailureScope.MEMORY
         if is_memory and any(self._pending[request.id].was_split for request in suspects):
             for request in suspects:
                 self._end(request, Outcome.NO_MEMORY, str(failure))
@@ -480,13 +465,13 @@ class Scheduler:
         entry.call_loop(lambda: self._finished(entry, running, result, ended_ns))
 
 
-def _result(run: Runner, requests: tuple[Request, ...]) -> BatchAnswers | RunFailed:
+def _result(run: Runner, requests: tuple[Request, ...]) -> BatchResult | EngineFailure:
     try:
         return run(requests)
-    except RunFailed as failure:
+    except EngineFailure as failure:
         return failure
     except Exception as error:  # whatever an engine raises must not cost the lane its thread
-        return RunFailed(f"{type(error).__name__}: {error}")
+        return EngineFailure(f"{type(error).__name__}: {error}")
 
 
 def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:

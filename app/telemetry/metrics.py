@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from convoy.app.scheduling.request import SECOND_NS, ModelKey, StageTimes
+from convoy.app.batch import StageTimes
+from convoy.app.scheduling.request import SECOND_NS, ModelKey
 from convoy.app.telemetry.histograms import Histogram
 from convoy.app.telemetry.observed import Observed, ObservedEngine
 from convoy.app.telemetry.statistics import STAGES

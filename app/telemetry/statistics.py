@@ -14,7 +14,7 @@ from itertools import chain
 
 import numpy as np
 
-from convoy.app.scheduling.request import StageTimes
+from convoy.app.batch import StageTimes
 
 WINDOW_S = 60
 # The last minute's picture is drawn from at most so many of its latest requests.

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from convoy.app.engines.base import Engine, EngineFailure, run_arrays
+from convoy.app.batch import EngineFailure
+from convoy.app.engines.base import Engine, run_arrays
 from convoy.app.engines.cpu import has_bf16
 from convoy.app.engines.jobs import Job, Place
 from convoy.app.engines.machine import find_cpu

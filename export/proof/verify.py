@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from convoy.app.engines.base import EngineFailure
+from convoy.app.batch import EngineFailure
 from convoy.export.cache import NO_CACHE, StepCache, step_key
 from convoy.export.data import Chunk, Images
 from convoy.export.progress import Progress

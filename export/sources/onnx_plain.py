@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from convoy.app.engines.base import EngineFailure, run_arrays
+from convoy.app.batch import EngineFailure
+from convoy.app.engines.base import run_arrays
 from convoy.app.engines.batching import random_rows
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.onnxruntime import LIBRARY, open_session, read_signature

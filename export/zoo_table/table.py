@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convoy.app.engines.base import EngineFailure
+from convoy.app.batch import EngineFailure
 from convoy.app.engines.measure import make_probe
 from convoy.export.progress import SILENT
 from convoy.export.proof.verify import relative_error

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from convoy.app.batch import BatchResult, EngineFailure, FailureScope
 from convoy.app.engines import tensorrt
-from convoy.app.engines.base import Blast, Engine, EngineFailure, Part, RunResult, run_arrays
+from convoy.app.engines.base import Engine, Part, run_arrays
 from convoy.app.engines.fake import Arrays, FakeEngine
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.engines.openvino import OpenVinoEngine
@@ -242,10 +243,10 @@ def spilled_part(model: Model, arrays: Sequence[np.ndarray], wanted: tuple[int, 
     return part_of(arrays, wanted, (None,) * len(wanted), samples)
 
 
-def answers_of(model: Model, result: RunResult, part: int, wanted: Sequence[int]) -> list[np.ndarray]:
+def answers_of(model: Model, result: BatchResult, part: int, wanted: Sequence[int]) -> list[np.ndarray]:
     return [
         np.frombuffer(answer.data, model.outputs[index].numpy_dtype).reshape(answer.shape)
-        for index, answer in zip(wanted, result.outputs[part], strict=True)
+        for index, answer in zip(wanted, result.answers[part], strict=True)
     ]
 
 
@@ -280,13 +281,13 @@ def test_every_part_gets_its_own_rows_at_its_own_place(make: Make, sizes: tuple[
     result = engine.run(parts)
     for number, samples in enumerate(sizes):
         for index in (0, 1):
-            slot, answer = places[number][index], result.outputs[number][index]
+            slot, answer = places[number][index], result.answers[number][index]
             assert answer.shape == (samples, 16)
             assert answer.data.nbytes == samples * 64
             assert slot[16:-16].tobytes() == expected[number][index].tobytes() == answer.data.tobytes()
             assert (slot[:16] == 0xEE).all()
             assert (slot[-16:] == 0xEE).all()
-    assert min(result.copy_in_ns, result.compute_ns, result.copy_out_ns) >= 0
+    assert min(result.times.copy_in_ns, result.times.compute_ns, result.times.copy_out_ns) >= 0
 
 
 def test_parts_may_want_different_outputs_in_any_order(make: Make) -> None:
@@ -309,7 +310,7 @@ def test_some_answers_in_place_and_others_apart(make: Make) -> None:
     result = engine.run([part_of(arrays, (0, 1), (place.data, None), 3)])
     expected = ADD_SUB.rows(tuple(arrays))
     assert place.tobytes() == expected[0].tobytes()
-    assert result.outputs[0][1].data.tobytes() == expected[1].tobytes()
+    assert result.answers[0][1].data.tobytes() == expected[1].tobytes()
 
 
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
@@ -321,7 +322,7 @@ def test_every_dtype_passes_unchanged(make: Make, dtype: str) -> None:
     if np.issubdtype(arrays[0].dtype, np.floating):
         arrays[0].reshape(-1)[:3] = [np.nan, np.inf, -np.inf]
     result = engine.run([spilled_part(model, [arrays[0][:2]]), spilled_part(model, [arrays[0][2:]])])
-    assert b"".join(answers[0].data.tobytes() for answers in result.outputs) == bytes_of(arrays[0])
+    assert b"".join(answers[0].data.tobytes() for answers in result.answers) == bytes_of(arrays[0])
 
 
 TEXTS = ["", "a", "\0", "ends with \0", "é 漢 😀", "x" * 5000]
@@ -333,10 +334,10 @@ def test_strings_of_any_length_keep_their_places(make: Make) -> None:
     engine.warm_up()
     texts = np.array([text.encode() for text in TEXTS], object).reshape(3, 2)
     result = engine.run([spilled_part(model, [texts[:1]]), spilled_part(model, [texts[1:]])])
-    assert [answers[0].shape for answers in result.outputs] == [(1, 2), (2, 2)]
-    assert [text for answers in result.outputs for text in unpack(answers[0].data)] == list(texts.flat)
+    assert [answers[0].shape for answers in result.answers] == [(1, 2), (2, 2)]
+    assert [text for answers in result.answers for text in unpack(answers[0].data)] == list(texts.flat)
     empty = engine.run([spilled_part(model, [np.empty((2, 0), object)])])
-    assert (empty.outputs[0][0].shape, bytes(empty.outputs[0][0].data)) == ((2, 0), b"")
+    assert (empty.answers[0][0].shape, bytes(empty.answers[0][0].data)) == ((2, 0), b"")
 
 
 @pytest.mark.parametrize("data", [b"\1\0\0", b"\5\0\0\0abc"])
@@ -393,7 +394,7 @@ def test_without_a_batch_dimension_shapes_are_whole(make: Make) -> None:
         arrays = random_rows(MEAN, 1, length, free=length)
         place = np.zeros(16, np.uint8)
         result = engine.run([part_of(arrays, (0,), (place.data,), 1)])
-        assert result.outputs[0][0].shape == (1, 4)
+        assert result.answers[0][0].shape == (1, 4)
         np.testing.assert_allclose(place.view(np.float32), arrays[0].mean(axis=0), rtol=1e-6)
 
 
@@ -402,12 +403,12 @@ def test_empty_and_scalar_samples(make: Make, free: int) -> None:
     empty = echo("FP32", (-1,))
     arrays = random_rows(empty, 2, 0, free=free)
     result = make(empty).run([spilled_part(empty, arrays)])
-    assert result.outputs[0][0].shape == (2, free)
+    assert result.answers[0][0].shape == (2, free)
     scalar = echo("INT64", ())
     arrays = random_rows(scalar, 3, 0)
     result = make(scalar).run([spilled_part(scalar, arrays)])
-    assert result.outputs[0][0].shape == (3,)
-    assert result.outputs[0][0].data.tobytes() == arrays[0].tobytes()
+    assert result.answers[0][0].shape == (3,)
+    assert result.answers[0][0].data.tobytes() == arrays[0].tobytes()
 
 
 @pytest.mark.parametrize("model", [ADD_SUB, DOUBLED], ids=lambda model: model.name)
@@ -447,7 +448,7 @@ def test_a_failing_batch_says_so_and_the_next_one_works(make: Make) -> None:
     for _ in range(3):
         with pytest.raises(EngineFailure) as failed:
             engine.run([spilled_part(GATHER, good), spilled_part(GATHER, bad)])
-        assert failed.value.blast is Blast.BATCH
+        assert failed.value.scope is FailureScope.BATCH
         assert "\n" not in str(failed.value)
         result = engine.run([spilled_part(GATHER, good)])
         np.testing.assert_array_equal(answers_of(GATHER, result, 0, (0,))[0], GATHER.rows(tuple(good))[0])
@@ -584,14 +585,14 @@ def test_the_fake_dies_when_told() -> None:
     engine.fatal = "the device fell off the bus"
     with pytest.raises(EngineFailure, match="fell off") as failed:
         engine.run([spilled_part(ADD_SUB, random_rows(ADD_SUB, 1, 0))])
-    assert failed.value.blast is Blast.ENGINE
+    assert failed.value.scope is FailureScope.ENGINE
 
 
 def test_the_fake_hangs_until_its_gate_opens() -> None:
     engine = FakeEngine(ADD_SUB.inputs, ADD_SUB.outputs, max_batch_size=4)
     engine.gate = threading.Event()
     part = spilled_part(ADD_SUB, random_rows(ADD_SUB, 1, 0))
-    results: list[RunResult] = []
+    results: list[BatchResult] = []
     thread = threading.Thread(target=lambda: results.append(engine.run([part])))
     thread.start()
     assert not results

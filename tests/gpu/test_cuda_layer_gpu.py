@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convoy.app.engines.base import Blast, EngineFailure, Part
+from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.base import Part
 from convoy.app.engines.cuda.device import Device, open_devices
 from convoy.app.engines.cuda.driver import CudaUnavailable, load_runtime
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
@@ -191,14 +192,14 @@ def test_what_does_not_fit_is_refused_and_costs_nothing(device) -> None:
         device.check_room(1 << 50, "a giant")
     with pytest.raises(EngineFailure) as failure:
         device.cuda.allocate(1 << 50)
-    assert failure.value.blast is Blast.MEMORY
+    assert failure.value.scope is FailureScope.MEMORY
     device.cuda.check_device()
     assert abs(device.cuda.free_bytes() - before) < 1 << 20
 
 
 BREAK = """
 from cuda.bindings import driver, nvrtc
-from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.batch import FailureScope, EngineFailure
 from convoy.app.engines.cuda.device import open_devices
 
 device = open_devices()[0]
@@ -225,14 +226,14 @@ ask(driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
 try:
     cuda.check_device()
 except EngineFailure as failure:
-    assert failure.blast is Blast.DEVICE, failure
+    assert failure.scope is FailureScope.DEVICE, failure
     print("broken:", failure)
 else:
     raise AssertionError("the kernel did no harm")
 try:
     device.ensure_works()
 except EngineFailure as failure:
-    assert failure.blast is Blast.DEVICE, failure
+    assert failure.scope is FailureScope.DEVICE, failure
     assert device.lost
     print("lost:", failure)
 """

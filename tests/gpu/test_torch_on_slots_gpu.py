@@ -92,7 +92,7 @@ def test_page_locked_requests_are_answered_alike(torch: Any, engine: TorchEngine
     engine._gather.threshold_bytes = 0
     parts = [memory.part(engine, samples, place) for place, samples in enumerate((1, 3, 2))]
     result = engine.run(parts)
-    for part, (answer,) in zip(parts, result.outputs, strict=True):
+    for part, (answer,) in zip(parts, result.answers, strict=True):
         own = np.frombuffer(part.inputs[0], np.uint8).reshape(part.shapes[0])
         got = np.frombuffer(answer.data, np.float32).reshape(answer.shape)
         np.testing.assert_allclose(got, own_answers(torch, engine, own), rtol=1e-3, atol=1e-3)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from convoy.app.batch import BatchResult, EngineFailure
 from convoy.app.core import Core, CoreOptions
-from convoy.app.engines.base import EngineFailure, Part, RunResult
+from convoy.app.engines.base import Part
 from convoy.app.engines.fake import FakeEngine
 from convoy.app.engines.machine import CPU_ONLY, Machine
 from convoy.app.lifecycle.catalog import Served
@@ -47,7 +48,7 @@ class WatchedEngine(FakeEngine):
         self.batches: list[int] = []
         self._inside, self._lock = 0, threading.Lock()
 
-    def run(self, parts: Sequence[Part]) -> RunResult:
+    def run(self, parts: Sequence[Part]) -> BatchResult:
         with self._lock:
             self._inside += 1
             assert self._inside <= self.info.slots

@@ -39,8 +39,8 @@ import numpy as np
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.core import Core, CoreOptions
-from convoy.app.engines.base import Blast, EngineFailure
 from convoy.app.engines.fake import Arrays, FakeEngine
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.memory import check_batch
@@ -128,7 +128,7 @@ class Fakes:
         if self._is_on("hang", born_ns) or (first == HANG).any():
             threading.Event().wait()
         if (first == DIE).any():
-            raise EngineFailure("the device fell off the bus", Blast.ENGINE)
+            raise EngineFailure("the device fell off the bus", FailureScope.ENGINE)
         while self._is_on("hold", born_ns):
             time.sleep(0.005)
         if self._is_on("break", born_ns):

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.engines.base import Part, RunResult
+from convoy.app.batch import BatchResult
+from convoy.app.engines.base import Part
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import Cuda
 from convoy.app.engines.cuda.engine import CudaEngine, bucket_sizes
@@ -32,8 +33,8 @@ class Batch:
     sources: list[tuple[np.ndarray, np.ndarray]]
     expected: list[tuple[np.ndarray, np.ndarray]]
 
-    def is_answered_by(self, result: RunResult) -> bool:
-        pairs = zip(self.expected, result.outputs, strict=True)
+    def is_answered_by(self, result: BatchResult) -> bool:
+        pairs = zip(self.expected, result.answers, strict=True)
         return all(
             wanted.tobytes() == got.data.tobytes()
             for expected, outputs in pairs

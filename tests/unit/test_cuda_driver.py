@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda import driver
 from convoy.app.engines.cuda.captures import CaptureGate
 from convoy.app.engines.cuda.device import Device, are_cores_few
@@ -105,21 +105,21 @@ def test_the_sticky_errors_are_those_of_the_real_bindings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "blast"),
+    ("status", "scope"),
     [
-        (INVALID_VALUE, Blast.BATCH),
-        (OUT_OF_MEMORY, Blast.MEMORY),
-        (ILLEGAL_ADDRESS, Blast.DEVICE),
-        (CONTEXT_IS_DESTROYED, Blast.DEVICE),
-        (999, Blast.DEVICE),
+        (INVALID_VALUE, FailureScope.BATCH),
+        (OUT_OF_MEMORY, FailureScope.MEMORY),
+        (ILLEGAL_ADDRESS, FailureScope.DEVICE),
+        (CONTEXT_IS_DESTROYED, FailureScope.DEVICE),
+        (999, FailureScope.DEVICE),
     ],
 )
-def test_an_error_names_the_call_and_reaches_as_far_as_it_must(status: int, blast: Blast) -> None:
+def test_an_error_names_the_call_and_reaches_as_far_as_it_must(status: int, scope: FailureScope) -> None:
     fake = FakeCuda()
     fake.fail("cudaMalloc", status)
     with pytest.raises(EngineFailure, match=rf"cudaMalloc: .+ \(CUDA error {status}\)") as failed:
         Cuda(fake).allocate(100)
-    assert failed.value.blast is blast
+    assert failed.value.scope is scope
 
 
 @pytest.mark.parametrize("status", [INSUFFICIENT_DRIVER, NO_DEVICE])
@@ -404,7 +404,7 @@ def test_whoever_meets_a_capture_of_others_tries_again_and_nothing_is_broken(sta
     fake.fail("cudaDeviceSynchronize", *[status] * 100)
     with pytest.raises(CaptureDisturbed) as failed:
         device.ensure_works()
-    assert failed.value.blast is Blast.BATCH
+    assert failed.value.scope is FailureScope.BATCH
     assert not device.lost
 
 
@@ -560,7 +560,7 @@ def test_a_device_without_room_says_what_is_needed_and_what_is_there() -> None:
     device.check_room(256 << 20, "the model")
     with pytest.raises(EngineFailure, match=r"the model needs 300 MiB on cuda:0 and 256 .* but 512 MiB are") as failed:
         device.check_room(300 << 20, "the model")
-    assert failed.value.blast is Blast.MEMORY
+    assert failed.value.scope is FailureScope.MEMORY
 
 
 def test_a_lost_device_is_recognised_behind_a_library_that_did_not_notice() -> None:
@@ -571,7 +571,7 @@ def test_a_lost_device_is_recognised_behind_a_library_that_did_not_notice() -> N
     fake.sticky = ILLEGAL_ADDRESS
     with pytest.raises(EngineFailure, match=r"says: no; the device is lost: .*illegal memory") as failed:
         device.settle(harmless)
-    assert failed.value.blast is Blast.DEVICE
+    assert failed.value.scope is FailureScope.DEVICE
 
 
 def test_a_device_that_is_lost_stays_lost_and_is_not_reset() -> None:
@@ -585,7 +585,7 @@ def test_a_device_that_is_lost_stays_lost_and_is_not_reset() -> None:
     for _ in range(2):
         with pytest.raises(EngineFailure, match="illegal memory access") as failed:
             device.ensure_works()
-        assert failed.value.blast is Blast.DEVICE
+        assert failed.value.scope is FailureScope.DEVICE
         fake.sticky = 0  # whatever these bindings would say from now on
     assert "illegal memory access" in device.lost
 

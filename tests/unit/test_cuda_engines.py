@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda
 from convoy.app.engines.cuda.engine import CudaEngine
@@ -151,7 +151,7 @@ def test_without_room_the_engine_is_refused_and_says_how_much_it_lacks(tmp_path:
         EngineFailure, match=r"needs \d+ MiB on cuda:0 and 256 MiB must stay free, but \d+ MiB"
     ) as failed:
         bench.open(kind)
-    assert failed.value.blast is Blast.MEMORY
+    assert failed.value.scope is FailureScope.MEMORY
     assert bench.cuda.live.total() == 0
 
 
@@ -159,7 +159,7 @@ def test_memory_that_vanished_after_it_was_counted_is_a_matter_of_memory(bench: 
     bench.cuda.fail("cudaMalloc", OUT_OF_MEMORY)
     with pytest.raises(EngineFailure, match="cudaMalloc: out of memory") as failed:
         bench.open(kind)
-    assert failed.value.blast is Blast.MEMORY
+    assert failed.value.scope is FailureScope.MEMORY
     assert bench.cuda.live.total() == 0
 
 
@@ -372,7 +372,7 @@ def test_a_batch_is_not_run_again_and_again(bench: TwoEngines) -> None:
     asked = complain_of_a_capture(bench, times=2)
     with pytest.raises(CaptureDisturbed) as failed:
         engine.run(bench.batch(3).parts)
-    assert failed.value.blast is Blast.BATCH
+    assert failed.value.scope is FailureScope.BATCH
     assert len(asked) == 2
     assert bench.runs_right(engine, 3)
     assert engine._free_slots.qsize() == engine.info.slots
@@ -420,7 +420,7 @@ def test_after_a_failed_batch_nothing_of_it_is_under_way_and_the_next_is_right(t
     for _ in range(3):
         with pytest.raises(EngineFailure) as failed:
             engine.run(poisoned(bench))
-        assert failed.value.blast is Blast.BATCH
+        assert failed.value.scope is FailureScope.BATCH
         assert not any(stream.todo for stream in bench.cuda._streams.values())
         assert bench.runs_right(engine, 2)
     assert other.is_answered_by(engine._finish(busy, other.parts))
@@ -434,17 +434,17 @@ def test_a_batch_that_breaks_the_device_takes_every_engine_with_it(bench: TwoEng
     engine, neighbour = open_without_graphs(bench, kind), bench.ready("tensorrt")
     with pytest.raises(EngineFailure, match="illegal memory access") as failed:
         engine.run(poisoned(bench))
-    assert failed.value.blast is Blast.DEVICE
+    assert failed.value.scope is FailureScope.DEVICE
     for one in (engine, neighbour):
         with pytest.raises(EngineFailure) as failed:
             one.run(bench.batch(1).parts)
-        assert failed.value.blast is Blast.DEVICE
+        assert failed.value.scope is FailureScope.DEVICE
         one.close()
     # Closing a library's session would have ended the process.
     assert bench.onnxruntime.terminated == 0
     with pytest.raises(EngineFailure) as failed:
         bench.device.ensure_works()
-    assert failed.value.blast is Blast.DEVICE
+    assert failed.value.scope is FailureScope.DEVICE
 
 
 def test_an_engine_that_nobody_asked_since_its_device_was_lost_is_not_closed(bench: TwoEngines, kind: str) -> None:
@@ -465,7 +465,7 @@ def test_a_library_that_does_not_notice_is_told_by_the_device(bench: TwoEngines,
     bench.cuda.fail("cudaDeviceSynchronize", ILLEGAL_ADDRESS)
     with pytest.raises(EngineFailure, match=r"invalid argument .*; the device is lost: .*illegal memory") as failed:
         engine.run(bench.batch(2).parts)
-    assert failed.value.blast is Blast.DEVICE
+    assert failed.value.scope is FailureScope.DEVICE
 
 
 def test_a_failure_holds_nothing_of_a_closed_engine_when_it_is_gone(bench: TwoEngines, kind: str) -> None:

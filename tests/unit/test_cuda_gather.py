@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda import gather
 from convoy.app.engines.cuda.engine import CudaEngine
 from convoy.app.engines.cuda.gather import NEVER_BYTES
@@ -135,7 +135,7 @@ def test_a_batched_copy_that_finds_the_device_lost_is_not_tried_again(bench: Two
     bench.cuda.fail("cudaMemcpyBatchAsync", ILLEGAL_ADDRESS)
     with pytest.raises(EngineFailure, match="cudaMemcpyBatchAsync") as failed:
         engine.run(pin(engine, bench.batch(2, 1), 0, 1).parts)
-    assert failed.value.blast is Blast.DEVICE
+    assert failed.value.scope is FailureScope.DEVICE
     assert copies(bench)[1] <= 0
 
 

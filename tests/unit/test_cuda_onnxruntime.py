@@ -11,7 +11,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from convoy.app.engines.base import Blast, EngineFailure, run_arrays
+from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.base import run_arrays
 from convoy.app.engines.cuda.engine import CudaEngine
 from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning
 from convoy.models.errors import BundleError
@@ -55,7 +56,7 @@ def test_the_provider_is_asked_for_what_was_promised(bench: TwoEngines) -> None:
 def test_only_full_precision_gives_up_tensor_cores(bench: TwoEngines, precision: str, ns: float) -> None:
     bench.onnxruntime.takes_ns, bench.onnxruntime.without_tensor_cores = lambda samples, options: 1e6, 8.0
     engine = bench.ready("onnxruntime", precision=precision)
-    assert engine.run(bench.batch(2).parts).compute_ns == pytest.approx(ns)
+    assert engine.run(bench.batch(2).parts).times.compute_ns == pytest.approx(ns)
 
 
 # Where nodes run
@@ -220,13 +221,13 @@ def test_whatever_it_calls_a_want_of_memory_is_one(bench: TwoEngines, text: str)
     bench.onnxruntime.refuses = refusing(RuntimeError(text))
     with pytest.raises(EngineFailure, match=r"model\.onnx: ") as failed:
         bench.open_onnxruntime()
-    assert failed.value.blast is Blast.MEMORY
+    assert failed.value.scope is FailureScope.MEMORY
     bench.onnxruntime.refuses = lambda options: None
     engine = bench.ready("onnxruntime", graphs=False)
     bench.onnxruntime.spoils = refusing(Fail(text))
     with pytest.raises(EngineFailure) as failed:
         engine.run(bench.batch(2).parts)
-    assert failed.value.blast is Blast.MEMORY
+    assert failed.value.scope is FailureScope.MEMORY
     bench.onnxruntime.spoils = None
     assert bench.runs_right(engine, 1)
 
@@ -315,7 +316,7 @@ def test_a_model_that_synchronises_in_every_capture_is_refused_and_nothing_is_lo
     engine = bench.open("onnxruntime")
     with pytest.raises(EngineFailure, match="previous error during capture") as failed:
         engine.warm_up()
-    assert failed.value.blast is Blast.BATCH
+    assert failed.value.scope is FailureScope.BATCH
     assert not bench.device.lost
     del failed  # it knows the binding that failed
     engine.close()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines import tensorrt
-from convoy.app.engines.base import Blast, EngineFailure
 from convoy.app.engines.tensorrt_library import TENSORRT, load_tensorrt
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
@@ -81,7 +81,7 @@ def test_a_device_that_is_lost_in_a_capture_is_no_matter_of_graphs(bench: TwoEng
     bench.cuda.fail("cudaStreamEndCapture", 700)
     with pytest.raises(EngineFailure, match="illegal memory access") as failed:
         bench.ready("tensorrt")
-    assert failed.value.blast is Blast.DEVICE
+    assert failed.value.scope is FailureScope.DEVICE
 
 
 def test_each_failure_has_its_own_reason(bench: TwoEngines) -> None:
@@ -93,7 +93,7 @@ def test_each_failure_has_its_own_reason(bench: TwoEngines) -> None:
         bench.tensorrt.complaint = complaint
         with pytest.raises(EngineFailure, match=f"TensorRT refused a batch of 2: {complaint}") as failed:
             engine.run(bench.batch(2).parts)
-        assert failed.value.blast is Blast.BATCH
+        assert failed.value.scope is FailureScope.BATCH
 
 
 # Plans that are refused
@@ -113,7 +113,7 @@ def test_a_plan_for_which_there_is_no_memory_is_not_to_blame(bench: TwoEngines) 
     bench.tensorrt.complaint = "Requested amount of GPU memory could not be allocated"
     with pytest.raises(EngineFailure, match="free memory on the GPU") as failed:
         bench.open_tensorrt()
-    assert failed.value.blast is Blast.MEMORY
+    assert failed.value.scope is FailureScope.MEMORY
 
 
 def test_a_context_that_cannot_be_made_is_a_want_of_memory(bench: TwoEngines) -> None:
@@ -121,7 +121,7 @@ def test_a_context_that_cannot_be_made_is_a_want_of_memory(bench: TwoEngines) ->
     engine = bench.open_tensorrt()
     with pytest.raises(EngineFailure, match="no execution context: the plan is damaged") as failed:
         engine.warm_up()
-    assert failed.value.blast is Blast.MEMORY
+    assert failed.value.scope is FailureScope.MEMORY
     engine.close()
     assert bench.cuda.live.total() == 0
 

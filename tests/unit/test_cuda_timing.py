@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.engines.base import RunResult
+from convoy.app.batch import BatchResult
 from convoy.app.engines.cuda.engine import CudaEngine
 from tests.support.fake_cuda import FakeCuda, FakeGpu
 from tests.support.gpu_bench import KINDS, Batch, TwoEngines
@@ -33,7 +33,7 @@ def bench(tmp_path: Path) -> TwoEngines:
     return bench
 
 
-def drive(engine: CudaEngine, batches: list[Batch]) -> list[RunResult]:
+def drive(engine: CudaEngine, batches: list[Batch]) -> list[BatchResult]:
     """The batches through all slots, each slot begun again as soon as its batch is finished."""
     free, flying, results = deque(engine._slots), deque(), []
     for batch in batches:
@@ -64,14 +64,14 @@ def test_two_slots_hide_nearly_all_copies_and_one_hides_none(bench: TwoEngines, 
 def test_the_times_of_a_batch_are_the_devices(bench: TwoEngines, kind: str) -> None:
     engine = bench.ready(kind)
     alone, behind = drive(engine, [bench.batch(8), bench.batch(8)])
-    assert alone.copy_in_ns == pytest.approx(COPY_NS, abs=2)
-    assert alone.waited_ns == pytest.approx(0, abs=2)
-    assert alone.compute_ns == pytest.approx(COMPUTE_NS, abs=2)
-    assert alone.copy_out_ns >= COPY_NS - 2
+    assert alone.times.copy_in_ns == pytest.approx(COPY_NS, abs=2)
+    assert alone.times.waited_ns == pytest.approx(0, abs=2)
+    assert alone.times.compute_ns == pytest.approx(COMPUTE_NS, abs=2)
+    assert alone.times.copy_out_ns >= COPY_NS - 2
     # The one copy engine first served the batch before it, and then that one computed.
-    assert behind.copy_in_ns == pytest.approx(2 * COPY_NS, abs=2)
-    assert behind.waited_ns == pytest.approx(COMPUTE_NS - COPY_NS, abs=2)
-    assert behind.compute_ns == pytest.approx(COMPUTE_NS, abs=2)
+    assert behind.times.copy_in_ns == pytest.approx(2 * COPY_NS, abs=2)
+    assert behind.times.waited_ns == pytest.approx(COMPUTE_NS - COPY_NS, abs=2)
+    assert behind.times.compute_ns == pytest.approx(COMPUTE_NS, abs=2)
 
 
 def test_two_engines_on_a_device_compute_in_turns(tmp_path: Path) -> None:
@@ -121,4 +121,4 @@ def test_a_batch_whose_copy_is_slow_does_not_hold_up_the_one_whose_turn_it_is(
     later.join()
     results = [engine._finish(slot, batch.parts) for slot, batch in zip(slots, batches, strict=True)]
     assert all(batch.is_answered_by(result) for batch, result in zip(batches, results, strict=True))
-    assert [result.compute_ns for result in results] == [pytest.approx(COMPUTE_NS, abs=2)] * 2
+    assert [result.times.compute_ns for result in results] == [pytest.approx(COMPUTE_NS, abs=2)] * 2

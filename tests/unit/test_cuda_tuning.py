@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.engines.base import EngineFailure
+from convoy.app.batch import EngineFailure
 from convoy.app.engines.cuda.engine import CudaEngine
 from convoy.app.engines.cuda.tuning import tuned
 from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning

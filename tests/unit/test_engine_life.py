@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.lifecycle.health import HealthOptions
 from convoy.models.errors import Unavailable
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeGpu
@@ -166,7 +166,7 @@ def test_an_old_engine_that_is_lost_while_it_leaves_is_not_replaced(workshop: Wo
         new = workshop.make("gpu:0")
         swap = asyncio.ensure_future(workshop.core.lanes.swap(workshop.served(), proved(new)))
         await until(lambda: workshop.served().first.engine is new)
-        old.failure = EngineFailure("it breaks at last", Blast.ENGINE)
+        old.failure = EngineFailure("it breaks at last", FailureScope.ENGINE)
         old.gate.set()
         with pytest.raises(Unavailable):
             await running
@@ -189,7 +189,7 @@ def test_a_batch_without_memory_is_halved_once(workshop: Workshop) -> None:
         def only_small(parts):  # type: ignore[no-untyped-def]
             result = plain(parts)
             if sum(part.samples for part in parts) > 4:
-                raise EngineFailure("out of memory", Blast.MEMORY)
+                raise EngineFailure("out of memory", FailureScope.MEMORY)
             return result
 
         engine.run = only_small  # type: ignore[method-assign]
@@ -205,7 +205,7 @@ def test_halves_without_memory_end_and_say_what_to_do(workshop: Workshop) -> Non
     async def scenario() -> None:
         (engine,) = workshop.engines
         engine.batches = []
-        engine.failure = EngineFailure("out of memory", Blast.MEMORY)
+        engine.failure = EngineFailure("out of memory", FailureScope.MEMORY)
         ended = await asyncio.gather(*(workshop.ask() for _ in range(8)), return_exceptions=True)
         assert engine.batches == [8, 4, 4], "they are not halved again"
         for error in ended:
@@ -235,7 +235,7 @@ def test_a_lost_device_takes_every_model_on_it_and_no_other(tmp_path: Path) -> N
         kept = [engine for (device, _), engine in engines.items() if device == "gpu:1"]
         may_load.clear()
         async with Clients(workshop) as rows, Clients(workshop, name="tails") as tails:
-            lost[0].failure = EngineFailure("the context is broken", Blast.DEVICE)
+            lost[0].failure = EngineFailure("the context is broken", FailureScope.DEVICE)
             await until(lambda: not workshop.served("rows").ready and not workshop.served("tails").ready)
             await until(lambda: all(engine.closed for engine in lost))
             assert not core.ready
@@ -263,7 +263,7 @@ def test_a_lost_device_that_cannot_be_replaced_ends_the_process(workshop: Worksh
             raise RuntimeError("no context can be made any more")
 
         workshop.before_load = broken
-        workshop.engines[0].failure = EngineFailure("the context is broken", Blast.DEVICE)
+        workshop.engines[0].failure = EngineFailure("the context is broken", FailureScope.DEVICE)
         with pytest.raises(Unavailable):
             await workshop.ask()
         await until(lambda: bool(workshop.fatal))
@@ -300,7 +300,7 @@ def test_while_one_of_two_engines_is_replaced_the_other_serves_and_the_server_is
         first, second = workshop.engines
         loading = threading.Event()
         workshop.before_load = loading.wait
-        first.failure = EngineFailure("this engine is broken", Blast.ENGINE)
+        first.failure = EngineFailure("this engine is broken", FailureScope.ENGINE)
         async with Clients(workshop) as clients:
             await until(lambda: bool(first.closed))
             assert workshop.core.ready

@@ -23,6 +23,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from convoy.app.batch import BatchResult, EngineFailure
 from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.http.connection import ConnectionLimits, GuardedProtocol, guarded_protocol
 from convoy.app.edge.http.express import Express
@@ -31,7 +32,7 @@ from convoy.app.edge.http.infer import InferRoute
 from convoy.app.edge.http.replies import Reply, send_reply
 from convoy.app.edge.http.shortcut import Shortcut
 from convoy.app.edge.options import BodyLimits, EdgeOptions
-from convoy.app.engines.base import EngineFailure, Part, RunResult
+from convoy.app.engines.base import Part
 from convoy.app.host.logs import request_id
 from convoy.app.scheduling.request import Request
 from convoy.models.errors import Overloaded
@@ -820,11 +821,11 @@ def test_a_bug_is_a_500_that_the_log_explains(
         (engine,) = workshop.engines
         run = engine.run
 
-        def run_without_answers(parts: Sequence[Part]) -> RunResult:
+        def run_without_answers(parts: Sequence[Part]) -> BatchResult:
             answers = tuple(
                 tuple(TensorBytes((part.samples, ROW), cast(Any, None)) for _ in part.wanted) for part in parts
             )
-            return run(parts)._replace(outputs=answers)
+            return run(parts)._replace(answers=answers)
 
         with monkeypatch.context() as patch:
             if broken == "run":

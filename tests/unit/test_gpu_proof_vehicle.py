@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convoy.app.engines.base import Blast, EngineFailure, run_arrays
+from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.base import run_arrays
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import Cuda
 from convoy.models.spec import ModelSpec, TensorSpec
@@ -153,11 +154,11 @@ def test_a_failing_launch_says_how_far_it_reaches(torch: FakeTorch) -> None:
     torch.says = OutOfMemoryError("CUDA out of memory.\nand advice")
     with pytest.raises(EngineFailure, match=r"^CUDA out of memory\.$") as failure:
         run_arrays(engine, {"x": x})
-    assert failure.value.blast is Blast.MEMORY
+    assert failure.value.scope is FailureScope.MEMORY
     torch.says = RuntimeError("no kernel")
     with pytest.raises(EngineFailure) as failure:
         run_arrays(engine, {"x": x})
-    assert failure.value.blast is Blast.BATCH
+    assert failure.value.scope is FailureScope.BATCH
     torch.says = None
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(run_arrays, engine, {"x": x + 1}).result()["y"].tolist() == [[4.0, 1.0]]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from convoy.app.batch import EngineFailure
 from convoy.app.engines.fake import FakeEngine
 from convoy.app.lifecycle.lane_runner import lane_runner
 from convoy.app.scheduling.request import ModelKey, Place, Request
-from convoy.app.scheduling.scheduler import RunFailed
 from convoy.app.scheduling.slab import Slab
 from convoy.models.spec import TensorSpec
 
@@ -32,9 +32,9 @@ def test_an_engine_that_leaves_an_answer_out_has_failed(missing: str, monkeypatc
 
     def without(parts):
         result = whole(parts)
-        first, second = result.outputs
-        return result._replace(outputs=(first,) if missing == "a request" else (first, second[:0]))
+        first, second = result.answers
+        return result._replace(answers=(first,) if missing == "a request" else (first, second[:0]))
 
     monkeypatch.setattr(engine, "run", without)
-    with pytest.raises(RunFailed, match="every request"):
+    with pytest.raises(EngineFailure, match="every request"):
         run(tuple(requests))

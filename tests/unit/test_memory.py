@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.engines.base import EngineFailure
+from convoy.app.batch import EngineFailure
 from convoy.app.engines.memory import MOST_SAMPLES, Growth, available_bytes, check_batch, sample_bytes
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.models.errors import BundleError

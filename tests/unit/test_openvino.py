@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.commands.doctor import diagnose
-from convoy.app.engines.base import Blast, EngineFailure, run_arrays
+from convoy.app.engines.base import run_arrays
 from convoy.app.engines.machine import CPU_ONLY, Library, Machine
 from convoy.app.engines.openvino import OpenVinoEngine, load_openvino
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
@@ -158,7 +159,7 @@ def test_what_the_library_does_not_run_fails_in_one_line(tmp_path):
     for _ in range(2):
         with pytest.raises(EngineFailure, match="output tensor") as failed:
             run_arrays(engine, {"x": np.ones((3, 4), np.float32)})
-        assert failed.value.blast is Blast.BATCH
+        assert failed.value.scope is FailureScope.BATCH
         assert "\n" not in str(failed.value)
         assert "Exception from" not in str(failed.value)
 

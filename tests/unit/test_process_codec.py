@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from convoy.app.batch import StageTimes
 from convoy.app.processes.codec import FrameError, FrameReader, write_frame
 from convoy.app.processes.messages import (
     AnswerAt,
@@ -28,7 +29,7 @@ from convoy.app.processes.messages import (
     Submit,
     Welcome,
 )
-from convoy.app.scheduling.request import ModelKey, Outcome, Place, StageTimes
+from convoy.app.scheduling.request import ModelKey, Outcome, Place
 from convoy.app.submission.listing import Listing, ModelState
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 

@@ -11,21 +11,12 @@ from itertools import count
 
 import pytest
 
+from convoy.app.batch import BatchResult, EngineFailure, FailureScope, StageTimes
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.policy import Dispatch, RefusalReason, Refuse
 from convoy.app.scheduling.queues import Lane
-from convoy.app.scheduling.request import (
-    MILLISECOND_NS,
-    SECOND_NS,
-    BatchAnswers,
-    Done,
-    ModelKey,
-    Outcome,
-    Place,
-    Request,
-    StageTimes,
-)
-from convoy.app.scheduling.scheduler import Reach, RunFailed, Scheduler
+from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, ModelKey, Outcome, Place, Request
+from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import Slab, SlotState
 from convoy.models.tensors import TensorBytes
 
@@ -46,7 +37,7 @@ class Engine:
         self.threads: set[str] = set()
         self.times = StageTimes(1, 2, 3)
 
-    def __call__(self, requests: tuple[Request, ...]) -> BatchAnswers:
+    def __call__(self, requests: tuple[Request, ...]) -> BatchResult:
         self.batches.append(tuple(request.id for request in requests))
         self.threads.add(threading.current_thread().name)
         inputs = [self.slab.tensors(request.slots, request.inputs)[0] for request in requests]
@@ -54,14 +45,14 @@ class Engine:
         if self.broken is not None:
             raise self.broken
         if any(request.id in self.poisonous for request in requests):
-            raise RunFailed("somebody here is poisonous")
+            raise EngineFailure("somebody here is poisonous")
         answers = []
         for request, data in zip(requests, inputs, strict=True):
             (place,) = self.slab.tensors(request.slots, request.outputs)
             assert place is not None
             place[:] = bytes(data)[::-1]
             answers.append((TensorBytes((NBYTES,), place),))
-        return BatchAnswers(tuple(answers), self.times)
+        return BatchResult(tuple(answers), self.times)
 
 
 class Shop:
@@ -97,7 +88,7 @@ class Shop:
         self.scheduler.add_lane(KEY, lane, self.engines[-1], here_below_ns=here_below_ns)
         return lane
 
-    def batch_ran(self, dispatch: Dispatch, answers: BatchAnswers, done: list[Done]) -> None:
+    def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done]) -> None:
         self.ran.append(done)
 
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
@@ -107,7 +98,7 @@ class Shop:
         assert done.outcome is not Outcome.ANSWERED
         assert done.request.id not in self.ended, "it is counted before whoever waits is told"
 
-    def lane_lost(self, key: ModelKey, lane: Lane, reason: str, reach: Reach) -> None:
+    def lane_lost(self, key: ModelKey, lane: Lane, reason: str, scope: FailureScope) -> None:
         self.lost.append((lane, reason))
 
     def make(self, *, deadline_ns: int | None = None, samples: int = 1, priority: int = 0) -> Request:
@@ -296,7 +287,7 @@ def test_whatever_goes_wrong_in_the_loops_own_thread_ends_as_in_any_other() -> N
         await shop.rest()
         assert shop.ended[good.id].outcome is Outcome.ANSWERED
         assert shop.ended[bad.id].outcome is Outcome.MODEL_FAILED
-        here.broken = RunFailed("the engine is no more", Reach.LANE)
+        here.broken = EngineFailure("the engine is no more", FailureScope.ENGINE)
         lost = shop.submit()
         await shop.rest()
         assert shop.ended[lost.id].outcome is Outcome.ENGINE_LOST
@@ -525,7 +516,7 @@ def test_a_fatal_failure_ends_the_batch_and_the_lane_and_the_next_lane_goes_on()
     async def scenario(shop: Shop) -> None:
         engine = shop.engines[0]
         engine.gate.clear()
-        engine.broken = RunFailed("the device fell off the bus", Reach.LANE)
+        engine.broken = EngineFailure("the device fell off the bus", FailureScope.ENGINE)
         running = [shop.submit(), shop.submit()]
         await shop.in_engine()
         waiting = shop.submit()

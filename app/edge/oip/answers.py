@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from convoy.app.batch import Answer
 from convoy.app.edge.oip.classification import classify
 from convoy.app.edge.oip.inference import INLINE_BYTES, InferRequest
 from convoy.app.edge.oip.outputs import WantedOutput
 from convoy.app.edge.oip.shared_tensors import check_room
 from convoy.app.edge.oip.tensors import TensorOut
-from convoy.app.scheduling.request import Answer, Done
+from convoy.app.scheduling.request import Done
 from convoy.app.submission.inference import ServedLike
 from convoy.models.spec import TensorSpec
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines import cpu
-from convoy.app.engines.base import Blast, EngineFailure
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda, GpuProperties, Handle, open_cuda
 
 # Stays free when an engine is loaded: the driver, other processes and a library's late allocations live here.
@@ -82,7 +82,7 @@ class Device:
             raise EngineFailure(
                 f"{what} needs {_mib(nbytes)} MiB on {self.name} and {_mib(RESERVED_BYTES)} MiB must stay free, "
                 f"but {_mib(free)} MiB are; unload a model, or lower --max-batch",
-                Blast.MEMORY,
+                FailureScope.MEMORY,
             )
 
     def settle(self, failure: EngineFailure, *streams: Handle) -> None:
@@ -90,7 +90,7 @@ class Device:
 
         Raises EngineFailure if the device itself turns out to be lost: a library may not have noticed.
         """
-        if failure.blast is Blast.DEVICE:
+        if failure.scope is FailureScope.DEVICE:
             self.lost = self.lost or str(failure)
             return  # it does nothing any more
         try:
@@ -101,9 +101,9 @@ class Device:
                 for stream in streams:
                     self.cuda.wait_for_stream(stream)
         except EngineFailure as broken:
-            if broken.blast is Blast.DEVICE:
+            if broken.scope is FailureScope.DEVICE:
                 self.lost = self.lost or str(broken)
-                raise EngineFailure(f"{failure}; the device is lost: {broken}", Blast.DEVICE) from failure
+                raise EngineFailure(f"{failure}; the device is lost: {broken}", FailureScope.DEVICE) from failure
 
     def ensure_works(self) -> None:
         """Before an engine is loaded or closed: whether the device is well. Raises EngineFailure.
@@ -112,12 +112,12 @@ class Device:
         hold what they had of the old one, and CUDA promises nothing to them.
         """
         if self.lost:
-            raise EngineFailure(self.lost, Blast.DEVICE)
+            raise EngineFailure(self.lost, FailureScope.DEVICE)
         try:
             self.use()
             self.cuda.check_device()
         except EngineFailure as failure:
-            if failure.blast is Blast.DEVICE:
+            if failure.scope is FailureScope.DEVICE:
                 self.lost = str(failure)
             raise
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.captures import CaptureGate
 
 INSTALL = "pip install 'convoy-serve[gpu]', or [rtx] for TensorRT for RTX alone"
@@ -74,7 +74,7 @@ class GpuProperties:
 
 
 class Cuda:
-    """The bindings, checked. Every call may raise EngineFailure, whose blast says how far it reaches.
+    """The bindings, checked. Every call may raise EngineFailure, whose scope says how far it reaches.
 
     Calls act on the calling thread's current device (`use`), as CUDA's own do. What a capture would not survive waits
     for its end: the calls here by themselves, a library's between `capturing` and `beside_captures`.
@@ -190,7 +190,7 @@ class Cuda:
             )[0]
             if int(status) == 0:
                 return
-            if self._blast(status) is Blast.DEVICE:
+            if self._scope_of(status) is FailureScope.DEVICE:
                 raise self._failure("cudaMemcpyBatchAsync", status)
             # An older driver than the bindings: it says so once, and is not asked again.
             self._batch_attributes = None
@@ -337,17 +337,17 @@ class Cuda:
 
     def _failure(self, name: str, status: Any) -> EngineFailure:
         kind = CaptureDisturbed if int(status) in _DISTURBED else EngineFailure
-        return kind(f"{name}: {self._describe(status)}", self._blast(status))
+        return kind(f"{name}: {self._describe(status)}", self._scope_of(status))
 
     def _describe(self, status: Any) -> str:
         text = _text(self._runtime.cudaGetErrorString(status)[1])
         return f"{text} (CUDA error {int(status)})"
 
     @staticmethod
-    def _blast(status: Any) -> Blast:
+    def _scope_of(status: Any) -> FailureScope:
         if int(status) == _OUT_OF_MEMORY:
-            return Blast.MEMORY
-        return Blast.DEVICE if int(status) in _STICKY else Blast.BATCH
+            return FailureScope.MEMORY
+        return FailureScope.DEVICE if int(status) in _STICKY else FailureScope.BATCH
 
 
 class _PinnedRanges:

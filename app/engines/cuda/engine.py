@@ -18,7 +18,8 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 
-from convoy.app.engines.base import Blast, Engine, EngineFailure, EngineInfo, Part, RunResult
+from convoy.app.batch import BatchResult, EngineFailure, FailureScope, StageTimes
+from convoy.app.engines.base import Engine, EngineInfo, Part
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
@@ -119,9 +120,9 @@ class CudaEngine(Engine):
             self._device.settle(failure, *self._streams())
             raise
 
-    def run(self, parts: Sequence[Part]) -> RunResult:
+    def run(self, parts: Sequence[Part]) -> BatchResult:
         if self._device.lost:
-            raise EngineFailure(self._device.lost, Blast.DEVICE)
+            raise EngineFailure(self._device.lost, FailureScope.DEVICE)
         slot = self._free_slots.get()
         try:
             for _ in range(_ATTEMPTS - 1):
@@ -132,7 +133,7 @@ class CudaEngine(Engine):
         finally:
             self._free_slots.put(slot)
 
-    def _run_on(self, slot: Slot, parts: Sequence[Part]) -> RunResult:
+    def _run_on(self, slot: Slot, parts: Sequence[Part]) -> BatchResult:
         try:
             self._device.use()
             self._begin(slot, parts)
@@ -159,7 +160,7 @@ class CudaEngine(Engine):
             # Asked, because a library that is closed on a lost device may end the process.
             self._device.ensure_works()
         except EngineFailure as failure:
-            if failure.blast is Blast.DEVICE:
+            if failure.scope is FailureScope.DEVICE:
                 return  # it has taken everything with it
         with suppress(EngineFailure), ExitStack() as owned:
             for slot in self._slots:
@@ -193,19 +194,19 @@ class CudaEngine(Engine):
             slot.clear_padding(samples, size)
         self._compute_and_copy_out(slot, size, samples)
 
-    def _finish(self, slot: Slot, parts: Sequence[Part]) -> RunResult:
+    def _finish(self, slot: Slot, parts: Sequence[Part]) -> BatchResult:
         cuda = self._cuda
         cuda.wait_for_event(slot.copied_out)
         arrived_ns = time.monotonic_ns()
         samples = sum(part.samples for part in parts)
         outputs = scatter(parts, slot.answers(samples, batched=self.batched), batched=self.batched)
-        return RunResult(
-            outputs=outputs,
+        times = StageTimes(
             copy_in_ns=cuda.elapsed_ns(slot.begun, slot.copied_in),
             waited_ns=cuda.elapsed_ns(slot.copied_in, slot.computing),
             compute_ns=cuda.elapsed_ns(slot.computing, slot.computed),
             copy_out_ns=cuda.elapsed_ns(slot.computed, slot.copied_out) + time.monotonic_ns() - arrived_ns,
         )
+        return BatchResult(outputs, times)
 
     def _compute_and_copy_out(self, slot: Slot, size: int, samples: int) -> None:
         """Compute what lies in the slot, behind what its stream has, and bring the answers to the host."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from convoy.app.engines.base import EngineFailure
+from convoy.app.batch import EngineFailure
 from convoy.app.engines.cuda.engine import CudaEngine
 from convoy.app.engines.measure import make_probe
 from convoy.models.errors import BundleError, ConvoyError
@@ -60,7 +60,7 @@ def _times_ms(engine: CudaEngine, sizes: tuple[int, ...]) -> Times:
         engine.warm_up()
         parts = {size: make_probe(engine, size).part for size in sizes}
         # The device's own time: copies cost the same whatever the way, and other models wait for the host too.
-        rounds = [{size: engine.run([part]).compute_ns for size, part in parts.items()} for _ in range(_ROUNDS)]
+        rounds = [{size: engine.run([part]).times.compute_ns for size, part in parts.items()} for _ in range(_ROUNDS)]
         return {size: median(taken[size] for taken in rounds) / 1e6 for size in sizes}
     finally:
         engine.close()

@@ -11,7 +11,8 @@ from statistics import median
 
 import numpy as np
 
-from convoy.app.engines.base import Engine, Part, RunResult
+from convoy.app.batch import BatchResult
+from convoy.app.engines.base import Engine, Part
 from tests.gpu.proof.records import BareRow, Setting
 
 _FEWEST_BATCHES = 3
@@ -60,7 +61,7 @@ class HostMemory:
 class _Lap:
     """What one thread ran, and when it began and ended."""
 
-    results: Sequence[RunResult]
+    results: Sequence[BatchResult]
     began_ns: int
     ended_ns: int
 
@@ -86,8 +87,8 @@ def measure_bare(engine: Engine, setting: Setting, memory: HostMemory, effort: E
     return _row(setting, laps)
 
 
-def _run_for(engine: Engine, parts: Sequence[Part], seconds: float) -> list[RunResult]:
-    results: list[RunResult] = []
+def _run_for(engine: Engine, parts: Sequence[Part], seconds: float) -> list[BatchResult]:
+    results: list[BatchResult] = []
     end_s = time.monotonic() + seconds
     while len(results) < _FEWEST_BATCHES or time.monotonic() < end_s:
         results.append(engine.run(parts))
@@ -101,8 +102,8 @@ def _row(setting: Setting, laps: Sequence[_Lap]) -> BareRow:
         setting=setting,
         images_per_s=setting.batch_size * 1e9 / period_ns,
         period_ms=period_ns / 1e6,
-        copy_in_ms=median(result.copy_in_ns for result in results) / 1e6,
-        waited_ms=median(result.waited_ns for result in results) / 1e6,
-        compute_ms=median(result.compute_ns for result in results) / 1e6,
-        copy_out_ms=median(result.copy_out_ns for result in results) / 1e6,
+        copy_in_ms=median(result.times.copy_in_ns for result in results) / 1e6,
+        waited_ms=median(result.times.waited_ns for result in results) / 1e6,
+        compute_ms=median(result.times.compute_ns for result in results) / 1e6,
+        copy_out_ms=median(result.times.copy_out_ns for result in results) / 1e6,
     )

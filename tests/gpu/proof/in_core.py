@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from convoy.app.batch import BatchResult
 from convoy.app.core import Core, CoreOptions
-from convoy.app.engines.base import Engine, Part, RunResult
+from convoy.app.engines.base import Engine, Part
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.lifecycle.control import ControlOptions
 from convoy.app.loading.canary import CanaryCheck
@@ -45,7 +46,7 @@ class Borrowed(Engine):
     def warm_up(self) -> None:
         self._engine.warm_up()
 
-    def run(self, parts: Sequence[Part]) -> RunResult:
+    def run(self, parts: Sequence[Part]) -> BatchResult:
         return self._engine.run(parts)
 
     def page_lock(self, memory: memoryview) -> bool:

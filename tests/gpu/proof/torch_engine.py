@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from convoy.app.engines.base import Blast, EngineFailure
+from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.engine import SLOTS, CudaEngine
 from convoy.app.engines.cuda.slots import Slot
@@ -150,7 +150,7 @@ class TorchEngine(CudaEngine):
 
     def _failure(self, error: RuntimeError) -> EngineFailure:
         is_memory = isinstance(error, self._torch.cuda.OutOfMemoryError)
-        return EngineFailure(str(error).splitlines()[0], Blast.MEMORY if is_memory else Blast.BATCH)
+        return EngineFailure(str(error).splitlines()[0], FailureScope.MEMORY if is_memory else FailureScope.BATCH)
 
     def _release(self) -> None:
         self._ways.clear()

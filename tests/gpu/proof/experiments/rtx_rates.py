@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.engines.base import Engine, EngineFailure
+from convoy.app.batch import EngineFailure
+from convoy.app.engines.base import Engine
 from convoy.app.engines.measure import Probe, make_probe
 from convoy.models.errors import ConvoyError
 from tests.gpu.proof.experiment import Bench, Judgement, NotMeasurable, Ran
@@ -146,7 +147,7 @@ class _Computing:
         self._probe = probe
 
     def run_ms(self, size: int) -> float:
-        return self._probe.engine.run([self._probe.part]).compute_ns / 1e6
+        return self._probe.engine.run([self._probe.part]).times.compute_ns / 1e6
 
 
 def _beside_compiled(
