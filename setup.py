@@ -22,12 +22,12 @@ COMPILED = (
     "convoy/app/scheduling/policy.py",
     "convoy/app/scheduling/queues.py",
     "convoy/app/scheduling/request.py",
-    "convoy/app/scheduling/sacrifice.py",
+    "convoy/app/scheduling/early_drop.py",
     "convoy/app/scheduling/scheduler.py",
     "convoy/app/scheduling/slab.py",
     "convoy/app/scheduling/staging.py",
     "convoy/app/scheduling/timeline.py",
-    "convoy/app/telemetry/tally.py",
+    "convoy/app/telemetry/call_recorder.py",
 )
 
 # As in constraints.txt: what another release compiles nobody has tried.

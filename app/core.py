@@ -27,12 +27,12 @@ from convoy.app.scheduling.request import Done, ModelKey, Request, Spent
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import SharedPart, Slab, Slot
 from convoy.app.submission.inference import ServedLike
-from convoy.app.submission.open_calls import Reception
+from convoy.app.submission.open_calls import OpenCalls
 from convoy.app.submission.refusals import no_room, refused
 from convoy.app.submission.shared_memory import SharedMemory
+from convoy.app.telemetry.call_recorder import CallRecorder
 from convoy.app.telemetry.gpu_metrics import GpuWatch
 from convoy.app.telemetry.metrics import EngineMetrics, Metrics, TritonMetrics
-from convoy.app.telemetry.tally import Tally
 from convoy.app.version import VERSION
 from convoy.models.errors import Unavailable
 from convoy.models.store import Store
@@ -57,7 +57,7 @@ class CoreOptions:
     shared_memory: SharedPart | None = None
 
 
-class Core(Reception):
+class Core(OpenCalls):
     """Loads what is in a store, answers requests, and knows whether it is well.
 
     `load_version` and `plan_builder` can be replaced by tests and simulations. `on_loaded` is told when everything
@@ -90,7 +90,7 @@ class Core(Reception):
         self.shared_memory = SharedMemory(is_allowed=options.allow_shared_memory)
         self.catalog = catalog = Catalog()
         self.metrics = metrics = Metrics(VERSION)
-        self.tally = Tally(metrics, catalog.live)
+        self.recorder = CallRecorder(metrics, catalog.live)
         self.gpus = GpuWatch(gpus)
         reports = Reports(catalog, metrics, on_lane_lost=lambda *lost: self.lanes.lost(*lost))
         self.scheduler = scheduler = Scheduler(self.slab, reports)
@@ -101,7 +101,7 @@ class Core(Reception):
         )
         self.upgrades = Upgrades(plan_builder or PlanBuilder(), scheduler.probe, self.lanes.swap, tasks)
         self.lifecycle = ModelLifecycle(
-            catalog, scheduler, self.lanes, self.upgrades, metrics, self.tally, tasks, self.max_queue
+            catalog, scheduler, self.lanes, self.upgrades, metrics, self.recorder, tasks, self.max_queue
         )
         self.control = ModelControl(
             *(catalog, self.lifecycle, tasks, self._store, options.control, options.load, load_version),
@@ -213,15 +213,15 @@ class Core(Reception):
 
     def stage_took(self, key: ModelKey, stage: str, ns: int) -> None:
         """A stage of one request that runs at the edge has ended: `decode` or `encode`."""
-        self.tally.stage(key, stage, ns)
+        self.recorder.stage(key, stage, ns)
 
     def call_ended(self, key: ModelKey | None, protocol: str, outcome: str, ns: int) -> None:
         """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
-        self.tally.call(key, protocol, outcome, ns)
+        self.recorder.call(key, protocol, outcome, ns)
 
     def call_answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
         """Both at once, for a call that ended well."""
-        self.tally.answered(key, protocol, spent)
+        self.recorder.answered(key, protocol, spent)
 
     def waiting_samples(self, served: ServedLike) -> int:
         return self.scheduler.waiting_samples(served.key)

@@ -17,8 +17,8 @@ from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.scheduling.request import ModelKey
 from convoy.app.scheduling.scheduler import Scheduler
+from convoy.app.telemetry.call_recorder import CallRecorder
 from convoy.app.telemetry.metrics import Metrics
-from convoy.app.telemetry.tally import Tally
 
 _log = logging.getLogger("convoy")
 
@@ -33,12 +33,12 @@ class ModelLifecycle:
         lanes: Lanes,
         upgrades: Upgrades,
         metrics: Metrics,
-        tally: Tally,
+        recorder: CallRecorder,
         tasks: Tasks,
         max_queue: int,
     ) -> None:
         self._catalog, self._scheduler, self._lanes, self._upgrades = catalog, scheduler, lanes, upgrades
-        self._metrics, self._tally, self._tasks, self._max_queue = metrics, tally, tasks, max_queue
+        self._metrics, self._recorder, self._tasks, self._max_queue = metrics, recorder, tasks, max_queue
         self._generations = count(1)
 
     def put_into_service(self, loaded: LoadedModel, options: LoadOptions) -> None:
@@ -77,7 +77,7 @@ class ModelLifecycle:
         await served.until_unused()
         await self._lanes.close_all(served)
         self._scheduler.remove_queue(served.key, "the model was unloaded")
-        self._tally.count()
+        self._recorder.count()
         self._catalog.forget(served)
         self._metrics.forget_meters(served)
         place = served.key.model, served.key.version

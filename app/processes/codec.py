@@ -18,18 +18,18 @@ from convoy.app.batch import StageTimes
 from convoy.app.processes.messages import (
     AnswerAt,
     Cancel,
-    Dish,
+    CatalogUpdate,
     Ended,
     Extent,
     Hello,
     Known,
     Left,
     Lent,
-    Menu,
     Message,
     Refused,
     Released,
     Report,
+    ServedVersion,
     Submit,
     Welcome,
 )
@@ -163,17 +163,20 @@ def _read_report(fields: _Fields, _: bytes) -> Report:
     )
 
 
-def _write_menu(one: Menu, _: bytearray) -> _Fields:
-    served = [(dish.key, to_jsonable(dish.spec), dish.text_only) for dish in one.served]
+def _write_catalog_update(one: CatalogUpdate, _: bytearray) -> _Fields:
+    served = [(version.key, to_jsonable(version.spec), version.text_only) for version in one.served]
     others = [(listing.name, listing.version, listing.state.value, listing.reason) for listing in one.others]
     return [one.number, served, others, one.is_complete, one.pages_locked]
 
 
-def _read_menu(fields: _Fields, _: bytes) -> Menu:
+def _read_catalog_update(fields: _Fields, _: bytes) -> CatalogUpdate:
     number, served, others, is_complete, pages_locked = fields
-    dishes = [Dish(ModelKey(*key), from_jsonable(ModelSpec, spec, "spec"), text) for key, spec, text in served]
+    versions = [
+        ServedVersion(ModelKey(*key), from_jsonable(ModelSpec, spec, "spec"), text_only)
+        for key, spec, text_only in served
+    ]
     listings = [Listing(name, version, ModelState(state), reason) for name, version, state, reason in others]
-    return Menu(number, tuple(dishes), tuple(listings), is_complete, pages_locked)
+    return CatalogUpdate(number, tuple(versions), tuple(listings), is_complete, pages_locked)
 
 
 def _read_welcome(fields: _Fields, _: bytes) -> Welcome:
@@ -196,7 +199,7 @@ _FORMS: dict[type, tuple[str, _Writer, _Reader]] = {
     Known: ("known", lambda one, _: [one.number], lambda fields, _: Known(*fields)),
     Report: ("report", _write_report, _read_report),
     Welcome: ("welcome", lambda one, _: [one.version, one.lent], _read_welcome),
-    Menu: ("menu", _write_menu, _read_menu),
+    CatalogUpdate: ("catalog", _write_catalog_update, _read_catalog_update),
     Ended: ("e", _write_ended, _read_ended),
     Refused: (
         "refused",

@@ -23,7 +23,7 @@ from convoy.app.host.exits import ENGINE_LOST, NOTHING_TO_SERVE, end_if_held_up,
 from convoy.app.host.http_server import HttpServer
 from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, run
 from convoy.app.processes.control import SERVING, Orderly, belong_to
-from convoy.app.processes.desk import Desk
+from convoy.app.processes.edge_registry import EdgeRegistry
 from convoy.app.processes.messages import Extent
 from convoy.app.processes.orders import NO_SOCKET, CoreOrders, own_orders
 from convoy.app.scheduling.slab import SharedPart
@@ -52,12 +52,12 @@ class _CoreProcess:
         memory = mmap.mmap(orders.memory_fd, 0)
         options = replace(settings.core_options(), shared_memory=SharedPart(memory, own.offset, own.nbytes))
         self._core = make_core(options, on_loaded=collect_only_what_comes, on_fatal=self._fatal)
-        self._desk = Desk(self._core, [Extent(part.offset, part.nbytes) for part in edges])
+        self._edges = EdgeRegistry(self._core, [Extent(part.offset, part.nbytes) for part in edges])
         edge_options, limits = settings.edge_options(), settings.connection_limits()
         # The edges' gates log every call, with the address that it came from.
         app = create_app(self._core, replace(edge_options, access_log="off"))
         protocol = guarded_protocol(replace(limits, max_connections=1 << 20))
-        self._http = HttpServer(app, protocol, on_started=self._open_desk)
+        self._http = HttpServer(app, protocol, on_started=self._open_registry)
         holder = None if orders.grpc_fd == NO_SOCKET else socket.socket(fileno=orders.grpc_fd)
         self._grpc = grpc_host(self._core, edge_options, holder, max_calls=settings.max_connections)
         self._orderly = Orderly(orders.control_fd, leave=self._leave, drain=self._drain, exit_now=self._http.stop)
@@ -73,10 +73,10 @@ class _CoreProcess:
         end_if_held_up(self._http.exit_code)
         return self._http.exit_code
 
-    async def _open_desk(self) -> None:
+    async def _open_registry(self) -> None:
         listener = socket.socket(fileno=self._orders.channel_fd)
         # The loop does not keep it, and one that nobody keeps hears nobody after the next garbage collection.
-        self._channel_server = await asyncio.get_running_loop().create_unix_server(self._desk.receive, sock=listener)
+        self._channel_server = await asyncio.get_running_loop().create_unix_server(self._edges.receive, sock=listener)
 
     async def _tell_when_ready(self) -> None:
         while not self._core.ready:  # noqa: ASYNC110 - of many things, and none of them announces it

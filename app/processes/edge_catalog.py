@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from convoy.app.processes.messages import Dish, Menu
+from convoy.app.processes.messages import CatalogUpdate, ServedVersion
 from convoy.app.scheduling.request import ModelKey
 from convoy.app.submission.listing import Listing, choose
 from convoy.models.spec import ModelSpec
@@ -13,10 +13,10 @@ from convoy.models.spec import ModelSpec
 class EdgeServed:
     """One version that is served, and how many requests of this edge need it."""
 
-    def __init__(self, dish: Dish, on_unused: Callable[[ModelKey], None]) -> None:
-        self.key: ModelKey = dish.key
-        self.spec: ModelSpec = dish.spec
-        self.text_only = dish.text_only
+    def __init__(self, version: ServedVersion, on_unused: Callable[[ModelKey], None]) -> None:
+        self.key: ModelKey = version.key
+        self.spec: ModelSpec = version.spec
+        self.text_only = version.text_only
         self._on_unused = on_unused
         self._users = 0
         self._is_withdrawn = False
@@ -50,16 +50,17 @@ class EdgeCatalog:
         self._others: tuple[Listing, ...] = ()
         self._is_complete = False
 
-    def update(self, menu: Menu) -> None:
-        """Let requests find what is on the menu, and nothing else."""
+    def update(self, update: CatalogUpdate) -> None:
+        """Let requests find what is on the update, and nothing else."""
         self.edition += 1
-        dishes = {dish.key: dish for dish in menu.served}
-        withdrawn = [self._live.pop(key) for key in list(self._live) if key not in dishes]
-        self._live |= {key: EdgeServed(dish, self._on_unused) for key, dish in dishes.items() if key not in self._live}
+        versions = {version.key: version for version in update.served}
+        withdrawn = [self._live.pop(key) for key in list(self._live) if key not in versions]
+        new = [version for key, version in versions.items() if key not in self._live]
+        self._live |= {version.key: EdgeServed(version, self._on_unused) for version in new}
         self._served = {}
         for key, served in self._live.items():
             self._served.setdefault(key.model, {})[key.version] = served
-        self._others, self._is_complete = menu.others, menu.is_complete
+        self._others, self._is_complete = update.others, update.is_complete
         for served in withdrawn:
             served.withdraw()
 

@@ -1,7 +1,7 @@
 """What an edge and the core say to each other. Plain data; tensors stay in the memory that both have mapped.
 
     edge -> core    Hello, Submit, Cancel, Left, Known, Report
-    core -> edge    Welcome, Menu, Ended, Refused, Released
+    core -> edge    Welcome, CatalogUpdate, Ended, Refused, Released
 
 An edge lends the core the memory of a request with `Submit`. It is the edge's again with an `Ended` that is an
 answer, with `Refused`, and with `Released` in every other case: told only when no engine can touch it any more.
@@ -67,14 +67,14 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """No request at this edge needs a version any more that has left the menu."""
+    """No request at this edge needs a version any more that has left the update."""
 
     key: ModelKey
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The menu of this number is what requests find now."""
+    """The update of this number is what requests find now."""
 
     number: int
 
@@ -108,7 +108,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Dish:
+class ServedVersion:
     """One version that is served, as far as an edge must know it."""
 
     key: ModelKey
@@ -117,15 +117,15 @@ class Dish:
 
 
 @dataclass(frozen=True, slots=True)
-class Menu:
-    """All that is served, and what is known of the other versions; menus are numbered.
+class CatalogUpdate:
+    """All that is served, and what is known of the other versions; updates are numbered.
 
     `is_complete`: what is not on it is not there, because the initial load has ended.
     `pages_locked`: a device reads the shared memory by itself, so its pages must stay where they are.
     """
 
     number: int
-    served: tuple[Dish, ...]
+    served: tuple[ServedVersion, ...]
     others: tuple[Listing, ...]
     is_complete: bool
     pages_locked: bool
@@ -169,4 +169,4 @@ class Released:
     id: int
 
 
-Message = Hello | Submit | Cancel | Left | Known | Report | Welcome | Menu | Ended | Refused | Released
+Message = Hello | Submit | Cancel | Left | Known | Report | Welcome | CatalogUpdate | Ended | Refused | Released

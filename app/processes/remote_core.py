@@ -18,11 +18,11 @@ from convoy.app.processes.edge_catalog import EdgeCatalog
 from convoy.app.processes.messages import (
     PROTOCOL_VERSION,
     Cancel,
+    CatalogUpdate,
     Ended,
     Hello,
     Known,
     Left,
-    Menu,
     Message,
     Refused,
     Released,
@@ -32,7 +32,7 @@ from convoy.app.processes.messages import (
 from convoy.app.processes.references import answers_of, submission
 from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request, SlotRef, Spent
 from convoy.app.scheduling.slab import Slab, Slot, SlotState
-from convoy.app.submission.open_calls import OnEnd, Reception
+from convoy.app.submission.open_calls import OnEnd, OpenCalls
 from convoy.app.submission.refusals import no_room
 from convoy.app.submission.shared_memory import SharedMemory
 from convoy.models.errors import DeadlineExceeded, Overloaded, RequestError, Unavailable
@@ -46,7 +46,7 @@ _INCARNATION_SHIFT = 40
 CORE_IS_AWAY = "the process that runs the models is being replaced; send the request again"
 
 
-class RemoteCore(Reception):
+class RemoteCore(OpenCalls):
     """One edge's core. `on_presence` hears whether there is one."""
 
     def __init__(self, slab: Slab, part: int, incarnation: int) -> None:
@@ -67,7 +67,7 @@ class RemoteCore(Reception):
             Ended: self._ended,  # type: ignore[dict-item]  # each takes its own kind
             Refused: self._refused,  # type: ignore[dict-item]
             Released: self._released,  # type: ignore[dict-item]
-            Menu: self._menu_changed,  # type: ignore[dict-item]
+            CatalogUpdate: self._catalog_changed,  # type: ignore[dict-item]
             Welcome: self._welcomed,  # type: ignore[dict-item]
         }
 
@@ -168,12 +168,12 @@ class RemoteCore(Reception):
                 self._lent[own_id] = tuple(slot.ref for slot in slots)
                 self._report_soon()
 
-    def _menu_changed(self, menu: Menu) -> None:
-        if menu.pages_locked:
+    def _catalog_changed(self, update: CatalogUpdate) -> None:
+        if update.pages_locked:
             self.slab.keep_pages()
-        self.catalog.update(menu)
+        self.catalog.update(update)
         self._presence.set()
-        self._say(Known(menu.number))
+        self._say(Known(update.number))
 
     def _ended(self, ended: Ended) -> None:
         request, on_end = self._waiting.pop(ended.id, (None, None))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from convoy.app.scheduling.queues import Lane, Outlook, Queue, State, deadline_of
+from convoy.app.scheduling.queues import Lane, LaneForecast, Queue, State, deadline_of
 from convoy.app.scheduling.request import Request
 
 # Predictions are no better than this part of what they predict: lanes so close to each other count as equal.
@@ -17,7 +17,7 @@ _DOUBT = 8
 class Placement(NamedTuple):
     """`is_best`: no other lane would finish the batch sooner."""
 
-    outlook: Outlook
+    forecast: LaneForecast
     is_best: bool
 
 
@@ -32,14 +32,14 @@ def place(
 ) -> Placement | LookAgain:
     """Where the next batch of a queue goes, of whose lanes some have room."""
     if len(queue.lanes) == 1:  # nearly always
-        return Placement(state.outlook(having_room[0], now_ns), is_best=True)
+        return Placement(state.forecast(having_room[0], now_ns), is_best=True)
     chosen = _soonest(state, having_room, samples, now_ns)
     doubt_ns = chosen.lane.expect_ns(samples) // _DOUBT
     ends_ns = chosen.expected_end_ns(samples) - doubt_ns
     sooner = [
-        outlook
-        for outlook in (state.outlook(lane, now_ns) for lane in queue.usable_lanes if lane not in having_room)
-        if outlook.expected_end_ns(samples) < ends_ns
+        forecast
+        for forecast in (state.forecast(lane, now_ns) for lane in queue.usable_lanes if lane not in having_room)
+        if forecast.expected_end_ns(samples) < ends_ns
     ]
     if not sooner:
         return Placement(chosen, is_best=True)
@@ -51,15 +51,15 @@ def place(
     return LookAgain(max(now_ns + max(1, doubt_ns), min(one.free_ns for one in sooner)))
 
 
-def _soonest(state: State, lanes: list[Lane], samples: int, now_ns: int) -> Outlook:
+def _soonest(state: State, lanes: list[Lane], samples: int, now_ns: int) -> LaneForecast:
     """The lane that ends first; among those that are as good, the one whose device has rested longest."""
-    outlooks = [state.outlook(lane, now_ns) for lane in lanes]
-    best = min(outlooks, key=lambda one: one.expected_end_ns(samples))
+    forecasts = [state.forecast(lane, now_ns) for lane in lanes]
+    best = min(forecasts, key=lambda one: one.expected_end_ns(samples))
     enough_ns = best.expected_end_ns(samples) + best.lane.expect_ns(samples) // _DOUBT
-    equals = [one for one in outlooks if one.expected_end_ns(samples) <= enough_ns]
+    equals = [one for one in forecasts if one.expected_end_ns(samples) <= enough_ns]
 
-    def rested(one: Outlook) -> tuple[int, int, int]:
+    def rested(one: LaneForecast) -> tuple[int, int, int]:
         timeline = state.timeline(one.lane)
-        return len(timeline.stays), timeline.begun_ns, one.lane.id
+        return len(timeline.batches), timeline.begun_ns, one.lane.id
 
     return min(equals, key=rested)

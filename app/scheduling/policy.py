@@ -31,11 +31,11 @@ from enum import Enum
 from itertools import islice
 from typing import NamedTuple
 
+from convoy.app.scheduling.early_drop import early_drops, most_samples
 from convoy.app.scheduling.forecast import backlog_ns, lateness_ns
 from convoy.app.scheduling.placement import LookAgain, Placement, place
-from convoy.app.scheduling.queues import NEVER_NS, Entry, Lane, Outlook, Queue, State, count_samples, urgency
+from convoy.app.scheduling.queues import NEVER_NS, Entry, Lane, LaneForecast, Queue, State, count_samples, urgency
 from convoy.app.scheduling.request import ModelKey, Outcome, Request
-from convoy.app.scheduling.sacrifice import most_samples, sacrifices
 from convoy.app.scheduling.timeline import Timeline
 
 
@@ -143,7 +143,7 @@ def decide(state: State, now_ns: int) -> Decision:
             wake_ns = min(wake_ns, plan.at_ns)
     kept: list[Timeline] = []  # for a batch that is to start later and is more urgent than those that follow
     for plan in plans if len(plans) < 2 else sorted(plans, key=_urgency):
-        timeline = state.timeline(plan.placement.outlook.lane)
+        timeline = state.timeline(plan.placement.forecast.lane)
         if timeline in kept:
             continue
         if plan.start_ns <= now_ns:
@@ -177,7 +177,7 @@ def _plan(state: State, queue: Queue, now_ns: int) -> _Plan | LookAgain | None:
     if not isinstance(placement, Placement):
         return placement
     may_grow = entries is not None and len(requests) == len(entries) and samples < queue.max_batch
-    start_ns = _latest_start_ns(state, placement.outlook, samples) if may_grow else now_ns
+    start_ns = _latest_start_ns(state, placement.forecast, samples) if may_grow else now_ns
     return _Plan(queue, entries, placement, requests, start_ns)
 
 
@@ -190,83 +190,83 @@ def _most_urgent(queue: Queue) -> list[Entry]:
 
 def _urgency(plan: _Plan) -> tuple[int, int, int]:
     """By when the first request must start: else a slow model, always due later, would starve beside a fast one."""
-    first, lane = plan.requests[0], plan.placement.outlook.lane
+    first, lane = plan.requests[0], plan.placement.forecast.lane
     priority, due_ns, number = urgency(first)
     return priority, due_ns - lane.behind_ns(first.samples), number
 
 
-def _latest_start_ns(state: State, outlook: Outlook, samples: int) -> int:
+def _latest_start_ns(state: State, forecast: LaneForecast, samples: int) -> int:
     """Until then the batch may grow, and the device will not wait for it."""
-    timeline = state.timeline(outlook.lane)
-    if not timeline.stays:
-        return outlook.now_ns
-    return timeline.may_be_free_ns(outlook.now_ns) - outlook.lane.lead_ns(samples)
+    timeline = state.timeline(forecast.lane)
+    if not timeline.batches:
+        return forecast.now_ns
+    return timeline.may_be_free_ns(forecast.now_ns) - forecast.lane.lead_ns(samples)
 
 
 def _start(state: State, plan: _Plan) -> Dispatch | Drop:
-    queue, outlook, requests = plan.queue, plan.placement.outlook, plan.requests
+    queue, forecast, requests = plan.queue, plan.placement.forecast, plan.requests
     if queue.dated:  # else nobody can be late
-        hopeless = _take_hopeless(state, queue, outlook) if plan.placement.is_best else ()
+        hopeless = _take_hopeless(state, queue, forecast) if plan.placement.is_best else ()
         if hopeless:
             return Drop(hopeless, Outcome.HOPELESS)
         if plan.entries is not None:
-            requests = _prefix(plan.entries, queue, outlook)
+            requests = _prefix(plan.entries, queue, forecast)
     if plan.entries is None:
         for request in requests:
             state.remove(request)
     else:
         state.remove_heads(queue, plan.entries, len(requests))
-    lane, samples = outlook.lane, count_samples(requests)
-    state.timeline(lane).stays.append(lane.stay(requests[0].id, samples, outlook.now_ns))
+    lane, samples = forecast.lane, count_samples(requests)
+    state.timeline(lane).batches.append(lane.in_flight_batch(requests[0].id, samples, forecast.now_ns))
     lane.in_flight += 1
-    return Dispatch(queue.key, lane, requests, samples, outlook.ends_ns(samples) - outlook.now_ns)
+    return Dispatch(queue.key, lane, requests, samples, forecast.ends_ns(samples) - forecast.now_ns)
 
 
-def _prefix(entries: list[Entry], queue: Queue, outlook: Outlook, first: int = 0) -> tuple[Request, ...]:
+def _prefix(entries: list[Entry], queue: Queue, forecast: LaneForecast, first: int = 0) -> tuple[Request, ...]:
     """The longest run from `first` that fits and in which nobody is late who need not be."""
     chosen: list[Request] = []
     samples, earliest_ns = 0, NEVER_NS
-    most = most_samples(queue, entries, outlook, first)
+    most = most_samples(queue, entries, forecast, first)
     for _, deadline_ns, _, _, request in islice(entries, first, None):
         total = samples + request.samples
         if chosen and total > most:
             break
         earliest_with = min(earliest_ns, deadline_ns)
-        if chosen and earliest_with < NEVER_NS and outlook.ends_ns(total) > earliest_with:
+        if chosen and earliest_with < NEVER_NS and forecast.ends_ns(total) > earliest_with:
             break
         chosen.append(request)
         samples, earliest_ns = total, earliest_with
     return tuple(chosen)
 
 
-def _take_hopeless(state: State, queue: Queue, outlook: Outlook) -> tuple[Request, ...]:
+def _take_hopeless(state: State, queue: Queue, forecast: LaneForecast) -> tuple[Request, ...]:
     """The heads that are given up by rule 4."""
     given_up: list[Request] = []
     for entries in list(queue.by_shape.values()):
-        late = _late_heads(entries, outlook)
-        if late == len(entries) and queue.requests == late and _keeps_last(state, queue, outlook):
+        late = _late_heads(entries, forecast)
+        if late == len(entries) and queue.requests == late and _keeps_last(state, queue, forecast):
             late -= 1
-        for entry in entries[: late + sacrifices(state, queue, entries, outlook, late)]:
+        for entry in entries[: late + early_drops(state, queue, entries, forecast, late)]:
             state.remove(entry[-1])
             given_up.append(entry[-1])
     return tuple(given_up)
 
 
-def _keeps_last(state: State, queue: Queue, outlook: Outlook) -> bool:
+def _keeps_last(state: State, queue: Queue, forecast: LaneForecast) -> bool:
     """Whether the last that waits is run though it will be late: nobody pays for it, or it is time to learn again.
 
     Counts those that somebody would pay for.
     """
-    if not state.beside(queue, outlook.lane):
+    if not state.beside(queue, forecast.lane):
         return True
     queue.given_up_alone += 1
     return queue.given_up_alone % _LEARN_FROM_ONE_IN == 0
 
 
-def _late_heads(entries: list[Entry], outlook: Outlook) -> int:
+def _late_heads(entries: list[Entry], forecast: LaneForecast) -> int:
     """How many heads would be late even if they ran alone at once."""
     for position, entry in enumerate(entries):
-        if outlook.ends_ns(entry[-1].samples) <= entry[1]:
+        if forecast.ends_ns(entry[-1].samples) <= entry[1]:
             return position
     return len(entries)
 

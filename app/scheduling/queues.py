@@ -15,7 +15,7 @@ from typing import NamedTuple
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.request import SECOND_NS, ModelKey, Request, Shape
 from convoy.app.scheduling.staging import Staging
-from convoy.app.scheduling.timeline import Stay, Timeline
+from convoy.app.scheduling.timeline import InFlightBatch, Timeline
 
 NEVER_NS = 1 << 62
 # Between models, a request without a deadline counts as one due this long after it came. Else a stream
@@ -72,14 +72,15 @@ class Lane:
         """So long before the device is free must a batch be started to lose none of its time."""
         return self.staging.lead_ns(self.padded(samples))
 
-    def stay(self, batch: int, samples: int, now_ns: int) -> Stay:
+    def in_flight_batch(self, batch: int, samples: int, now_ns: int) -> InFlightBatch:
         """What the device has before it when the batch is started now."""
         padded, hidden_ns = self.padded(samples), self.hidden_ns(samples)
         soonest_ns = max(0, self.latency.soonest_ns(padded) - hidden_ns)
-        return Stay(batch, self.id, now_ns + hidden_ns, self.latency.predict_ns(padded) - hidden_ns, soonest_ns)
+        takes_ns = self.latency.predict_ns(padded) - hidden_ns
+        return InFlightBatch(batch, self.id, now_ns + hidden_ns, takes_ns, soonest_ns)
 
 
-class Outlook(NamedTuple):
+class LaneForecast(NamedTuple):
     """What would become of a batch that a lane is given now: it computes when its device is free, `free_ns`."""
 
     lane: Lane
@@ -181,8 +182,8 @@ class State:
             found = self.timelines[place] = Timeline()
         return found
 
-    def outlook(self, lane: Lane, now_ns: int) -> Outlook:
-        return Outlook(lane, now_ns, self.timeline(lane).free_at_ns(now_ns))
+    def forecast(self, lane: Lane, now_ns: int) -> LaneForecast:
+        return LaneForecast(lane, now_ns, self.timeline(lane).free_at_ns(now_ns))
 
     def having_room(self, queue: Queue) -> list[Lane]:
         """The queue's lanes that may be given a batch."""
@@ -197,7 +198,9 @@ class State:
 
     def is_idle(self, queue: Queue) -> bool:
         """Whether a request that comes now would compute at once."""
-        return not queue.waiting and any(self.has_room(lane) and not self.timeline(lane).stays for lane in queue.lanes)
+        return not queue.waiting and any(
+            self.has_room(lane) and not self.timeline(lane).batches for lane in queue.lanes
+        )
 
     def drop_lane(self, queue: Queue, lane: Lane) -> None:
         """The lane is gone, with whatever it was given."""

@@ -8,6 +8,9 @@ One block, bounded for ever: reserving a slot before a body is read is how bytes
          -> ANSWERED  the outputs are in it; the edge owns it again and encodes from it
          -> FREE
 
+A request that is refused or cancelled frees its slot from FILLING, QUEUED or COPYING. One whose batch failed goes from
+COPYING back to QUEUED, and one that ends while it waits goes from QUEUED to ANSWERED at once.
+
 A slot is named by a number that no later one ever gets, so a reference that outlived its slot is caught instead
 of reading another client's bytes. Used from one thread; the views may be read and written from others while the
 state allows.

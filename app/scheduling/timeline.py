@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Stay(NamedTuple):
+class InFlightBatch(NamedTuple):
     """One batch on the device: it can compute from `ready_ns` on and is then expected to take `takes_ns`.
 
     `batch` tells it from the others, `lane` says where it runs; `soonest_ns` is what it takes at the least.
@@ -28,34 +28,34 @@ class Timeline:
     """The batches in flight, in the order in which they compute. `begun_ns`: when the last one left."""
 
     begun_ns: int = 0
-    stays: list[Stay] = field(default_factory=list)
+    batches: list[InFlightBatch] = field(default_factory=list)
 
     def free_at_ns(self, now_ns: int) -> int:
         """When everything in flight is expected to have ended; now, where nothing is."""
-        if not self.stays:
+        if not self.batches:
             return now_ns
         ends_ns = 0
-        for stay in self.stays:
-            if stay is self.stays[0]:
-                ends_ns = max(self.begun_ns, stay.ready_ns) + stay.takes_ns
+        for one in self.batches:
+            if one is self.batches[0]:
+                ends_ns = max(self.begun_ns, one.ready_ns) + one.takes_ns
                 # A batch that is late by a minute will hardly end in this moment: rather in another minute.
                 ends_ns = max(ends_ns, 2 * now_ns - ends_ns)
             else:
-                ends_ns = max(ends_ns, stay.ready_ns) + stay.takes_ns
+                ends_ns = max(ends_ns, one.ready_ns) + one.takes_ns
         return max(now_ns, ends_ns)
 
     def may_be_free_ns(self, now_ns: int) -> int:
         """The earliest time at which everything in flight could have ended."""
         ends_ns = self.begun_ns
-        for stay in self.stays:
-            ends_ns = max(ends_ns, stay.ready_ns) + stay.soonest_ns
+        for one in self.batches:
+            ends_ns = max(ends_ns, one.ready_ns) + one.soonest_ns
         return max(now_ns, ends_ns)
 
     def leave(self, batch: int, now_ns: int) -> None:
         """The batch is done; what is behind it computes from now on."""
-        self.stays = [stay for stay in self.stays if stay.batch != batch]
+        self.batches = [one for one in self.batches if one.batch != batch]
         self.begun_ns = now_ns
 
     def drop_lane(self, lane: int) -> None:
         """Expect nothing more of what runs in a lane that was given up."""
-        self.stays = [stay for stay in self.stays if stay.lane != lane]
+        self.batches = [one for one in self.batches if one.lane != lane]

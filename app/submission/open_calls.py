@@ -17,7 +17,7 @@ from convoy.models.errors import RequestError, Unavailable
 OnEnd = Callable[[Done | RequestError], None]
 
 
-class Reception(ABC):
+class OpenCalls(ABC):
     """Belongs to one event loop."""
 
     slab: Slab

@@ -122,8 +122,8 @@ def _round(subject: Subject, bare: Bare, server: Running, generator: Generator, 
     decoder_rps = bare.decoder_rps([one.body for one in payloads], seconds / 2) if subject.body == "jpeg" else None
     generator.run(Salvo(server.url, requests, CONNECTIONS, _WARM_UP_S))
     before_s = server.family.cpu_s()
-    tally = generator.run(Salvo(server.url, requests, CONNECTIONS, seconds))
-    reading = reading_of(tally, server.family.cpu_s() - before_s)
+    totals = generator.run(Salvo(server.url, requests, CONNECTIONS, seconds))
+    reading = reading_of(totals, server.family.cpu_s() - before_s)
     return Round(subject.network, subject.body, bare.batch_size, engine_rps, decoder_rps, reading)
 
 

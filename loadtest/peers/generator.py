@@ -42,7 +42,7 @@ class Salvo:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class SenderTotals:
     """What became of a salvo. `failed` are not among `answered`; at least 1 where nothing was answered."""
 
     seconds: float
@@ -59,7 +59,7 @@ class Generator(Protocol):
 
     title: str
 
-    def run(self, salvo: Salvo) -> Tally: ...
+    def run(self, salvo: Salvo) -> SenderTotals: ...
 
 
 class Wrk:
@@ -70,7 +70,7 @@ class Wrk:
         version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout.split("[")[0]
         self.title = f"{version.strip()}, 1 thread"
 
-    def run(self, salvo: Salvo) -> Tally:
+    def run(self, salvo: Salvo) -> SenderTotals:
         command = [self._program, "--threads", "1", "--connections", str(salvo.connections)]
         command += ["--duration", f"{max(1, round(salvo.duration_s))}s", "--timeout", f"{TIMEOUT_S:g}s"]
         command += ["--script", str(_SCRIPT), salvo.url, "--", *salvo.requests]
@@ -79,7 +79,7 @@ class Wrk:
         problems = {kind: report[kind] for kind in ("status", "connect", "read", "write", "timeout") if report[kind]}
         failed = sum(problems.values())
         answered = report["requests"] - report["status"]
-        return Tally(
+        return SenderTotals(
             seconds=report["duration_us"] / 1e6,
             answered=answered,
             failed=failed or int(answered == 0),
@@ -95,7 +95,7 @@ class OwnGenerator:
 
     title = "Convoy's own load test, 1 process"
 
-    def run(self, salvo: Salvo) -> Tally:
+    def run(self, salvo: Salvo) -> SenderTotals:
         options = LoadOptions(
             concurrency=salvo.connections,
             duration_s=salvo.duration_s,
@@ -110,7 +110,7 @@ class OwnGenerator:
             raise KeyboardInterrupt
         summary = summarise(measured.records, measured.window, None)
         slowest_ms = summary.max_ms or 0.0
-        return Tally(
+        return SenderTotals(
             seconds=summary.window_s,
             answered=summary.good,
             failed=summary.failed or int(summary.good == 0),

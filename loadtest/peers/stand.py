@@ -14,7 +14,7 @@ from pathlib import Path
 from convoy.loadtest.peers.contender import Contender
 from convoy.loadtest.peers.definition import Route
 from convoy.loadtest.peers.exam import Exam
-from convoy.loadtest.peers.generator import Generator, Salvo, Tally, write_requests
+from convoy.loadtest.peers.generator import Generator, Salvo, SenderTotals, write_requests
 from convoy.loadtest.peers.results import Load, Reading, Setting, Stage
 from convoy.loadtest.peers.server import Running, free_ports, serving
 from convoy.models.errors import JobError
@@ -62,12 +62,12 @@ class Stand:
             requests = write_requests(folder, server.url, route.path, self.exam.payloads(route))
             self.generator.run(Salvo(server.url, requests, load.connections, self.warm_up_s))
             before_s = server.family.cpu_s()
-            tally = self.generator.run(Salvo(server.url, requests, load.connections, duration_s))
+            totals = self.generator.run(Salvo(server.url, requests, load.connections, duration_s))
             server_cpu_s = server.family.cpu_s() - before_s
         except JobError as error:
             raise Unfit("load", str(error)) from error
         self._examine(server, route, load)
-        return reading_of(tally, server_cpu_s)
+        return reading_of(totals, server_cpu_s)
 
     def _examine(self, server: Running, route: Route, load: Load) -> None:
         try:
@@ -76,16 +76,16 @@ class Stand:
             raise Unfit("answers", str(error)) from error
 
 
-def reading_of(tally: Tally, server_cpu_s: float) -> Reading:
+def reading_of(totals: SenderTotals, server_cpu_s: float) -> Reading:
     """CPU seconds become microseconds an answer; 0 where there was none."""
-    share_us = 1e6 / tally.answered if tally.answered else 0.0
+    share_us = 1e6 / totals.answered if totals.answered else 0.0
     return Reading(
-        seconds=tally.seconds,
-        answered=tally.answered,
-        failed=tally.failed,
-        p50_ms=tally.p50_ms,
-        p99_ms=tally.p99_ms,
+        seconds=totals.seconds,
+        answered=totals.answered,
+        failed=totals.failed,
+        p50_ms=totals.p50_ms,
+        p99_ms=totals.p99_ms,
         server_cpu_us=server_cpu_s * share_us,
-        generator_cpu_us=tally.cpu_s * share_us,
-        problem=tally.problem,
+        generator_cpu_us=totals.cpu_s * share_us,
+        problem=totals.problem,
     )

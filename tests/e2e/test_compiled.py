@@ -27,7 +27,7 @@ pytestmark = [
 # Of the compiled modules, and of the servers that are made of them.
 TESTS = (
     *("tests/simulation/test_policy_properties.py", "tests/simulation/test_policy_over_time.py"),
-    *("tests/unit/test_scheduler.py", "tests/unit/test_policy.py", "tests/unit/test_sacrifice.py"),
+    *("tests/unit/test_scheduler.py", "tests/unit/test_policy.py", "tests/unit/test_early_drop.py"),
     *("tests/unit/test_slab.py", "tests/unit/test_extents.py", "tests/unit/test_latency.py"),
     *("tests/unit/test_lane_runner.py", "tests/unit/test_express.py", "tests/unit/test_garbage.py"),
     *("tests/contract", "tests/e2e/test_short_way.py"),

@@ -167,7 +167,7 @@ class Watched:
             assert queue.waiting == sum(request.samples for request in ordered + retried)
             assert sum(request.samples for request in ordered) <= queue.max_waiting
             if queue.waiting:
-                idle = [not self.state.timeline(lane).stays and self.state.has_room(lane) for lane in queue.lanes]
+                idle = [not self.state.timeline(lane).batches and self.state.has_room(lane) for lane in queue.lanes]
                 # One of several lanes may, when the others are expected to be done sooner than it would be.
                 assert not all(idle), "every lane idles while requests wait"
         for device, slots in self.state.device_slots.items():

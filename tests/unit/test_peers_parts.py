@@ -19,7 +19,7 @@ from convoy.loadtest.peers.definition import KNOWN, REQUIREMENTS, SERVER, Peer, 
 from convoy.loadtest.peers.environment import ensure_environment
 from convoy.loadtest.peers.exam import set_exam
 from convoy.loadtest.peers.forms import FORMS
-from convoy.loadtest.peers.generator import Tally, choose_generator
+from convoy.loadtest.peers.generator import SenderTotals, choose_generator
 from convoy.loadtest.peers.results import Setting
 from convoy.loadtest.peers.server import Launch, free_ports, serving
 from convoy.loadtest.peers.stand import reading_of
@@ -220,8 +220,8 @@ def test_ctrl_c_in_the_midst_of_a_start_leaves_nobody_behind(tmp_path: Path, mon
 
 
 def test_cpu_is_per_answer_and_nothing_where_there_was_none() -> None:
-    assert reading_of(Tally(2.0, 1000, 0, 1.0, 2.0, 0.01, None), 0.1).server_cpu_us == pytest.approx(100)
-    nothing = reading_of(Tally(2.0, 0, 5, 0.0, 0.0, 0.01, "reset"), 0.1)
+    assert reading_of(SenderTotals(2.0, 1000, 0, 1.0, 2.0, 0.01, None), 0.1).server_cpu_us == pytest.approx(100)
+    nothing = reading_of(SenderTotals(2.0, 0, 5, 0.0, 0.0, 0.01, "reset"), 0.1)
     assert (nothing.server_cpu_us, nothing.rps, nothing.failed) == (0.0, 0.0, 5)
 
 

@@ -14,18 +14,18 @@ from convoy.app.processes.codec import FrameError, FrameReader, write_frame
 from convoy.app.processes.messages import (
     AnswerAt,
     Cancel,
-    Dish,
+    CatalogUpdate,
     Ended,
     Extent,
     Hello,
     Known,
     Left,
     Lent,
-    Menu,
     Message,
     Refused,
     Released,
     Report,
+    ServedVersion,
     Submit,
     Welcome,
 )
@@ -87,10 +87,10 @@ specs = st.sampled_from(
         ModelSpec("n", (TensorSpec("x", "BYTES", (-1,)),), (TensorSpec("y", "BF16", ()),), 0, None, "none", ()),
     )
 )
-menu = st.builds(
-    Menu,
+update = st.builds(
+    CatalogUpdate,
     small,
-    some(st.builds(Dish, key, specs, st.booleans())),
+    some(st.builds(ServedVersion, key, specs, st.booleans())),
     some(st.builds(Listing, text, small, st.sampled_from(ModelState), text)),
     st.booleans(),
     st.booleans(),
@@ -98,7 +98,7 @@ menu = st.builds(
 message = st.one_of(
     *(st.builds(Hello, small, small, small), submit, st.builds(Cancel, number, text), st.builds(Left, key), report),
     st.builds(Known, small),
-    *(st.builds(Welcome, small, some(st.builds(Lent, number, some(extent)))), menu, ended),
+    *(st.builds(Welcome, small, some(st.builds(Lent, number, some(extent)))), update, ended),
     *(st.builds(Refused, number, text, text, text, st.floats(0, 1e6)), st.builds(Released, number)),
 )
 

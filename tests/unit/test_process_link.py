@@ -1,4 +1,4 @@
-"""An edge's core and the core's desk, both ends in this process: whatever breaks, every byte comes back.
+"""An edge's core and the core's registry, both ends in this process: whatever breaks, every byte comes back.
 
 Each answer must be made of its own request's numbers, so memory that is handed out twice would be seen.
 """
@@ -21,7 +21,7 @@ from convoy.app.core import Core, CoreOptions
 from convoy.app.edge.oip.exchange import Exchange, Inputs, Terms
 from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.loading.load import LoadOptions
-from convoy.app.processes.desk import Desk
+from convoy.app.processes.edge_registry import EdgeRegistry
 from convoy.app.processes.messages import Extent
 from convoy.app.processes.remote_core import RemoteCore
 from convoy.app.scheduling.slab import SharedPart, Slab
@@ -37,7 +37,7 @@ class Link:
     """One core, and the edge that speaks to it now; `breaks` ends their connection as a death would."""
 
     core: Core
-    desk: Desk
+    registry: EdgeRegistry
     memory: mmap.mmap
     address: Path
     edge: RemoteCore
@@ -63,7 +63,7 @@ class Link:
             exchange.close()
 
     def breaks(self) -> None:
-        for part in self.desk.parts:
+        for part in self.registry.parts:
             if part.edge is not None:
                 part.edge.channel.close()
 
@@ -77,7 +77,7 @@ class Link:
         await until(lambda: _finds(self.edge))
 
     def is_at_rest(self) -> bool:
-        nothing_lent = not any(part.loans for part in self.desk.parts)
+        nothing_lent = not any(part.loans for part in self.registry.parts)
         return nothing_lent and self.edge.slab.used_bytes == self.core.slab.slots_in_use == 0
 
 
@@ -103,11 +103,11 @@ async def linked(folder: Path) -> AsyncIterator[tuple[Link, Workshop]]:
     )
     workshop.core = core = Core(options, load_version=workshop.load)
     await core.start()
-    desk = Desk(core, [Extent(0, PART_BYTES)])
+    registry = EdgeRegistry(core, [Extent(0, PART_BYTES)])
     address = folder / "channel"
-    server = await asyncio.get_running_loop().create_unix_server(desk.receive, str(address))
+    server = await asyncio.get_running_loop().create_unix_server(registry.receive, str(address))
     edge = _edge(memory, 1)
-    link = Link(core, desk, memory, address, edge, asyncio.ensure_future(edge.stay_connected(address)))
+    link = Link(core, registry, memory, address, edge, asyncio.ensure_future(edge.stay_connected(address)))
     await until(lambda: core.ready and _finds(edge))
     try:
         yield link, workshop

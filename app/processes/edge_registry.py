@@ -18,17 +18,17 @@ from convoy.app.processes.channel import Channel
 from convoy.app.processes.messages import (
     PROTOCOL_VERSION,
     Cancel,
-    Dish,
+    CatalogUpdate,
     Extent,
     Hello,
     Known,
     Left,
     Lent,
-    Menu,
     Message,
     Refused,
     Released,
     Report,
+    ServedVersion,
     Submit,
     Welcome,
 )
@@ -60,17 +60,17 @@ class _Part:
     edge: _Edge | None = None
 
 
-class Desk:
+class EdgeRegistry:
     """All edges of one core."""
 
     def __init__(self, core: Core, parts: Sequence[Extent]) -> None:
         self.core = core
         self.parts = [_Part(extent) for extent in parts]
         self._edges: set[_Edge] = set()
-        self._menu_is_due = False
-        self._menu_number = 0
-        self._menu_is_known = asyncio.Event()  # an edge knows more, or is no more
-        core.catalog.watch(self._menu_changed, self._until_menu_is_known)
+        self._update_is_due = False
+        self._update_number = 0
+        self._update_is_known = asyncio.Event()  # an edge knows more, or is no more
+        core.catalog.watch(self._catalog_changed, self._until_update_is_known)
 
     def receive(self) -> Channel:
         """The protocol of a new connection, which is not an edge before it has said Hello."""
@@ -82,61 +82,61 @@ class Desk:
     def close(self, edge: _Edge) -> None:
         self._edges.discard(edge)
         self.count_bytes()
-        self.menu_is_known()
+        self.update_is_known()
 
     def count_bytes(self) -> None:
         self.core.bytes_elsewhere = sum(edge.used_bytes for edge in self._edges)
 
-    def menu(self) -> Menu:
+    def update(self) -> CatalogUpdate:
         catalog = self.core.catalog
-        served = tuple(Dish(one.key, one.spec, one.text_only) for one in catalog.served())
+        served = tuple(ServedVersion(one.key, one.spec, one.text_only) for one in catalog.served())
         is_complete, pages_locked = self.core.initial_load_done, self.core.slab.keeps_pages
-        return Menu(self._menu_number, served, tuple(catalog.others()), is_complete, pages_locked)
+        return CatalogUpdate(self._update_number, served, tuple(catalog.others()), is_complete, pages_locked)
 
-    def menu_is_known(self) -> None:
+    def update_is_known(self) -> None:
         """Let who waits for the edges look again."""
-        self._menu_is_known.set()
-        self._menu_is_known.clear()
+        self._update_is_known.set()
+        self._update_is_known.clear()
 
-    async def _until_menu_is_known(self) -> None:
-        """Return when every edge has the menu of now; one that hangs is not waited for."""
+    async def _until_update_is_known(self) -> None:
+        """Return when every edge has the update of now; one that hangs is not waited for."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_KNOWN_WITHIN_S):
-                number = self._menu_number
-                while any(edge.known_menu < number for edge in self._edges):
-                    await self._menu_is_known.wait()
+                number = self._update_number
+                while any(edge.known_update < number for edge in self._edges):
+                    await self._update_is_known.wait()
 
-    def _menu_changed(self) -> None:
+    def _catalog_changed(self) -> None:
         # Once for all changes of this turn, and after it, when the new version has its queue and its engines.
-        if not self._menu_is_due:
-            self._menu_is_due = True
-            self._menu_number += 1
-            asyncio.get_running_loop().call_soon(self._tell_menu)
+        if not self._update_is_due:
+            self._update_is_due = True
+            self._update_number += 1
+            asyncio.get_running_loop().call_soon(self._tell_catalog)
 
-    def _tell_menu(self) -> None:
-        self._menu_is_due = False
+    def _tell_catalog(self) -> None:
+        self._update_is_due = False
         for edge in self._edges:
-            edge.tell_menu()
+            edge.tell_catalog()
 
 
 class _Edge:
     """One connection. For each version that it may find, it holds the version until it says that it does not."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, registry: EdgeRegistry) -> None:
         self.channel = Channel(self._heard, self._lost)
         self.used_bytes = 0
-        self.known_menu = -1
-        self._desk, self._core = desk, desk.core
+        self.known_update = -1
+        self._edges, self._core = registry, registry.core
         self._part: _Part | None = None
         self._requests: dict[int, Request] = {}
         self._held: dict[ModelKey, Served] = {}
 
-    def tell_menu(self) -> None:
+    def tell_catalog(self) -> None:
         for served in self._core.catalog.served():
             if served.key not in self._held:
                 served.enter()
                 self._held[served.key] = served
-        self.channel.send(self._desk.menu())
+        self.channel.send(self._edges.update())
 
     def _heard(self, message: Message) -> None:
         match message:
@@ -149,8 +149,8 @@ class _Edge:
                 if request is not None:
                     self._core.cancel(request, reason)
             case Known(number):
-                self.known_menu = number
-                self._desk.menu_is_known()
+                self.known_update = number
+                self._edges.update_is_known()
             case Left(key):
                 if key in self._held:
                     self._held.pop(key).leave()
@@ -160,16 +160,16 @@ class _Edge:
                 raise WrongReference(f"an edge does not say {type(message).__name__}")
 
     def _greet(self, hello: Hello) -> None:
-        if hello.version != PROTOCOL_VERSION or not 0 <= hello.part < len(self._desk.parts):
+        if hello.version != PROTOCOL_VERSION or not 0 <= hello.part < len(self._edges.parts):
             raise WrongReference(f"{hello} is not of this server, which speaks version {PROTOCOL_VERSION}")
-        self._part = part = self._desk.parts[hello.part]
+        self._part = part = self._edges.parts[hello.part]
         if part.edge is not None:
             part.edge.channel.close()  # of a process that has died, and whose end has not been seen yet
         part.edge = self
-        self._desk.open(self)
+        self._edges.open(self)
         lent = tuple(Lent(own_id, loan.extents) for own_id, loan in part.loans.items())
         self.channel.send(Welcome(PROTOCOL_VERSION, lent))
-        self.tell_menu()
+        self.tell_catalog()
 
     def _submit(self, submit: Submit) -> None:
         part = self._part
@@ -215,13 +215,13 @@ class _Edge:
         for _ in range(report.rejected):
             self._core.metrics.rejected("memory")
         self.used_bytes = report.used_bytes
-        self._desk.count_bytes()
+        self._edges.count_bytes()
 
     def _lost(self) -> None:
         """The edge has died: its requests with it, as far as no engine has them."""
         if self._part is not None and self._part.edge is self:
             self._part.edge = None
-        self._desk.close(self)
+        self._edges.close(self)
         requests, self._requests = self._requests, {}
         for request in requests.values():
             self._core.cancel(request, "CANCELED")

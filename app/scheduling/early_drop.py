@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate
 from typing import NamedTuple
 
-from convoy.app.scheduling.queues import Entry, Outlook, Queue, State
+from convoy.app.scheduling.queues import Entry, LaneForecast, Queue, State
 
 # Of the head's time, what must be left to those who are not given up, besides nothing and all that is needed.
 _TIME_LEFT = (0.25, 0.5, 0.75)
@@ -33,42 +33,42 @@ _HARDLY_FIXED, _MOSTLY_FIXED = 0.1, 0.4
 _STILL_TO_COME = 1.5
 
 
-def most_samples(queue: Queue, entries: list[Entry], outlook: Outlook, first: int) -> int:
+def most_samples(queue: Queue, entries: list[Entry], forecast: LaneForecast, first: int) -> int:
     """How large a batch that begins with the entry `first` may be: it takes at most half of that one's time.
 
     Who comes when it begins waits for its end and then for its own batch (Nexus' rule; Shen et al., SOSP 2019). Not so
     where batches that short would be little more than their fixed cost, nor where those who are here already would pay
     for it: where the next of them would be late in the batch after this one.
     """
-    lane, head = outlook.lane, entries[first]
+    lane, head = forecast.lane, entries[first]
     if queue.waiting <= _ALWAYS_ALLOWED or head[-1].deadline_ns is None:
         return queue.max_batch
     most_ns = max(_time_ns(head) // 2, _SINGLES_ALLOWED * lane.behind_ns(1))
     sizes = range(_ALWAYS_ALLOWED + 1, queue.max_batch + 1)
     most = min(queue.max_batch, _ALWAYS_ALLOWED + bisect_right(sizes, most_ns, key=lane.behind_ns))
     others = len(entries) - first - most
-    if others > 0 and outlook.ends_ns(most) + lane.behind_ns(min(others, most)) > entries[first + most][1]:
+    if others > 0 and forecast.ends_ns(most) + lane.behind_ns(min(others, most)) > entries[first + most][1]:
         return queue.max_batch
     return most
 
 
-def sacrifices(state: State, queue: Queue, entries: list[Entry], outlook: Outlook, first: int) -> int:
+def early_drops(state: State, queue: Queue, entries: list[Entry], forecast: LaneForecast, first: int) -> int:
     """How many requests from `first` on, in time if they ran now, cost more others than they are."""
     if len(entries) - first < 2:
         return 0
-    heads = _Heads(entries, most_samples(queue, entries, outlook, first), outlook, first)
+    heads = _Heads(entries, most_samples(queue, entries, forecast, first), forecast, first)
     if heads.largest_in_time(0, heads.fill(0)) == heads.fill(0):
         return 0
     enough = heads.fewest_before_one_batch()
     if enough == heads.count:
         return 0
     merged = heads.fill(enough) - enough
-    takes_ns = max(1, outlook.lane.behind_ns(heads.samples(enough, enough + merged)))
-    others = _others(state, queue, outlook)
+    takes_ns = max(1, forecast.lane.behind_ns(heads.samples(enough, enough + merged)))
+    others = _others(state, queue, forecast)
     all_ns, time_ns = takes_ns + others.takes_ns, _time_ns(entries[first + enough])
     busy = min(1.0, 2 * takes_ns / time_ns)
     if others.takes_ns:
-        by_samples = _by_samples(outlook.lane.behind_ns(1) / takes_ns)
+        by_samples = _by_samples(forecast.lane.behind_ns(1) / takes_ns)
         busy = max(busy, _STILL_TO_COME * by_samples * min(1.0, 2 * all_ns / time_ns))
     price_per_ns = busy * (merged + others.requests) / all_ns
 
@@ -96,11 +96,11 @@ def _time_ns(entry: Entry) -> int:
 class _Heads:
     """The requests of one class from `first` on. Only among equals: nobody gives way to a lower class."""
 
-    def __init__(self, entries: list[Entry], most: int, outlook: Outlook, first: int) -> None:
+    def __init__(self, entries: list[Entry], most: int, forecast: LaneForecast, first: int) -> None:
         end = bisect_left(entries, (entries[first][0] + 1,), key=lambda entry: entry[:1])
         self._due_ns = [entry[1] for entry in entries[first:end]]
         self._before = list(accumulate((entry[-1].samples for entry in entries[first:end]), initial=0))
-        self._most, self._outlook = most, outlook
+        self._most, self._forecast = most, forecast
         self.count = end - first
 
     def samples(self, first: int, end: int) -> int:
@@ -121,31 +121,31 @@ class _Heads:
 
     def _ends_ns(self, samples: int, start_ns: int | None) -> int:
         if start_ns is None:
-            return self._outlook.ends_ns(samples)
-        return start_ns + self._outlook.lane.behind_ns(samples)
+            return self._forecast.ends_ns(samples)
+        return start_ns + self._forecast.lane.behind_ns(samples)
 
     def fewest_before_one_batch(self) -> int:
         """How many must be given up so that a batch of the others, started now, is in time."""
 
         def is_in_time(first: int) -> bool:
-            return self._outlook.ends_ns(self.samples(first, self.fill(first))) <= self._due_ns[first]
+            return self._forecast.ends_ns(self.samples(first, self.fill(first))) <= self._due_ns[first]
 
         return bisect_left(range(self.count), True, key=is_in_time)
 
     def with_less_than(self, left_ns: int) -> int:
         """How many have less time than this left when the device is free."""
-        return bisect_left(self._due_ns, self._outlook.free_ns + left_ns)
+        return bisect_left(self._due_ns, self._forecast.free_ns + left_ns)
 
     def course(self, given_up: int, owed_ns: int) -> tuple[int, int]:
         """How many of the next full batch are in time when so many are given up and no other who could be in time,
         and how much longer that takes the device than one batch of as many."""
-        lane, end = self._outlook.lane, self.fill(0)
+        lane, end = self._forecast.lane, self.fill(0)
         if given_up >= end:
             return 0, 0
         position = self.largest_in_time(given_up, end)
         kept, served = position - given_up, self.samples(given_up, position)
         work_ns = lane.behind_ns(served)
-        start_ns = self._outlook.ends_ns(served) + owed_ns
+        start_ns = self._forecast.ends_ns(served) + owed_ns
         while True:
             position = bisect_left(self._due_ns, start_ns + lane.behind_ns(1), position, end)
             if position == end:
@@ -163,9 +163,9 @@ class _Others(NamedTuple):
     takes_ns: int
 
 
-def _others(state: State, queue: Queue, outlook: Outlook) -> _Others:
+def _others(state: State, queue: Queue, forecast: LaneForecast) -> _Others:
     requests = takes_ns = 0
-    for other, lane in state.beside(queue, outlook.lane):
+    for other, lane in state.beside(queue, forecast.lane):
         samples = min(other.waiting, other.max_batch)
         requests += other.requests * samples // other.waiting
         takes_ns += lane.behind_ns(samples)

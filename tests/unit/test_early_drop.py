@@ -6,10 +6,10 @@ from itertools import count
 
 import pytest
 
+from convoy.app.scheduling.early_drop import early_drops, most_samples
 from convoy.app.scheduling.latency import LatencyModel
-from convoy.app.scheduling.queues import Entry, Lane, Outlook, Queue, State, order_of
+from convoy.app.scheduling.queues import Entry, Lane, LaneForecast, Queue, State, order_of
 from convoy.app.scheduling.request import ModelKey, Request
-from convoy.app.scheduling.sacrifice import most_samples, sacrifices
 
 A, B = ModelKey("a", 1), ModelKey("b", 1)
 DEVICE = "device"
@@ -32,7 +32,7 @@ def give_up(state: State, deadlines: list[int], *, priorities: list[int] | None 
     for deadline, priority in zip(deadlines, priorities or [0] * len(deadlines), strict=True):
         state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), (), 0, priority, deadline))
     entries = queue.by_shape[((1,),)]
-    return sacrifices(state, queue, entries, state.outlook(queue.lanes[0], 0), 0)
+    return early_drops(state, queue, entries, state.forecast(queue.lanes[0], 0), 0)
 
 
 def test_nobody_is_given_up_when_all_are_in_time_in_one_batch() -> None:
@@ -78,7 +78,7 @@ def test_requests_without_deadlines_are_never_given_up() -> None:
     queue = state.queues[A]
     for number in range(20):
         state.enqueue(Request(number, A, 1, ((1,),), (), (), (), (), 0))
-    assert sacrifices(state, queue, queue.by_shape[((1,),)], state.outlook(queue.lanes[0], 0), 0) == 0
+    assert early_drops(state, queue, queue.by_shape[((1,),)], state.forecast(queue.lanes[0], 0), 0) == 0
 
 
 def test_a_tight_request_is_not_given_up_for_time_that_nobody_needs() -> None:
@@ -116,7 +116,7 @@ def heads(count: int, deadline_ns: int | None) -> list[Entry]:
     ],
 )
 def test_a_large_batch_takes_half_of_the_first_requests_time(waiting: int, deadline: int | None, most: int) -> None:
-    assert most_samples(broad_queue(waiting), heads(1, deadline), broad_outlook(0), 0) == most
+    assert most_samples(broad_queue(waiting), heads(1, deadline), broad_forecast(0), 0) == most
 
 
 @pytest.mark.parametrize(
@@ -124,19 +124,19 @@ def test_a_large_batch_takes_half_of_the_first_requests_time(waiting: int, deadl
     [pytest.param(0, 140, id="the-rest-is-in-time"), pytest.param(5000, 256, id="the-rest-would-be-late")],
 )
 def test_it_is_not_shortened_at_the_cost_of_those_who_wait(now_ns: int, most: int) -> None:
-    assert most_samples(broad_queue(280), heads(280, 30_000), broad_outlook(now_ns), 0) == most
+    assert most_samples(broad_queue(280), heads(280, 30_000), broad_forecast(now_ns), 0) == most
 
 
 def test_where_a_request_costs_little_beyond_its_sample_batches_of_32_are_allowed() -> None:
     lane = Lane(0, 0, DEVICE, tuple(range(1, 257)), LatencyModel({size: 10 + 100 * size for size in (1, 16, 256)}))
     queue = Queue(A, 256, 1000, [lane], waiting=33)
-    assert most_samples(queue, heads(1, 1000), Outlook(lane, 0, 0), 0) == 32
+    assert most_samples(queue, heads(1, 1000), LaneForecast(lane, 0, 0), 0) == 32
 
 
-def broad_outlook(now_ns: int) -> Outlook:
+def broad_forecast(now_ns: int) -> LaneForecast:
     latency = LatencyModel({size: 1000 + 100 * size for size in (1, 16, 256)})
-    return Outlook(Lane(0, 0, DEVICE, tuple(range(1, 257)), latency), now_ns, now_ns)
+    return LaneForecast(Lane(0, 0, DEVICE, tuple(range(1, 257)), latency), now_ns, now_ns)
 
 
 def broad_queue(waiting: int) -> Queue:
-    return Queue(A, 256, 1000, [broad_outlook(0).lane], waiting=waiting)
+    return Queue(A, 256, 1000, [broad_forecast(0).lane], waiting=waiting)

@@ -15,7 +15,7 @@ from convoy.app.telemetry.metrics import Metrics
 from convoy.app.telemetry.observed import Observed
 
 
-class Tally:
+class CallRecorder:
     """Belongs to one event loop. `live` finds a version by its key, also one that leaves."""
 
     def __init__(self, metrics: Metrics, live: Callable[[ModelKey], Observed]) -> None:
