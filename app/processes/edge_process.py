@@ -17,9 +17,8 @@ from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.http.connection import ConnectionLimits, guarded_protocol
 from convoy.app.edge.http.express import Express
 from convoy.app.edge.http.gate import Gate
+from convoy.app.edge.http.hot_routes import Shortcut, hot_routes
 from convoy.app.edge.http.infer import InferRoute
-from convoy.app.edge.http.predictions import PredictionsRoute
-from convoy.app.edge.http.shortcut import Shortcut
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.host import logs
 from convoy.app.host.http_server import HttpServer
@@ -91,8 +90,10 @@ class _Edge:
     def _application(self, express: Express) -> ASGIApp:
         core, options = self._core, self._profile.options
         rest = Proxy(core, http_socket(self._orders.folder))
-        infer = InferRoute(core, options, self._pool, express) if self._profile.infers else rest
-        return Gate(Shortcut(rest, infer, PredictionsRoute(core, options, self._pool)), core, options)
+        routes = hot_routes(core, options, self._pool, express)
+        if not self._profile.infers:
+            routes = {path: route for path, route in routes.items() if not isinstance(route, InferRoute)}
+        return Gate(Shortcut(rest, routes), core, options)
 
     async def _accept(self) -> None:
         # Whoever comes before the core has been met would only hear that it is away.

@@ -28,9 +28,8 @@ from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.http.connection import ConnectionLimits, GuardedProtocol, guarded_protocol
 from convoy.app.edge.http.express import Express
 from convoy.app.edge.http.gate import Gate
-from convoy.app.edge.http.infer import InferRoute
+from convoy.app.edge.http.hot_routes import Shortcut, hot_routes
 from convoy.app.edge.http.replies import Reply, send_reply
-from convoy.app.edge.http.shortcut import Shortcut
 from convoy.app.edge.options import BodyLimits, EdgeOptions
 from convoy.app.engines.base import Part
 from convoy.app.host.logs import request_id
@@ -158,8 +157,8 @@ class House:
         self.usual = 0
         self.express = Express(core, options)
         self.pool = DecodePool(1, 16)
-        infer = InferRoute(core, options, self.pool, self.express)
-        self._app = Gate(Shortcut(_elsewhere, infer, _elsewhere), core, options)
+        routes = hot_routes(core, options, self.pool, self.express)
+        self._app = Gate(Shortcut(_elsewhere, routes), core, options)
         self._kind = guarded_protocol(ConnectionLimits(), self.express)
         self._config = uvicorn.Config(
             self._counted,

@@ -24,15 +24,13 @@ from convoy.app.edge.entry import Keys
 from convoy.app.edge.http.control import control_routes
 from convoy.app.edge.http.express import Express
 from convoy.app.edge.http.gate import Gate
-from convoy.app.edge.http.infer import InferRoute
+from convoy.app.edge.http.hot_routes import Shortcut, hot_routes
 from convoy.app.edge.http.not_offered import not_offered_routes
 from convoy.app.edge.http.openapi import document_hot_routes
 from convoy.app.edge.http.own_pages import OwnPages
-from convoy.app.edge.http.predictions import PredictionsRoute
 from convoy.app.edge.http.replies import Reply, as_response, error_body, error_reply
 from convoy.app.edge.http.repository import repository_routes
 from convoy.app.edge.http.shared_memory_routes import shared_memory_routes
-from convoy.app.edge.http.shortcut import Shortcut
 from convoy.app.edge.http.torchserve import torchserve_routes
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.submission.management import ManagedCore
@@ -51,7 +49,7 @@ def create_app(core: ManagedCore, options: EdgeOptions, express: Express | None 
         pool.close()
         await core.stop()
 
-    infer, predictions = InferRoute(core, options, pool, express), PredictionsRoute(core, options, pool)
+    hot = hot_routes(core, options, pool, express)
 
     class Application(FastAPI):
         """FastAPI behind the gate and the shortcut, which must come before its own middlewares."""
@@ -60,7 +58,7 @@ def create_app(core: ManagedCore, options: EdgeOptions, express: Express | None 
             stack = super().build_middleware_stack()
             # It would answer what nobody foresaw in plain text and without an id, before the gate hears of it.
             assert isinstance(stack, ServerErrorMiddleware)
-            return Gate(Shortcut(stack.app, infer, predictions), core, options)
+            return Gate(Shortcut(stack.app, hot), core, options)
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or self.middleware_stack is None:
@@ -78,12 +76,7 @@ def create_app(core: ManagedCore, options: EdgeOptions, express: Express | None 
         redirect_slashes=False,  # a page that is not there is a 404 with words, not an empty 307
     )
     # First in the list, because routes are tried in order.
-    app.router.routes[:0] = [
-        Route("/v2/models/{model}/infer", infer, methods=["POST"]),
-        Route("/v2/models/{model}/versions/{version}/infer", infer, methods=["POST"]),
-        Route("/predictions/{model}", predictions, methods=["POST"]),
-        Route("/predictions/{model}/{version}", predictions, methods=["POST"]),
-    ]
+    app.router.routes[:0] = [Route(path, route, methods=["POST"]) for path, route in hot.items()]
     # The last one has `/v2/models/{model}`, so those that go on from there come before it.
     own_pages = OwnPages(options)
     for router in (not_offered_routes(), shared_memory_routes(core, own_pages), torchserve_routes(core)):
@@ -93,7 +86,7 @@ def create_app(core: ManagedCore, options: EdgeOptions, express: Express | None 
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    document_hot_routes(app)
+    document_hot_routes(app, hot)
     return app
 
 

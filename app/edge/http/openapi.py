@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
 
+from convoy.app.edge.http.calls import HotRoute
+from convoy.app.edge.http.infer import InferRoute
+from convoy.app.edge.http.predictions import PredictionsRoute
 from convoy.models.spec import NUMPY_DTYPES
 
 _Json = dict[str, Any]
@@ -92,14 +96,14 @@ _INFER_EXAMPLE = {
 }
 
 
-def document_hot_routes(app: FastAPI) -> None:
+def document_hot_routes(app: FastAPI, routes: Mapping[str, HotRoute]) -> None:
     """Let `/openapi.json` and `/docs` show the hot routes beside FastAPI's own."""
     plain = app.openapi
 
     def openapi() -> _Json:
         if app.openapi_schema is None:
             document = plain()
-            document["paths"] = {**_hot_paths(), **document["paths"]}
+            document["paths"] = {**_hot_paths(routes), **document["paths"]}
             _drop_framework_errors(document)
             app.openapi_schema = document
         return app.openapi_schema
@@ -116,13 +120,11 @@ def _drop_framework_errors(document: _Json) -> None:
         document.get("components", {}).get("schemas", {}).pop(name, None)
 
 
-def _hot_paths() -> _Json:
-    model, version = _path_parameter("model", "string"), _path_parameter("version", "integer")
+def _hot_paths(routes: Mapping[str, HotRoute]) -> _Json:
+    parameters = {name: _path_parameter(name, kind) for name, kind in (("model", "string"), ("version", "integer"))}
     return {
-        "/predictions/{model}": {"post": _predictions([model])},
-        "/predictions/{model}/{version}": {"post": _predictions([model, version])},
-        "/v2/models/{model}/infer": {"post": _infer([model])},
-        "/v2/models/{model}/versions/{version}/infer": {"post": _infer([model, version])},
+        path: {"post": _OPERATIONS[type(route)]([one for name, one in parameters.items() if f"{{{name}}}" in path])}
+        for path, route in routes.items()
     }
 
 
@@ -193,3 +195,7 @@ def _query(name: str, schema: _Json) -> _Json:
 
 
 _TIMEOUT = _query("timeout_ms", {"type": "number", "exclusiveMinimum": 0})
+_OPERATIONS: dict[type[HotRoute], Callable[[list[_Json]], _Json]] = {
+    InferRoute: _infer,
+    PredictionsRoute: _predictions,
+}
