@@ -34,7 +34,7 @@ from convoy.app.telemetry.call_recorder import CallRecorder
 from convoy.app.telemetry.gpu_metrics import GpuWatch
 from convoy.app.telemetry.metrics import EngineMetrics, Metrics, TritonMetrics
 from convoy.app.version import VERSION
-from convoy.models.errors import Unavailable
+from convoy.models.errors import Unavailable, UsageError
 from convoy.models.store import Store
 
 _log = logging.getLogger("convoy")
@@ -84,7 +84,10 @@ class Core(OpenCalls):
         self._request_ids = count(1)
         self._tasks = tasks = Tasks()
         gpus = options.load.machine.gpus
-        self.slab = Slab(options.max_inflight_bytes, options.shared_memory)
+        try:
+            self.slab = Slab(options.max_inflight_bytes, options.shared_memory)
+        except (OSError, OverflowError, ValueError) as error:
+            raise UsageError(f"there is no memory for requests ({error}); lower --max-inflight-mb") from error
         if gpus:
             self.slab.keep_pages()  # before an edge is told anything, which may give back pages of its own accord
         self.shared_memory = SharedMemory(is_allowed=options.allow_shared_memory)

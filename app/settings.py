@@ -18,9 +18,9 @@ from convoy.app.edge.http.own_pages import host_name, is_loopback
 from convoy.app.edge.options import BodyLimits, EdgeOptions
 from convoy.app.edge_count import MOST_EDGES, EdgeCount, choose_edges, has_gpu_driver
 from convoy.app.engines.cpu import cpu_budget
-from convoy.app.engines.machine import CPU_ONLY, find_machine
+from convoy.app.engines.machine import CPU_ONLY, Machine, find_cpu, find_machine
 from convoy.app.engines.select import PrecisionChoice
-from convoy.app.engines.table import AUTO, CHOICES
+from convoy.app.engines.table import AUTO, CHOICES, REFERENCE, may_use_gpus
 from convoy.app.lifecycle.control import EVERYTHING, ControlMode, ControlOptions
 from convoy.app.loading.load import DEFAULT_LIMIT_S, LoadOptions
 from convoy.app.submission.listing import Policy
@@ -123,7 +123,7 @@ class Settings(BaseSettings):
         if self.edges != "auto":
             return EdgeCount(int(self.edges), "as --edges says")
         room = self.max_inflight_mb // self.max_body_mb - 1
-        return choose_edges(cpu_budget(), has_gpu=self.engine != "cpu" and has_gpu_driver(), room=room)
+        return choose_edges(cpu_budget(), has_gpu=may_use_gpus(self.engine) and has_gpu_driver(), room=room)
 
     def versions(self) -> Policy:
         """The version policy, parsed. Raises ValueError."""
@@ -149,7 +149,7 @@ class Settings(BaseSettings):
                 threads,
                 self.max_batch or None,
                 engine=self.engine,
-                machine=CPU_ONLY if self.engine == "cpu" else find_machine(),
+                machine=self._machine(),
                 plan_cache=self.plan_folder(),
                 limit_s=self.load_timeout_s,
             ),
@@ -158,6 +158,12 @@ class Settings(BaseSettings):
             max_inflight_bytes=self.max_inflight_mb * MIB,
             allow_shared_memory=self.allow_shared_memory,
         )
+
+    def _machine(self) -> Machine:
+        """What may serve here; what is not in question is not even asked."""
+        if self.engine == REFERENCE.runner:
+            return CPU_ONLY
+        return find_machine() if may_use_gpus(self.engine) else find_cpu()
 
     def edge_options(self) -> EdgeOptions:
         return EdgeOptions(

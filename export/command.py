@@ -45,7 +45,7 @@ from convoy.export.variants.precision import REFERENCE, Recipe, select
 from convoy.export.variants.variant import Candidate, opened
 from convoy.models.bundle import read_manifest
 from convoy.models.datasets import source_labels
-from convoy.models.errors import JobError
+from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import disk_errors
 
@@ -108,6 +108,19 @@ def _without_fp8(
     return tuple(recipe for recipe in recipes if recipe.precision != "fp8"), replace(torch, remark=remark)
 
 
+def _without_bf16(
+    recipes: Sequence[Recipe], torch: TorchResult, spec: ModelSpec
+) -> tuple[Sequence[Recipe], TorchResult]:
+    """The same for BF16, which needs an engine that does not take every network."""
+    found = [recipe for recipe in recipes if recipe.precision == "bf16"]
+    try:
+        with opened(spec, [replace(recipe, file=REFERENCE.file) for recipe in found], torch.onnx.parent):
+            return recipes, torch
+    except (BundleError, EngineFailure) as error:
+        remark = "; ".join(filter(None, (torch.remark, f"no bf16.onnx: {error}")))
+    return [recipe for recipe in recipes if recipe not in found], replace(torch, remark=remark)
+
+
 def _prove_and_publish(
     plan: Plan,
     recipes: Sequence[Recipe],
@@ -119,6 +132,8 @@ def _prove_and_publish(
     folder, gate = torch.onnx.parent, Gate(plan.accuracy_budget_points, plan.strict_gate)
     decision = _decision(plan, data, torch, folder / REFERENCE.file)
     spec = _spec(plan, torch, decision)
+    if plan.precisions is None:
+        recipes, torch = _without_bf16(recipes, torch, spec)
     expected = _expected(plan, data)
     with progress.step("compare with torch"), opened(spec, [REFERENCE], folder) as (fp32,):
         are_shares = decision.activation == "none" and decision.are_shares

@@ -42,8 +42,11 @@ def has_int8_dot_product() -> bool:
 
 @cache
 def has_bf16() -> bool:
-    """Whether the CPU multiplies and adds BF16 in one instruction (AVX-512 BF16, AMX; on ARM BF16 itself)."""
-    return bool(_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
+    """Whether the CPU multiplies and adds BF16 in one instruction (AVX-512 BF16, AMX).
+
+    ARM's processors have such instructions, too, which OpenVINO does not use.
+    """
+    return bool(_flags() & {"avx512_bf16", "amx_bf16"})
 
 
 def _flags() -> set[str]:

@@ -101,7 +101,9 @@ class OpenVinoEngine(StagedEngine):
             # Cores are shared with the edge and other models.
             "ENABLE_CPU_PINNING": False,
         }
-        if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        # It says that it has the capability on processors that only convert, too.
+        can_bf16 = cpu.has_bf16() and "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if precision == "bf16" and not can_bf16:
             raise BundleError(f"{model}: this processor computes nothing in BF16")
         try:
             # Asked for by name: else every reader that there is tries its luck with a broken file, and complains.

@@ -157,6 +157,11 @@ ROWS = (
 CHOICES = (AUTO, *(row.runner for row in ROWS))
 
 
+def may_use_gpus(runner: str) -> bool:
+    """Whether `--engine` leaves the GPUs in question."""
+    return any(row.is_on_gpus for row in ROWS if runner in (AUTO, row.runner))
+
+
 def row_named(engine: str) -> Row:
     """The row of an engine that is open."""
     return next(row for row in ROWS if row.name == engine)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from convoy.app.host.listening import announce
-from convoy.models.errors import UsageError
+from convoy.models.errors import JobError, UsageError
 
 _log = logging.getLogger("convoy")
 
@@ -42,13 +42,17 @@ class GrpcHost:
             await server.stop(grace_s)
 
     async def _open(self, holder: socket.socket, on_lost: Callable[[int], None]) -> None:
-        server = await self._make_server()
         host, port = holder.getsockname()[:2]
         try:
+            server = await self._make_server()
             await server.start(host, port)
         except RuntimeError as error:
             _log.critical("cannot listen on %s:%d (%s); choose another with --grpc-port", host, port, error)
             on_lost(UsageError.exit_code)
+            return
+        except Exception:
+            _log.critical("gRPC does not start; --grpc-port -1 leaves it out", exc_info=True)
+            on_lost(JobError.exit_code)
             return
         finally:
             holder.close()

@@ -47,8 +47,8 @@ class HttpServer(uvicorn.Server):
         self.exit_code = 0
 
     def stop(self, exit_code: int = 0) -> None:
-        """Let `serve` end soon, in good order. An exit code that is not 0 stays."""
-        self.exit_code = exit_code or self.exit_code
+        """Let `serve` end soon, in good order. The first exit code that is not 0 stays."""
+        self.exit_code = self.exit_code or exit_code
         self.should_exit = True
 
     @property

@@ -139,10 +139,12 @@ def observe(
 
 
 def _keys(candidates: Sequence[Candidate], images: Images) -> list[str]:
-    hashes = [sha256_file(candidate.path) for candidate in candidates]
-    # The fingerprint tells CPU and library: on others, an image on the edge may fall to the other side.
-    shared = (hashes[0], candidates[0].activation, candidates[0].engine.info.device_fingerprint, images.key)
-    return [step_key("outcomes", own, *shared) for own in hashes]
+    # The fingerprint tells CPU and library: on others, or in a twin, an image on the edge may fall to the other side.
+    own = [
+        (sha256_file(candidate.path), candidate.engine.info.device_fingerprint, str(candidate.is_twin))
+        for candidate in candidates
+    ]
+    return [step_key("outcomes", *one, *own[0], candidates[0].activation, images.key) for one in own]
 
 
 def _answered(candidates: Sequence[Candidate], chunks: Iterable[Chunk]) -> tuple[Outcomes, ...]:

@@ -15,6 +15,8 @@ from rich.console import Console
 
 from convoy.app.commands import inspect as inspect_command
 from convoy.app.engines.measure import Pace
+from convoy.app.engines.table import REFERENCE as REFERENCE_ROW
+from convoy.app.engines.table import ROWS
 from convoy.export import command
 from convoy.export.command import export_bundle, run
 from convoy.export.plan import make_plan
@@ -22,7 +24,7 @@ from convoy.export.progress import SILENT
 from convoy.export.proof import proving as proof
 from convoy.export.sources.origin import Stated
 from convoy.models.bundle import Interval, Manifest, open_bundle
-from convoy.models.errors import JobError, UsageError
+from convoy.models.errors import BundleError, JobError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +35,7 @@ def quick_and_without_torch(monkeypatch, tmp_path):
     monkeypatch.setattr("convoy.export.profiling.roofline._BUDGET_S", 0)
     monkeypatch.setattr("convoy.export.profiling.roofline._MATRIX", 64)
     monkeypatch.setattr(command, "to_onnx", fake_torch)
+    monkeypatch.setattr("convoy.export.variants.precision.has_bf16", lambda: False)  # whatever processor this is
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
@@ -403,3 +406,19 @@ def test_images_of_calibration_that_are_of_another_kind_are_named_and_no_budget_
     ) as caught:
         run(options(tmp_path, calibrate=data, evaluate=data, precisions="int8"), Console(file=io.StringIO()))
     assert "raise --accuracy-budget" not in str(caught.value)
+
+
+def test_bf16_that_nobody_asked_for_and_no_engine_takes_is_left_out_with_a_remark(tmp_path, data, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise BundleError("fp32.onnx: OpenVINO cannot load it (no such operator)")
+
+    monkeypatch.setattr("convoy.export.variants.precision.Recipe.is_default", True)
+    monkeypatch.setattr("convoy.export.variants.variant.has_bf16", lambda: True)
+    row = next(row for row in ROWS if row.name == "openvino")
+    able = replace(row, probe=lambda machine: (True, ""), open=refuse)
+    monkeypatch.setattr("convoy.export.variants.variant.ROWS", (REFERENCE_ROW, able))
+    manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
+    assert "bf16.onnx" not in verdicts(manifest)
+    assert "no bf16.onnx: fp32.onnx: OpenVINO cannot load it" in manifest.variants[0].reason
+    with pytest.raises(JobError, match="OpenVINO cannot load it"):
+        export_bundle(options(tmp_path, calibrate=data, evaluate=data, precisions="bf16"))

@@ -15,7 +15,7 @@ from convoy.app.edge.http.connection import GuardedProtocol
 from convoy.app.host.grpc_host import GrpcHost
 from convoy.app.host.http_server import HttpServer
 from convoy.app.host.listening import take_port
-from convoy.models.errors import UsageError
+from convoy.models.errors import JobError, UsageError
 
 
 def test_starting_a_server_does_not_wait_for_grpc_and_leaves_no_half_of_numpy_to_threads() -> None:
@@ -43,16 +43,18 @@ def test_a_port_that_is_held_can_be_listened_on_by_the_library() -> None:
 class Library:
     """A gRPC server whose library is there when `is_loaded` is set, and that loses its port to `thief`."""
 
-    def __init__(self, *, is_loaded: bool = False, thief: str = "") -> None:
+    def __init__(self, *, is_loaded: bool = False, thief: str = "", bug: str = "") -> None:
         self.is_loaded = asyncio.Event()
         if is_loaded:
             self.is_loaded.set()
         self.steps: list[str] = []
-        self._thief = thief
+        self._thief, self._bug = thief, bug
 
     async def make(self) -> Library:
         self.steps.append("loading")
         await self.is_loaded.wait()
+        if self._bug:
+            raise ImportError(self._bug)
         return self
 
     async def start(self, host: str, port: int) -> None:
@@ -108,3 +110,22 @@ def test_a_port_that_was_lost_ends_the_server_as_called_wrongly(caplog: pytest.L
     assert (code, library.steps) == (UsageError.exit_code, ["loading"])
     (line,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.CRITICAL)
     assert "(somebody has it); choose another with --grpc-port" in line
+
+
+def test_a_library_that_does_not_load_ends_the_server_with_its_trace(caplog: pytest.LogCaptureFixture) -> None:
+    code, holder = serve(Library(is_loaded=True, bug="a broken wheel"), lambda http: None)
+    assert (code, holder.fileno()) == (JobError.exit_code, -1)
+    (record,) = (record for record in caplog.records if record.levelno >= logging.CRITICAL)
+    assert "--grpc-port -1" in record.getMessage()
+    assert record.exc_info is not None
+    assert "a broken wheel" in str(record.exc_info[1])
+
+
+def test_the_first_exit_code_that_is_not_0_stays() -> None:
+    library = Library(is_loaded=True)
+
+    def end(http: HttpServer) -> None:
+        for code in (2, 1, 0):
+            http.stop(code)
+
+    assert serve(library, end)[0] == 2

@@ -190,11 +190,13 @@ def test_bf16_is_refused_where_the_processor_has_none_and_named_where_it_has(tmp
 
     monkeypatch.setattr(ov.Core, "get_property", capabilities)
     monkeypatch.setattr(ov.Core, "compile_model", watched)
+    monkeypatch.setattr("convoy.app.engines.cpu.has_bf16", lambda: multiplies)
     path = identity(tmp_path)
+    multiplies = True
     opened(path, precision="bf16")
-    has_bf16 = False
-    with pytest.raises(BundleError, match="this processor computes nothing in BF16"):
-        opened(path, precision="bf16")
+    for has_bf16, multiplies in ((False, True), (True, False)):  # noqa: B007 - both are read above
+        with pytest.raises(BundleError, match="this processor computes nothing in BF16"):
+            opened(path, precision="bf16")
     assert asked == ["bf16"]
 
 

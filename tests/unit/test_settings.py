@@ -1,12 +1,14 @@
-"""Where the server keeps what it can make again, wherever it runs."""
+"""What settings make of a call: where the server keeps what it can make again, and whom it asks for engines."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from convoy.app.core import Core
 from convoy.app.settings import read_settings
 from convoy.models.errors import UsageError
 
@@ -50,3 +52,20 @@ def test_a_user_without_a_home_has_a_folder_of_its_own(tmp_path: Path, monkeypat
 def test_a_home_that_nobody_has_is_a_clear_error() -> None:
     with pytest.raises(UsageError, match="give the whole path"):
         read_settings({"plan_cache": Path("~/plans")}).plan_folder()
+
+
+@pytest.mark.parametrize("engine", ["cpu", "openvino"])
+def test_who_asks_for_a_cpus_engine_touches_no_gpu(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> NoReturn:
+        raise AssertionError("the GPUs were asked")
+
+    monkeypatch.setattr("convoy.app.settings.find_machine", ask)
+    monkeypatch.setattr("convoy.app.settings.has_gpu_driver", ask)
+    settings = read_settings({"engine": engine})
+    assert not settings.core_options().load.machine.gpus
+    assert settings.edge_count().count >= 0
+
+
+def test_memory_that_cannot_be_had_is_a_wrong_call() -> None:
+    with pytest.raises(UsageError, match="lower --max-inflight-mb"):
+        Core(read_settings({"engine": "cpu", "max_inflight_mb": 1 << 40}).core_options())
