@@ -5,9 +5,11 @@ Knows nothing of how it is done.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from convoy.app.engines.base import Engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.select import PrecisionChoice
@@ -15,6 +17,9 @@ from convoy.models.bundle import Bundle, Canary, Variant
 from convoy.models.onnx_digest import onnx_digest
 from convoy.models.plans import BuildOptions, LibraryName, PlanKey
 from convoy.models.spec import ModelSpec
+
+# Opens one engine, not warmed up.
+OpenEngine = Callable[[], Engine]
 
 
 @dataclass(frozen=True, slots=True)

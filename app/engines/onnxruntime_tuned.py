@@ -1,6 +1,7 @@
 """ONNX Runtime on one GPU as it is fastest there: tuned once and remembered, or at once as it comes.
 
 Tuning opens half a dozen sessions, and nobody is to wait for that where something better is to come.
+Whether a model runs as it comes, captured in graphs or not, only its canary can tell.
 """
 
 from __future__ import annotations
@@ -10,17 +11,16 @@ import json
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from convoy.app.batch import EngineFailure
 from convoy.app.engines.base import Engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.engine import bucket_sizes
 from convoy.app.engines.cuda.tuning import remembered, tuned
-from convoy.app.engines.jobs import Job, NotProved, Place, Untried
+from convoy.app.engines.jobs import Job, NotProved, OpenEngine, Place, Untried
 from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
 from convoy.models.bundle import Variant
-from convoy.models.errors import BundleError
 
 _log = logging.getLogger("convoy")
 
@@ -30,16 +30,17 @@ def open_tuned(job: Job, variant: Variant, place: Place) -> Engine:
     assert place.gpu is not None
     if no_code := job.machine.why_no_code(place.gpu):
         raise NotProved(no_code)
+    return _OnnxOpener(job, variant, place.gpu).open()
+
+
+def ways_as_it_comes(job: Job, variant: Variant, place: Place) -> tuple[OpenEngine, ...]:
+    """What is tried before it is tuned, where something better is to come. Raises JobError and OSError."""
+    assert place.gpu is not None
     opener = _OnnxOpener(job, variant, place.gpu)
-    if place.is_hurried and not opener.is_tuned():
-        # Not every model can be captured in graphs.
-        for way in (ConvolutionTuning(), ConvolutionTuning(graphs=False)):
-            try:
-                return opener.open_as(way)
-            except (BundleError, EngineFailure) as failure:
-                _log.info("%s does not run as it comes (%s): %s", opener.onnx, way, failure)
-        _log.info("%s is tuned before it serves", opener.onnx)
-    return opener.open()
+    if not place.is_hurried or job.machine.why_no_code(place.gpu) or opener.is_tuned():
+        return ()
+    # Not every model can be captured in graphs.
+    return partial(opener.open_as, ConvolutionTuning()), partial(opener.open_as, ConvolutionTuning(graphs=False))
 
 
 def left_to_tune(job: Job, variant: Variant, place: Place, is_open: bool | None) -> Untried | None:
@@ -68,14 +69,8 @@ class _OnnxOpener:
         return remembered(self._memory()) is not None
 
     def open_as(self, tuning: ConvolutionTuning) -> Engine:
-        """Warmed up, which is what shows whether it runs. Raises BundleError or EngineFailure."""
-        engine = self._open(tuning, bucket_sizes(self.job.max_batch_size))
-        try:
-            engine.warm_up()
-        except BaseException:
-            engine.close()
-            raise
-        return engine
+        """Raises BundleError or EngineFailure."""
+        return self._open(tuning, bucket_sizes(self.job.max_batch_size))
 
     def open(self) -> Engine:
         """Raises BundleError or EngineFailure."""

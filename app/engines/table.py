@@ -13,10 +13,10 @@ from typing import Protocol
 
 from convoy.app.engines import cpu
 from convoy.app.engines.base import Engine
-from convoy.app.engines.jobs import Job, Place, PlanWish, Untried
+from convoy.app.engines.jobs import Job, OpenEngine, Place, PlanWish, Untried
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.onnxruntime import LIBRARY, OnnxRuntimeCpuEngine
-from convoy.app.engines.onnxruntime_tuned import left_to_tune, open_tuned
+from convoy.app.engines.onnxruntime_tuned import left_to_tune, open_tuned, ways_as_it_comes
 from convoy.app.engines.openvino import OpenVinoEngine, version_of
 from convoy.app.engines.plans import open_plan, wish_for_plan
 from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt
@@ -48,6 +48,12 @@ class Open(Protocol):
     def __call__(self, job: Job, variant: Variant, place: Place) -> Engine: ...
 
 
+class Sooner(Protocol):
+    """Ways to open a variant that could serve before `open` can, best first. Raises JobError or OSError."""
+
+    def __call__(self, job: Job, variant: Variant, place: Place) -> tuple[OpenEngine, ...]: ...
+
+
 class AfterLoad(Protocol):
     """What would serve a variant better on a GPU, later. `is_open`: the row has opened it; None: it was not asked."""
 
@@ -59,8 +65,9 @@ class Row:
     """One engine: `name` as its `EngineInfo` has it, `runner` as --engine does.
 
     It takes fp32 and what was made for `targets`. Rows of one `rank` are measured against each other, and those of a
-    lower one serve where they can. `platform` is what it is in the protocol's words. A row that `holds_to_canary` takes
-    no model without one. `library` tells whether export measured with it; empty where it does not.
+    lower one serve where they can. What it offers `sooner` is tried before `open`. `platform` is what it is in the
+    protocol's words. A row that `holds_to_canary` takes no model without one. `library` tells whether export measured
+    with it; empty where it does not.
     """
 
     name: str
@@ -71,6 +78,7 @@ class Row:
     probe: Probe
     open: Open
     after_load: AfterLoad | None = None
+    sooner: Sooner | None = None
     holds_to_canary: bool = False
     library: str = ""
 
@@ -150,7 +158,10 @@ REFERENCE = Row(
 ROWS = (
     _plans(RTX, _PLANS),
     _plans(TENSORRT, _PLANS),
-    Row("onnxruntime-cuda", "cuda", _GPU, ("cuda",), "onnxruntime_onnx", _probe_cuda, open_tuned, left_to_tune),
+    Row(
+        *("onnxruntime-cuda", "cuda", _GPU, ("cuda",), "onnxruntime_onnx"),
+        *(_probe_cuda, open_tuned, left_to_tune, ways_as_it_comes),
+    ),
     REFERENCE,
     Row("openvino", "openvino", _ON_CPU, ("cpu", "openvino"), "openvino", _probe_openvino, _on_cpu(OpenVinoEngine)),
 )

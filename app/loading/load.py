@@ -29,7 +29,7 @@ from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.choice import NOTHING_SERVES, choose
 from convoy.app.loading.proving import Candidate, ProvedEngine, open_and_prove, prove, prove_by_itself
 from convoy.models.bundle import Bundle, Variant, open_bundle
-from convoy.models.errors import BundleError
+from convoy.models.errors import BundleError, JobError
 from convoy.models.files import check_only_files
 from convoy.models.onnx_digest import check_onnx_files
 from convoy.models.spec import ModelSpec
@@ -212,10 +212,8 @@ class _Walk:
             return []
         self.skipped += choice.skipped
         for variant in choice.variants:
-            open_engine = partial(row.open, self.job, variant, place)
-            prove_engine = partial(self._prove, row, variant, choice.reason)
             try:
-                found.append(open_and_prove(variant, open_engine, prove_engine))
+                found.append(self._candidate(place, row, variant, choice.reason))
             except NotProved as failure:
                 self.skipped.append(refusal(row.name, place.name, failure))
                 self._leave_for_later(row, place, (variant,), False)
@@ -224,6 +222,20 @@ class _Walk:
         if not found:
             self.skipped.append(refusal(row.name, place.name, NOTHING_SERVES))
         return found
+
+    def _candidate(self, place: Place, row: Row, variant: Variant, why: str) -> Candidate:
+        """The first way to open it that proves itself. Raises NotProved where none does."""
+        prove_engine = partial(self._prove, row, variant, why)
+        try:
+            sooner = row.sooner(self.job, variant, place) if row.sooner is not None else ()
+        except (JobError, OSError) as failure:
+            raise NotProved(f"{variant.file}: {failure}") from failure
+        for open_engine in sooner:
+            try:
+                return open_and_prove(variant, open_engine, prove_engine)
+            except NotProved as failure:
+                _log.info("%s on %s is opened in another way: %s", row.name, place.name, failure)
+        return open_and_prove(variant, partial(row.open, self.job, variant, place), prove_engine)
 
     def _prove(self, row: Row, variant: Variant, why: str, engine: Engine) -> Candidate:
         if self.job.canary is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from convoy.app.engines.base import Engine, run_arrays
 from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.app.engines.jobs import Job
 from convoy.app.engines.machine import Library, Machine
+from convoy.app.engines.onnxruntime_cuda import OnnxRuntimeCudaEngine
 from convoy.app.loading.later import prove_plan
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.loading.proving import NotProved, measure
@@ -24,6 +26,7 @@ from convoy.models.errors import BundleError, JobError
 from convoy.models.store import DEMO_STORE, Store
 from tests.support import onnx_models
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeGpu
+from tests.support.fake_onnxruntime import FakeSession
 from tests.support.gpu_machine import GpuBench
 
 
@@ -208,6 +211,49 @@ def test_where_a_plan_is_to_come_a_model_that_cannot_be_captured_serves_in_a_ses
     for samples in (1, 4, 2, 1, 4):
         run_arrays(model.engines[0].engine, {"images": images[:samples]})
     assert bench.onnxruntime.plan_builds == builds
+
+
+def test_where_a_plan_is_to_come_a_model_whose_graph_answers_wrongly_is_served_without_graphs(
+    store, bench, tmp_path, monkeypatch
+):
+    compute = FakeSession._compute
+
+    def wrong_in_graphs(session: FakeSession, binding: Any) -> None:
+        compute(session, binding)
+        if session.options["enable_cuda_graph"] == "1":
+            for bound in binding.outputs.values():
+                bound.array(bench.cuda)[...] *= -1
+
+    monkeypatch.setattr(FakeSession, "_compute", wrong_in_graphs)
+    model = loaded(store, options(bench, tmp_path))
+    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
+    assert [way["enable_cuda_graph"] for way in bench.onnxruntime.opened] == ["1", "0", "0", "0"]
+    assert [one.variant.file for one in model.untried] == ["fp16.onnx"]
+
+
+def test_where_a_plan_is_to_come_a_way_that_fails_by_a_bug_costs_only_itself(store, bench, tmp_path, monkeypatch):
+    def confused(engine: OnnxRuntimeCudaEngine) -> None:
+        if len(bench.onnxruntime.opened) == 1:
+            raise KeyError("a bug")
+        warm_up(engine)
+
+    warm_up = OnnxRuntimeCudaEngine.warm_up
+    monkeypatch.setattr(OnnxRuntimeCudaEngine, "warm_up", confused)
+    model = loaded(store, options(bench, tmp_path))
+    assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
+    assert [one.variant.file for one in model.untried] == ["fp16.onnx"]
+
+
+def test_as_it_comes_a_model_is_warmed_up_once(store, bench, tmp_path, monkeypatch):
+    warm_up, warmed_up = OnnxRuntimeCudaEngine.warm_up, []
+
+    def watched(engine: OnnxRuntimeCudaEngine) -> None:
+        warmed_up.append(engine.info)
+        warm_up(engine)
+
+    monkeypatch.setattr(OnnxRuntimeCudaEngine, "warm_up", watched)
+    loaded(store, options(bench, tmp_path))
+    assert len(warmed_up) == 1
 
 
 def test_a_plan_that_was_just_built_proves_itself(store, bench, tmp_path):
