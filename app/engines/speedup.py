@@ -73,9 +73,14 @@ def paired_speedup(reference_ms: Sequence[np.ndarray], own_ms: Sequence[np.ndarr
     return Interval(float(np.exp(np.mean(estimates))), float(low), float(high))
 
 
+def is_beyond_doubt(speedup: Interval) -> bool:
+    """Whether it pays: the interval's lower end decides."""
+    return speedup.low > WORTHWHILE_SPEEDUP
+
+
 def is_worthwhile(table: LatencyTable) -> bool:
-    """Whether the variant is faster than the reference beyond doubt: the interval's lower end decides."""
-    return table.speedup is not None and table.speedup.low > WORTHWHILE_SPEEDUP
+    """Whether the variant is faster than the reference beyond doubt."""
+    return table.speedup is not None and is_beyond_doubt(table.speedup)
 
 
 def best_per_sample_ms(table: LatencyTable) -> float:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.jobs import NotProved, refusal
+from convoy.app.engines.measure import summarise
 from convoy.app.engines.select import measured_here
 from convoy.app.engines.table import row_named
-from convoy.app.loading.proving import Candidate, ProvedEngine, measure, pick
-from convoy.models.bundle import LatencyTable
+from convoy.app.loading.proving import Candidate, ProvedEngine, fastest, race
+from convoy.models.bundle import LatencyPoint
 
 NOTHING_SERVES = "no variant serves"
 
@@ -23,28 +24,29 @@ def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
     if not candidates:
         raise NotProved(NOTHING_SERVES)
     try:
-        tables = _tables(candidates)
+        best, points = _winner(candidates)
     except EngineFailure as failure:
         if len(candidates) > 1:
             return choose(_sound(candidates, refused), refused)
         candidates[0].engine.close()
         raise NotProved(f"{candidates[0].variant.file}: {_fails(failure)}") from failure
-    best = pick(candidates, tables)
     info = best.engine.info
-    refused += [
-        _told(one, f"it is not faster than {info.engine} in {info.precision}") for one in candidates if one is not best
-    ]
-    points = tables[candidates.index(best)].points
+    for one in candidates:
+        if one is not best:
+            one.engine.close()
+            refused.append(_told(one, f"it is not faster than {info.engine} in {info.precision}"))
     return ProvedEngine(best.engine, best.canary, points, best.reason, row_named(info.engine).platform)
 
 
-def _tables(candidates: list[Candidate]) -> tuple[LatencyTable, ...]:
-    """Export's, where the only one was measured on this device, else measured now. Raises EngineFailure."""
+def _winner(candidates: list[Candidate]) -> tuple[Candidate, tuple[LatencyPoint, ...]]:
+    """The best and its latencies: export's, where the only one was measured here, else new. Raises EngineFailure."""
     if len(candidates) == 1:
         (only,) = candidates
         if only.variant.latency and measured_here(only.variant, only.engine.info.device_fingerprint):
-            return (only.variant.latency,)
-    return measure([candidate.engine for candidate in candidates])
+            return only, only.variant.latency.points
+    measured = race([candidate.engine for candidate in candidates])
+    best = fastest(measured)
+    return candidates[best], tuple(summarise(rounds.batch_size, rounds.runs_ms[best]) for rounds in measured)
 
 
 def _sound(candidates: list[Candidate], refused: list[str]) -> list[Candidate]:
@@ -61,7 +63,7 @@ def _sound(candidates: list[Candidate], refused: list[str]) -> list[Candidate]:
 
 def _failure(candidate: Candidate) -> EngineFailure | None:
     try:
-        measure([candidate.engine])
+        race([candidate.engine])
     except EngineFailure as failure:
         return failure
     return None

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.base import Engine, EngineInfo
 from convoy.app.engines.jobs import NotProved
-from convoy.app.engines.measure import Pace, batch_knots, measure_in_turns
-from convoy.app.engines.speedup import best_per_sample_ms, is_worthwhile
+from convoy.app.engines.measure import Pace, Rounds, batch_knots, latency_tables, run_in_turns
+from convoy.app.engines.speedup import is_beyond_doubt, paired_speedup
 from convoy.app.loading.canary import CanaryCheck, CanaryFailed
 from convoy.models.bundle import Canary, LatencyPoint, LatencyTable, Variant
 from convoy.models.errors import JobError
@@ -55,13 +55,12 @@ class Candidate:
 
 
 def prove(variant: Variant, canary: Canary, reason: str, engine: Engine) -> Candidate:
-    """Warm an engine up and ask it the canary. Raises NotProved, and the engine is closed then."""
+    """Warm an engine up and ask it the canary. Raises NotProved."""
     check = CanaryCheck.of_variant(canary, variant, batched=engine.batched)
     try:
         engine.warm_up()
         check.run(engine)
     except (EngineFailure, CanaryFailed) as failure:
-        engine.close()
         raise NotProved(f"{variant.file}: {failure}") from failure
     return Candidate(variant, engine, check, reason)
 
@@ -69,7 +68,7 @@ def prove(variant: Variant, canary: Canary, reason: str, engine: Engine) -> Cand
 def prove_by_itself(variant: Variant, reference: CanaryCheck | None, reason: str, engine: Engine) -> Candidate:
     """Without a canary of its own, the engine's first answer is what it must go on giving; it agrees with `reference`.
 
-    Raises NotProved, and the engine is closed then.
+    Raises NotProved.
     """
     try:
         engine.warm_up()
@@ -77,7 +76,6 @@ def prove_by_itself(variant: Variant, reference: CanaryCheck | None, reason: str
             reference.run(engine)
         return Candidate(variant, engine, CanaryCheck.of_first_answer(engine), reason)
     except EngineFailure as failure:
-        engine.close()
         why = (
             str(failure)
             if failure.scope is FailureScope.MEMORY
@@ -85,7 +83,6 @@ def prove_by_itself(variant: Variant, reference: CanaryCheck | None, reason: str
         )
         raise NotProved(f"{variant.file}: {why}") from failure
     except CanaryFailed as failure:
-        engine.close()
         raise NotProved(f"{variant.file}: does not answer as the CPU does: {failure}") from failure
 
 
@@ -93,36 +90,40 @@ def open_and_prove(
     variant: Variant, open_engine: Callable[[], Engine], prove_engine: Callable[[Engine], Candidate]
 ) -> Candidate:
     """Raises NotProved, whatever went wrong; then nothing is left open."""
-    engine: Engine | None = None
     try:
         engine = open_engine()
-        return prove_engine(engine)
+        try:
+            return prove_engine(engine)
+        except BaseException:
+            engine.close()
+            raise
     except NotProved:
         raise
     except (JobError, OSError, EngineFailure) as failure:
         raise NotProved(f"{variant.file}: {failure}") from failure
     except Exception as error:  # a bug, here or in a library, which must cost no more than this engine
         _log.exception("%s failed in an engine; this is a bug", variant.file)
-        if engine is not None:
-            engine.close()
         raise NotProved(f"{variant.file}: {type(error).__name__}: {error}") from error
+
+
+def race(engines: Sequence[Engine]) -> list[Rounds]:
+    """The engines' runs in turns, so that any two can be compared. Raises EngineFailure."""
+    knots = batch_knots(engines[0].info.batch_sizes[-1])
+    budget_s = MEASURING_BUDGET_S * len(engines) / len(knots)
+    return list(run_in_turns(engines, Pace(budget_s, _MEASURING_LIMIT_S, warm_up=1, fewest=3, most=50)))
 
 
 def measure(engines: Sequence[Engine]) -> tuple[LatencyTable, ...]:
     """A latency table for each, measured in turns. Raises EngineFailure."""
-    knots = batch_knots(engines[0].info.batch_sizes[-1])
-    budget_s = MEASURING_BUDGET_S * len(engines) / len(knots)
-    return measure_in_turns(engines, Pace(budget_s, _MEASURING_LIMIT_S, warm_up=1, fewest=3, most=50))
+    return latency_tables(engines, race(engines))
 
 
-def pick(candidates: Sequence[Candidate], tables: Sequence[LatencyTable]) -> Candidate:
-    """The fastest of those that are faster beyond doubt than the first, the more exact one; else that one.
-
-    The others are closed.
-    """
-    faster = [(one, table) for one, table in zip(candidates, tables, strict=True) if is_worthwhile(table)]
-    best = min(faster, key=lambda pair: best_per_sample_ms(pair[1]))[0] if faster else candidates[0]
-    for candidate in candidates:
-        if candidate is not best:
-            candidate.engine.close()
+def fastest(measured: Sequence[Rounds]) -> int:
+    """Which engine is faster beyond doubt than all that are more exact and might serve; they come most exact first."""
+    best = 0
+    for own in range(1, len(measured[0].runs_ms)):
+        # Held against the best so far: what beats a slow first one beyond doubt may beat that by noise alone.
+        of_best, of_own = ([rounds.runs_ms[index] for rounds in measured] for index in (best, own))
+        if is_beyond_doubt(paired_speedup(of_best, of_own)):
+            best = own
     return best

@@ -17,11 +17,12 @@ from convoy.app.engines.base import Engine, run_arrays
 from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.app.engines.jobs import Job
 from convoy.app.engines.machine import Library, Machine
+from convoy.app.engines.measure import Rounds
 from convoy.app.engines.onnxruntime_cuda import OnnxRuntimeCudaEngine
 from convoy.app.loading.later import prove_plan
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
-from convoy.app.loading.proving import NotProved, measure
-from convoy.models.bundle import MANIFEST, LatencyTable, open_bundle, read_manifest, seal
+from convoy.app.loading.proving import NotProved, race
+from convoy.models.bundle import MANIFEST, open_bundle, read_manifest, seal
 from convoy.models.errors import BundleError, JobError
 from convoy.models.store import DEMO_STORE, Store
 from tests.support import onnx_models
@@ -326,12 +327,12 @@ def test_a_bare_model_that_a_gpu_answers_otherwise_than_the_cpu_is_not_served_fr
 def test_a_bare_model_that_fails_on_one_gpu_is_served_by_the_other(shift, tmp_path, monkeypatch):
     bench = GpuBench.of(FakeGpu("Fake H200"), FakeGpu("Fake H200"))
 
-    def measured(engines: list[Engine]) -> tuple[LatencyTable, ...]:
+    def measured(engines: list[Engine]) -> list[Rounds]:
         if engines[0].info.device == "cuda:0":
             raise EngineFailure("it fell over")
-        return measure(engines)
+        return race(engines)
 
-    monkeypatch.setattr("convoy.app.loading.choice.measure", measured)
+    monkeypatch.setattr("convoy.app.loading.choice.race", measured)
     model = loaded_shift(shift, options(bench, tmp_path))
     assert engines(model) == [("onnxruntime-cuda", "fp32", "cuda:1")]
     assert any("cuda:0" in reason and "it fell over" in reason for reason in model.skipped)
@@ -379,6 +380,15 @@ def test_a_model_that_does_not_run_as_it_comes_is_tuned_at_once(store, bench, tm
     model = loaded(store, options(bench, tmp_path))
     assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
     assert model.untried == ()
+
+
+def test_an_engine_whose_proving_ends_in_an_error_of_ours_is_closed(store, bench, tmp_path, monkeypatch):
+    def unreadable(engine: OnnxRuntimeCudaEngine) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(OnnxRuntimeCudaEngine, "warm_up", unreadable)
+    assert engines(loaded(store, options(bench, tmp_path)))[0][0] == "onnxruntime-cpu"
+    assert not bench.cuda.live_device_blocks
 
 
 def test_a_file_that_cannot_be_told_from_others_costs_only_the_gpu(store, shift, bench, tmp_path, monkeypatch):
