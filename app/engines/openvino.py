@@ -3,7 +3,8 @@
 Beside fp32 it takes INT8 from the same file of pairs that ONNX Runtime does, and BF16 where the processor has that.
 The precision is always named to it: left to itself it computes fp32 in BF16 on such processors. Tensors of more than
 32 bits it would narrow in silence, and sizes that do not fit together it answers with nothing: models that have such,
-free sizes or strings are refused here, and served by ONNX Runtime.
+free sizes or strings are refused here, and served by ONNX Runtime. So are those that look up rows by numbers of a
+request: one that is out of range is answered with zeros, or with whatever lies there in memory.
 """
 
 from __future__ import annotations
@@ -109,9 +110,12 @@ class OpenVinoEngine(StagedEngine):
             # Asked for by name: else every reader that there is tries its luck with a broken file, and complains.
             reader = ov.frontend.FrontEndManager().load_by_framework("onnx")
             graph = reader.convert(reader.load(str(model)))
+            unchecked = _unchecked_lookup(graph)
             compiled = core.compile_model(graph, "CPU", options)
         except Exception as error:  # RuntimeError, and whatever the reader lets through
             raise BundleError(f"{model}: OpenVINO cannot load it ({_message(error)})") from error
+        if unchecked is not None:
+            raise BundleError(f"{model}: {unchecked!r} looks up by a request's numbers, of which OpenVINO checks none")
         sides = zip((promised.inputs, promised.outputs), (compiled.inputs, compiled.outputs), strict=True)
         have = Signature(*(tuple(_spec(model, port, ours) for port, ours in _paired(*side)) for side in sides))
         check_names(model, have, promised.inputs, promised.outputs)
@@ -157,6 +161,27 @@ class OpenVinoEngine(StagedEngine):
         outputs = [self._ov.Tensor(one.array, shared_memory=True) for one in landed]
         bound = self._bindings[shapes] = _Bound(inputs, outputs, landed)
         return bound
+
+
+def _unchecked_lookup(graph: Any) -> str | None:
+    """The name of a node that takes from a tensor where an input's values say; GatherElements is checked."""
+    for node in graph.get_ops():
+        if node.get_type_name() in ("Gather", "GatherND") and _depends_on_values(node.input_value(1).get_node()):
+            return str(node.get_friendly_name())
+    return None
+
+
+def _depends_on_values(node: Any) -> bool:
+    seen, new = {node.get_name()}, [node]
+    while new:
+        one = new.pop()
+        if one.get_type_name() == "Parameter":
+            return True
+        if one.get_type_name() != "ShapeOf":
+            sources = {source.get_name(): source for source in (value.get_node() for value in one.input_values())}
+            new += [source for name, source in sources.items() if name not in seen]
+            seen |= sources.keys()
+    return False
 
 
 def _paired(ours: tuple[TensorSpec, ...], ports: list[Any]) -> list[tuple[Any, TensorSpec | None]]:

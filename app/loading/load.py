@@ -128,15 +128,14 @@ def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
     return _Walk(job, others, bare.path, list(skipped), why_bare=f"bare model: {bare.batch_reason}")
 
 
-def _answer_of_cpu(job: Job, variant: Variant) -> CanaryCheck | None:
-    """What other engines are compared with; None where the CPU cannot run the model."""
+def _answer_of_cpu(job: Job, variant: Variant) -> CanaryCheck | EngineFailure:
+    """What other engines are compared with, or why the CPU cannot run the model. Raises BundleError."""
     engine = REFERENCE.open(replace(job, max_batch_size=min(1, job.max_batch_size)), variant, Place())
     try:
         engine.warm_up()
         return CanaryCheck.of_another_device(engine)
     except EngineFailure as failure:
-        _log.warning("%s: no CPU can tell whether a GPU answers rightly (%s)", job.path(variant), failure)
-        return None
+        return failure
     finally:
         engine.close()
 
@@ -156,7 +155,7 @@ class _Walk:
     why_bare: str = ""
     engines: list[ProvedEngine] = field(default_factory=list)
     later: list[PlanWish | Untried] = field(default_factory=list)
-    _answers: list[CanaryCheck | None] = field(default_factory=list)
+    _answers: list[CanaryCheck | EngineFailure] = field(default_factory=list)
 
     def everything(self, options: LoadOptions) -> None:
         """Every GPU, or the CPU where none serves. Raises BundleError where nothing does."""
@@ -244,7 +243,15 @@ class _Walk:
             return prove_by_itself(variant, None, self.why_bare, engine)
         if not self._answers:
             self._answers.append(_answer_of_cpu(self.job, variant))
-        return prove_by_itself(variant, self._answers[0], self.why_bare, engine)
+        (answer,) = self._answers
+        if isinstance(answer, CanaryCheck):
+            return prove_by_itself(variant, answer, self.why_bare, engine)
+        why_none = f"nothing tells whether it answers rightly, because {REFERENCE.name} does not run it ({answer})"
+        if not row.is_on_gpus:
+            raise NotProved(f"{variant.file}: {why_none}")
+        # A model may need what only a GPU has.
+        _log.warning("%s on %s: %s", self.job.path(variant), row.name, why_none)
+        return prove_by_itself(variant, None, self.why_bare, engine)
 
     def _choose(self, row: Row) -> Choice:
         """Raises BundleError."""

@@ -87,6 +87,29 @@ def halved(path: Path) -> Path:
     return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("batch", 4))], [one])
 
 
+def lookup(path: Path, operator: str = "Gather") -> Path:
+    """Four rows of a table of three, by numbers that nobody has checked."""
+    table = helper.make_tensor("table", TensorProto.FLOAT, [3, 2], range(6))
+    nodes = [
+        helper.make_node("Cast", ["x"], ["rows"], to=TensorProto.INT64),
+        helper.make_node(operator, ["table", "rows"], ["y"], name="y"),
+    ]
+    shape = (4, 1, 2) if operator == "Gather" else (4, 2)
+    return _save(path, nodes, [_tensor("x", "INT32", (4, 1))], [_tensor("y", "FP32", shape)], [table])
+
+
+def last_column(path: Path) -> Path:
+    """Taken by a number that is computed from the input's own size."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Slice", ["shape", "one", "two"], ["columns"]),
+        helper.make_node("Sub", ["columns", "one"], ["last"]),
+        helper.make_node("Gather", ["x", "last"], ["y"], axis=1),
+    ]
+    constants = [helper.make_tensor(name, TensorProto.INT64, [1], [n]) for name, n in (("one", 1), ("two", 2))]
+    return _save(path, nodes, [_tensor("x", "FP32", ("batch", 4))], [_tensor("y", "FP32", ("batch", 1))], constants)
+
+
 def resized(path: Path, *, named: bool = True) -> Path:
     """Every pixel four times, by a size that is computed from the input's own, as an upsampling by size does."""
     nodes = [

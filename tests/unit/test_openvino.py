@@ -136,6 +136,37 @@ def test_a_bare_model_is_served_by_it_where_it_agrees_and_by_the_other_where_it_
 
 
 @needs_openvino
+@pytest.mark.parametrize("engine", ["auto", "openvino"])
+def test_a_bare_model_that_the_other_engine_refuses_is_not_served_unchecked(tmp_path, engine, monkeypatch, caplog):
+    monkeypatch.setattr("convoy.app.engines.openvino._unchecked_lookup", lambda graph: None)
+    onnx_models.lookup(tmp_path / "lookup" / "1" / "model.onnx")
+    with pytest.raises(
+        BundleError, match="nothing tells whether it answers rightly, because onnxruntime-cpu"
+    ) as refused:
+        loaded(tmp_path, "lookup", engine=engine)
+    assert "out of data bounds" in str(refused.value)
+    assert "GPU" not in caplog.text
+
+
+@needs_openvino
+@pytest.mark.parametrize("operator", ["Gather", "GatherND"])
+def test_a_model_that_looks_up_rows_by_numbers_of_a_request_is_left_to_who_checks_them(tmp_path, operator):
+    indices, y = (
+        TensorSpec("x", "INT32", (4, 1)),
+        TensorSpec("y", "FP32", (4, 1, 2) if operator == "Gather" else (4, 2)),
+    )
+    path = onnx_models.lookup(tmp_path / "model.onnx", operator)
+    with pytest.raises(BundleError, match="'y' looks up by a request's numbers"):
+        OpenVinoEngine(path, inputs=(indices,), outputs=(y,), max_batch_size=0, precision="fp32", threads=1)
+
+
+@needs_openvino
+def test_what_a_model_looks_up_by_its_own_numbers_is_served(tmp_path):
+    engine = opened(onnx_models.last_column(tmp_path / "model.onnx"), TensorSpec("y", "FP32", (1,)))
+    assert run_arrays(engine, {"x": np.arange(8, dtype=np.float32).reshape(2, 4)})["y"].tolist() == [[3.0], [7.0]]
+
+
+@needs_openvino
 def test_a_file_that_is_not_what_was_said_is_refused(tmp_path):
     path = identity(tmp_path)
     for other in (TensorSpec("z", "FP32", (4,)), TensorSpec("y", "FP16", (4,))):
