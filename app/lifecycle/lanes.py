@@ -21,7 +21,7 @@ from convoy.app.lifecycle.catalog import Catalog, Served, ServedLane
 from convoy.app.lifecycle.lane_runner import lane_runner
 from convoy.app.lifecycle.loads import LoadVersion
 from convoy.app.lifecycle.tasks import Tasks
-from convoy.app.loading.load import LoadedModel
+from convoy.app.loading.load import LoadedModel, ServedBefore
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.queues import Lane
@@ -165,7 +165,8 @@ class Lanes:
 
     async def _load_again(self, served: Served) -> LoadedModel | None:
         """The version once more, beside a lost engine that may never give its memory back; None: nothing is left."""
-        loading = begin(partial(self._load_version, served.loaded.stored, served.options), "replace")
+        options = replace(served.options, before=tuple(map(ServedBefore.of, served.loaded.engines)))
+        loading = begin(partial(self._load_version, served.loaded.stored, options), "replace")
         try:
             return await asyncio.wait_for(loading, self._replace_within_s)
         except Exception as error:  # whatever it is, nobody else will try again

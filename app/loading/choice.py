@@ -35,7 +35,8 @@ def choose(candidates: list[Candidate], refused: list[str]) -> ProvedEngine:
         if one is not best:
             one.engine.close()
             refused.append(_told(one, f"it is not faster than {info.engine} in {info.precision}"))
-    return ProvedEngine(best.engine, best.canary, points, best.reason, row_named(info.engine).platform)
+    platform = row_named(info.engine).platform
+    return ProvedEngine(best.engine, best.canary, points, best.reason, platform, best.variant.file)
 
 
 def _winner(candidates: list[Candidate]) -> tuple[Candidate, tuple[LatencyPoint, ...]]:

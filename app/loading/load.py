@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from convoy.app.batch import EngineFailure
 from convoy.app.engines import cpu
@@ -21,7 +23,7 @@ from convoy.app.engines.base import Engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.jobs import Job, NotProved, Place, PlanWish, Untried, refusal
 from convoy.app.engines.machine import CPU_ONLY, Machine
-from convoy.app.engines.memory import check_batch
+from convoy.app.engines.memory import available_bytes, check_batch, resident_bytes
 from convoy.app.engines.select import Choice, PrecisionChoice, choose_on_cpu, choose_on_gpu
 from convoy.app.engines.table import AUTO, REFERENCE, Row, rows_for
 from convoy.app.loading.bare_model import read_bare_model
@@ -40,12 +42,25 @@ _log = logging.getLogger("convoy")
 DEFAULT_LIMIT_S = 300.0
 
 
+class ServedBefore(NamedTuple):
+    """Which engine has served on a device, and with which of the version's files."""
+
+    device: str
+    engine: str
+    file: str
+
+    @staticmethod
+    def of(proved: ProvedEngine) -> ServedBefore:
+        return ServedBefore(proved.info.device, proved.info.engine, proved.file)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """What the operator decided about engines, and the machine they run on. `max_batch` None: as the model says.
 
     `configured_batch` stands in the place of what the model's configuration says; None: as it says.
     `plan_cache` None: no plan is kept or looked for. A load that takes longer than `limit_s` is given up.
+    `before` serves again, unless it cannot any more or something that takes precedence is there now.
     """
 
     precision: PrecisionChoice
@@ -56,6 +71,7 @@ class LoadOptions:
     machine: Machine = CPU_ONLY
     plan_cache: Path | None = None
     limit_s: float = DEFAULT_LIMIT_S
+    before: tuple[ServedBefore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +101,7 @@ def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     except OSError as error:
         raise BundleError(f"{stored.folder}: cannot be read ({error}); mend it or remove it") from error
     walk = (_walk_for_bundle if stored.is_bundle else _walk_for_bare)(stored, options)
+    walk.before = options.before
     walk.everything(options)
     return LoadedModel(
         stored=stored,
@@ -155,6 +172,8 @@ class _Walk:
     why_bare: str = ""
     engines: list[ProvedEngine] = field(default_factory=list)
     later: list[PlanWish | Untried] = field(default_factory=list)
+    before: tuple[ServedBefore, ...] = ()
+    _first_bytes: int = 0  # what the first engine on the CPU took
     _answers: list[CanaryCheck | EngineFailure] = field(default_factory=list)
 
     def everything(self, options: LoadOptions) -> None:
@@ -190,7 +209,7 @@ class _Walk:
 
     def _serve_of_one_rank(self, place: Place, rows: Sequence[Row]) -> bool:
         """Prove what the rows open of what they may, and let the fastest serve."""
-        candidates = [one for row in rows for one in self._candidates(place, row)]
+        candidates = self._as_before(place, rows) or [one for row in rows for one in self._candidates(place, row)]
         # The most exact first, of whichever engine: what is faster has to be so beyond doubt.
         candidates.sort(key=lambda one: self.job.variants.index(one.variant))
         if not candidates:
@@ -202,6 +221,29 @@ class _Walk:
             return False
         return True
 
+    def _as_before(self, place: Place, rows: Sequence[Row]) -> list[Candidate]:
+        """What served there, alone: nobody waits for all the others again. Empty where it cannot any more."""
+        chosen: list[tuple[Row, Variant, str]] = []
+        for row in rows if self.before else ():
+            with suppress(BundleError):
+                choice = self._choose(row)
+                self.skipped += choice.skipped
+                chosen += [(row, variant, choice.reason) for variant in choice.variants]
+        same = [one for one in chosen if ServedBefore(place.name, one[0].name, one[1].file) in self.before]
+        if not same:
+            return []
+        try:
+            found = self._candidate(place, *same[0])
+        except NotProved as failure:
+            _log.warning("%s on %s does not serve again: %s", same[0][0].name, place.name, failure)
+            return []
+        for row, variant, _ in chosen:
+            is_same = (row, variant) == same[0][:2]
+            self._leave_for_later(row, place, (variant,), is_same)
+            if not is_same:
+                self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {same[0][0].name} served before"))
+        return [found]
+
     def _candidates(self, place: Place, row: Row) -> list[Candidate]:
         found = []
         try:
@@ -211,16 +253,27 @@ class _Walk:
             return []
         self.skipped += choice.skipped
         for variant in choice.variants:
+            before = resident_bytes()
             try:
+                self._check_room(place, variant)
                 found.append(self._candidate(place, row, variant, choice.reason))
             except NotProved as failure:
                 self.skipped.append(refusal(row.name, place.name, failure))
                 self._leave_for_later(row, place, (variant,), False)
             else:
+                if place.gpu is None:
+                    self._first_bytes = self._first_bytes or max(0, resident_bytes() - before)
                 self._leave_for_later(row, place, (variant,), True)
         if not found:
             self.skipped.append(refusal(row.name, place.name, NOTHING_SERVES))
         return found
+
+    def _check_room(self, place: Place, variant: Variant) -> None:
+        """All are open until one is chosen. Raises NotProved where another like the first hardly fits beside it."""
+        free = available_bytes()
+        if place.gpu is None and free is not None and free < self._first_bytes:
+            took, left = self._first_bytes >> 20, free >> 20
+            raise NotProved(f"{variant.file}: the first engine took {took} MiB of memory, and {left} MiB are available")
 
     def _candidate(self, place: Place, row: Row, variant: Variant, why: str) -> Candidate:
         """The first way to open it that proves itself. Raises NotProved where none does."""

@@ -30,7 +30,8 @@ _MEASURING_LIMIT_S = 1.0
 class ProvedEngine:
     """An engine that answered its canary rightly, and all that is known about it.
 
-    `reason` says why this engine and variant serve, `platform` what they are in the protocol's words.
+    `reason` says why this engine and variant serve, `platform` what they are in the protocol's words, `file` is the
+    variant's.
     """
 
     engine: Engine
@@ -38,6 +39,7 @@ class ProvedEngine:
     latency: tuple[LatencyPoint, ...]
     reason: str
     platform: str
+    file: str = ""
 
     @property
     def info(self) -> EngineInfo:

@@ -89,9 +89,11 @@ class Workshop:
     fatal: list[str] = field(default_factory=list)
     # Called in the loader's thread before anything is loaded.
     before_load: Callable[[], None] = lambda: None
+    loads: list[LoadOptions] = field(default_factory=list)
     core: Core = field(init=False)
 
-    def load(self, stored: StoredVersion, _: LoadOptions) -> LoadedModel:
+    def load(self, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
+        self.loads.append(options)
         self.before_load()
         x, y = TensorSpec("x", "FP32", (ROW,)), TensorSpec("y", "FP32", (ROW,))
         spec = ModelSpec(stored.name, (x,), (y,), MAX_BATCH, None, "none", ())

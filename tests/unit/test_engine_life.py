@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -311,6 +312,22 @@ def test_while_one_of_two_engines_is_replaced_the_other_serves_and_the_server_is
             await clients.answered_by(new, 20)
         assert not second.closed
         assert len(listed(workshop)) == 2
+
+    in_workshop(workshop, scenario)
+
+
+def test_a_lost_engine_is_replaced_by_one_of_its_kind(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path, devices=("gpu:0", "gpu:1"))
+
+    async def scenario() -> None:
+        first, _ = workshop.engines
+        await workshop.core.lanes.swap(workshop.served(), replace(proved(workshop.make("gpu:1")), file="plan.onnx"))
+        first.failure = EngineFailure("this engine is broken", FailureScope.ENGINE)
+        async with Clients(workshop):
+            await until(lambda: len(workshop.loads) == 2 and len(workshop.served().lanes) == 2)
+        loaded, again = workshop.loads
+        assert loaded.before == ()
+        assert set(again.before) == {("gpu:0", first.info.engine, ""), ("gpu:1", first.info.engine, "plan.onnx")}
 
     in_workshop(workshop, scenario)
 

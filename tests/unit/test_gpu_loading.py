@@ -20,7 +20,7 @@ from convoy.app.engines.machine import Library, Machine
 from convoy.app.engines.measure import Rounds
 from convoy.app.engines.onnxruntime_cuda import OnnxRuntimeCudaEngine
 from convoy.app.loading.later import prove_plan
-from convoy.app.loading.load import LoadedModel, LoadOptions, load
+from convoy.app.loading.load import LoadedModel, LoadOptions, ServedBefore, load
 from convoy.app.loading.proving import NotProved, race
 from convoy.models.bundle import MANIFEST, open_bundle, read_manifest, seal
 from convoy.models.errors import BundleError, JobError
@@ -380,6 +380,22 @@ def test_a_model_that_does_not_run_as_it_comes_is_tuned_at_once(store, bench, tm
     model = loaded(store, options(bench, tmp_path))
     assert engines(model) == [("onnxruntime-cuda", "fp16", "cuda:0")]
     assert model.untried == ()
+
+
+def test_what_served_from_a_gpu_before_serves_alone_again_and_what_is_missing_is_still_wished_for(
+    store, bench, tmp_path, monkeypatch
+):
+    for wish in loaded(store, options(bench, tmp_path)).wishes[:2]:
+        bench.build(wish, tmp_path / "plans")
+    took_ms = {"fp16": 3.0, "int8": 1.0}
+    monkeypatch.setattr("convoy.app.engines.measure.Probe.run_ms", lambda probe: took_ms[probe.engine.info.precision])
+    before = ServedBefore("cuda:0", "tensorrt", "fp16.onnx")
+    again = loaded(store, options(bench, tmp_path, before=(before,)))
+    assert engines(again) == [("tensorrt", "fp16", "cuda:0")]
+    best = loaded(store, options(bench, tmp_path))
+    assert engines(best) == [("tensorrt", "int8", "cuda:0")]
+    assert [wish.variant.file for wish in again.wishes] == [wish.variant.file for wish in best.wishes] == ["fp8.onnx"]
+    assert again.untried == best.untried
 
 
 def test_an_engine_whose_proving_ends_in_an_error_of_ours_is_closed(store, bench, tmp_path, monkeypatch):

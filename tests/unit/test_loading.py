@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from convoy.app.engines.machine import CPU_ONLY, Library, Machine
+from convoy.app.engines.base import Engine
+from convoy.app.engines.machine import CPU_ONLY, Library
 from convoy.app.engines.measure import Rounds
 from convoy.app.engines.openvino import load_openvino
-from convoy.app.loading.load import LoadedModel, LoadOptions, load
+from convoy.app.loading.canary import CanaryCheck, CanaryFailed
+from convoy.app.loading.load import LoadedModel, LoadOptions, ServedBefore, load
+from convoy.app.loading.proving import race
 from convoy.models.bundle import MANIFEST, Interval, LatencyPoint, LatencyTable, read_manifest, seal
 from convoy.models.store import DEMO_STORE, Store
 from tests.support.stores import make_int8_right_everywhere
@@ -38,8 +44,8 @@ def elsewhere(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def loaded(store: Store, machine: Machine = CPU_ONLY) -> LoadedModel:
-    return load(store.versions("digits")[0], LoadOptions("auto", threads=1, max_batch=None, machine=machine))
+def loaded(store: Store, **given: Any) -> LoadedModel:
+    return load(store.versions("digits")[0], replace(LoadOptions("auto", threads=1, max_batch=None), **given))
 
 
 def takes(monkeypatch: pytest.MonkeyPatch, *engines_ms: list[float]) -> None:
@@ -84,3 +90,54 @@ def test_measuring_at_start_begins_with_one_sample_and_doubles(elsewhere):
     sizes = [point.batch_size for point in proved.latency]
     # On a machine that is busy with something else, the largest are left out.
     assert sizes == [1, 2, 4, 8, 16, 32, 64][: max(1, len(sizes))]
+
+
+def test_what_served_before_serves_again_without_a_race(elsewhere, monkeypatch):
+    def single(engines: list[Engine]) -> list[Rounds]:
+        assert len(engines) == 1
+        return race(engines)
+
+    monkeypatch.setattr("convoy.app.loading.choice.race", single)
+    for file, precision in (("fp32.onnx", "fp32"), ("int8-cpu.onnx", "int8")):
+        model = loaded(elsewhere, before=(ServedBefore("cpu", "onnxruntime-cpu", file),))
+        (proved,) = model.engines
+        assert (proved.engine.info.precision, proved.file) == (precision, file)
+        assert [why for why in model.skipped if "onnxruntime-cpu served before" in why]
+
+
+@pytest.mark.parametrize("file", ["gone.onnx", "fp32.onnx"])
+def test_what_served_before_and_cannot_any_more_is_succeeded_by_the_best_of_the_others(elsewhere, monkeypatch, file):
+    takes(monkeypatch, [3.0] * 3, [1.0] * 3)
+    monkeypatch.setattr(CanaryCheck, "run", fails_once(CanaryCheck.run) if file == "fp32.onnx" else CanaryCheck.run)
+    (proved,) = loaded(elsewhere, before=(ServedBefore("cpu", "onnxruntime-cpu", file),)).engines
+    assert proved.file == "int8-cpu.onnx"
+
+
+def fails_once(run: Callable[..., None]) -> Callable[..., None]:
+    failed = []
+
+    def once(check: CanaryCheck, engine: Engine) -> None:
+        if not failed:
+            failed.append(engine)
+            raise CanaryFailed("off by much")
+        run(check, engine)
+
+    return once
+
+
+@pytest.mark.parametrize(
+    ("free", "serves"), [(99 << 20, "fp32.onnx"), (101 << 20, "int8-cpu.onnx"), (None, "int8-cpu.onnx")]
+)
+def test_a_second_engine_is_opened_only_where_there_is_room_for_one_like_the_first(
+    elsewhere, monkeypatch, free, serves
+):
+    taken = itertools.count(0, 100 << 20)
+    monkeypatch.setattr("convoy.app.loading.load.resident_bytes", lambda: next(taken))
+    monkeypatch.setattr("convoy.app.loading.load.available_bytes", lambda: free)
+    monkeypatch.setattr(
+        "convoy.app.engines.measure.Probe.run_ms", lambda probe: {"fp32": 2.0, "int8": 1.0}[probe.engine.info.precision]
+    )
+    model = loaded(elsewhere)
+    assert [one.file for one in model.engines] == [serves]
+    told = "int8-cpu.onnx: the first engine took 100 MiB of memory, and 99 MiB are available"
+    assert any(told in why for why in model.skipped) == (serves == "fp32.onnx")
