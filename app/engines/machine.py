@@ -1,6 +1,6 @@
 """What this process can run engines on, found out once: GPUs, libraries, and why any of them is missing.
 
-Knows how to look; `select` knows what to make of it. Everything here may be replaced by fakes.
+Knows how to look; `table` knows what to make of it. Everything here may be replaced by fakes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def find_cpu() -> Machine:
 
 @cache
 def find_machine() -> Machine:
-    """Ask the driver and the libraries. Takes a second where there is a GPU, nothing where there is none."""
+    """Ask the driver and the libraries. Takes a second where there is a GPU, else as long as OpenVINO's import."""
     try:
         gpus = open_devices()
     except CudaUnavailable as reason:

@@ -209,9 +209,10 @@ def load_openvino() -> Any:
     sys.modules[_TELLTALE] = None  # type: ignore[assignment]  # as good as not installed
     try:
         return importlib.import_module("openvino")
-    except ModuleNotFoundError as error:
-        raise JobError(f"OpenVINO is not installed; run {_INSTALL}") from error
     except (ImportError, OSError, RuntimeError) as error:
+        # Where it is installed, a module that it needs may be missing.
+        if isinstance(error, ModuleNotFoundError) and error.name == "openvino":
+            raise JobError(f"OpenVINO is not installed; run {_INSTALL}") from error
         raise JobError(f"OpenVINO does not load ({error}); run {_INSTALL}") from error
     finally:
         del sys.modules[_TELLTALE]

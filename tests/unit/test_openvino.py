@@ -256,6 +256,31 @@ def test_the_precision_is_named_and_threads_are_limited_and_only_the_cpu_is_aske
     assert asked == [("CPU", "f32", 1)]
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "OpenVINO is not installed; run pip install"),
+        ("import no_such_dependency", "OpenVINO does not load (No module named 'no_such_dependency'); run pip install"),
+    ],
+)
+def test_a_module_that_it_needs_and_does_not_find_is_named(tmp_path, content, told):
+    if content is not None:
+        (tmp_path / "openvino").mkdir()
+        (tmp_path / "openvino" / "__init__.py").write_text(content)
+    code = (
+        "import sys\n"
+        "from convoy.app.engines.openvino import load_openvino\n"
+        "from convoy.models.errors import JobError\n"
+        f"sys.path[:] = [one for one in sys.path if 'site-packages' not in one] + [{str(tmp_path)!r}]\n"
+        "try:\n"
+        "    load_openvino()\n"
+        "except JobError as error:\n"
+        "    print(error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert run.stdout.startswith(told)
+
+
 @needs_openvino
 def test_importing_it_tells_nobody_and_leaves_nothing_at_home(tmp_path):
     code = (
