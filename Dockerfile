@@ -17,33 +17,33 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/libraries
 
 FROM python AS requirements
-# As much of the project as names its libraries, so that a change of code installs no library again.
-COPY constraints.txt pyproject.toml README.md /src/
-COPY convoy/__init__.py /src/convoy/
-COPY app/version.py /src/convoy/app/
+# `make lock` writes these, with the hash of every file that may be installed.
+COPY locks /src/locks
 
 # Who serves never opens what installs, ONNX Runtime once more for programs in C, numpy's tests, simdjson's source.
 RUN printf '%s\n' 'set -e' \
-        '/opt/libraries/bin/pip uninstall --yes convoy-serve pip setuptools' \
+        '/opt/libraries/bin/pip uninstall --yes pip setuptools' \
         'cd /opt/libraries/lib/python*/site-packages' \
         'rm -r onnxruntime/capi/libonnxruntime.so.* simdjson/simdjson.*' \
         'find numpy -path "*/tests/*" -delete' > /src/finish.sh
 
 FROM requirements AS cpu-installed
-RUN /opt/libraries/bin/pip install --constraint /src/constraints.txt "/src[cpu]"
+RUN /opt/libraries/bin/pip install --require-hashes --requirement /src/locks/cpu.txt
 
 FROM cpu-installed AS cpu-libraries
 RUN sh /src/finish.sh
 
 FROM cpu-installed AS rtx-libraries
-RUN /opt/libraries/bin/pip install --constraint /src/constraints.txt "/src[rtx]" && sh /src/finish.sh
+RUN /opt/libraries/bin/pip install --require-hashes --requirement /src/locks/rtx.txt && sh /src/finish.sh
 
 FROM requirements AS gpu-libraries
-RUN /opt/libraries/bin/pip install --constraint /src/constraints.txt "/src[gpu]"
+RUN /opt/libraries/bin/pip install --require-hashes --requirement /src/locks/gpu.txt
+# From an index that gives no hashes.
+COPY constraints.txt /src/
 ARG NVIDIA_INDEX=https://pypi.nvidia.com
 RUN if [ -n "${NVIDIA_INDEX}" ]; then \
         /opt/libraries/bin/pip install --constraint /src/constraints.txt --extra-index-url "${NVIDIA_INDEX}" \
-            "/src[tensorrt]"; \
+            tensorrt-cu13; \
     fi \
     && sh /src/finish.sh
 

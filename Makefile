@@ -15,7 +15,7 @@ RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu,rtx || echo cpu)
 PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve test test-long test-all check wheel image-test oracle campaign demo bench simulate peers ceiling zoo-table engine-table clean
+.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling zoo-table engine-table clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -40,6 +40,14 @@ wheel: $(VENV)/.dev
 	rm -rf dist
 	CONVOY_USE_MYPYC=1 $(BIN)/python -m build --outdir dist
 	DIST=dist $(BIN)/python -m pytest tests/installed
+
+# What the image installs, with the hashes of all files that may be installed, for every platform and Python.
+lock: $(VENV)/.dev
+	$(PIP_INSTALL) uv
+	for extra in cpu gpu rtx; do \
+		$(BIN)/uv pip compile --quiet pyproject.toml --extra $$extra --constraint constraints.txt --universal \
+			--python-version 3.11 --generate-hashes --no-annotate --no-header --output-file locks/$$extra.txt || exit; \
+	done
 
 # As root, with buildah and debootstrap; minutes, and 8 GB of disk meanwhile. IMAGE_TARGET=cpu or rtx is one of the two that
 # it builds, IMAGE_TARGET=gpu the largest: 15 GB.
