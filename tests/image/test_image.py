@@ -147,6 +147,7 @@ def test_doctor_finds_nothing_wrong_with_the_cpu(container: Container) -> None:
         "tensorrt-rtx": False,
         "onnxruntime-cuda": False,
         "onnxruntime-cpu": True,
+        "openvino": False,
     }
 
 
