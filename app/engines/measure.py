@@ -138,8 +138,3 @@ def summarise(batch_size: int, runs_ms: np.ndarray) -> LatencyPoint:
     """Median and spread of repeated runs [n], in milliseconds."""
     p10, median, p90 = (float(value) for value in np.percentile(runs_ms, [10, 50, 90]))
     return LatencyPoint(batch_size, median, p10, p90)
-
-
-def measure_in_turns(engines: Sequence[Engine], pace: Pace) -> tuple[LatencyTable, ...]:
-    """The engines' latency tables, measured together. Raises EngineFailure."""
-    return latency_tables(engines, list(run_in_turns(engines, pace)))

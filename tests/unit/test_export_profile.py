@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.app.engines.fake import FakeEngine
-from convoy.app.engines.measure import Pace, batch_knots, measure_in_turns, run_in_turns
+from convoy.app.engines.measure import Pace, batch_knots, latency_tables, run_in_turns
 from convoy.app.engines.select import choose_on_cpu
 from convoy.app.engines.speedup import Line, best_per_sample_ms, fit_line, is_worthwhile, paired_speedup
 from convoy.export.profiling.profile import measure_latencies
@@ -69,7 +69,8 @@ def test_engines_that_differ_by_a_factor_are_told_apart_while_the_machine_drifts
         # The machine becomes ten times slower while it is measured.
         return (0.004 + 0.002 * samples) * (1 + clock.now_s / 10)
 
-    reference, faster = measure_in_turns([engine(clock, slow_s), engine(clock, lambda b: slow_s(b) / 3)], PACE)
+    engines = [engine(clock, slow_s), engine(clock, lambda b: slow_s(b) / 3)]
+    reference, faster = latency_tables(engines, list(run_in_turns(engines, PACE)))
     assert reference.speedup is None
     assert faster.speedup is not None
     assert faster.speedup.median == pytest.approx(3, rel=0.01)
@@ -79,7 +80,8 @@ def test_engines_that_differ_by_a_factor_are_told_apart_while_the_machine_drifts
 
 
 def test_the_line_is_what_the_engine_costs(clock):
-    (table,) = measure_in_turns([engine(clock, lambda b: 0.004 + 0.002 * b)], PACE)
+    engines = [engine(clock, lambda b: 0.004 + 0.002 * b)]
+    (table,) = latency_tables(engines, list(run_in_turns(engines, PACE)))
     assert (table.fixed_ms, table.per_sample_ms) == (pytest.approx(4), pytest.approx(2))
 
 
