@@ -93,10 +93,10 @@ def answers(bundle: Bundle, images: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     "name",
     [
-        *("resnet18", "squeezenet1_1"),
+        "resnet18",
         *(
             pytest.param(name, marks=pytest.mark.long)
-            for name in ("mobilenet_v3_small", "shufflenet_v2_x0_5", "efficientnet_b0", "swin_t")
+            for name in ("squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5", "efficientnet_b0", "swin_t")
         ),
     ],
 )
@@ -218,6 +218,7 @@ def of_program(path: Path) -> ExportOptions:
     return ExportOptions(str(path), "net", store, preprocess="unit", input="3x16x16", max_batch=4, trust=True)
 
 
+@pytest.mark.long
 def test_a_trusted_program_is_exported_and_hashed(tmp_path):
     bundle = open_bundle(export_bundle(of_program(write_program(tmp_path / "net.pt2", dynamic=True))))
     assert bundle.manifest.spec.outputs[0].shape == (4,)
@@ -225,6 +226,7 @@ def test_a_trusted_program_is_exported_and_hashed(tmp_path):
     assert bundle.manifest.provenance.weights_sha256 is not None
 
 
+@pytest.mark.long
 def test_a_program_of_one_batch_size_or_no_program_is_one_line(tmp_path):
     with pytest.raises(JobError, match=r"does not take .*\(Guard failed.*; check --input, .* dynamic_shapes"):
         export_bundle(of_program(write_program(tmp_path / "net.pt2", dynamic=False)))
@@ -233,6 +235,7 @@ def test_a_program_of_one_batch_size_or_no_program_is_one_line(tmp_path):
         export_bundle(of_program(tmp_path / "net.pt2"))
 
 
+@pytest.mark.long
 def test_large_weights_lie_beside_the_graph(networks, monkeypatch):
     monkeypatch.setattr(to_onnx, "INLINE_BYTES", 0)
     bundle = open_bundle(export_bundle(of_user(networks, "net")))
@@ -242,6 +245,7 @@ def test_large_weights_lie_beside_the_graph(networks, monkeypatch):
     assert str(networks.parent).encode() not in content
 
 
+@pytest.mark.long
 def test_grey_images_have_one_channel(networks):
     bundle = open_bundle(export_bundle(of_user(networks, "grey", input="1x16x16")))
     assert bundle.manifest.spec.inputs[0].shape == (16, 16, 1)

@@ -103,7 +103,7 @@ def on_one_cpu() -> Iterator[None]:
 # --- memory
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @not_yet("gRPC reads whole messages before anything is admitted, and parses them into copies")
 def test_large_grpc_messages_stay_within_the_memory_for_requests(store: StoreFolder) -> None:
     """24 of 12 MiB, where all requests together may hold 64 MiB."""
@@ -129,7 +129,7 @@ def test_large_grpc_messages_stay_within_the_memory_for_requests(store: StoreFol
         promise(grown <= allowed + LEEWAY_BYTES, f"{grown / MIB:.0f} MiB more")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @not_yet("what a decoder needs is counted nowhere")
 def test_an_image_is_decoded_within_the_memory_for_requests() -> None:
     """150 KB of 36 million pixels with alpha: refused, or decoded in less; never several copies of it all."""
@@ -261,7 +261,7 @@ def test_stats_show_what_was_not_answered(refusing: FakeServer, words: str, coun
     promise(count in shown.values(), shown)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @not_yet("the decoding threads refuse, and nobody counts it")
 def test_refusals_of_the_decoder_are_counted() -> None:
     slow = picture(4000, "RGB", "WebP")
@@ -308,7 +308,7 @@ def test_refusals_of_connections_are_counted() -> None:
         promise_counted(server, refused)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @not_yet("of the last minute the latest 4,096 values are kept")
 def test_the_last_minute_is_a_minute() -> None:
     """Sixty large batches and 4,500 small ones behind them: of a minute's batches more than a percent took long."""
