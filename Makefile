@@ -15,6 +15,9 @@ RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu,rtx || echo cpu)
 PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling zoo-table engine-table clean
 
 serve: $(VENV)/.serve

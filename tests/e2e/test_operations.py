@@ -34,7 +34,7 @@ TRITONS = {
 def server(shared_store: StoreFolder) -> Iterator[Server]:
     shared_store.add_digits()
     shared_store.add_add_sub()
-    with start_server("--access-log", "all", store=shared_store.root) as server:
+    with start_server("--engine", "auto", "--access-log", "all", store=shared_store.root) as server:
         yield server
 
 

@@ -34,7 +34,8 @@ def filled_store(shared_store: StoreFolder) -> StoreFolder:
 @pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
 def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterator[Server]:
     with start_server(
-        "--edges", request.param, "--server-name", "triton", "--access-log", "off", store=filled_store.root
+        *("--engine", "auto", "--edges", request.param, "--server-name", "triton", "--access-log", "off"),
+        store=filled_store.root,
     ) as server:
         yield server
 

@@ -147,13 +147,15 @@ def start_server(
 ) -> Iterator[Server]:
     """`convoy serve` on a free port; ready when the body starts, ended with `exit_code` when it ends.
 
-    `under` is a command that runs it, such as one that takes rights away.
+    `under` is a command that runs it, such as one that takes rights away. The engine is ONNX Runtime's on the CPU,
+    unless a test is about the choice: a race of engines costs each start half a second.
 
     With `clean_log` a stack trace or an admitted bug in the log fails the test, whatever was answered.
     """
     place = () if store is None else ("--store", str(store))
     command = [*under, sys.executable, "-m", "convoy", "serve", "--port", "0", "--grpc-port", "0", *place, *options]
-    with _started(command, env or {}, exit_code, wait_ready=wait_ready, clean_log=clean_log) as server:
+    given = {"CONVOY_ENGINE": "cpu", **(env or {})}
+    with _started(command, given, exit_code, wait_ready=wait_ready, clean_log=clean_log) as server:
         yield server
 
 
