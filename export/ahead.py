@@ -12,6 +12,7 @@ import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from convoy.app.engines.cuda.engine import bucket_sizes
@@ -47,7 +48,13 @@ def installed_version(library: TensorRt) -> str | None:
     """The version that is installed, without loading it; None where it is not."""
     if importlib.util.find_spec(library.module) is None:
         return None
-    for distribution in importlib.metadata.packages_distributions().get(library.module, ()):
+    return _version_of(library.module)
+
+
+@cache
+def _version_of(module: str) -> str:
+    """Asked once: what every distribution holds is read for it, which takes half a second."""
+    for distribution in importlib.metadata.packages_distributions().get(module, ()):
         return importlib.metadata.version(distribution)
     return "of unknown version"
 
@@ -57,8 +64,8 @@ def build_ahead(job: AheadJob, onnx: Path, precision: Precision, limits: BuildLi
     options = BuildOptions(precision, bucket_sizes(job.max_batch_size), profiles=job.library.profiles)
     order = BuildOrder(onnx, job.plan_cache, options, library=job.library.name, capabilities=job.targets)
     ended = asyncio.run(PlanBuilder(limits).build(order, lambda progress: None))
-    named = f"{job.library.title} {installed_version(job.library) or ''}".strip()
     if ended.plan is None:
+        named = f"{job.library.title} {installed_version(job.library) or ''}".strip()
         reason = _reason(ended, onnx, job.plan_cache)
         return BuilderVerdict(named, False, job.targets, build_s=ended.elapsed_s, reason=reason, asked=ended.refused)
     record = _record_of(ended.plan)
@@ -81,7 +88,7 @@ def accepted(
     What only a plan could run, and no builder takes, does not serve. A builder that fails of itself refuses nothing,
     and is not started for the next file, which would end as the first.
     """
-    if installed_version(RTX) is None:
+    if importlib.util.find_spec(RTX.module) is None:
         return tuple(variants)
     wanted = [variant for variant in variants if row_named("tensorrt").takes(variant)]
     judged: dict[str, Variant] = {}
