@@ -26,7 +26,9 @@ def server(shared_store: StoreFolder) -> Iterator[Server]:
         shared_store.add_identity(dtype)
     shared_store.add_identity("FP32", (2, 3), name="whole")
     shared_store.add_identity("FP32", ("batch", 2, 2), name="deep")
-    with start_server("--engine", "auto", "--access-log", "off", "--allow-shared-memory", store=shared_store.root) as server:
+    with start_server(
+        "--engine", "auto", "--access-log", "off", "--allow-shared-memory", store=shared_store.root
+    ) as server:
         yield server
 
 

@@ -18,10 +18,12 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.support.forked import ForkedProcess
 from tests.support.stores import ROOT
 
 _LISTENING = re.compile(r"listening on http://[^:]+:(\d+)")
 _GRPC_LISTENING = re.compile(r"listening on grpc://[^:]+:(\d+)")
+AnyProcess = subprocess.Popen[bytes] | ForkedProcess
 START_S = 60.0
 STOP_S = 60.0
 
@@ -38,7 +40,7 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0)
 class Server:
     """A running server. `log` is everything it has written so far."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log_path: Path) -> None:
+    def __init__(self, process: AnyProcess, log_path: Path) -> None:
         self.process, self._log_path = process, log_path
         self.port = 0
 
@@ -153,9 +155,9 @@ def start_server(
     With `clean_log` a stack trace or an admitted bug in the log fails the test, whatever was answered.
     """
     place = () if store is None else ("--store", str(store))
-    command = [*under, sys.executable, "-m", "convoy", "serve", "--port", "0", "--grpc-port", "0", *place, *options]
+    command = ["convoy", "serve", "--port", "0", "--grpc-port", "0", *place, *options]
     given = {"CONVOY_ENGINE": "cpu", **(env or {})}
-    with _started(command, given, exit_code, wait_ready=wait_ready, clean_log=clean_log) as server:
+    with _started(command, given, exit_code, wait_ready=wait_ready, clean_log=clean_log, under=under) as server:
         yield server
 
 
@@ -173,7 +175,7 @@ def start_fake_server(
     `settings` are those of `convoy serve`, such as `max_queue=4`.
     """
     with tempfile.TemporaryDirectory(prefix="convoy-fake-") as switches:
-        command = [sys.executable, "-m", "tests.support.fake_server"]
+        command = ["tests.support.fake_server"]
         env = {f"CONVOY_{name.upper()}": str(value) for name, value in {"port": 0, "grpc_port": 0, **settings}.items()}
         env |= {"FAKE_OPTIONS": json.dumps(fake or {}), "FAKE_SWITCHES": switches}
         with _started(
@@ -186,7 +188,7 @@ def start_fake_server(
 class FakeServer(Server):
     """A server over fake engines, with switches that change how they behave from now on."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log_path: Path, switches: Path) -> None:
+    def __init__(self, process: AnyProcess, log_path: Path, switches: Path) -> None:
         super().__init__(process, log_path)
         self._switches = switches
 
@@ -222,16 +224,15 @@ def _started(
     *,
     wait_ready: bool,
     clean_log: bool,
+    under: tuple[str, ...] = (),
     switches: Path | None = None,
 ) -> Iterator[Server]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
     inherited["CONVOY_EDGES"] = "0"  # on a machine of many cores as on a small one
     with tempfile.TemporaryDirectory(prefix="convoy-log-") as folder:
         log_path = Path(folder) / "log"
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env={**inherited, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        log_path.touch()
+        process = _begin(command, under, {**inherited, **env}, log_path)
         server = Server(process, log_path) if switches is None else FakeServer(process, log_path, switches)
         try:
             server.await_port()
@@ -249,6 +250,16 @@ def _started(
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def _begin(command: list[str], under: tuple[str, ...], env: dict[str, str], log_path: Path) -> AnyProcess:
+    """`command` is a module and its arguments."""
+    if not under:
+        module, *arguments = command
+        return ForkedProcess(module, arguments, cwd=ROOT, env=env, log_path=log_path)
+    line = [*under, sys.executable, "-m", *command]
+    with log_path.open("wb") as log:
+        return subprocess.Popen(line, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 def run_convoy(*arguments: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,69 @@
+"""Servers that need not import what every server imports: copies of one process that has done so.
+
+Importing is most of what the start of a server costs, and the suite starts hundreds. From its main module on, a copy is
+what a process of its own would be: with an environment, a log, signals and an exit code of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.support.forked", "convoy.command", "convoy.app.main", "convoy.app.engines.fake"])
+
+
+class ForkedProcess:
+    """`python -m module arguments`, both outputs in one log. As far as the tests use it, it is a `Popen`."""
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], *, cwd: Path, env: dict[str, str], log_path: Path
+    ) -> None:
+        self._called = [module, *arguments]
+        self._process = _FORKS.Process(target=_become, args=(self._called, cwd, env, log_path), daemon=True)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired(self._called, timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _become(called: list[str], cwd: Path, env: dict[str, str], log_path: Path) -> None:
+    log = os.open(log_path, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    # What the pytest process would write to is not what this one writes to.
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    module, *arguments = called
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
