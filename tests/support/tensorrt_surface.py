@@ -91,7 +91,9 @@ def _signatures(name: str, doc: str, module: ModuleType) -> list[str]:
     numbered = r"\d+\. " if "Overloaded function." in doc else ""
     found = re.findall(rf"^{numbered}({re.escape(name)}\(.*\) -> .+)$", doc, re.MULTILINE)
     first = doc.strip().partition("\n")[0]
-    return [re.sub(rf"\b{module.__name__}_bindings\.{module.__name__}\.", "", text) for text in found or [first]]
+    # Which modules have `Buffer` and `CapsuleType` depends on the Python, not on the library.
+    elsewhere = rf"\b(?:{module.__name__}_bindings\.{module.__name__}|typing_extensions|collections\.abc|types)\.(?=\w)"
+    return [re.sub(elsewhere, "", text) for text in found or [first]]
 
 
 def _is_function(name: str, value: Any) -> bool:
