@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from convoy.app.engines.measure import Pace
 from convoy.export.options import ExportOptions
 from convoy.export.sources.to_onnx import TorchResult
 from convoy.models.spec import ImageSpec
@@ -64,6 +66,16 @@ def write_red_or_blue(path: Path, *, outputs: int = 2) -> Path:
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     return path
+
+
+def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure little, and have nothing built by TensorRT: what a builder says of variants has tests of its own."""
+    pace = Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3)
+    monkeypatch.setattr("convoy.export.profiling.profile.PACE", pace)
+    monkeypatch.setattr("convoy.export.profiling.roofline._BUDGET_S", 0)
+    # The search for ranges by entropy goes from bin to bin, and a shorter one finds as good ones here.
+    monkeypatch.setattr("convoy.export.variants.calibrate._ENTROPY_BINS", 256)
+    monkeypatch.setattr("convoy.export.command.accepted", lambda variants, *_: tuple(variants))
 
 
 def answers(path: Path, images: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
-from export_fixtures import fake_torch, options, write_images
+from export_fixtures import fake_torch, make_quick, options, write_images
 
 from convoy.export import command
 from convoy.export.cache import NO_CACHE, StepCache, default_root, step_key
@@ -61,6 +61,7 @@ def test_keys_tell_their_inputs_apart(monkeypatch):
 
 
 def test_a_second_export_takes_no_step_again_whose_inputs_are_the_same(tmp_path, monkeypatch):
+    make_quick(monkeypatch)
     monkeypatch.setattr(command, "to_onnx", fake_torch)
     data = str(write_images(tmp_path / "photos"))
     cache, counts = StepCache(tmp_path / "cache"), {"collect": 0}

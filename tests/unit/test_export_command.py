@@ -9,12 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from export_fixtures import fake_torch, options, write_images
+from export_fixtures import fake_torch, make_quick, options, write_images
 from PIL import Image
 from rich.console import Console
 
 from convoy.app.commands import inspect as inspect_command
-from convoy.app.engines.measure import Pace
 from convoy.app.engines.table import REFERENCE as REFERENCE_ROW
 from convoy.app.engines.table import ROWS
 from convoy.export import command
@@ -29,10 +28,7 @@ from convoy.models.errors import BundleError, JobError, UsageError
 
 @pytest.fixture(autouse=True)
 def quick_and_without_torch(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        "convoy.export.profiling.profile.PACE", Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3)
-    )
-    monkeypatch.setattr("convoy.export.profiling.roofline._BUDGET_S", 0)
+    make_quick(monkeypatch)
     monkeypatch.setattr("convoy.export.profiling.roofline._MATRIX", 64)
     monkeypatch.setattr(command, "to_onnx", fake_torch)
     monkeypatch.setattr("convoy.export.variants.precision.has_bf16", lambda: False)  # whatever processor this is

@@ -7,13 +7,12 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from export_fixtures import IMAGE, fake_torch, options, write_images, write_red_or_blue
+from export_fixtures import IMAGE, fake_torch, make_quick, options, write_images, write_red_or_blue
 from hypothesis import given
 from hypothesis import strategies as st
 from report_fixtures import full_manifest
 
 from convoy.app.engines.limits import limit, share_of_limit
-from convoy.app.engines.measure import Pace
 from convoy.export import command
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.profiling.work import Operator, count_work, flop
@@ -123,10 +122,7 @@ def test_many_classes_are_cut_to_the_worst():
 
 @pytest.fixture
 def exported(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "convoy.export.profiling.profile.PACE", Pace(budget_s=0, limit_s=20, warm_up=1, fewest=3, most=3)
-    )
-    monkeypatch.setattr("convoy.export.profiling.roofline._BUDGET_S", 0)
+    make_quick(monkeypatch)
     monkeypatch.setattr(command, "to_onnx", fake_torch)
     data = str(write_images(tmp_path / "images"))
     return command.export_bundle(options(tmp_path, calibrate=data, evaluate=data))

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from export_fixtures import make_quick
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.app.engines.base import Engine, run_arrays
-from convoy.app.engines.measure import Pace
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.loading.canary import CanaryCheck
 from convoy.export.command import export_bundle
@@ -39,10 +39,7 @@ HEADS = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(
-        "convoy.export.profiling.profile.PACE", Pace(budget_s=0, limit_s=10, warm_up=1, fewest=2, most=2)
-    )
-    monkeypatch.setattr("convoy.export.profiling.roofline._BUDGET_S", 0)
+    make_quick(monkeypatch)
 
 
 def write_network(
