@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from convoy.app.engines.speedup import best_per_sample_ms, is_worthwhile
+from convoy.app.engines.speedup import is_worthwhile
 from convoy.models.bundle import Precision, Variant
 from convoy.models.errors import BundleError
 
@@ -45,8 +45,8 @@ def choose_on_gpu(candidates: Sequence[Variant], precision: PrecisionChoice, eng
 def choose_on_cpu(candidates: Sequence[Variant], precision: PrecisionChoice, device_fingerprint: str) -> Choice:
     """Of what the engine takes, the variants to serve from a CPU.
 
-    Where latencies were measured on this very device the fastest comes first; elsewhere all that may
-    serve are returned and the caller measures them. Raises BundleError when none fits.
+    Where export measured on this very device, those that beat the exact one there, or else that one alone; elsewhere
+    all that may serve. Where there are several the caller measures them. Raises BundleError when none fits.
     """
     if precision != "auto":
         return _by_name(candidates, precision)
@@ -60,14 +60,10 @@ def choose_on_cpu(candidates: Sequence[Variant], precision: PrecisionChoice, dev
             "measured at start-up, because this device is not the one it was exported on",
             skipped,
         )
-    fastest = _fastest(servable)
-    return Choice((fastest,), f"fastest on this device when it was exported: {fastest.reason}", skipped)
-
-
-def _fastest(variants: list[Variant]) -> Variant:
-    """Of variants that were measured here: the fastest beyond doubt, else the first, which is the most exact."""
-    faster = [(v, v.latency) for v in variants if v.latency is not None and is_worthwhile(v.latency)]
-    return min(faster, key=lambda pair: best_per_sample_ms(pair[1]))[0] if faster else variants[0]
+    faster = [variant for variant in servable if variant.latency is not None and is_worthwhile(variant.latency)]
+    fastest = tuple(faster or servable[:1])
+    proof = "; ".join(variant.reason for variant in fastest)
+    return Choice(fastest, f"fastest on this device when it was exported: {proof}", skipped)
 
 
 def _by_name(variants: Sequence[Variant], precision: Precision) -> Choice:
