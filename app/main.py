@@ -26,7 +26,7 @@ from convoy.app.edge.http.application import create_app
 from convoy.app.edge.http.connection import guarded_protocol
 from convoy.app.edge.http.express import Express
 from convoy.app.host import logs
-from convoy.app.host.exits import ENGINE_LOST, NOTHING_TO_SERVE, StopSignals, end_if_held_up, end_now, end_within
+from convoy.app.host.exits import StopSignals, end_for, end_now, end_within
 from convoy.app.host.http_server import HttpServer
 from convoy.app.host.listening import announce, listen, take_port, write_address
 from convoy.app.host.runtime import (
@@ -82,11 +82,7 @@ class Host:
         self._signals = StopSignals(self._stop)
         announce("http", *self._listener.getsockname()[:2])
         collect_only_what_comes()
-        self._grpc.begin(self._http.stop)
-        await self._http.serve(sockets=[self._listener])
-        await self._grpc.close()
-        end_if_held_up(self._http.exit_code)
-        return self._http.exit_code
+        return await self._grpc.serve_beside(self._http, [self._listener])
 
     async def _stop(self) -> None:
         """Not ready at once; then a pause for load balancers to notice; then finish what was accepted."""
@@ -103,10 +99,7 @@ class Host:
         self._http.stop()
 
     def _fatal(self, reason: str) -> None:
-        _log.critical("%s", reason)
-        if self.core.load_failure is None:
-            end_now(ENGINE_LOST)  # a thread hangs inside the engine, so an orderly end might hang as well
-        self._http.stop(NOTHING_TO_SERVE)
+        end_for(reason, self._http.stop, is_lost=self.core.load_failure is None)
 
 
 def _application() -> FastAPI:
@@ -115,8 +108,7 @@ def _application() -> FastAPI:
     logs.configure(settings.log_level)
 
     def give_up(reason: str) -> None:
-        _log.critical("%s", reason)
-        end_now(ENGINE_LOST if core.load_failure is None else NOTHING_TO_SERVE)
+        end_for(reason, end_now, is_lost=core.load_failure is None)
 
     core = Core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=give_up)
     return create_app(core, settings.edge_options())

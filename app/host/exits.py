@@ -55,6 +55,17 @@ def end_if_held_up(code: int) -> None:
         end_now(code)
 
 
+def end_for(reason: str, stop: Callable[[int], None], *, is_lost: bool) -> None:
+    """Say why there is nothing to serve any more and `stop` with the code for that; at once where an engine `is_lost`.
+
+    Then a thread hangs inside the engine, so an orderly end might hang as well.
+    """
+    _log.critical("%s", reason)
+    if is_lost:
+        end_now(ENGINE_LOST)
+    stop(NOTHING_TO_SERVE)
+
+
 def end_within(seconds: float, code: Callable[[], int]) -> None:
     """See to it that the process ends, even if what ends it in good order never does."""
 

@@ -8,6 +8,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from convoy.app.host.exits import end_if_held_up
+from convoy.app.host.http_server import HttpServer
 from convoy.app.host.listening import announce
 from convoy.models.errors import JobError, UsageError
 
@@ -26,10 +28,17 @@ class GrpcHost:
         self._opening: asyncio.Task[None] | None = None
         self._server: Any = None
 
-    def begin(self, on_lost: Callable[[int], None]) -> None:
-        """Listen as soon as there is a server; `on_lost` gets the exit code where the port has been lost until then."""
+    async def serve_beside(self, http: HttpServer, sockets: list[socket.socket]) -> int:
+        """Serve until the HTTP server is stopped; the exit code, where no thread is left that holds up the end.
+
+        gRPC listens as soon as there is a server for it; HTTP ends where that port has been lost until then.
+        """
         if self._holder is not None:
-            self._opening = asyncio.ensure_future(self._open(self._holder, on_lost))
+            self._opening = asyncio.ensure_future(self._open(self._holder, http.stop))
+        await http.serve(sockets=sockets)
+        await self.close()
+        end_if_held_up(http.exit_code)
+        return http.exit_code
 
     async def close(self, grace_s: float = 1.0) -> None:
         """Take no more calls, and give those that run so long to end. Calling it twice is harmless."""

@@ -19,7 +19,7 @@ from convoy.app.edge.grpc.opening import grpc_host
 from convoy.app.edge.http.application import create_app
 from convoy.app.edge.http.connection import guarded_protocol
 from convoy.app.host import logs
-from convoy.app.host.exits import ENGINE_LOST, NOTHING_TO_SERVE, end_if_held_up, end_now
+from convoy.app.host.exits import end_for
 from convoy.app.host.http_server import HttpServer
 from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, run
 from convoy.app.processes.control import SERVING, Orderly, belong_to
@@ -65,13 +65,10 @@ class _CoreProcess:
 
     async def run(self) -> int:
         self._orderly.line.listen()
-        self._grpc.begin(self._http.stop)
         telling = asyncio.ensure_future(self._tell_when_ready())
-        await self._http.serve(sockets=[socket.socket(fileno=self._orders.http_fd)])
+        exit_code = await self._grpc.serve_beside(self._http, [socket.socket(fileno=self._orders.http_fd)])
         telling.cancel()
-        await self._grpc.close()
-        end_if_held_up(self._http.exit_code)
-        return self._http.exit_code
+        return exit_code
 
     async def _open_registry(self) -> None:
         listener = socket.socket(fileno=self._orders.channel_fd)
@@ -93,10 +90,7 @@ class _CoreProcess:
         return self._core.open_calls
 
     def _fatal(self, reason: str) -> None:
-        _log.critical("%s", reason)
-        if self._core.load_failure is None:
-            end_now(ENGINE_LOST)  # a thread hangs inside the engine, so an orderly end might hang as well
-        self._http.stop(NOTHING_TO_SERVE)
+        end_for(reason, self._http.stop, is_lost=self._core.load_failure is None)
 
 
 if __name__ == "__main__":

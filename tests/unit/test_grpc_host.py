@@ -79,14 +79,11 @@ def serve(library: Library, when_http_is_open: Callable[[HttpServer], None]) -> 
             when_http_is_open(http)
 
         http = HttpServer(unasked, GuardedProtocol, lifespan="off", on_started=started)
-        grpc = GrpcHost(holder, library.make)
-        grpc.begin(http.stop)
         async with asyncio.timeout(10):
-            await http.serve(sockets=[])
-            await grpc.close()
+            code = await GrpcHost(holder, library.make).serve_beside(http, [])
         library.is_loaded.set()
         await asyncio.sleep(0.01)
-        return http.exit_code
+        return code
 
     holder = take_port("127.0.0.1", 0)
     return asyncio.run(scene()), holder
