@@ -13,21 +13,17 @@ import numpy as np
 import onnxruntime as ort
 
 from convoy.app.batch import EngineFailure
-from convoy.app.engines import cpu
-from convoy.app.engines.base import EngineInfo
 from convoy.app.engines.delivery import Landed
-from convoy.app.engines.memory import check_batch
 from convoy.app.engines.onnx_tensors import bind_input, bind_output, has_strings, tensor_spec, unbound_array
 from convoy.app.engines.signature import Signature, check_names
 from convoy.app.engines.staged import MOST_SHAPES, Shapes, StagedEngine, Staging
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError
-from convoy.models.spec import TensorSpec
 
 LIBRARY = f"onnxruntime {ort.__version__}"
 
 
-class _Bound(NamedTuple):
+class _SessionBinding(NamedTuple):
     """A session's binding for some shapes, and where its outputs land; None where a size is free."""
 
     binding: Any
@@ -35,38 +31,17 @@ class _Bound(NamedTuple):
 
 
 class OnnxRuntimeCpuEngine(StagedEngine):
-    """One ONNX file in one session with `threads` intra-op threads, spinning off.
+    """One session, whose intra-op threads do not spin."""
 
-    Raises BundleError when the file cannot be loaded, or a batch has no room in memory.
-    """
-
+    name = "onnxruntime-cpu"
     text_only = True
 
-    def __init__(
-        self,
-        model: Path,
-        *,
-        inputs: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
-        max_batch_size: int,
-        precision: Precision,
-        threads: int,
-    ) -> None:
-        self.batched = max_batch_size > 0
-        check_batch(inputs, outputs, max_batch_size)
+    def _open(self, model: Path, precision: Precision, threads: int) -> str:
         self._session = open_session(model, threads)
-        check_names(model, read_signature(self._session, model), inputs, outputs)
-        self._has_strings = has_strings(model, (*inputs, *outputs))
-        self._bindings: dict[Shapes, _Bound] = {}
-        info = EngineInfo(
-            engine="onnxruntime-cpu",
-            precision=precision,
-            device="cpu",
-            device_fingerprint=cpu.fingerprint(threads, LIBRARY),
-            library=LIBRARY,
-            batch_sizes=tuple(range(1, max(1, max_batch_size) + 1)),
-        )
-        self._stage(inputs, outputs, info)
+        check_names(model, read_signature(self._session, model), self.inputs, self.outputs)
+        self._has_strings = has_strings(model, (*self.inputs, *self.outputs))
+        self._bindings: dict[Shapes, _SessionBinding] = {}
+        return LIBRARY
 
     def close(self) -> None:
         super().close()
@@ -108,7 +83,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
             return Landed(unbound_array(staging.spec, value))
         return staging.landed(self._whole_shape(staging.spec, samples))
 
-    def _bind(self, shapes: Shapes, samples: int) -> _Bound:
+    def _bind(self, shapes: Shapes, samples: int) -> _SessionBinding:
         if len(self._bindings) >= MOST_SHAPES:
             self._bindings.clear()
         binding = self._session.io_binding()
@@ -121,7 +96,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         outputs = None
         if not any(staging.spec.sample_bytes is None for staging in self._staging_out):
             outputs = [staging.landed(self._whole_shape(staging.spec, samples)) for staging in self._staging_out]
-        bound = self._bindings[shapes] = _Bound(binding, outputs)
+        bound = self._bindings[shapes] = _SessionBinding(binding, outputs)
         return bound
 
     def _bind_outputs(self, binding: Any, samples: int) -> None:

@@ -17,16 +17,13 @@ from typing import Any, NamedTuple
 
 from convoy.app.batch import EngineFailure
 from convoy.app.engines import cpu
-from convoy.app.engines.base import EngineInfo
 from convoy.app.engines.delivery import Landed
-from convoy.app.engines.memory import check_batch
 from convoy.app.engines.signature import Signature, check_names
 from convoy.app.engines.staged import MOST_SHAPES, Shapes, StagedEngine
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import TensorSpec
 
-NAME = "openvino"
 _INSTALL = "pip install 'convoy-serve[openvino]'"
 # Its converter, which nothing here uses. It tells the library's maker of every import, and keeps a client's id at home.
 _TELLTALE = "openvino.tools.ovc"
@@ -42,7 +39,7 @@ _DTYPES = {
 }
 
 
-class _Bound(NamedTuple):
+class _BoundTensors(NamedTuple):
     """The tensors of some shapes over the staging buffers."""
 
     inputs: list[Any]
@@ -51,49 +48,27 @@ class _Bound(NamedTuple):
 
 
 class OpenVinoEngine(StagedEngine):
-    """One ONNX file, compiled for `threads` threads.
+    """One compiled model, and one request of it that is run again and again."""
 
-    Raises BundleError when the file cannot be compiled or has tensors that are not for it, when a batch has no room in
-    memory, and where the library is missing.
-    """
+    name = "openvino"
 
-    def __init__(
-        self,
-        model: Path,
-        *,
-        inputs: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
-        max_batch_size: int,
-        precision: Precision,
-        threads: int,
-    ) -> None:
-        self.batched = max_batch_size > 0
-        check_batch(inputs, outputs, max_batch_size)
-        if free := [spec.name for spec in (*inputs, *outputs) if spec.sample_bytes is None]:
+    def _open(self, model: Path, precision: Precision, threads: int) -> str:
+        if free := [spec.name for spec in (*self.inputs, *self.outputs) if spec.sample_bytes is None]:
             raise BundleError(f"{model}: tensor {free[0]!r} has no fixed size, which OpenVINO is not trusted with")
         try:
             self._ov = load_openvino()
         except JobError as error:
             raise BundleError(str(error)) from error
-        library = f"openvino {version_of(self._ov)}"
-        self._request = self._open_request(model, precision, threads, Signature(inputs, outputs))
-        self._bindings: dict[Shapes, _Bound] = {}
+        self._request = self._open_request(model, precision, threads)
+        self._bindings: dict[Shapes, _BoundTensors] = {}
         self._now: Shapes | None = None
-        info = EngineInfo(
-            engine=NAME,
-            precision=precision,
-            device="cpu",
-            device_fingerprint=cpu.fingerprint(threads, library),
-            library=library,
-            batch_sizes=tuple(range(1, max(1, max_batch_size) + 1)),
-        )
-        self._stage(inputs, outputs, info)
+        return f"openvino {version_of(self._ov)}"
 
     def close(self) -> None:
         super().close()
         self._request = None
 
-    def _open_request(self, model: Path, precision: Precision, threads: int, promised: Signature) -> Any:
+    def _open_request(self, model: Path, precision: Precision, threads: int) -> Any:
         ov, core = self._ov, _core()
         options = {
             "INFERENCE_NUM_THREADS": threads,
@@ -116,9 +91,9 @@ class OpenVinoEngine(StagedEngine):
             raise BundleError(f"{model}: OpenVINO cannot load it ({_message(error)})") from error
         if unchecked is not None:
             raise BundleError(f"{model}: {unchecked!r} looks up by a request's numbers, of which OpenVINO checks none")
-        sides = zip((promised.inputs, promised.outputs), (compiled.inputs, compiled.outputs), strict=True)
+        sides = zip((self.inputs, self.outputs), (compiled.inputs, compiled.outputs), strict=True)
         have = Signature(*(tuple(_spec(model, port, ours) for port, ours in _paired(*side)) for side in sides))
-        check_names(model, have, promised.inputs, promised.outputs)
+        check_names(model, have, self.inputs, self.outputs)
         return compiled.create_infer_request()
 
     def _forget(self) -> None:
@@ -144,13 +119,13 @@ class OpenVinoEngine(StagedEngine):
                 raise EngineFailure(f"output '{name}' has the shape {list(shape)}, not {list(landed.array.shape)}")
         return bound.landed
 
-    def _point_to(self, bound: _Bound) -> None:
+    def _point_to(self, bound: _BoundTensors) -> None:
         for index, tensor in enumerate(bound.inputs):
             self._request.set_input_tensor(index, tensor)
         for index, tensor in enumerate(bound.outputs):
             self._request.set_output_tensor(index, tensor)
 
-    def _bind(self, shapes: Shapes, samples: int) -> _Bound:
+    def _bind(self, shapes: Shapes, samples: int) -> _BoundTensors:
         if len(self._bindings) >= MOST_SHAPES:
             self._forget()
         inputs = [
@@ -159,7 +134,7 @@ class OpenVinoEngine(StagedEngine):
         ]
         landed = [staging.landed(self._whole_shape(staging.spec, samples)) for staging in self._staging_out]
         outputs = [self._ov.Tensor(one.array, shared_memory=True) for one in landed]
-        bound = self._bindings[shapes] = _Bound(inputs, outputs, landed)
+        bound = self._bindings[shapes] = _BoundTensors(inputs, outputs, landed)
         return bound
 
 

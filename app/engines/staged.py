@@ -10,13 +10,17 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from convoy.app.batch import BatchResult, EngineFailure, StageTimes
+from convoy.app.engines import cpu
 from convoy.app.engines.base import Engine, EngineInfo, Part
 from convoy.app.engines.delivery import Landed, scatter
-from convoy.app.engines.memory import Growth
+from convoy.app.engines.memory import Growth, check_batch
+from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import unpack
 
@@ -75,17 +79,45 @@ class Staging:
 class StagedEngine(Engine):
     """Gathers, lets the library execute, scatters. After warm-up a batch allocates no tensor where sizes are known.
 
-    Specs give per-sample shapes when `max_batch_size` is at least 1, whole shapes when it is 0, as in `ModelSpec`.
+    One ONNX file, computed by `threads` threads. Specs give per-sample shapes when `max_batch_size` is at least 1,
+    whole shapes when it is 0, as in `ModelSpec`. Raises BundleError when the file cannot be loaded or has tensors that
+    are not for the library, when a batch has no room in memory, and where the library is missing.
     """
 
     computes_in_caller = True
+    name: ClassVar[str]
 
-    def _stage(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], info: EngineInfo) -> None:
-        """Allocate for the largest of the batch sizes; `batched` is set before."""
-        self.inputs, self.outputs, self.info = inputs, outputs, info
-        largest = info.batch_sizes[-1]
+    def __init__(
+        self,
+        model: Path,
+        *,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        max_batch_size: int,
+        precision: Precision,
+        threads: int,
+    ) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        self.batched, largest = max_batch_size > 0, max(1, max_batch_size)
+        check_batch(inputs, outputs, max_batch_size)
+        library = self._open(model, precision, threads)
+        self.info = EngineInfo(
+            engine=self.name,
+            precision=precision,
+            device="cpu",
+            device_fingerprint=cpu.fingerprint(threads, library),
+            library=library,
+            batch_sizes=tuple(range(1, largest + 1)),
+        )
         self._staging_in = [Staging(spec, largest * (spec.sample_bytes or 0)) for spec in inputs]
         self._staging_out = [Staging(spec, largest * (spec.sample_bytes or 0)) for spec in outputs]
+
+    @abstractmethod
+    def _open(self, model: Path, precision: Precision, threads: int) -> str:
+        """Let the library load the file, whose tensors must be those that were promised; the library and its version.
+
+        Raises BundleError.
+        """
 
     @abstractmethod
     def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:

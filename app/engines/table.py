@@ -19,6 +19,7 @@ from convoy.app.engines.onnxruntime import LIBRARY, OnnxRuntimeCpuEngine
 from convoy.app.engines.onnxruntime_tuned import left_to_tune, open_tuned, ways_as_it_comes
 from convoy.app.engines.openvino import OpenVinoEngine, version_of
 from convoy.app.engines.plans import open_plan, wish_for_plan
+from convoy.app.engines.staged import StagedEngine
 from convoy.app.engines.tensorrt_library import RTX, TENSORRT, TensorRt
 from convoy.models.bundle import Target, Variant
 from convoy.models.errors import BundleError
@@ -91,7 +92,7 @@ class Row:
         return variant.precision == "fp32" or variant.target in self.targets
 
 
-def _on_cpu(engine: type[OnnxRuntimeCpuEngine] | type[OpenVinoEngine]) -> Open:
+def _on_cpu(engine: type[StagedEngine]) -> Open:
     def open_there(job: Job, variant: Variant, place: Place) -> Engine:
         return engine(
             job.path(variant),
