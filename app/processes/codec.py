@@ -33,7 +33,7 @@ from convoy.app.processes.messages import (
     Submit,
     Welcome,
 )
-from convoy.app.scheduling.request import ModelKey, Outcome, Place, Shape
+from convoy.app.scheduling.request import ModelKey, Outcome, Place, Request, Shape
 from convoy.app.submission.listing import Listing, ModelState
 from convoy.models.records import from_jsonable, to_jsonable
 from convoy.models.spec import ModelSpec
@@ -88,28 +88,25 @@ def _read(body: bytes, tail: bytes) -> Iterator[Message]:
         raise FrameError(f"not a message that we know: {error!r}") from error
 
 
-def _write_submit(one: Submit, _: bytearray) -> _Fields:
-    return [
-        *(one.id, one.key, one.samples, one.shapes, one.extents, one.inputs, one.wanted, one.outputs),
-        *(one.arrival_ns, one.priority, one.deadline_ns, one.latest_start_ns),
-    ]
-
-
 def _read_submit(fields: _Fields, _: bytes) -> Submit:
-    own_id, key, samples, shapes, extents, inputs, wanted, outputs, arrival, priority, deadline, latest = fields
+    request, extents = fields
+    own_id, key, samples, shapes, _, inputs, wanted, outputs, arrival, priority, deadline, latest = request
     return Submit(
-        own_id,
-        ModelKey(*key),
-        samples,
-        tuple(map(tuple, shapes)),
+        Request(
+            own_id,
+            ModelKey(*key),
+            samples,
+            tuple(map(tuple, shapes)),
+            (),
+            tuple(map(Place._make, inputs)),
+            tuple(wanted),
+            tuple([None if place is None else Place(*place) for place in outputs]),
+            arrival,
+            priority,
+            deadline,
+            latest,
+        ),
         tuple(map(Extent._make, extents)),
-        tuple(map(Place._make, inputs)),
-        tuple(wanted),
-        tuple([None if place is None else Place(*place) for place in outputs]),
-        arrival,
-        priority,
-        deadline,
-        latest,
     )
 
 
@@ -188,12 +185,12 @@ def _key(fields: _Fields | None) -> ModelKey | None:
     return None if fields is None else ModelKey(*fields)
 
 
-_Writer = Callable[[Any, bytearray], _Fields]
+_Writer = Callable[[Any, bytearray], Sequence[Any]]
 _Reader = Callable[[_Fields, bytes], Message]
 # How each message is written: its tag and its fields.
 _FORMS: dict[type, tuple[str, _Writer, _Reader]] = {
     Hello: ("hello", lambda one, _: [one.version, one.part, one.incarnation], lambda fields, _: Hello(*fields)),
-    Submit: ("s", _write_submit, _read_submit),
+    Submit: ("s", lambda one, _: one, _read_submit),
     Cancel: ("cancel", lambda one, _: [one.id, one.reason], lambda fields, _: Cancel(*fields)),
     Left: ("left", lambda one, _: [one.key], lambda fields, _: Left(ModelKey(*fields[0]))),
     Known: ("known", lambda one, _: [one.number], lambda fields, _: Known(*fields)),

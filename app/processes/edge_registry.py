@@ -172,19 +172,19 @@ class _Edge:
         self.tell_catalog()
 
     def _submit(self, submit: Submit) -> None:
-        part = self._part
-        if part is None or submit.id in part.loans:
-            raise WrongReference(f"request {submit.id} comes before Hello, or a second time")
-        served = self._held.get(submit.key)
+        part, own_id = self._part, submit.request.id
+        if part is None or own_id in part.loans:
+            raise WrongReference(f"request {own_id} comes before Hello, or a second time")
+        served = self._held.get(submit.request.key)
         if served is None:
-            self.channel.send(Refused(submit.id, "Unavailable", _REPLACED, "", 0.0))
+            self.channel.send(Refused(own_id, "Unavailable", _REPLACED, "", 0.0))
             return
         check_request(submit, served)
         loan = _Loan(submit.extents, len(submit.extents))
-        slots = adopted(submit, part.extent, self._core.slab, lambda: _one_is_free(part, submit.id, loan))
-        part.loans[submit.id] = loan
+        slots = adopted(submit, part.extent, self._core.slab, lambda: _one_is_free(part, own_id, loan))
+        part.loans[own_id] = loan
         request = request_of(submit, slots)
-        self._requests[submit.id] = request
+        self._requests[own_id] = request
         try:
             self._core.take(request, lambda done: self._ended(done, loan))
         except RequestError as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from convoy.app.batch import StageTimes
-from convoy.app.scheduling.request import ModelKey, Outcome, Place, Shape
+from convoy.app.scheduling.request import ModelKey, Outcome, Request, Shape
 from convoy.app.submission.listing import Listing
 from convoy.models.spec import ModelSpec
 
@@ -38,23 +38,10 @@ class Hello:
 
 
 class Submit(NamedTuple):
-    """A request, and the memory that it lends; the fields are those of `scheduling.request.Request`.
+    """A request, and the memory that it lends: `extents` are where its slots lie. Their names stay with the edge."""
 
-    `extents` are where its slots lie.
-    """
-
-    id: int
-    key: ModelKey
-    samples: int
-    shapes: tuple[Shape, ...]
+    request: Request
     extents: tuple[Extent, ...]
-    inputs: tuple[Place, ...]
-    wanted: tuple[int, ...]
-    outputs: tuple[Place | None, ...]
-    arrival_ns: int
-    priority: int
-    deadline_ns: int | None
-    latest_start_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)

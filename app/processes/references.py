@@ -16,6 +16,8 @@ from convoy.app.submission.inference import ServedLike
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.tensors import TensorBytes
 
+_SLOTS = Request._fields.index("slots")
+
 
 class WrongReference(ValueError):
     """A request of an edge that names what it may not, or does not fit its model. This is a bug."""
@@ -27,20 +29,7 @@ class WrongReference(ValueError):
 def submission(request: Request, slab: Slab) -> Submit:
     """The request for the core, with the places of its slots in the shared memory."""
     held = [slab.slot(ref) for ref in request.slots]
-    return Submit(
-        request.id,
-        request.key,
-        request.samples,
-        request.shapes,
-        tuple([Extent(slot.offset, len(slot.view)) for slot in held]),
-        request.inputs,
-        request.wanted,
-        request.outputs,
-        request.arrival_ns,
-        request.priority,
-        request.deadline_ns,
-        request.latest_start_ns,
-    )
+    return Submit(request, tuple([Extent(slot.offset, len(slot.view)) for slot in held]))
 
 
 def answers_of(ended: Ended, request: Request, slab: Slab) -> tuple[TensorBytes, ...]:
@@ -67,40 +56,26 @@ def adopted(submit: Submit, part: Extent, slab: Slab, on_freed: Callable[[], Non
 
 def request_of(submit: Submit, slots: Sequence[Slot]) -> Request:
     """The request as the scheduler has it, once `check_request` has found nothing."""
-    return Request(
-        submit.id,
-        submit.key,
-        submit.samples,
-        submit.shapes,
-        tuple([slot.ref for slot in slots]),
-        submit.inputs,
-        submit.wanted,
-        submit.outputs,
-        submit.arrival_ns,
-        submit.priority,
-        submit.deadline_ns,
-        submit.latest_start_ns,
-    )
+    request, refs = submit.request, tuple([slot.ref for slot in slots])
+    return Request._make((*request[:_SLOTS], refs, *request[_SLOTS + 1 :]))  # `_replace` takes twice as long
 
 
 def check_request(submit: Submit, served: ServedLike) -> None:
     """Raises WrongReference unless every tensor lies inside its extent and is as long as the model needs it."""
-    spec = served.spec
-    if not 1 <= submit.samples <= max(1, spec.max_batch_size):
-        raise WrongReference(f"{submit.samples} samples, but the model takes {spec.max_batch_size}")
-    if not len(spec.inputs) == len(submit.inputs) == len(submit.shapes):
-        raise WrongReference(f"{len(submit.inputs)} inputs, but the model takes {len(spec.inputs)}")
-    if len(submit.wanted) != len(submit.outputs):
-        raise WrongReference(f"{len(submit.wanted)} outputs are wanted, {len(submit.outputs)} have a place")
-    for tensor, shape, place in zip(spec.inputs, submit.shapes, submit.inputs, strict=True):
-        _check_place(place, submit.extents)
-        if not tensor.is_strings and place.nbytes != _nbytes(tensor, submit.samples, shape, spec):
-            raise WrongReference(f"{place.nbytes} bytes for {submit.samples} x {shape} of input '{tensor.name}'")
-    for index, output in zip(submit.wanted, submit.outputs, strict=True):
+    spec, request, extents = served.spec, submit.request, submit.extents
+    if not 1 <= request.samples <= max(1, spec.max_batch_size):
+        raise WrongReference(f"{request.samples} samples, but the model takes {spec.max_batch_size}")
+    if not len(spec.inputs) == len(request.inputs) == len(request.shapes):
+        raise WrongReference(f"{len(request.inputs)} inputs, but the model takes {len(spec.inputs)}")
+    if len(request.wanted) != len(request.outputs):
+        raise WrongReference(f"{len(request.wanted)} outputs are wanted, {len(request.outputs)} have a place")
+    for tensor, shape, place in zip(spec.inputs, request.shapes, request.inputs, strict=True):
+        _check_place(place, extents)
+        if not tensor.is_strings and place.nbytes != _nbytes(tensor, request.samples, shape, spec):
+            raise WrongReference(f"{place.nbytes} bytes for {request.samples} x {shape} of input '{tensor.name}'")
+    for index, output in zip(request.wanted, request.outputs, strict=True):
         _check_output(index, output, submit, spec)
-    if {place.slot for place in (*submit.inputs, *submit.outputs) if place is not None} != set(
-        range(len(submit.extents))
-    ):
+    if {place.slot for place in (*request.inputs, *request.outputs) if place is not None} != set(range(len(extents))):
         raise WrongReference("memory is lent that no tensor is in, so that it would never be given back")
 
 
@@ -111,8 +86,8 @@ def _check_output(index: int, place: Place | None, submit: Submit, spec: ModelSp
         return
     _check_place(place, submit.extents)
     tensor = spec.outputs[index]
-    if tensor.sample_bytes is None or place.nbytes != submit.samples * tensor.sample_bytes:
-        raise WrongReference(f"{place.nbytes} bytes for {submit.samples} samples of output '{tensor.name}'")
+    if tensor.sample_bytes is None or place.nbytes != submit.request.samples * tensor.sample_bytes:
+        raise WrongReference(f"{place.nbytes} bytes for {submit.request.samples} samples of output '{tensor.name}'")
 
 
 def _check_place(place: Place, extents: Sequence[Extent]) -> None:

@@ -29,7 +29,7 @@ from convoy.app.processes.messages import (
     Submit,
     Welcome,
 )
-from convoy.app.scheduling.request import ModelKey, Outcome, Place
+from convoy.app.scheduling.request import ModelKey, Outcome, Place, Request, SlotRef
 from convoy.app.submission.listing import Listing, ModelState
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 
@@ -46,13 +46,13 @@ def some(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object,
     return st.lists(strategy, max_size=4).map(tuple)
 
 
-submit = st.builds(
-    Submit,
+request = st.builds(
+    Request,
     id=number,
     key=key,
     samples=small,
     shapes=some(shape),
-    extents=some(extent),
+    slots=st.just(()),
     inputs=some(place),
     wanted=some(small),
     outputs=some(st.none() | place),
@@ -61,6 +61,7 @@ submit = st.builds(
     deadline_ns=st.none() | number,
     latest_start_ns=st.none() | number,
 )
+submit = st.builds(Submit, request, some(extent))
 apart = st.binary(max_size=50).flatmap(lambda data: st.builds(AnswerAt, shape, st.just(len(data)), st.just(data)))
 answer = apart | st.builds(AnswerAt, shape, number, st.none())
 times = st.builds(StageTimes, number, number, number, number)
@@ -127,6 +128,12 @@ def test_json_that_is_no_message_is_refused(document: object) -> None:
     body = orjson.dumps([["s", document], ["ended", document], [document]])
     with pytest.raises(FrameError):
         read([len(body).to_bytes(8, "little") + bytes(8) + body])
+
+
+@given(submit)
+def test_the_edges_names_of_its_memory_mean_nothing_elsewhere(one: Submit) -> None:
+    named = one._replace(request=one.request._replace(slots=(SlotRef(5), SlotRef(7))))
+    assert read([write_frame([named])]) == [one]
 
 
 def test_what_is_not_whole_waits() -> None:

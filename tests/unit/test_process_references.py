@@ -26,20 +26,19 @@ SPEC = ModelSpec(
     "none",
     (),
 )
-RIGHT = Submit(
+REQUEST = Request(
     id=1 << 40,
     key=ModelKey("m", 1, 1),
     samples=2,
     shapes=((4,), (3,)),
-    extents=(Extent(PAGE, 64), Extent(PAGE + 64, 16)),
+    slots=(),
     inputs=(Place(0, 0, 32), Place(0, 40, 6)),
     wanted=(0, 1),
     outputs=(Place(1, 0, 16), None),
     arrival_ns=5,
-    priority=0,
-    deadline_ns=None,
     latest_start_ns=7,
 )
+RIGHT = Submit(REQUEST, (Extent(PAGE, 64), Extent(PAGE + 64, 16)))
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Served:
     """A version, as far as a request is compared with it."""
 
     spec: ModelSpec = SPEC
-    key: ModelKey = RIGHT.key
+    key: ModelKey = REQUEST.key
     text_only: bool = False
 
     def enter(self) -> None: ...
@@ -67,24 +66,14 @@ def test_what_the_edge_writes_is_what_the_core_reads_and_the_other_way_round() -
     assert body is not None
     assert answer is not None
     body.view[:32] = bytes(range(32))
-    request = Request(
-        RIGHT.id,
-        RIGHT.key,
-        2,
-        RIGHT.shapes,
-        (body.ref, answer.ref),
-        (Place(0, 0, 32), Place(0, 40, 6)),
-        (0, 1),
-        (Place(1, 0, 16), None),
-        arrival_ns=5,
-        latest_start_ns=7,
-    )
+    request = REQUEST._replace(slots=(body.ref, answer.ref))
     submit = submission(request, edge)
-    assert submit == RIGHT
+    assert submit == RIGHT._replace(request=request)
     check_request(submit, Served())
     freed: list[int] = []
     slots = adopted(submit, PART, core, lambda: freed.append(1))
     there = request_of(submit, slots)
+    assert there == request._replace(slots=tuple(slot.ref for slot in slots))
     assert core.tensors(there.slots, there.inputs)[0] == bytes(range(32))
     place, _ = core.tensors(there.slots, there.outputs)
     assert place is not None
@@ -104,12 +93,13 @@ places = st.builds(Place, st.integers(-2, 3), near, near)
 
 @given(st.lists(places, min_size=1, max_size=3), st.lists(st.none() | places, max_size=3), st.integers(-1, 9))
 def test_whatever_passes_lies_inside(inputs: list[Place], outputs: list[Place | None], samples: int) -> None:
-    submit = RIGHT._replace(inputs=tuple(inputs), outputs=tuple(outputs), samples=samples)
+    request = REQUEST._replace(inputs=tuple(inputs), outputs=tuple(outputs), samples=samples)
+    submit = RIGHT._replace(request=request)
     try:
         check_request(submit, Served())
     except WrongReference:
         return
-    for place in (*submit.inputs, *submit.outputs):
+    for place in (*request.inputs, *request.outputs):
         if place is not None:
             assert 0 <= place.offset <= place.offset + place.nbytes <= submit.extents[place.slot].nbytes
 
@@ -147,4 +137,4 @@ def test_no_extent_outside_the_edges_part(offset: int, nbytes: int) -> None:
 def test_what_does_not_fit_the_model_does_not_pass(change: dict[str, object]) -> None:
     check_request(RIGHT, Served())
     with pytest.raises(WrongReference):
-        check_request(RIGHT._replace(**change), Served())
+        check_request(RIGHT._replace(request=REQUEST._replace(**change)), Served())
