@@ -23,7 +23,7 @@ NOT_A_SERVER = "is it a Convoy server?"
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class PredictedClass:
     """`score` as the model's activation gives it; `label` None where the model has none."""
 
     class_id: int
@@ -67,7 +67,7 @@ def predict(
     return 1 if problems else 0
 
 
-def ask(http: httpx.Client, model: str, image: Path, top_k: int) -> list[Prediction]:
+def ask(http: httpx.Client, model: str, image: Path, top_k: int) -> list[PredictedClass]:
     """One image's predictions, best first.
 
     Raises RequestError for what is wrong with this image or this answer, NotFound and Unauthorized for what
@@ -114,10 +114,10 @@ def _post(http: httpx.Client, path: str, body: bytes, query: dict[str, int] | No
         raise JobError(f"the connection to {http.base_url} broke off ({error}); {NOT_A_SERVER}") from None
 
 
-def _predictions(response: httpx.Response) -> list[Prediction]:
+def _predictions(response: httpx.Response) -> list[PredictedClass]:
     try:
         rows = response.json()["predictions"]
-        return [Prediction(int(row["class_id"]), row["label"], float(row["score"])) for row in rows]
+        return [PredictedClass(int(row["class_id"]), row["label"], float(row["score"])) for row in rows]
     except (ValueError, KeyError, TypeError):
         raise RequestError(f"the answer is not a prediction; {NOT_A_SERVER}") from None
 
@@ -139,7 +139,7 @@ def _what_is_served(http: httpx.Client) -> str:
     return f"the server has {', '.join(names)}" if names else "the server has no model ready"
 
 
-def _add_rows(table: Table, image: Path, predictions: Sequence[Prediction]) -> None:
+def _add_rows(table: Table, image: Path, predictions: Sequence[PredictedClass]) -> None:
     for rank, found in enumerate(predictions):
         name = "" if found.label is None else escape(found.label)
         last = rank == len(predictions) - 1

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from convoy.app.engines.staged import Staging
+from convoy.app.engines.staged import StagingBuffer
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 
@@ -53,12 +53,12 @@ def has_strings(model: Path, tensors: Sequence[TensorSpec]) -> bool:
     return "BYTES" in dtypes
 
 
-def bind_input(binding: Any, staging: Staging, shape: tuple[int, ...]) -> None:
+def bind_input(binding: Any, staging: StagingBuffer, shape: tuple[int, ...]) -> None:
     spec = staging.spec
     binding.bind_input(spec.name, "cpu", 0, element_type(spec), list(shape), staging.memory.ctypes.data)
 
 
-def bind_output(binding: Any, staging: Staging, shape: tuple[int, ...]) -> None:
+def bind_output(binding: Any, staging: StagingBuffer, shape: tuple[int, ...]) -> None:
     spec = staging.spec
     staging.ensure(math.prod(shape) * spec.numpy_dtype.itemsize)
     binding.bind_output(spec.name, "cpu", 0, element_type(spec), list(shape), staging.memory.ctypes.data)

@@ -16,7 +16,7 @@ from convoy.app.batch import EngineFailure
 from convoy.app.engines.delivery import Landed
 from convoy.app.engines.onnx_tensors import bind_input, bind_output, has_strings, tensor_spec, unbound_array
 from convoy.app.engines.signature import Signature, check_names
-from convoy.app.engines.staged import MOST_SHAPES, Shapes, StagedEngine, Staging
+from convoy.app.engines.staged import MOST_SHAPES, Shapes, StagedEngine, StagingBuffer
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError
 
@@ -77,7 +77,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
             raise EngineFailure(first_line(error)) from error
         return [Landed(array) for array in arrays]
 
-    def _landed(self, staging: Staging, value: Any, samples: int) -> Landed:
+    def _landed(self, staging: StagingBuffer, value: Any, samples: int) -> Landed:
         """One output of a run in which some size was free."""
         if staging.spec.sample_bytes is None:
             return Landed(unbound_array(staging.spec, value))

@@ -25,7 +25,7 @@ from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import RESERVED_BYTES, Device
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle
 from convoy.app.engines.cuda.engine import SLOTS, CudaEngine
-from convoy.app.engines.cuda.slots import Slot
+from convoy.app.engines.cuda.slots import DeviceSlot
 from convoy.app.engines.onnx_tensors import element_type
 from convoy.app.engines.onnxruntime import first_line, read_signature
 from convoy.app.engines.signature import check_names
@@ -101,7 +101,7 @@ class OnnxRuntimeCudaEngine(CudaEngine):
         )
         self.tuning = tuning
         self._runtime = runtime
-        self._bindings: dict[tuple[Slot, int], _Binding] = {}
+        self._bindings: dict[tuple[DeviceSlot, int], _Binding] = {}
         self._sessions: dict[int, Any] = {}  # by batch size; with graphs, the same one for all
         self._computing: Handle = None
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix=f"launches-{device.name}")
@@ -171,10 +171,10 @@ class OnnxRuntimeCudaEngine(CudaEngine):
             options["use_tf32"] = "0"
         return options
 
-    def _stream(self, slot: Slot) -> Handle:
+    def _stream(self, slot: DeviceSlot) -> Handle:
         return self._computing
 
-    def _prepare(self, slot: Slot, size: int) -> None:
+    def _prepare(self, slot: DeviceSlot, size: int) -> None:
         binding = self._sessions[size].io_binding()
         device = self._device.properties.index
         for index, spec in enumerate(self.inputs):
@@ -220,12 +220,12 @@ class OnnxRuntimeCudaEngine(CudaEngine):
             self._launcher.submit(self._launch, bound).result()
             self._cuda.wait_for_stream(self._computing)
 
-    def _graph_id(self, slot: Slot, size: int) -> int:
+    def _graph_id(self, slot: DeviceSlot, size: int) -> int:
         """Its own for each pair, always the same, and above 0, which is what has no id."""
         sizes = self.info.batch_sizes
         return 1 + self._slots.index(slot) * len(sizes) + sizes.index(size)
 
-    def _compute(self, slot: Slot, size: int) -> None:
+    def _compute(self, slot: DeviceSlot, size: int) -> None:
         self._launcher.submit(self._launch, self._bindings[slot, size]).result()
 
     def _launch(self, bound: _Binding) -> None:

@@ -58,7 +58,7 @@ class BuildLimits:
     niceness: int = 10
 
 
-class _Failed(Exception):
+class _BuildFailed(Exception):
     """The build ended without a plan; the message says why and what to do. `refused` as in `PlanBuild`."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
@@ -100,7 +100,7 @@ class PlanBuilder:
             visible = visible_device(order.gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
             async with self._turns[visible]:
                 await self._run(order, visible, build)
-        except _Failed as failure:
+        except _BuildFailed as failure:
             build.now(state="failed", reason=str(failure), refused=failure.refused)
         except OSError as error:
             build.now(state="failed", reason=f"the builder could not be started: {error}")
@@ -142,10 +142,10 @@ class PlanBuilder:
                 task.cancel()
             await asyncio.gather(ending, guard, process.wait(), return_exceptions=True)
         if build.progress.state != "built":
-            raise _Failed(build.refusal or how, refused=process.returncode == FileRefused.exit_code)
+            raise _BuildFailed(build.refusal or how, refused=process.returncode == FileRefused.exit_code)
 
     async def _guard(self, process: Process, started_s: float) -> None:
-        """Raise _Failed when the child takes too much. It ends by itself in no other way.
+        """Raise _BuildFailed when the child takes too much. It ends by itself in no other way.
 
         Memory is watched and not limited with RLIMIT_AS or RLIMIT_DATA, because CUDA reserves hundreds of
         gigabytes of addresses that it never uses, and would not start.
@@ -154,10 +154,10 @@ class PlanBuilder:
         while True:
             await self._pause(_LOOK_EVERY_S)
             if self._now_s() - started_s > limits.time_limit_s + limits.grace_s:
-                raise _Failed(f"it did not end within {limits.time_limit_s:g} s and was killed")
+                raise _BuildFailed(f"it did not end within {limits.time_limit_s:g} s and was killed")
             used_bytes = self._memory_of(process.pid)
             if used_bytes > limits.memory_bytes:
-                raise _Failed(
+                raise _BuildFailed(
                     f"it used {used_bytes >> 20} MiB of memory where {limits.memory_bytes >> 20} MiB are allowed and "
                     "was killed; build the plan where there is more memory, TensorRT's on the same kind of GPU"
                 )
@@ -205,7 +205,7 @@ def visible_device(gpu: int, current: str | None) -> str:
         return str(gpu)
     names = [name.strip() for name in current.split(",")]
     if not (0 <= gpu < len(names) and names[gpu]):
-        raise _Failed(f"there is no GPU {gpu} in CUDA_VISIBLE_DEVICES={current}")
+        raise _BuildFailed(f"there is no GPU {gpu} in CUDA_VISIBLE_DEVICES={current}")
     return names[gpu]
 
 
@@ -228,7 +228,7 @@ def _arguments(order: BuildOrder, limits: BuildLimits) -> list[str]:
 
 
 async def _attend(process: Process, build: _Build) -> str:
-    """Listen until the child has ended, and say how. Raises _Failed for what no builder says."""
+    """Listen until the child has ended, and say how. Raises _BuildFailed for what no builder says."""
     assert process.stdout is not None
     assert process.stderr is not None
     _, complaint = await asyncio.gather(_listen(process.stdout, build), _last_words(process.stderr))
@@ -242,7 +242,9 @@ async def _listen(stdout: StreamReader, build: _Build) -> None:
         try:
             line = await stdout.readline()
         except ValueError as error:
-            raise _Failed(f"the builder wrote more than {_LONGEST_LINE_BYTES} bytes without a line's end") from error
+            raise _BuildFailed(
+                f"the builder wrote more than {_LONGEST_LINE_BYTES} bytes without a line's end"
+            ) from error
         if not line:
             return
         try:

@@ -30,7 +30,7 @@ Shapes = tuple[tuple[int, ...], ...]
 MOST_SHAPES = 256
 
 
-class Staging:
+class StagingBuffer:
     """Memory for one tensor of a batch. Grows when a larger shape than ever comes, and never shrinks."""
 
     def __init__(self, spec: TensorSpec, capacity_bytes: int) -> None:
@@ -109,8 +109,8 @@ class StagedEngine(Engine):
             library=library,
             batch_sizes=tuple(range(1, largest + 1)),
         )
-        self._staging_in = [Staging(spec, largest * (spec.sample_bytes or 0)) for spec in inputs]
-        self._staging_out = [Staging(spec, largest * (spec.sample_bytes or 0)) for spec in outputs]
+        self._staging_in = [StagingBuffer(spec, largest * (spec.sample_bytes or 0)) for spec in inputs]
+        self._staging_out = [StagingBuffer(spec, largest * (spec.sample_bytes or 0)) for spec in outputs]
 
     @abstractmethod
     def _open(self, model: Path, precision: Precision, threads: int) -> str:
@@ -168,7 +168,7 @@ class StagedEngine(Engine):
                 view[offset:end] = source
                 offset = end
 
-    def _make_room(self, staging: Staging, nbytes: int) -> None:
+    def _make_room(self, staging: StagingBuffer, nbytes: int) -> None:
         if staging.ensure(nbytes):
             self._forget()
 

@@ -7,9 +7,9 @@ measures through them. A row that is passed over leaves its reason, for the log,
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from convoy.app.engines import cpu
 from convoy.app.engines.base import Engine
@@ -37,28 +37,14 @@ class Availability:
     reason: str
 
 
-class Probe(Protocol):
-    """Whether an engine can run on a machine, and why not, or what it would use."""
-
-    def __call__(self, machine: Machine) -> tuple[bool, str]: ...
-
-
-class Open(Protocol):
-    """Opens a variant where it is to run. Raises NotProved, BundleError or EngineFailure."""
-
-    def __call__(self, job: Job, variant: Variant, place: Place) -> Engine: ...
-
-
-class Sooner(Protocol):
-    """Ways to open a variant that could serve before `open` can, best first. Raises JobError or OSError."""
-
-    def __call__(self, job: Job, variant: Variant, place: Place) -> tuple[OpenEngine, ...]: ...
-
-
-class AfterLoad(Protocol):
-    """What would serve a variant better on a GPU, later. `is_open`: the row has opened it; None: it was not asked."""
-
-    def __call__(self, job: Job, variant: Variant, place: Place, is_open: bool | None) -> PlanWish | Untried | None: ...
+# Whether an engine can run on a machine, and why not, or what it would use.
+ProbeMachine = Callable[[Machine], tuple[bool, str]]
+# Opens a variant where it is to run. Raises NotProved, BundleError or EngineFailure.
+Open = Callable[[Job, Variant, Place], Engine]
+# Ways to open a variant that could serve before `Open` can, best first. Raises JobError or OSError.
+Sooner = Callable[[Job, Variant, Place], tuple[OpenEngine, ...]]
+# What would serve a variant better on a GPU, later. Whether the row has opened it comes last; None: it was not asked.
+AfterLoad = Callable[[Job, Variant, Place, bool | None], PlanWish | Untried | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +62,7 @@ class Row:
     rank: int
     targets: tuple[Target, ...]
     platform: str
-    probe: Probe
+    probe: ProbeMachine
     open: Open
     after_load: AfterLoad | None = None
     sooner: Sooner | None = None

@@ -20,7 +20,7 @@ from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import Handle
 from convoy.app.engines.cuda.engine import SLOTS, CudaEngine, bucket_sizes
-from convoy.app.engines.cuda.slots import Slot
+from convoy.app.engines.cuda.slots import DeviceSlot
 from convoy.app.engines.tensorrt_contexts import Contexts, Kernels, open_contexts
 from convoy.app.engines.tensorrt_library import Needed, collecting_logger, explained, library_named
 from convoy.models.errors import BundleError
@@ -97,7 +97,7 @@ class TensorRtEngine(CudaEngine):
         self._has_one_profile = options.profiles == "range"
         self._logger = collecting_logger(trt)
         self._scratch = 0
-        self._ways: dict[tuple[Slot, int], _Way] = {}
+        self._ways: dict[tuple[DeviceSlot, int], _Way] = {}
         self._runtime: Any = None
         self._engine: Any = None
         self._contexts: Contexts | None = None
@@ -173,7 +173,7 @@ class TensorRtEngine(CudaEngine):
 
     # Preparing
 
-    def _prepare(self, slot: Slot, size: int) -> None:
+    def _prepare(self, slot: DeviceSlot, size: int) -> None:
         with self._cuda.beside_captures():
             way = _Way(self._bound_context(slot, size))
             self._ways[slot, size] = way
@@ -183,7 +183,7 @@ class TensorRtEngine(CudaEngine):
         if self._captures == "own":
             way.graph = self._captured(way, slot, size)
 
-    def _bound_context(self, slot: Slot, size: int) -> Any:
+    def _bound_context(self, slot: DeviceSlot, size: int) -> Any:
         """A context of its own: the profile, shapes and addresses are set here and never again."""
         context = self._contexts.create() if self._contexts is not None else None
         if context is None:
@@ -201,7 +201,7 @@ class TensorRtEngine(CudaEngine):
             raise EngineFailure(f"{self._title} does not take batch size {size}: {self._reason()}", FailureScope.ENGINE)
         return context
 
-    def _captured(self, way: _Way, slot: Slot, size: int) -> Handle | None:
+    def _captured(self, way: _Way, slot: DeviceSlot, size: int) -> Handle | None:
         """The graph, or None where it cannot be captured; then the context is enqueued each time."""
         try:
             # A refused enqueue would leave a graph that changes nothing: it must fail here, or answers are stale.
@@ -214,14 +214,14 @@ class TensorRtEngine(CudaEngine):
 
     # Running
 
-    def _compute(self, slot: Slot, size: int) -> None:
+    def _compute(self, slot: DeviceSlot, size: int) -> None:
         way = self._ways[slot, size]
         if way.graph is not None:
             self._cuda.launch_graph(way.graph, slot.stream)
         else:
             self._enqueue(way, slot, size)
 
-    def _enqueue(self, way: _Way, slot: Slot, size: int) -> None:
+    def _enqueue(self, way: _Way, slot: DeviceSlot, size: int) -> None:
         if not way.context.execute_async_v3(int(slot.stream)):
             raise EngineFailure(f"{self._title} refused a batch of {size}: {self._reason()}")
 

@@ -23,7 +23,7 @@ from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
 from convoy.app.lifecycle.store_scan import ModelLook
 from convoy.app.lifecycle.store_watch import StoreWatch
 from convoy.app.lifecycle.tasks import Tasks
-from convoy.app.lifecycle.version_plan import Found, Known, Load, Unload, next_step, settle
+from convoy.app.lifecycle.version_plan import Load, Unload, VersionOnDisk, VersionRecord, next_step, settle
 from convoy.app.loading.load import LoadOptions
 from convoy.app.submission.listing import WHOLE_MODEL, Override, Policy
 from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFound, Unavailable, UsageError
@@ -65,7 +65,7 @@ class ModelControl:
         """`is_leaving`: whether nothing is worth loading any more."""
         self._catalog, self._lifecycle, self._tasks, self._store = catalog, lifecycle, tasks, store
         self._options, self._load_options, self._is_leaving = options, load_options, is_leaving
-        self._known: defaultdict[str, dict[int, Known]] = defaultdict(dict)
+        self._known: defaultdict[str, dict[int, VersionRecord]] = defaultdict(dict)
         self._overrides: dict[str, Override] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._last_look: dict[str, ModelLook] = {}
@@ -205,7 +205,7 @@ class ModelControl:
             error.retry_after_s = None
             raise error
 
-    async def _obey(self, name: str, found: tuple[Found, ...]) -> None:
+    async def _obey(self, name: str, found: tuple[VersionOnDisk, ...]) -> None:
         try:
             await self._converge(name, found)
         except Exception:  # a bug, which must not end the watch over the other models
@@ -219,11 +219,11 @@ class ModelControl:
         if not self._known[name]:
             del self._known[name]
 
-    async def _converge(self, name: str, found: tuple[Found, ...]) -> None:
+    async def _converge(self, name: str, found: tuple[VersionOnDisk, ...]) -> None:
         async with self._locks[name]:
             await self._converge_locked(name, found)
 
-    async def _converge_locked(self, name: str, found: tuple[Found, ...]) -> None:
+    async def _converge_locked(self, name: str, found: tuple[VersionOnDisk, ...]) -> None:
         by_version = {one.version: one for one in found}
         policy = self._overrides.get(name, _NO_OVERRIDE).versions or self._options.versions
         self._forget_what_is_mended(name, found)
@@ -234,7 +234,7 @@ class ModelControl:
                 case Unload(version):
                     self._unload(name, version, is_on_disk=version in by_version)
 
-    def _forget_what_is_mended(self, name: str, found: tuple[Found, ...]) -> None:
+    def _forget_what_is_mended(self, name: str, found: tuple[VersionOnDisk, ...]) -> None:
         """Where the files are again those that serve, nothing is wrong with them any more."""
         for one in found:
             known = self._known[name].get(one.version)
@@ -242,9 +242,9 @@ class ModelControl:
                 self._known[name][one.version] = replace(known, refused=None)
                 self._catalog.forget_refusal(name, one.version)
 
-    async def _load(self, name: str, found: Found) -> None:
+    async def _load(self, name: str, found: VersionOnDisk) -> None:
         version = found.version
-        known = self._known[name].get(version, Known(version))
+        known = self._known[name].get(version, VersionRecord(version))
         if known.loaded is None:
             self._catalog.set_loading(name, version)
         override = self._overrides.get(name, _NO_OVERRIDE)
@@ -261,7 +261,7 @@ class ModelControl:
             self._known[name][version] = replace(known, refused=found.stamp)
             return
         self._lifecycle.put_into_service(loaded, options)
-        self._known[name][version] = Known(version, loaded=found.stamp)
+        self._known[name][version] = VersionRecord(version, loaded=found.stamp)
         for proved in loaded.engines:
             info = proved.engine.info
             _log.info(

@@ -34,7 +34,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class VersionOnDisk:
     """One version on disk. `is_complete`: nobody seems to be writing or removing it just now.
 
     `trouble`: why it cannot be loaded as it is, which is known without trying.
@@ -47,7 +47,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class VersionRecord:
     """What became of one version: the stamp that is loaded, and the one that was refused last."""
 
     version: int
@@ -65,7 +65,7 @@ class Unload:
     version: int
 
 
-def settle(before: Mapping[int, Seen] | None, now: Mapping[int, Seen]) -> tuple[Found, ...]:
+def settle(before: Mapping[int, Seen] | None, now: Mapping[int, Seen]) -> tuple[VersionOnDisk, ...]:
     """Two looks at a model's folder, one after the other, as one picture, highest version first.
 
     A bare model counts as complete once it has not changed between two looks, a version as removed once two
@@ -73,13 +73,13 @@ def settle(before: Mapping[int, Seen] | None, now: Mapping[int, Seen]) -> tuple[
     counts as complete.
     """
     if before is None:
-        found = [Found(version, seen.stamp, True, seen.trouble) for version, seen in now.items()]
+        found = [VersionOnDisk(version, seen.stamp, True, seen.trouble) for version, seen in now.items()]
     else:
         found = [
-            Found(version, seen.stamp, seen.is_sealed or _is_unchanged(before.get(version), seen), seen.trouble)
+            VersionOnDisk(version, seen.stamp, seen.is_sealed or _is_unchanged(before.get(version), seen), seen.trouble)
             for version, seen in now.items()
         ]
-        found += [Found(version, seen.stamp, False) for version, seen in before.items() if version not in now]
+        found += [VersionOnDisk(version, seen.stamp, False) for version, seen in before.items() if version not in now]
     return tuple(sorted(found, key=lambda one: -one.version))
 
 
@@ -87,7 +87,9 @@ def _is_unchanged(before: Seen | None, now: Seen) -> bool:
     return before is not None and before.stamp == now.stamp
 
 
-def next_step(found: Collection[Found], known: Mapping[int, Known], policy: Policy) -> Load | Unload | None:
+def next_step(
+    found: Collection[VersionOnDisk], known: Mapping[int, VersionRecord], policy: Policy
+) -> Load | Unload | None:
     """The next thing to do for one model; None when all is as it should be."""
     allowed = [one for one in sorted(found, key=lambda one: -one.version) if _allows(policy, one.version)]
     wanted = [one for one in allowed if _can_serve(one, known.get(one.version))]
@@ -107,14 +109,14 @@ def _allows(policy: Policy, version: int) -> bool:
     return policy in ("latest", "all") or version in policy
 
 
-def _can_serve(one: Found, known: Known | None) -> bool:
+def _can_serve(one: VersionOnDisk, known: VersionRecord | None) -> bool:
     """Whether it serves, or may after loading it."""
     if known is not None and known.loaded is not None:
         return True
     return one.is_complete and (known is None or known.refused != one.stamp)
 
 
-def _must_load(one: Found, known: Known | None) -> bool:
+def _must_load(one: VersionOnDisk, known: VersionRecord | None) -> bool:
     if not one.is_complete:
         return False
     return known is None or one.stamp not in (known.loaded, known.refused)

@@ -22,7 +22,6 @@ from convoy.app.processes.messages import (
     Ended,
     Extent,
     Hello,
-    Known,
     Left,
     Lent,
     Message,
@@ -31,9 +30,10 @@ from convoy.app.processes.messages import (
     Report,
     ServedVersion,
     Submit,
+    UpdateApplied,
     Welcome,
 )
-from convoy.app.scheduling.request import ModelKey, Outcome, Place, Request, Shape
+from convoy.app.scheduling.request import ModelKey, Outcome, Request, Shape, TensorPlace
 from convoy.app.submission.listing import Listing, ModelState
 from convoy.models.records import from_jsonable, to_jsonable
 from convoy.models.spec import ModelSpec
@@ -98,9 +98,9 @@ def _read_submit(fields: _Fields, _: bytes) -> Submit:
             samples,
             tuple(map(tuple, shapes)),
             (),
-            tuple(map(Place._make, inputs)),
+            tuple(map(TensorPlace._make, inputs)),
             tuple(wanted),
-            tuple([None if place is None else Place(*place) for place in outputs]),
+            tuple([None if place is None else TensorPlace(*place) for place in outputs]),
             arrival,
             priority,
             deadline,
@@ -193,7 +193,7 @@ _FORMS: dict[type, tuple[str, _Writer, _Reader]] = {
     Submit: ("s", lambda one, _: one, _read_submit),
     Cancel: ("cancel", lambda one, _: [one.id, one.reason], lambda fields, _: Cancel(*fields)),
     Left: ("left", lambda one, _: [one.key], lambda fields, _: Left(ModelKey(*fields[0]))),
-    Known: ("known", lambda one, _: [one.number], lambda fields, _: Known(*fields)),
+    UpdateApplied: ("known", lambda one, _: [one.number], lambda fields, _: UpdateApplied(*fields)),
     Report: ("report", _write_report, _read_report),
     Welcome: ("welcome", lambda one, _: [one.version, one.lent], _read_welcome),
     CatalogUpdate: ("catalog", _write_catalog_update, _read_catalog_update),

@@ -54,10 +54,10 @@ def main() -> None:
     profile = from_jsonable(EdgeProfile, json.loads(orders.edge), "edge")
     logs.configure(profile.log_level)
     give_large_allocations_back()
-    run(_Edge(orders, profile).run())
+    run(_EdgeProcess(orders, profile).run())
 
 
-class _Edge:
+class _EdgeProcess:
     """One edge, from its first connection to its last answer."""
 
     def __init__(self, orders: EdgeOrders, profile: EdgeProfile) -> None:

@@ -21,7 +21,6 @@ from convoy.app.processes.messages import (
     CatalogUpdate,
     Extent,
     Hello,
-    Known,
     Left,
     Lent,
     Message,
@@ -30,6 +29,7 @@ from convoy.app.processes.messages import (
     Report,
     ServedVersion,
     Submit,
+    UpdateApplied,
     Welcome,
 )
 from convoy.app.processes.references import WrongReference, adopted, check_request, ended_of, request_of
@@ -57,7 +57,7 @@ class _Part:
 
     extent: Extent
     loans: dict[int, _Loan] = field(default_factory=dict)
-    edge: _Edge | None = None
+    edge: _EdgeConnection | None = None
 
 
 class EdgeRegistry:
@@ -66,7 +66,7 @@ class EdgeRegistry:
     def __init__(self, core: Core, parts: Sequence[Extent]) -> None:
         self.core = core
         self.parts = [_Part(extent) for extent in parts]
-        self._edges: set[_Edge] = set()
+        self._edges: set[_EdgeConnection] = set()
         self._update_is_due = False
         self._update_number = 0
         self._update_is_known = asyncio.Event()  # an edge knows more, or is no more
@@ -74,12 +74,12 @@ class EdgeRegistry:
 
     def receive(self) -> Channel:
         """The protocol of a new connection, which is not an edge before it has said Hello."""
-        return _Edge(self).channel
+        return _EdgeConnection(self).channel
 
-    def open(self, edge: _Edge) -> None:
+    def open(self, edge: _EdgeConnection) -> None:
         self._edges.add(edge)
 
-    def close(self, edge: _Edge) -> None:
+    def close(self, edge: _EdgeConnection) -> None:
         self._edges.discard(edge)
         self.count_bytes()
         self.update_is_known()
@@ -119,7 +119,7 @@ class EdgeRegistry:
             edge.tell_catalog()
 
 
-class _Edge:
+class _EdgeConnection:
     """One connection. For each version that it may find, it holds the version until it says that it does not."""
 
     def __init__(self, registry: EdgeRegistry) -> None:
@@ -148,7 +148,7 @@ class _Edge:
                 request = self._requests.pop(own_id, None)
                 if request is not None:
                     self._core.cancel(request, reason)
-            case Known(number):
+            case UpdateApplied(number):
                 self.known_update = number
                 self._edges.update_is_known()
             case Left(key):

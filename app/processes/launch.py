@@ -16,7 +16,7 @@ from typing import NoReturn
 from convoy.app.host.listening import take_port
 from convoy.app.processes.balance import BOARD_BYTES
 from convoy.app.processes.edge_process import EdgeProfile
-from convoy.app.processes.orders import NO_SOCKET, FleetOrders, Part, command, environment
+from convoy.app.processes.orders import NO_SOCKET, FleetOrders, MemoryPart, command, environment
 from convoy.app.settings import MIB, Settings
 from convoy.models.errors import UsageError
 from convoy.models.records import to_jsonable
@@ -58,10 +58,10 @@ def become_supervisor(
     os.execve(line[0], line, environment())
 
 
-def divide(nbytes: int, parts: int) -> tuple[Part, ...]:
+def divide(nbytes: int, parts: int) -> tuple[MemoryPart, ...]:
     """Equal parts of whole pages, one after another behind the edges' board, of at most `nbytes` together."""
     each = nbytes // parts // mmap.PAGESIZE * mmap.PAGESIZE
-    return tuple(Part(BOARD_BYTES + number * each, each) for number in range(parts))
+    return tuple(MemoryPart(BOARD_BYTES + number * each, each) for number in range(parts))
 
 
 def edge_profile(settings: Settings, edges: int) -> EdgeProfile:

@@ -1,6 +1,6 @@
 """What an edge and the core say to each other. Plain data; tensors stay in the memory that both have mapped.
 
-    edge -> core    Hello, Submit, Cancel, Left, Known, Report
+    edge -> core    Hello, Submit, Cancel, Left, UpdateApplied, Report
     core -> edge    Welcome, CatalogUpdate, Ended, Refused, Released
 
 An edge lends the core the memory of a request with `Submit`. It is the edge's again with an `Ended` that is an
@@ -60,7 +60,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class UpdateApplied:
     """The update of this number is what requests find now."""
 
     number: int
@@ -156,4 +156,4 @@ class Released:
     id: int
 
 
-Message = Hello | Submit | Cancel | Left | Known | Report | Welcome | CatalogUpdate | Ended | Refused | Released
+Message = Hello | Submit | Cancel | Left | UpdateApplied | Report | Welcome | CatalogUpdate | Ended | Refused | Released

@@ -21,7 +21,7 @@ NO_SOCKET = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """`nbytes` from `offset` of the shared memory; both whole pages."""
 
     offset: int
@@ -39,7 +39,7 @@ class FleetOrders:
     listener_fd: int
     memory_fd: int
     grpc_fd: int
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     settings: str
     edge: str
     core_module: str
@@ -65,7 +65,7 @@ class EdgeOrders:
     listener_fd: int
     memory_fd: int
     control_fd: int
-    part: Part
+    part: MemoryPart
     folder: str
     edge: str
 
@@ -80,7 +80,7 @@ class CoreOrders:
     grpc_fd: int
     memory_fd: int
     control_fd: int
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     settings: str
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from convoy.app.processes.messages import AnswerAt, Ended, Extent, Submit
-from convoy.app.scheduling.request import Done, Place, Request
+from convoy.app.scheduling.request import Done, Request, TensorPlace
 from convoy.app.scheduling.slab import Slab, Slot
 from convoy.app.submission.inference import ServedLike
 from convoy.models.spec import ModelSpec, TensorSpec
@@ -79,7 +79,7 @@ def check_request(submit: Submit, served: ServedLike) -> None:
         raise WrongReference("memory is lent that no tensor is in, so that it would never be given back")
 
 
-def _check_output(index: int, place: Place | None, submit: Submit, spec: ModelSpec) -> None:
+def _check_output(index: int, place: TensorPlace | None, submit: Submit, spec: ModelSpec) -> None:
     if not 0 <= index < len(spec.outputs):
         raise WrongReference(f"there is no output {index}")
     if place is None:
@@ -90,7 +90,7 @@ def _check_output(index: int, place: Place | None, submit: Submit, spec: ModelSp
         raise WrongReference(f"{place.nbytes} bytes for {submit.request.samples} samples of output '{tensor.name}'")
 
 
-def _check_place(place: Place, extents: Sequence[Extent]) -> None:
+def _check_place(place: TensorPlace, extents: Sequence[Extent]) -> None:
     if not 0 <= place.slot < len(extents):
         raise WrongReference(f"{place} names an extent that is not there")
     if min(place.offset, place.nbytes) < 0 or place.offset + place.nbytes > extents[place.slot].nbytes:

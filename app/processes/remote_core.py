@@ -21,12 +21,12 @@ from convoy.app.processes.messages import (
     CatalogUpdate,
     Ended,
     Hello,
-    Known,
     Left,
     Message,
     Refused,
     Released,
     Report,
+    UpdateApplied,
     Welcome,
 )
 from convoy.app.processes.references import answers_of, submission
@@ -173,7 +173,7 @@ class RemoteCore(OpenCalls):
             self.slab.keep_pages()
         self.catalog.update(update)
         self._presence.set()
-        self._say(Known(update.number))
+        self._say(UpdateApplied(update.number))
 
     def _ended(self, ended: Ended) -> None:
         request, on_end = self._waiting.pop(ended.id, (None, None))

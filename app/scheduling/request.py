@@ -32,7 +32,7 @@ class ModelKey(NamedTuple):
 SlotRef = NewType("SlotRef", int)
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor's bytes lie: `nbytes` from `offset` inside the request's slot of this number.
 
     It names no slot, so that requests of one kind share their places.
@@ -58,9 +58,9 @@ class Request(NamedTuple):
     samples: int
     shapes: tuple[Shape, ...]
     slots: tuple[SlotRef, ...]
-    inputs: tuple[Place, ...]
+    inputs: tuple[TensorPlace, ...]
     wanted: tuple[int, ...]
-    outputs: tuple[Place | None, ...]
+    outputs: tuple[TensorPlace | None, ...]
     arrival_ns: int
     priority: int = 0
     deadline_ns: int | None = None

@@ -30,7 +30,7 @@ from itertools import count
 from typing import cast, overload
 
 from convoy.app.scheduling.extents import Extents
-from convoy.app.scheduling.request import Place, SlotRef
+from convoy.app.scheduling.request import SlotRef, TensorPlace
 
 # Keeps every slot on cache lines of its own, so that two cores filling neighbours do not fight.
 ALIGNMENT_BYTES = 64
@@ -159,12 +159,14 @@ class Slab:
         return SlotState.FREE if slot is None else slot.state
 
     @overload
-    def tensors(self, refs: Sequence[SlotRef], places: Iterable[Place]) -> tuple[memoryview, ...]: ...
+    def tensors(self, refs: Sequence[SlotRef], places: Iterable[TensorPlace]) -> tuple[memoryview, ...]: ...
 
     @overload
-    def tensors(self, refs: Sequence[SlotRef], places: Iterable[Place | None]) -> tuple[memoryview | None, ...]: ...
+    def tensors(
+        self, refs: Sequence[SlotRef], places: Iterable[TensorPlace | None]
+    ) -> tuple[memoryview | None, ...]: ...
 
-    def tensors(self, refs: Sequence[SlotRef], places: Iterable[Place | None]) -> tuple[memoryview | None, ...]:
+    def tensors(self, refs: Sequence[SlotRef], places: Iterable[TensorPlace | None]) -> tuple[memoryview | None, ...]:
         """The bytes at each place in the slots of a request, None where it has none.
 
         Raises SlotError when a slot is stale, or a place leaves it.

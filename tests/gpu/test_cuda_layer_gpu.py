@@ -16,7 +16,7 @@ from convoy.app.engines.base import Part
 from convoy.app.engines.cuda.device import Device, open_devices
 from convoy.app.engines.cuda.driver import CudaUnavailable, load_runtime
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
-from convoy.app.engines.cuda.slots import Layout, Slot
+from convoy.app.engines.cuda.slots import DeviceSlot, Layout
 from convoy.app.scheduling.slab import Slab
 from convoy.models.spec import TensorSpec
 
@@ -40,8 +40,8 @@ def device() -> Device:
 
 
 @pytest.fixture
-def slot(device: Device) -> Iterator[Slot]:
-    one = Slot(device, ECHO, ECHO)
+def slot(device: Device) -> Iterator[DeviceSlot]:
+    one = DeviceSlot(device, ECHO, ECHO)
     yield one
     device.cuda.wait_for_stream(one.stream)
     one.close()
@@ -72,7 +72,7 @@ def parts_in(slab: Slab, sizes: tuple[int, ...]) -> list[Part]:
     return parts
 
 
-def on_device(device: Device, slot: Slot, nbytes: int) -> bytes:
+def on_device(device: Device, slot: DeviceSlot, nbytes: int) -> bytes:
     """What lies in the slot's input, brought back by way of its staging."""
     device.cuda.wait_for_stream(slot.stream)
     device.cuda.copy_to_host(slot._host_in, slot.device_input(0), nbytes, slot.stream)

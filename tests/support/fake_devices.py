@@ -24,7 +24,7 @@ from convoy.app.lifecycle.health import HealthOptions
 from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine
-from convoy.app.scheduling.request import Place, Request
+from convoy.app.scheduling.request import Request, TensorPlace
 from convoy.app.submission.refusals import check
 from convoy.models.bundle import LatencyPoint
 from convoy.models.errors import RequestError
@@ -126,9 +126,9 @@ class Workshop:
             samples=samples,
             shapes=((ROW,),),
             slots=(source.ref, place.ref),
-            inputs=(Place(0, 0, nbytes),),
+            inputs=(TensorPlace(0, 0, nbytes),),
             wanted=(0,),
-            outputs=(Place(1, 0, nbytes),),
+            outputs=(TensorPlace(1, 0, nbytes),),
             arrival_ns=0,
         )
         served.enter()

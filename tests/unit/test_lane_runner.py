@@ -7,7 +7,7 @@ import pytest
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.fake import FakeEngine
 from convoy.app.lifecycle.lane_runner import lane_runner
-from convoy.app.scheduling.request import ModelKey, Place, Request
+from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
 from convoy.app.scheduling.slab import Slab
 from convoy.models.spec import TensorSpec
 
@@ -23,7 +23,7 @@ def test_an_engine_that_leaves_an_answer_out_has_failed(missing: str, monkeypatc
     requests = []
     for number in range(2):
         ref = slab.reserve(2 * NBYTES).ref
-        places = (Place(0, 0, NBYTES),), (0,), (Place(0, NBYTES, NBYTES),)
+        places = (TensorPlace(0, 0, NBYTES),), (0,), (TensorPlace(0, NBYTES, NBYTES),)
         requests.append(Request(number, ModelKey("rows", 1), 1, ((1,),), (ref,), *places, 0))
     run = lane_runner(slab, engine)
     assert [len(answers) for answers in run(tuple(requests)).answers] == [1, 1]

@@ -18,7 +18,6 @@ from convoy.app.processes.messages import (
     Ended,
     Extent,
     Hello,
-    Known,
     Left,
     Lent,
     Message,
@@ -27,9 +26,10 @@ from convoy.app.processes.messages import (
     Report,
     ServedVersion,
     Submit,
+    UpdateApplied,
     Welcome,
 )
-from convoy.app.scheduling.request import ModelKey, Outcome, Place, Request, SlotRef
+from convoy.app.scheduling.request import ModelKey, Outcome, Request, SlotRef, TensorPlace
 from convoy.app.submission.listing import Listing, ModelState
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 
@@ -38,7 +38,7 @@ small = st.integers(0, 1 << 20)
 text = st.text(max_size=30).filter(lambda value: value.isprintable())
 key = st.builds(ModelKey, text, small, small)
 extent = st.builds(Extent, number, number)
-place = st.builds(Place, small, number, number)
+place = st.builds(TensorPlace, small, number, number)
 shape = st.lists(small, max_size=4).map(tuple)
 
 
@@ -98,7 +98,7 @@ update = st.builds(
 )
 message = st.one_of(
     *(st.builds(Hello, small, small, small), submit, st.builds(Cancel, number, text), st.builds(Left, key), report),
-    st.builds(Known, small),
+    st.builds(UpdateApplied, small),
     *(st.builds(Welcome, small, some(st.builds(Lent, number, some(extent)))), update, ended),
     *(st.builds(Refused, number, text, text, text, st.floats(0, 1e6)), st.builds(Released, number)),
 )

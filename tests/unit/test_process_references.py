@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from convoy.app.processes.messages import Extent, Submit
 from convoy.app.processes.references import WrongReference, adopted, check_request, request_of, submission
-from convoy.app.scheduling.request import ModelKey, Place, Request
+from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
 from convoy.app.scheduling.slab import SharedPart, Slab, SlotState
 from convoy.models.spec import ModelSpec, TensorSpec
 
@@ -32,9 +32,9 @@ REQUEST = Request(
     samples=2,
     shapes=((4,), (3,)),
     slots=(),
-    inputs=(Place(0, 0, 32), Place(0, 40, 6)),
+    inputs=(TensorPlace(0, 0, 32), TensorPlace(0, 40, 6)),
     wanted=(0, 1),
-    outputs=(Place(1, 0, 16), None),
+    outputs=(TensorPlace(1, 0, 16), None),
     arrival_ns=5,
     latest_start_ns=7,
 )
@@ -88,11 +88,13 @@ def test_what_the_edge_writes_is_what_the_core_reads_and_the_other_way_round() -
 
 
 near = st.integers(-3, 100)
-places = st.builds(Place, st.integers(-2, 3), near, near)
+places = st.builds(TensorPlace, st.integers(-2, 3), near, near)
 
 
 @given(st.lists(places, min_size=1, max_size=3), st.lists(st.none() | places, max_size=3), st.integers(-1, 9))
-def test_whatever_passes_lies_inside(inputs: list[Place], outputs: list[Place | None], samples: int) -> None:
+def test_whatever_passes_lies_inside(
+    inputs: list[TensorPlace], outputs: list[TensorPlace | None], samples: int
+) -> None:
     request = REQUEST._replace(inputs=tuple(inputs), outputs=tuple(outputs), samples=samples)
     submit = RIGHT._replace(request=request)
     try:
@@ -122,15 +124,15 @@ def test_no_extent_outside_the_edges_part(offset: int, nbytes: int) -> None:
         {"shapes": ((4,),)},
         {"shapes": ((4,), (-3,))},
         {"shapes": ((5,), (3,))},
-        {"inputs": (Place(0, 0, 32),)},
-        {"inputs": (Place(0, 40, 32), Place(0, 40, 6))},
-        {"inputs": (Place(2, 0, 32), Place(0, 40, 6))},
-        {"inputs": (Place(0, -1, 32), Place(0, 40, 6))},
+        {"inputs": (TensorPlace(0, 0, 32),)},
+        {"inputs": (TensorPlace(0, 40, 32), TensorPlace(0, 40, 6))},
+        {"inputs": (TensorPlace(2, 0, 32), TensorPlace(0, 40, 6))},
+        {"inputs": (TensorPlace(0, -1, 32), TensorPlace(0, 40, 6))},
         {"wanted": (0,)},
         {"wanted": (0, 2)},
         {"wanted": (0, -1)},
-        {"outputs": (Place(1, 0, 17), None)},
-        {"outputs": (Place(1, 0, 16), Place(1, 0, 16))},
+        {"outputs": (TensorPlace(1, 0, 17), None)},
+        {"outputs": (TensorPlace(1, 0, 16), TensorPlace(1, 0, 16))},
         {"outputs": (None, None)},
     ],
 )

@@ -15,7 +15,7 @@ from convoy.app.batch import BatchResult, EngineFailure, FailureScope, StageTime
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.policy import Dispatch, RefusalReason, Refuse
 from convoy.app.scheduling.queues import Lane
-from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, ModelKey, Outcome, Place, Request
+from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, ModelKey, Outcome, Request, TensorPlace
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import Slab, SlotState
 from convoy.models.tensors import TensorBytes
@@ -114,9 +114,9 @@ class Shop:
             samples=samples,
             shapes=((NBYTES,),),
             slots=(source.ref, place.ref),
-            inputs=(Place(0, 0, NBYTES),),
+            inputs=(TensorPlace(0, 0, NBYTES),),
             wanted=(0,),
-            outputs=(Place(1, 0, NBYTES),),
+            outputs=(TensorPlace(1, 0, NBYTES),),
             arrival_ns=self.now_ns,
             priority=priority,
             deadline_ns=deadline_ns,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from convoy.app.scheduling.request import Place, SlotRef
+from convoy.app.scheduling.request import SlotRef, TensorPlace
 from convoy.app.scheduling.slab import ALIGNMENT_BYTES, KEEP_RESIDENT_BYTES, Slab, Slot, SlotError, SlotState
 
 CAPACITY = 64 * ALIGNMENT_BYTES
@@ -80,14 +80,14 @@ class SlabMachine(RuleBasedStateMachine):
         for misuse in (
             lambda: self.slab.free(ref),
             lambda: self.slab.move((ref,), SlotState.FILLING),
-            lambda: self.slab.tensors((ref,), (Place(0, 0, 0),)),
+            lambda: self.slab.tensors((ref,), (TensorPlace(0, 0, 0),)),
         ):
             with pytest.raises(SlotError):
                 misuse()
 
     @rule(slot=live_slots, offset=st.integers(-2, 200), nbytes=st.integers(-2, 200))
     def take_a_tensor(self, slot: Slot, offset: int, nbytes: int) -> None:
-        place = Place(0, offset, nbytes)
+        place = TensorPlace(0, offset, nbytes)
         inside = offset >= 0 and nbytes >= 0 and offset + nbytes <= len(slot.view)
         if slot.ref in self.live and inside:
             assert self.slab.tensors((slot.ref,), (None, place)) == (None, bytes([self.marks[slot.ref]]) * nbytes)
@@ -154,7 +154,7 @@ def test_a_reused_slot_does_not_answer_to_its_old_name() -> None:
     assert second is not None
     assert first.offset == second.offset
     with pytest.raises(SlotError, match="this is a bug"):
-        slab.tensors((first.ref,), (Place(0, 0, 8),))
+        slab.tensors((first.ref,), (TensorPlace(0, 0, 8),))
     assert slab.state(second.ref) is SlotState.FILLING
 
 

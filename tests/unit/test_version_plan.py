@@ -7,19 +7,19 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.lifecycle.version_plan import Found, Known, Load, Seen, Unload, next_step, settle
+from convoy.app.lifecycle.version_plan import Load, Seen, Unload, VersionOnDisk, VersionRecord, next_step, settle
 from convoy.app.submission.listing import Policy
 
 A, B, C = ("a",), ("b",), ("c",)
 
 
-def found(*versions: int, stamp: tuple[str] = A, is_complete: bool = True) -> list[Found]:
-    return [Found(version, stamp, is_complete) for version in versions]
+def found(*versions: int, stamp: tuple[str] = A, is_complete: bool = True) -> list[VersionOnDisk]:
+    return [VersionOnDisk(version, stamp, is_complete) for version in versions]
 
 
-def known(*loaded: int, refused: tuple[int, ...] = ()) -> dict[int, Known]:
-    own = {version: Known(version, loaded=A) for version in loaded}
-    return own | {version: Known(version, refused=A) for version in refused}
+def known(*loaded: int, refused: tuple[int, ...] = ()) -> dict[int, VersionRecord]:
+    own = {version: VersionRecord(version, loaded=A) for version in loaded}
+    return own | {version: VersionRecord(version, refused=A) for version in refused}
 
 
 def test_latest_loads_the_highest_and_then_lets_the_others_go() -> None:
@@ -56,24 +56,24 @@ def test_the_only_one_that_serves_stays_while_the_disk_may_still_replace_it() ->
 
 def test_changed_files_are_loaded_again_once_and_what_was_refused_only_after_a_change() -> None:
     assert next_step(found(1, stamp=B), known(1), "latest") == Load(1)
-    assert next_step(found(1, stamp=B), {1: Known(1, loaded=A, refused=B)}, "latest") is None
-    assert next_step(found(1, stamp=C), {1: Known(1, loaded=A, refused=B)}, "latest") == Load(1)
+    assert next_step(found(1, stamp=B), {1: VersionRecord(1, loaded=A, refused=B)}, "latest") is None
+    assert next_step(found(1, stamp=C), {1: VersionRecord(1, loaded=A, refused=B)}, "latest") == Load(1)
     assert next_step(found(1, stamp=B, is_complete=False), known(1), "latest") is None
 
 
 def test_two_looks_settle_what_is_being_written_and_what_is_gone() -> None:
     bare, other, sealed = Seen(A, is_sealed=False), Seen(B, is_sealed=False), Seen(A, is_sealed=True)
-    assert settle(None, {1: bare}) == (Found(1, A, True),)
-    assert settle({}, {1: bare}) == (Found(1, A, False),)
-    assert settle({1: bare}, {1: bare}) == (Found(1, A, True),)
-    assert settle({1: other}, {1: bare}) == (Found(1, A, False),)
-    assert settle({}, {1: sealed}) == (Found(1, A, True),)
-    assert settle({1: bare}, {}) == (Found(1, A, False),), "missed once is not yet removed"
+    assert settle(None, {1: bare}) == (VersionOnDisk(1, A, True),)
+    assert settle({}, {1: bare}) == (VersionOnDisk(1, A, False),)
+    assert settle({1: bare}, {1: bare}) == (VersionOnDisk(1, A, True),)
+    assert settle({1: other}, {1: bare}) == (VersionOnDisk(1, A, False),)
+    assert settle({}, {1: sealed}) == (VersionOnDisk(1, A, True),)
+    assert settle({1: bare}, {}) == (VersionOnDisk(1, A, False),), "missed once is not yet removed"
     assert settle({}, {}) == ()
 
 
 STAMPS = st.sampled_from([A, B])
-DISK = st.dictionaries(st.integers(1, 4), st.builds(Found, st.just(0), STAMPS, st.booleans()), max_size=4).map(
+DISK = st.dictionaries(st.integers(1, 4), st.builds(VersionOnDisk, st.just(0), STAMPS, st.booleans()), max_size=4).map(
     lambda versions: [replace(one, version=version) for version, one in versions.items()]
 )
 POLICIES: st.SearchStrategy[Policy] = st.one_of(
@@ -84,9 +84,9 @@ POLICIES: st.SearchStrategy[Policy] = st.one_of(
 
 @given(st.lists(DISK, min_size=1, max_size=5), POLICIES, st.data())
 def test_whatever_becomes_of_a_store_the_model_serves_on_and_the_plan_ends(
-    disks: list[list[Found]], policy: Policy, data: st.DataObject
+    disks: list[list[VersionOnDisk]], policy: Policy, data: st.DataObject
 ) -> None:
-    own: dict[int, Known] = {}
+    own: dict[int, VersionRecord] = {}
     for disk in disks:
         on_disk = {one.version: one for one in disk}
         attempts: set[int] = set()
@@ -94,7 +94,7 @@ def test_whatever_becomes_of_a_store_the_model_serves_on_and_the_plan_ends(
         while (step := next_step(disk, own, policy)) is not None:
             steps += 1
             assert steps <= 16, "the plan comes to an end"
-            before = own.get(step.version, Known(step.version))
+            before = own.get(step.version, VersionRecord(step.version))
             if isinstance(step, Load):
                 assert on_disk[step.version].is_complete, "nothing is loaded that may still be written"
                 assert step.version not in attempts, "nothing is tried twice"
@@ -104,7 +104,7 @@ def test_whatever_becomes_of_a_store_the_model_serves_on_and_the_plan_ends(
                 assert before.refused != stamp
                 is_sound = data.draw(st.booleans())
                 own[step.version] = (
-                    Known(step.version, loaded=stamp) if is_sound else replace(before, refused=stamp)
+                    VersionRecord(step.version, loaded=stamp) if is_sound else replace(before, refused=stamp)
                 )  # fmt: skip
             else:
                 assert before.loaded is not None

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2
 from convoy.app.edge.oip.answers import answers_of
 from convoy.app.edge.oip.inference import InferRequest
 from convoy.app.edge.oip.shared_tensors import REGION, SharedInput, shared_place
-from convoy.app.edge.oip.tensors import Asked, OutputIn, Source, Target, TensorIn, in_range
+from convoy.app.edge.oip.tensors import OutputIn, RawRequest, Source, Target, TensorIn, in_range
 from convoy.app.scheduling.request import Done
 from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import SharedMemory
@@ -38,7 +38,7 @@ _FIELDS = {
 }
 
 
-def asked_of(message: Any, memory: SharedMemory) -> Asked:
+def asked_of(message: Any, memory: SharedMemory) -> RawRequest:
     """A ModelInferRequest as the neutral record. Raises InvalidRequest, NotFound or Unsupported."""
     sources = _sources(message, memory)
     inputs = [
@@ -47,7 +47,7 @@ def asked_of(message: Any, memory: SharedMemory) -> Asked:
     ]
     outputs = [OutputIn(output.name, parameters_of(output.parameters)) for output in message.outputs]
     parameters = parameters_of(message.parameters)
-    return Asked(message.id or None, parameters, inputs, outputs, memory, binary_by_default=True)
+    return RawRequest(message.id or None, parameters, inputs, outputs, memory, binary_by_default=True)
 
 
 def parameters_of(field: Any) -> dict[str, object]:

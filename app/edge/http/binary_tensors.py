@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from convoy.app.edge.http.body import Body
-from convoy.app.edge.oip.tensors import Asked, Source, Target, TensorIn, TensorRef
+from convoy.app.edge.oip.tensors import RawRequest, Source, Target, TensorIn, TensorRef
 from convoy.app.scheduling.request import Shape
 from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import SharedMemory
@@ -31,7 +31,7 @@ class BinaryTail:
         return _Binary(self._body, begin, size)
 
 
-def raw_request(body: Body, served: ServedLike, memory: SharedMemory) -> Asked:
+def raw_request(body: Body, served: ServedLike, memory: SharedMemory) -> RawRequest:
     """A body that is nothing but the only input of one sample; all outputs are wanted, binary.
 
     Raises InvalidRequest for a model whose input such a body does not settle.
@@ -46,7 +46,7 @@ def raw_request(body: Body, served: ServedLike, memory: SharedMemory) -> Asked:
     batch = (1,) if spec.max_batch_size else ()
     source = _OneString(body) if only.is_strings else _Binary(body, 0, body.nbytes)
     tensor = TensorIn(only.name, only.dtype, (*batch, *_deduced(only, body.nbytes)), source)
-    return Asked(None, {}, [tensor], [], memory, binary_by_default=True)
+    return RawRequest(None, {}, [tensor], [], memory, binary_by_default=True)
 
 
 def _deduced(spec: TensorSpec, nbytes: int) -> Shape:

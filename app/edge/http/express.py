@@ -36,7 +36,7 @@ from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import SERVER_TIMING, server_timing, timing_ms
 from convoy.app.host.logs import request_id
-from convoy.app.scheduling.request import Done, Place, Request, Shape, Spent
+from convoy.app.scheduling.request import Done, Request, Shape, Spent, TensorPlace
 from convoy.app.scheduling.slab import ALIGNMENT_BYTES, Slot, SlotState
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import check
@@ -66,9 +66,9 @@ class Lesson:
     served: ServedLike
     samples: int
     shapes: tuple[Shape, ...]
-    inputs: tuple[Place, ...]
+    inputs: tuple[TensorPlace, ...]
     wanted: tuple[int, ...]
-    outputs: tuple[Place, ...]
+    outputs: tuple[TensorPlace, ...]
     room_bytes: int
     header_bytes: int
     rendering: Rendering
@@ -180,7 +180,9 @@ class Express:
         url: bytes = call.scope["raw_path"]
         kind = (url, body.nbytes, bytes(body.view[:length]))
         if kind not in self._lessons and has_plain_inputs(request, served.spec):
-            inputs = tuple(Place(0, ref.offset, ref.nbytes) for ref in request.tensors if isinstance(ref, TensorRef))
+            inputs = tuple(
+                TensorPlace(0, ref.offset, ref.nbytes) for ref in request.tensors if isinstance(ref, TensorRef)
+            )
             lesson = _lesson(call, request, served, inputs, body.nbytes, length, rendering)
             self._make_room(url)
             self._lessons[kind] = lesson
@@ -194,7 +196,7 @@ class Express:
         form = json_form(text, request, served.spec)
         if form is not None:
             nbytes = form.count * form.dtype.itemsize
-            lesson = _lesson(call, request, served, (Place(0, 0, nbytes),), nbytes, 0, rendering)
+            lesson = _lesson(call, request, served, (TensorPlace(0, 0, nbytes),), nbytes, 0, rendering)
             self._make_room(url)
             # The newest first: a client that says something else each time must not hide the one who repeats itself.
             self._json_lessons[url] = [(form, lesson), *self._json_lessons.get(url, ())][:_MOST_FORMS]
@@ -467,7 +469,7 @@ def _lesson(
     call: Call,
     request: InferRequest,
     served: ServedLike,
-    inputs: tuple[Place, ...],
+    inputs: tuple[TensorPlace, ...],
     nbytes: int,
     header_length: int,
     rendering: Rendering,
@@ -477,7 +479,7 @@ def _lesson(
     outputs = []
     for wanted in request.outputs:
         size = _nbytes(request, served.spec, wanted)
-        outputs.append(Place(0, offset, size))
+        outputs.append(TensorPlace(0, offset, size))
         offset += size
     return Lesson(
         call=f"POST {call.scope['path']}",

@@ -23,8 +23,8 @@ from convoy.app.edge.oip.inference import InferRequest, understand, wrong_reques
 from convoy.app.edge.oip.shared_tensors import REGION, SharedInput, shared_place
 from convoy.app.edge.oip.tensors import (
     BINARY_ONLY,
-    Asked,
     OutputIn,
+    RawRequest,
     Source,
     Target,
     TensorIn,
@@ -135,7 +135,7 @@ class _Known:
     tensors: tuple[TensorRef, ...]
 
 
-def _asked(document: _Json, tail: BinaryTail, memory: SharedMemory) -> Asked:
+def _asked(document: _Json, tail: BinaryTail, memory: SharedMemory) -> RawRequest:
     request_id = _request_id(document)
     parameters = _parameters(document, "the request")
     binary_by_default = parameters.get("binary_data_output", False)
@@ -143,7 +143,7 @@ def _asked(document: _Json, tail: BinaryTail, memory: SharedMemory) -> Asked:
         raise InvalidRequest("'binary_data_output' in 'parameters' must be true or false")
     inputs = [_tensor(one, tail, memory) for one in _list_of_objects(document, "inputs", required=True)]
     outputs = [_output(one) for one in _list_of_objects(document, "outputs", required=False)]
-    return Asked(request_id, parameters, inputs, outputs, memory, binary_by_default)
+    return RawRequest(request_id, parameters, inputs, outputs, memory, binary_by_default)
 
 
 def _tensor(document: _Json, tail: BinaryTail, memory: SharedMemory) -> TensorIn:

@@ -41,7 +41,7 @@ class _Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
+class _FailedFile:
     """One file of a form that could not be predicted, and what would be answered if it were alone."""
 
     message: str
@@ -80,12 +80,12 @@ class PredictionsRoute(HotRoute):
 
     async def _predict_file(
         self, exchange: Exchange, served: ServedLike, encoded: memoryview, terms: Terms, wanted: _Wanted
-    ) -> _Answer | _Failed:
+    ) -> _Answer | _FailedFile:
         try:
             return await self._predict(exchange, served, encoded, terms, wanted)
         except RequestError as error:
             # The words and not the error: its traceback would keep the whole upload in memory.
-            return _Failed(str(error), error_reply(error))
+            return _FailedFile(str(error), error_reply(error))
 
     async def _predict(
         self, exchange: Exchange, served: ServedLike, encoded: memoryview, terms: Terms, wanted: _Wanted
@@ -107,12 +107,12 @@ class PredictionsRoute(HotRoute):
         }
 
 
-def _several(envelope: _Answer, outcomes: list[_Answer | _Failed | BaseException]) -> Reply:
+def _several(envelope: _Answer, outcomes: list[_Answer | _FailedFile | BaseException]) -> Reply:
     """One result a file, in order; an error status only when every file failed."""
     results: list[_Answer] = []
-    failures: list[_Failed] = []
+    failures: list[_FailedFile] = []
     for outcome in outcomes:
-        if isinstance(outcome, _Failed):
+        if isinstance(outcome, _FailedFile):
             failures.append(outcome)
             results.append({"error": outcome.message})
         elif isinstance(outcome, BaseException):

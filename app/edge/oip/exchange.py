@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from convoy.app.edge.oip.tensors import TensorRef
-from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, Outcome, Place, Request, Shape, SlotRef
+from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, Done, Outcome, Request, Shape, SlotRef, TensorPlace
 from convoy.app.scheduling.slab import Slot
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import check
@@ -120,8 +120,8 @@ class Exchange:
         outputs = self._reserve_outputs(served, inputs.samples, wanted)
         slots: dict[SlotRef, int] = {}  # and their numbers in the request
 
-        def place(ref: TensorRef) -> Place:
-            return Place(slots.setdefault(ref.slot, len(slots)), ref.offset, ref.nbytes)
+        def place(ref: TensorRef) -> TensorPlace:
+            return TensorPlace(slots.setdefault(ref.slot, len(slots)), ref.offset, ref.nbytes)
 
         places_in = tuple([place(ref) for ref in inputs.tensors])
         places_out = tuple([None if ref is None else place(ref) for ref in outputs])

@@ -1,7 +1,7 @@
 """What an inference request means, whatever wire it came over: one meaning, two wires.
 
     JSON and binary tensors (oip_request) --\\                              /-- oip_response
-                                             > Asked -> understand -> InferRequest
+                                             > RawRequest -> understand -> InferRequest
     protobuf messages (grpc_tensors)  ------/       ... run ... -> answers_of  \\-- grpc_tensors
 
 A wire says which tensors it has and how to get at their bytes; names, dtypes, shapes, batch sizes, wanted
@@ -22,7 +22,7 @@ from convoy.app.edge.oip.exchange import Exchange, Inputs, Terms
 from convoy.app.edge.oip.outputs import WantedOutput, read_outputs
 from convoy.app.edge.oip.parameters import check_parameters, whole_number
 from convoy.app.edge.oip.shared_tensors import SharedBytes
-from convoy.app.edge.oip.tensors import Asked, Elsewhere, Target, TensorIn, TensorRef, Values, brief, shown
+from convoy.app.edge.oip.tensors import Elsewhere, RawRequest, Target, TensorIn, TensorRef, Values, brief, shown
 from convoy.app.scheduling.request import Done, Shape
 from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import Region
@@ -51,7 +51,7 @@ class InferRequest(NamedTuple):
     regions: tuple[Region, ...] = ()
 
 
-def understand(asked: Asked, served: ServedLike) -> InferRequest:
+def understand(asked: RawRequest, served: ServedLike) -> InferRequest:
     """Compare what was asked with the model. Raises InvalidRequest or Unsupported.
 
     Touches nothing but what it is given, so any thread may call it.
@@ -105,7 +105,7 @@ def _prefix(request_id: str | None) -> str:
 class _Reader:
     """One request against one model, in Triton's order: inputs, their batch, outputs, terms."""
 
-    def __init__(self, asked: Asked, served: ServedLike) -> None:
+    def __init__(self, asked: RawRequest, served: ServedLike) -> None:
         self._asked = asked
         self._spec = served.spec
         self._text_only = served.text_only

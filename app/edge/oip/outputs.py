@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from convoy.app.edge.oip.classification import check_classifiable
 from convoy.app.edge.oip.parameters import whole_number
 from convoy.app.edge.oip.shared_tensors import REGION, SharedPlace, check_room, shared_place
-from convoy.app.edge.oip.tensors import BINARY_ONLY, Asked, OutputIn
+from convoy.app.edge.oip.tensors import BINARY_ONLY, OutputIn, RawRequest
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import ModelSpec
 
@@ -31,7 +31,7 @@ class WantedOutput:
     place: SharedPlace | None = None
 
 
-def read_outputs(asked: Asked, spec: ModelSpec, samples: int, wrong: Wrong) -> tuple[WantedOutput, ...]:
+def read_outputs(asked: RawRequest, spec: ModelSpec, samples: int, wrong: Wrong) -> tuple[WantedOutput, ...]:
     """The outputs that are asked for, or all of them. `wrong` makes the error for a message.
 
     Raises InvalidRequest, and NotFound or Unsupported for shared memory.
@@ -49,7 +49,7 @@ def read_outputs(asked: Asked, spec: ModelSpec, samples: int, wrong: Wrong) -> t
     return tuple(wanted)
 
 
-def _output(output: OutputIn, asked: Asked, spec: ModelSpec, wrong: Wrong) -> WantedOutput:
+def _output(output: OutputIn, asked: RawRequest, spec: ModelSpec, wrong: Wrong) -> WantedOutput:
     names = [spec.name for spec in spec.outputs]
     if output.name not in names:
         raise wrong(f"unexpected inference output '{output.name[:100]}'; the model gives {sorted(names)}")

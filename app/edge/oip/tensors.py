@@ -1,6 +1,6 @@
 """The records between the wires and the meaning of an inference request.
 
-A wire fills in `Asked`: which tensors it has and how to get at their bytes. What comes back to it is a
+A wire fills in `RawRequest`: which tensors it has and how to get at their bytes. What comes back to it is a
 tuple of `TensorOut`. Knows nothing of JSON, protobuf or headers; `inference` compares with the model.
 """
 
@@ -76,7 +76,7 @@ class OutputIn:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RawRequest:
     """A whole request as a wire brought it. `outputs` may be empty: then all of them are wanted.
 
     `binary_by_default` is the form of an output whose parameters say nothing of it, `memory` where the

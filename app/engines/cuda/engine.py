@@ -23,7 +23,7 @@ from convoy.app.engines.base import Engine, EngineInfo, Part
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
-from convoy.app.engines.cuda.slots import Layout, Slot
+from convoy.app.engines.cuda.slots import DeviceSlot, Layout
 from convoy.app.engines.delivery import scatter
 from convoy.app.engines.measure import batch_knots
 from convoy.models.bundle import Precision
@@ -80,21 +80,21 @@ class CudaEngine(Engine):
         self._gather = Gather(self._cuda)
         self._closed = False
         device.hold(self)
-        self._prepared: set[tuple[Slot, int]] = set()
-        self._slots: list[Slot] = []
-        self._free_slots: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        self._prepared: set[tuple[DeviceSlot, int]] = set()
+        self._slots: list[DeviceSlot] = []
+        self._free_slots: queue.SimpleQueue[DeviceSlot] = queue.SimpleQueue()
 
     # What a library's engine says
 
     @abstractmethod
-    def _prepare(self, slot: Slot, size: int) -> None:
+    def _prepare(self, slot: DeviceSlot, size: int) -> None:
         """Bind the slot's memory for one batch size, and compute it once or more until nothing is new."""
 
     @abstractmethod
-    def _compute(self, slot: Slot, size: int) -> None:
+    def _compute(self, slot: DeviceSlot, size: int) -> None:
         """Give the stream of `_stream` one batch of a prepared size. Called in the device's turn."""
 
-    def _stream(self, slot: Slot) -> Handle:
+    def _stream(self, slot: DeviceSlot) -> Handle:
         """Where the slot's batch is computed."""
         return slot.stream
 
@@ -133,7 +133,7 @@ class CudaEngine(Engine):
         finally:
             self._free_slots.put(slot)
 
-    def _run_on(self, slot: Slot, parts: Sequence[Part]) -> BatchResult:
+    def _run_on(self, slot: DeviceSlot, parts: Sequence[Part]) -> BatchResult:
         try:
             self._device.use()
             self._begin(slot, parts)
@@ -181,10 +181,10 @@ class CudaEngine(Engine):
         per_slot = self._layout_in.nbytes + self._layout_out.nbytes
         self._device.check_room(self.info.slots * per_slot + library_bytes, f"the {self.info.engine} engine")
         for _ in range(self.info.slots):
-            self._slots.append(Slot(self._device, self._layout_in, self._layout_out))
+            self._slots.append(DeviceSlot(self._device, self._layout_in, self._layout_out))
             self._free_slots.put(self._slots[-1])
 
-    def _begin(self, slot: Slot, parts: Sequence[Part]) -> None:
+    def _begin(self, slot: DeviceSlot, parts: Sequence[Part]) -> None:
         """Give the device the whole journey of a batch, and wait for nothing."""
         samples = sum(part.samples for part in parts)
         self._cuda.record(slot.begun, slot.stream)
@@ -194,7 +194,7 @@ class CudaEngine(Engine):
             slot.clear_padding(samples, size)
         self._compute_and_copy_out(slot, size, samples)
 
-    def _finish(self, slot: Slot, parts: Sequence[Part]) -> BatchResult:
+    def _finish(self, slot: DeviceSlot, parts: Sequence[Part]) -> BatchResult:
         cuda = self._cuda
         cuda.wait_for_event(slot.copied_out)
         arrived_ns = time.monotonic_ns()
@@ -208,7 +208,7 @@ class CudaEngine(Engine):
         )
         return BatchResult(outputs, times)
 
-    def _compute_and_copy_out(self, slot: Slot, size: int, samples: int) -> None:
+    def _compute_and_copy_out(self, slot: DeviceSlot, size: int, samples: int) -> None:
         """Compute what lies in the slot, behind what its stream has, and bring the answers to the host."""
         cuda, stream = self._cuda, self._stream(slot)
         cuda.record(slot.copied_in, slot.stream)

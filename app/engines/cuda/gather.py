@@ -15,7 +15,7 @@ import numpy as np
 
 from convoy.app.engines.base import Part
 from convoy.app.engines.cuda.driver import Cuda
-from convoy.app.engines.cuda.slots import Slot
+from convoy.app.engines.cuda.slots import DeviceSlot
 
 NEVER_BYTES = 1 << 62
 _ROUNDS = 5
@@ -28,7 +28,7 @@ class Gather:
         self._cuda = cuda
         self.threshold_bytes = threshold_bytes
 
-    def copy_in(self, slot: Slot, parts: Sequence[Part]) -> None:
+    def copy_in(self, slot: DeviceSlot, parts: Sequence[Part]) -> None:
         """Give the slot's stream everything that brings the parts' inputs to the device, in order."""
         for index in range(len(parts[0].inputs)):
             views = [part.inputs[index] for part in parts]
@@ -46,14 +46,14 @@ class Gather:
         pinned = all(self._cuda.is_pinned(a, view.nbytes) for a, view in zip(addresses, views, strict=True))
         return addresses if pinned else None
 
-    def _by_host(self, slot: Slot, index: int, views: Sequence[memoryview]) -> None:
+    def _by_host(self, slot: DeviceSlot, index: int, views: Sequence[memoryview]) -> None:
         slot.copy_staged_in(index, _join(views, slot.staging(index)))
 
-    def _by_copy_engine(self, slot: Slot, index: int, addresses: Sequence[int], sizes: Sequence[int]) -> None:
+    def _by_copy_engine(self, slot: DeviceSlot, index: int, addresses: Sequence[int], sizes: Sequence[int]) -> None:
         _send_each(self._cuda, slot, index, addresses, sizes)
 
 
-def measure_threshold(cuda: Cuda, slot: Slot, index: int, sample_bytes: int, largest: int) -> int:
+def measure_threshold(cuda: Cuda, slot: DeviceSlot, index: int, sample_bytes: int, largest: int) -> int:
     """From how many bytes per request on the copy engine is faster, for batches of about `largest` samples.
 
     Tried with requests of 1, 2, 4... samples that lie in the slot's own staging, because that is page-locked;
@@ -86,7 +86,7 @@ def _join(views: Sequence[memoryview], target: np.ndarray) -> int:
     return offset
 
 
-def _send_each(cuda: Cuda, slot: Slot, index: int, addresses: Sequence[int], sizes: Sequence[int]) -> None:
+def _send_each(cuda: Cuda, slot: DeviceSlot, index: int, addresses: Sequence[int], sizes: Sequence[int]) -> None:
     target, targets = slot.device_input(index), []
     for nbytes in sizes:
         targets.append(target)
@@ -94,7 +94,7 @@ def _send_each(cuda: Cuda, slot: Slot, index: int, addresses: Sequence[int], siz
     cuda.gather_to_device(targets, addresses, sizes, slot.stream)
 
 
-def _median_ns(cuda: Cuda, slot: Slot, work: Callable[[], None]) -> float:
+def _median_ns(cuda: Cuda, slot: DeviceSlot, work: Callable[[], None]) -> float:
     taken = []
     for _ in range(_ROUNDS):
         started_ns = time.perf_counter_ns()

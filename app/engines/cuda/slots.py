@@ -25,7 +25,7 @@ _ALIGNMENT_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LayoutEntry:
     """Where a tensor begins inside a block, and the bytes of one sample (of the whole, without batches)."""
 
     spec: TensorSpec
@@ -37,7 +37,7 @@ class Place:
 class Layout:
     """Places for several tensors of up to `samples` samples, one after the other."""
 
-    places: tuple[Place, ...]
+    places: tuple[LayoutEntry, ...]
     nbytes: int
 
     @staticmethod
@@ -47,12 +47,12 @@ class Layout:
         for spec in specs:
             if spec.sample_bytes is None:
                 raise BundleError(f"tensor {spec.name!r} has no fixed size, and memory on a GPU is allocated once")
-            places.append(Place(spec, offset, spec.sample_bytes))
+            places.append(LayoutEntry(spec, offset, spec.sample_bytes))
             offset += -(-max(1, samples * spec.sample_bytes) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         return Layout(tuple(places), max(offset, _ALIGNMENT_BYTES))
 
 
-class Slot:
+class DeviceSlot:
     """One batch in flight. Raises EngineFailure where CUDA does."""
 
     def __init__(self, device: Device, inputs: Layout, outputs: Layout) -> None:

@@ -9,7 +9,7 @@ from statistics import median
 from convoy.app.engines.base import Engine, Part
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
-from convoy.app.engines.cuda.slots import Layout, Slot
+from convoy.app.engines.cuda.slots import DeviceSlot, Layout
 from tests.gpu.proof.bare import HostMemory
 from tests.gpu.proof.records import Gathering, GatherRow
 
@@ -25,7 +25,7 @@ def measure_gathering(device: Device, engine: Engine, network: str, memory: Host
     device.use()
     largest, image = engine.info.batch_sizes[-1], engine.inputs[0]
     assert image.sample_bytes is not None
-    slot = Slot(device, Layout.of(engine.inputs, largest), Layout.of(engine.outputs, largest))
+    slot = DeviceSlot(device, Layout.of(engine.inputs, largest), Layout.of(engine.outputs, largest))
     try:
         threshold = measure_threshold(device.cuda, slot, 0, image.sample_bytes, largest)
         rows = tuple(_rows(device, slot, engine, memory))
@@ -37,7 +37,7 @@ def measure_gathering(device: Device, engine: Engine, network: str, memory: Host
     return Gathering(network, None if threshold == NEVER_BYTES else threshold, "yes" if is_batched else "no", rows)
 
 
-def _rows(device: Device, slot: Slot, engine: Engine, memory: HostMemory) -> Iterator[GatherRow]:
+def _rows(device: Device, slot: DeviceSlot, engine: Engine, memory: HostMemory) -> Iterator[GatherRow]:
     largest, nbytes = engine.info.batch_sizes[-1], engine.inputs[0].sample_bytes
     assert nbytes is not None
     for samples in (1 << bit for bit in range(largest.bit_length())):
@@ -48,7 +48,7 @@ def _rows(device: Device, slot: Slot, engine: Engine, memory: HostMemory) -> Ite
         yield GatherRow(samples, len(parts), samples * nbytes, by_host, by_copy_engine)
 
 
-def _median_ms(device: Device, slot: Slot, gather: Gather, parts: list[Part]) -> float:
+def _median_ms(device: Device, slot: DeviceSlot, gather: Gather, parts: list[Part]) -> float:
     taken_ns = []
     for _ in range(_ROUNDS):
         started_ns = time.perf_counter_ns()

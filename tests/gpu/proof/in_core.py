@@ -23,7 +23,7 @@ from convoy.app.lifecycle.control import ControlOptions
 from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine, measure
-from convoy.app.scheduling.request import Done, Outcome, Place, Request
+from convoy.app.scheduling.request import Done, Outcome, Request, TensorPlace
 from convoy.models.bundle import LatencyPoint
 from convoy.models.spec import ModelSpec
 from convoy.models.store import StoredVersion
@@ -170,9 +170,9 @@ class CoreBench:
             samples=samples,
             shapes=(image.shape,),
             slots=(self._core.reserve(nbytes_in).ref, self._core.reserve(nbytes_out).ref),
-            inputs=(Place(0, 0, nbytes_in),),
+            inputs=(TensorPlace(0, 0, nbytes_in),),
             wanted=(0,),
-            outputs=(Place(1, 0, nbytes_out),),
+            outputs=(TensorPlace(1, 0, nbytes_out),),
             arrival_ns=time.monotonic_ns(),
         )
 

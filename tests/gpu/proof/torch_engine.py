@@ -13,7 +13,7 @@ from typing import Any
 from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.engine import SLOTS, CudaEngine
-from convoy.app.engines.cuda.slots import Slot
+from convoy.app.engines.cuda.slots import DeviceSlot
 from convoy.models.bundle import Precision
 from convoy.models.spec import ModelSpec
 from tests.gpu.proof.targets import TORCH
@@ -91,7 +91,7 @@ class TorchEngine(CudaEngine):
             slots=slots,
         )
         self._torch, self._network, self._wants_graphs = torch, network, graphs
-        self._ways: dict[tuple[Slot, int], _Way] = {}
+        self._ways: dict[tuple[DeviceSlot, int], _Way] = {}
         self._pool: Any = None
         try:
             self._open_slots(library_bytes=0)
@@ -104,7 +104,7 @@ class TorchEngine(CudaEngine):
         """For how many pairs of slot and batch size a graph was captured."""
         return sum(way.graph is not None for way in self._ways.values())
 
-    def _prepare(self, slot: Slot, size: int) -> None:
+    def _prepare(self, slot: DeviceSlot, size: int) -> None:
         torch, device = self._torch, self._device.name
         (image,), (logits,) = self.inputs, self.outputs
         way = self._ways[slot, size] = _Way(
@@ -137,7 +137,7 @@ class TorchEngine(CudaEngine):
         with torch.inference_mode(), torch.cuda.stream(way.stream):
             way.logits.copy_(self._network(way.images))
 
-    def _compute(self, slot: Slot, size: int) -> None:
+    def _compute(self, slot: DeviceSlot, size: int) -> None:
         way = self._ways[slot, size]
         try:
             if way.graph is None:
