@@ -23,10 +23,9 @@ from convoy.app.lifecycle.reports import Reports
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadOptions, load
-from convoy.app.scheduling.request import Done, ModelKey, Request, Spent
+from convoy.app.scheduling.request import Done, Request
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import SharedPart, Slab, Slot
-from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.open_calls import OpenCalls
 from convoy.app.submission.refusals import no_room, refused
 from convoy.app.submission.shared_memory import SharedMemory
@@ -81,7 +80,7 @@ class Core(OpenCalls):
         self.listeners_opening = 0  # ports that will take requests, but do not yet
         self.load_failure: str | None = None
         self.bytes_elsewhere = 0  # in flight in edge processes
-        self._request_ids = count(1)
+        self.next_request_id = count(1).__next__
         self._tasks = tasks = Tasks()
         gpus = options.load.machine.gpus
         try:
@@ -93,7 +92,8 @@ class Core(OpenCalls):
         self.shared_memory = SharedMemory(is_allowed=options.allow_shared_memory)
         self.catalog = catalog = Catalog()
         self.metrics = metrics = Metrics(VERSION)
-        self.recorder = CallRecorder(metrics, catalog.live)
+        recorder = CallRecorder(metrics, catalog.live)
+        self.stage_took, self.call_ended, self.call_answered = recorder.stage, recorder.call, recorder.answered
         self.gpus = GpuWatch(gpus)
         reports = Reports(catalog, metrics, on_lane_lost=lambda *lost: self.lanes.lost(*lost))
         self.scheduler = scheduler = Scheduler(self.slab, reports)
@@ -104,7 +104,7 @@ class Core(OpenCalls):
         )
         self.upgrades = Upgrades(plan_builder or PlanBuilder(), scheduler.probe, self.lanes.swap, tasks)
         self.lifecycle = ModelLifecycle(
-            catalog, scheduler, self.lanes, self.upgrades, metrics, self.recorder, tasks, self.max_queue
+            catalog, scheduler, self.lanes, self.upgrades, metrics, recorder, tasks, self.max_queue
         )
         self.control = ModelControl(
             *(catalog, self.lifecycle, tasks, self._store, options.control, options.load, load_version),
@@ -186,9 +186,6 @@ class Core(OpenCalls):
             raise no_room(nbytes, self.slab)
         return slot
 
-    def next_request_id(self) -> int:
-        return next(self._request_ids)
-
     def take(self, request: Request, on_done: Callable[[Done], None]) -> None:
         """Queue the request. Raises Overloaded, DeadlineExceeded or Unavailable when it is not taken.
 
@@ -213,18 +210,3 @@ class Core(OpenCalls):
             served = self.catalog.live(request.key)
             served.statistics.record_failure(reason, time.monotonic_ns() - request.arrival_ns)
         self.scheduler.cancel(request.id)
-
-    def stage_took(self, key: ModelKey, stage: str, ns: int) -> None:
-        """A stage of one request that runs at the edge has ended: `decode` or `encode`."""
-        self.recorder.stage(key, stage, ns)
-
-    def call_ended(self, key: ModelKey | None, protocol: str, outcome: str, ns: int) -> None:
-        """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
-        self.recorder.call(key, protocol, outcome, ns)
-
-    def call_answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
-        """Both at once, for a call that ended well."""
-        self.recorder.answered(key, protocol, spent)
-
-    def waiting_samples(self, served: ServedLike) -> int:
-        return self.scheduler.waiting_samples(served.key)

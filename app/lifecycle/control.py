@@ -153,7 +153,7 @@ class ModelControl:
                 known |= {version: replace(own, loaded=("before the override",)) for version, own in known.items()
                           if own.loaded is not None}  # fmt: skip
             self._overrides[name] = override
-            await self._converge_locked(name, settle(None, seen))
+            await self._converge(name, settle(None, seen))
             refused = {version: own for version, own in known.items() if own.refused is not None}
         if refused:
             raise InvalidRequest(self._refusal(name, max(refused)))
@@ -207,7 +207,8 @@ class ModelControl:
 
     async def _obey(self, name: str, found: tuple[VersionOnDisk, ...]) -> None:
         try:
-            await self._converge(name, found)
+            async with self._locks[name]:
+                await self._converge(name, found)
         except Exception:  # a bug, which must not end the watch over the other models
             _log.exception("following %s failed; this is a bug", name)
         if self._options.mode != "poll":
@@ -220,10 +221,7 @@ class ModelControl:
             del self._known[name]
 
     async def _converge(self, name: str, found: tuple[VersionOnDisk, ...]) -> None:
-        async with self._locks[name]:
-            await self._converge_locked(name, found)
-
-    async def _converge_locked(self, name: str, found: tuple[VersionOnDisk, ...]) -> None:
+        """While the model's lock is held."""
         by_version = {one.version: one for one in found}
         policy = self._overrides.get(name, _NO_OVERRIDE).versions or self._options.versions
         self._forget_what_is_mended(name, found)

@@ -56,7 +56,7 @@ class RemoteCore(OpenCalls):
         self.shared_memory = SharedMemory(is_allowed=False)
         self.catalog = EdgeCatalog(self._unused)
         self._hello = Hello(PROTOCOL_VERSION, part, incarnation)
-        self._ids = count(incarnation << _INCARNATION_SHIFT)
+        self.next_request_id = count(incarnation << _INCARNATION_SHIFT).__next__
         self._channel: Channel | None = None
         self._presence = asyncio.Event()
         self._waiting: dict[int, tuple[Request, OnEnd]] = {}
@@ -117,9 +117,6 @@ class RemoteCore(OpenCalls):
             self._report.rejected += 1
             raise no_room(nbytes, self.slab)
         return slot
-
-    def next_request_id(self) -> int:
-        return next(self._ids)
 
     def take(self, request: Request, on_end: OnEnd) -> None:
         """Lend the request's memory to the core. Raises Unavailable while there is none."""

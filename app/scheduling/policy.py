@@ -222,12 +222,12 @@ def _start(state: State, plan: _Plan) -> Dispatch | Drop:
     return Dispatch(queue.key, lane, requests, samples, forecast.ends_ns(samples) - forecast.now_ns)
 
 
-def _prefix(entries: list[Entry], queue: Queue, forecast: LaneForecast, first: int = 0) -> tuple[Request, ...]:
-    """The longest run from `first` that fits and in which nobody is late who need not be."""
+def _prefix(entries: list[Entry], queue: Queue, forecast: LaneForecast) -> tuple[Request, ...]:
+    """The longest run from the first that fits and in which nobody is late who need not be."""
     chosen: list[Request] = []
     samples, earliest_ns = 0, NEVER_NS
-    most = most_samples(queue, entries, forecast, first)
-    for _, deadline_ns, _, _, request in islice(entries, first, None):
+    most = most_samples(queue, entries, forecast, 0)
+    for _, deadline_ns, _, _, request in entries:
         total = samples + request.samples
         if chosen and total > most:
             break

@@ -94,8 +94,6 @@ class ManagedCore(InferenceCore, Protocol):
 
     def not_ready_reason(self) -> str: ...
 
-    def waiting_samples(self, served: ManagedVersion) -> int: ...
-
     async def start(self) -> None:
         """Begin to load, and return at once."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -83,16 +83,15 @@ class _Recent:
 class Rolling:
     """Requests per second and stage latencies of the last minute."""
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s = now_s
-        self._started_s = now_s()
+    def __init__(self) -> None:
+        self._started_s = time.monotonic()
         self._seconds: deque[tuple[int, int, int]] = deque()  # (second, requests, samples)
         self._latencies = {stage: _Recent() for stage in STAGES}
         self._batches = _Recent()
 
     def record_batch(self, samples: int, times: StageTimes, queued_ns: Sequence[int]) -> None:
         """One batch of so many requests, and what its stages took."""
-        now_s, requests = self._now_s(), len(queued_ns)
+        now_s, requests = time.monotonic(), len(queued_ns)
         second = int(now_s)
         if self._seconds and self._seconds[-1][0] == second:
             _, before, before_samples = self._seconds.pop()
@@ -109,17 +108,17 @@ class Rolling:
         latencies["copy_out"].add(now_s, (times.copy_out_ns,))
 
     def record_stage(self, stage: str, took_ns: Sequence[int]) -> None:
-        self._latencies[stage].add(self._now_s(), took_ns)
+        self._latencies[stage].add(time.monotonic(), took_ns)
 
     def per_second(self) -> tuple[float, float]:
         """Requests and samples per second, over the last minute or since the start."""
-        now_s = self._now_s()
+        now_s = time.monotonic()
         span_s = max(1.0, min(float(WINDOW_S), now_s - self._started_s))
         recent = [entry for entry in self._seconds if entry[0] > now_s - WINDOW_S]
         return sum(entry[1] for entry in recent) / span_s, sum(entry[2] for entry in recent) / span_s
 
     def percentiles(self, stage: str) -> StagePercentiles:
-        oldest_s = self._now_s() - WINDOW_S
+        oldest_s = time.monotonic() - WINDOW_S
         values = self._latencies[stage].since(oldest_s)
         if not len(values):
             return StagePercentiles(None, None, None)
@@ -128,7 +127,7 @@ class Rolling:
 
     def batch_sizes(self) -> dict[int, int]:
         """How many batches of each size ran in the last minute."""
-        sizes, times = np.unique(self._batches.since(self._now_s() - WINDOW_S), return_counts=True)
+        sizes, times = np.unique(self._batches.since(time.monotonic() - WINDOW_S), return_counts=True)
         return {int(size): int(count) for size, count in zip(sizes, times, strict=True)}
 
 

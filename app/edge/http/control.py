@@ -134,7 +134,7 @@ def _last_minute(core: ManagedCore, served: ManagedVersion) -> _Json:
         "plan_build": _plan_build(served.plan_build),
         "why_not_others": list(served.loaded.skipped),
         "max_batch_size": served.spec.max_batch_size,
-        "waiting_samples": core.waiting_samples(served),
+        "waiting_samples": core.scheduler.waiting_samples(served.key),
         "requests_per_s": round(requests_per_s, 2),
         "samples_per_s": round(samples_per_s, 2),
         "stages": {stage: dataclasses.asdict(rolling.percentiles(stage)) for stage in STAGES},

@@ -16,26 +16,20 @@ from convoy.models.errors import BodyTooLarge, InvalidRequest
 MAX_BYTES = 1 << 20
 
 
-async def read_object(request: Request, example: str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+async def read_object(request: Request, example: str) -> dict[str, Any]:
     """The object, empty where there is no body. Raises InvalidRequest or BodyTooLarge.
 
     `example` is what a right body looks like.
     """
-    body = await read_small(request, max_bytes)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BYTES:
+            raise BodyTooLarge(f"the body of this route exceeds the maximum of {MAX_BYTES} bytes; send less")
     try:
-        document = orjson.loads(body or b"{}")
+        document = orjson.loads(bytes(body) or b"{}")
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"failed to parse the request JSON buffer: {error}; send {example}") from error
     if not isinstance(document, dict):
         raise InvalidRequest(f"the body must be a JSON object such as {example}")
     return document
-
-
-async def read_small(request: Request, max_bytes: int = MAX_BYTES) -> bytes:
-    """All of the body. Raises BodyTooLarge."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise BodyTooLarge(f"the body of this route exceeds the maximum of {max_bytes} bytes; send less")
-    return bytes(body)

@@ -45,7 +45,7 @@ def torchserve_routes(core: ManagedCore) -> APIRouter:
 
 
 def _description(core: ManagedCore, served: ManagedVersion) -> dict[str, Any]:
-    waiting = core.waiting_samples(served)
+    waiting = core.scheduler.waiting_samples(served.key)
     engines = [engine.info for engine in served.loaded.engines]
     status = "READY" if served.ready else "UNLOADING"
     return {
