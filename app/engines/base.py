@@ -82,6 +82,11 @@ class Engine(ABC):
     def run(self, parts: Sequence[Part]) -> BatchResult:
         """Run the parts as one batch. Raises EngineFailure; then no destination may be trusted."""
 
+    def whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
+        """A tensor's shape in a batch. A size that is free counts as 1, of which only a request tells more."""
+        fixed = tuple(1 if size < 0 else size for size in spec.shape)
+        return (samples, *fixed) if self.batched else fixed
+
     def page_lock(self, memory: memoryview) -> bool:
         """Lock the block that parts will lie in, if a device could then read it by itself; whether it is locked.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from convoy.app.batch import EngineFailure
-from convoy.app.engines.onnxruntime import open_session
+from convoy.app.engines.onnxruntime import first_line, open_session
 from convoy.app.engines.signature import Signature
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import as_numbers, random_values
@@ -56,7 +56,7 @@ def _answers(path: Path, threads: int, batches: list[dict[str, np.ndarray]]) -> 
     try:
         return [dict(zip(names, session.run(names, batch), strict=True)) for batch in batches]
     except Exception as error:  # onnxruntime's errors share no base class
-        raise EngineFailure((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+        raise EngineFailure(first_line(error)) from error
 
 
 def _same(left: np.ndarray, right: np.ndarray) -> bool:

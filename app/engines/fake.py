@@ -58,7 +58,7 @@ class FakeEngine(Engine):
 
     def warm_up(self) -> None:
         for samples in self.info.batch_sizes:
-            self._compute(tuple(blank(spec, self._whole_shape(spec, samples)) for spec in self.inputs))
+            self._compute(tuple(blank(spec, self.whole_shape(spec, samples)) for spec in self.inputs))
 
     def run(self, parts: Sequence[Part]) -> BatchResult:
         started_ns = time.monotonic_ns()
@@ -91,7 +91,7 @@ class FakeEngine(Engine):
             twin = next((a for s, a in zip(self.inputs, arrays, strict=True) if _alike(s, spec)), None)
             if twin is None:
                 total = sum(array.reshape(samples, -1).sum(axis=1, dtype=np.float64) for array in arrays)
-                twin = np.empty(self._whole_shape(spec, samples), spec.numpy_dtype)
+                twin = np.empty(self.whole_shape(spec, samples), spec.numpy_dtype)
                 twin.reshape(samples, -1)[:] = np.reshape(total, (samples, 1))
             results.append(twin)
         return results
@@ -112,10 +112,6 @@ class FakeEngine(Engine):
             return tuple(from_bytes(data, spec, shape) for spec, data, shape in tensors)
         except MalformedStrings as error:
             raise EngineFailure(f"an input cannot be read as strings: {error}") from error
-
-    def _whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
-        fixed = tuple(1 if size < 0 else size for size in spec.shape)
-        return (samples, *fixed) if self.batched else fixed
 
 
 def _alike(one: TensorSpec, other: TensorSpec) -> bool:

@@ -69,11 +69,7 @@ def batch_knots(largest: int) -> list[int]:
 def make_probe(engine: Engine, samples: int) -> Probe:
     """A batch of `samples` random samples; sizes that are free are drawn as 1."""
     generator = np.random.default_rng(0)
-    arrays = []
-    for spec in engine.inputs:
-        shape = tuple(1 if size < 0 else size for size in spec.shape)
-        whole = (samples, *shape) if engine.batched else shape
-        arrays.append(random_values(generator, spec, whole))
+    arrays = [random_values(generator, spec, engine.whole_shape(spec, samples)) for spec in engine.inputs]
     destinations = tuple(
         None if spec.sample_bytes is None else memoryview(bytearray(samples * spec.sample_bytes))
         for spec in engine.outputs

@@ -36,10 +36,10 @@ def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
     return max(0, min(known)) if known else None
 
 
-def resident_bytes(proc: Path = _PROC) -> int:
-    """The memory that this process uses now; 0 where nobody tells."""
+def resident_bytes(process: int | str = "self", proc: Path = _PROC) -> int:
+    """The memory that a process uses now; 0 where nobody tells, or it is gone."""
     try:
-        return int((proc / "self" / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int((proc / str(process) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
 

@@ -81,7 +81,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         """One output of a run in which some size was free."""
         if staging.spec.sample_bytes is None:
             return Landed(unbound_array(staging.spec, value))
-        return staging.landed(self._whole_shape(staging.spec, samples))
+        return staging.landed(self.whole_shape(staging.spec, samples))
 
     def _bind(self, shapes: Shapes, samples: int) -> _SessionBinding:
         if len(self._bindings) >= MOST_SHAPES:
@@ -95,7 +95,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         self._bind_outputs(binding, samples)
         outputs = None
         if not any(staging.spec.sample_bytes is None for staging in self._staging_out):
-            outputs = [staging.landed(self._whole_shape(staging.spec, samples)) for staging in self._staging_out]
+            outputs = [staging.landed(self.whole_shape(staging.spec, samples)) for staging in self._staging_out]
         bound = self._bindings[shapes] = _SessionBinding(binding, outputs)
         return bound
 
@@ -106,7 +106,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
                 if staging.spec.sample_bytes is None:
                     binding.bind_output(staging.spec.name, "cpu")
                 else:
-                    bind_output(binding, staging, self._whole_shape(staging.spec, samples))
+                    bind_output(binding, staging, self.whole_shape(staging.spec, samples))
         except Exception as error:
             raise EngineFailure(first_line(error)) from error
 

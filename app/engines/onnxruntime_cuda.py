@@ -178,10 +178,10 @@ class OnnxRuntimeCudaEngine(CudaEngine):
         binding = self._sessions[size].io_binding()
         device = self._device.properties.index
         for index, spec in enumerate(self.inputs):
-            shape, address = self._whole_shape(spec, size), slot.device_input(index)
+            shape, address = self.whole_shape(spec, size), slot.device_input(index)
             binding.bind_input(spec.name, "cuda", device, element_type(spec), list(shape), address)
         for index, spec in enumerate(self.outputs):
-            shape, address = self._whole_shape(spec, size), slot.device_output(index)
+            shape, address = self.whole_shape(spec, size), slot.device_output(index)
             binding.bind_output(spec.name, "cuda", device, element_type(spec), list(shape), address)
         with self._cuda.beside_captures():
             # Whatever is new at this size is made and allocated here, so that little is left to be done alone.

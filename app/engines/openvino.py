@@ -132,7 +132,7 @@ class OpenVinoEngine(StagedEngine):
             self._ov.Tensor(staging.array(shape), shared_memory=True)
             for staging, shape in zip(self._staging_in, shapes, strict=True)
         ]
-        landed = [staging.landed(self._whole_shape(staging.spec, samples)) for staging in self._staging_out]
+        landed = [staging.landed(self.whole_shape(staging.spec, samples)) for staging in self._staging_out]
         outputs = [self._ov.Tensor(one.array, shared_memory=True) for one in landed]
         bound = self._bindings[shapes] = _BoundTensors(inputs, outputs, landed)
         return bound

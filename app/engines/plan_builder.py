@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from convoy.app.engines.memory import resident_bytes
 from convoy.models.errors import FileRefused
 from convoy.models.gpus import PORTABLE
 from convoy.models.plans import BuildEvent, BuildOptions, BuildState, LibraryName, PlanBuild
@@ -64,15 +65,6 @@ class _BuildFailed(Exception):
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
         self.refused = refused
-
-
-def resident_bytes(pid: int) -> int:
-    """The memory that a process has in use; 0 when it is gone."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) << 10
-    return 0
 
 
 class PlanBuilder:

@@ -130,7 +130,7 @@ class StagedEngine(Engine):
 
     def warm_up(self) -> None:
         for samples in Growth(self.info.batch_sizes[-1]).sizes():
-            shapes = tuple(self._whole_shape(spec, samples) for spec in self.inputs)
+            shapes = tuple(self.whole_shape(spec, samples) for spec in self.inputs)
             for staging, shape in zip(self._staging_in, shapes, strict=True):
                 self._make_room(staging, math.prod(shape) * staging.spec.numpy_dtype.itemsize)
                 staging.clear(shape)
@@ -171,8 +171,3 @@ class StagedEngine(Engine):
     def _make_room(self, staging: StagingBuffer, nbytes: int) -> None:
         if staging.ensure(nbytes):
             self._forget()
-
-    def _whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
-        # A free size is warmed up as 1; the run itself takes it from the request.
-        fixed = tuple(1 if size < 0 else size for size in spec.shape)
-        return (samples, *fixed) if self.batched else fixed

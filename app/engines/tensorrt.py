@@ -154,7 +154,7 @@ class TensorRtEngine(CudaEngine):
 
     def _fits(self, spec: TensorSpec) -> bool:
         dtype = getattr(self._trt.DataType, _DATA_TYPES.get(spec.dtype, ""), None)
-        have, want = tuple(self._engine.get_tensor_shape(spec.name)), self._whole_shape(spec, -1)
+        have, want = tuple(self._engine.get_tensor_shape(spec.name)), self.whole_shape(spec, -1)
         if len(self._plan_sizes) == 1:
             # Where the only profile has one size, that is no dimension of run time, and TensorRT may say so.
             have, want = self._batch_of_one_size(have), self._batch_of_one_size(want)
@@ -193,7 +193,7 @@ class TensorRtEngine(CudaEngine):
         done = context.set_optimization_profile_async(profile, int(slot.stream))
         self._cuda.wait_for_stream(slot.stream)
         for index, spec in enumerate(self.inputs):
-            done = done and context.set_input_shape(spec.name, self._whole_shape(spec, size))
+            done = done and context.set_input_shape(spec.name, self.whole_shape(spec, size))
             done = done and context.set_tensor_address(spec.name, slot.device_input(index))
         for index, spec in enumerate(self.outputs):
             done = done and context.set_tensor_address(spec.name, slot.device_output(index))

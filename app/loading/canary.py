@@ -56,11 +56,7 @@ class CanaryCheck:
     def of_first_answer(engine: Engine) -> CanaryCheck:
         """For a model without a canary: a seeded input, and this engine's own answer to it."""
         generator = np.random.default_rng(20)
-        inputs = {}
-        for spec in engine.inputs:
-            fixed = tuple(1 if size < 0 else size for size in spec.shape)
-            shape = (1, *fixed) if engine.batched else fixed
-            inputs[spec.name] = random_values(generator, spec, shape)
+        inputs = {spec.name: random_values(generator, spec, engine.whole_shape(spec, 1)) for spec in engine.inputs}
         outputs = run_arrays(engine, inputs)
         return CanaryCheck(Canary(inputs, outputs), FP32_TOLERANCE, engine.batched)
 

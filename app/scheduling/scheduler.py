@@ -24,18 +24,14 @@ from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Re
 from convoy.app.scheduling.slab import Slab, SlotState
 
 OnDone = Callable[[Done], None]
+# What a lane runs batches with; called in the lane's thread. Raises EngineFailure.
+Runner = Callable[[tuple[Request, ...]], BatchResult]
 Args = TypeVarTuple("Args")
 # Batches that run on the loop itself may follow each other for so long before sockets and other lanes have a turn.
 _TURN_NS = 2_000_000
 # So many answers to give, and so many requests that wait: then a short batch is worth a thread, too. Fewer would be
 # parsed and answered in the time that two threads need to take turns.
 _WORTH_A_THREAD = 16
-
-
-class Runner(Protocol):
-    """What a lane runs batches with; called in the lane's thread. Raises EngineFailure."""
-
-    def __call__(self, requests: tuple[Request, ...]) -> BatchResult: ...
 
 
 class Observer(Protocol):

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from convoy.app.engines.memory import resident_bytes
 from convoy.app.engines.plan_builder import (
     BuildLimits,
     BuildOrder,
     PlanBuild,
     PlanBuilder,
-    resident_bytes,
     visible_device,
 )
 from convoy.models.plans import BuildOptions

@@ -220,9 +220,6 @@ class CudaEngine(Engine):
         slot.copy_out(samples)
         cuda.record(slot.copied_out, slot.stream)
 
-    def _whole_shape(self, spec: TensorSpec, size: int) -> tuple[int, ...]:
-        return (size, *spec.shape) if self.batched else spec.shape
-
     def _padded(self, samples: int) -> int:
         return next(size for size in self.info.batch_sizes if size >= samples)
 

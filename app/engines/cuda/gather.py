@@ -34,9 +34,9 @@ class Gather:
             views = [part.inputs[index] for part in parts]
             addresses = self._pinned_addresses(views)
             if addresses is None:
-                self._by_host(slot, index, views)
+                slot.copy_staged_in(index, _join(views, slot.staging(index)))
             else:
-                self._by_copy_engine(slot, index, addresses, [view.nbytes for view in views])
+                _send_each(self._cuda, slot, index, addresses, [view.nbytes for view in views])
 
     def _pinned_addresses(self, views: Sequence[memoryview]) -> list[int] | None:
         """Where the tensors lie, if every one is large enough and page-locked."""
@@ -45,12 +45,6 @@ class Gather:
         addresses = [_address(view) for view in views]
         pinned = all(self._cuda.is_pinned(a, view.nbytes) for a, view in zip(addresses, views, strict=True))
         return addresses if pinned else None
-
-    def _by_host(self, slot: DeviceSlot, index: int, views: Sequence[memoryview]) -> None:
-        slot.copy_staged_in(index, _join(views, slot.staging(index)))
-
-    def _by_copy_engine(self, slot: DeviceSlot, index: int, addresses: Sequence[int], sizes: Sequence[int]) -> None:
-        _send_each(self._cuda, slot, index, addresses, sizes)
 
 
 def measure_threshold(cuda: Cuda, slot: DeviceSlot, index: int, sample_bytes: int, largest: int) -> int:
