@@ -37,7 +37,7 @@ def main(make_core: Callable[..., Core] = Core) -> int:
     """The process, from its orders to its end; the exit code. `make_core` is called as `Core` is."""
     orders = own_orders(CoreOrders)
     belong_to(orders.parent_pid)
-    settings = Settings(**json.loads(orders.settings))
+    settings = Settings(**json.loads(orders.fleet.settings))
     logs.configure(settings.log_level)
     give_large_allocations_back()
     return run(_CoreProcess(orders, settings, make_core).run())
@@ -48,8 +48,9 @@ class _CoreProcess:
 
     def __init__(self, orders: CoreOrders, settings: Settings, make_core: Callable[..., Core]) -> None:
         self._orders, self._settings = orders, settings
-        *edges, own = orders.parts
-        memory = mmap.mmap(orders.memory_fd, 0)
+        fleet = orders.fleet
+        *edges, own = fleet.parts
+        memory = mmap.mmap(fleet.memory_fd, 0)
         options = replace(settings.core_options(), shared_memory=SharedPart(memory, own.offset, own.nbytes))
         self._core = make_core(options, on_loaded=collect_only_what_comes, on_fatal=self._fatal)
         self._edges = EdgeRegistry(self._core, [Extent(part.offset, part.nbytes) for part in edges])
@@ -58,7 +59,7 @@ class _CoreProcess:
         app = create_app(self._core, replace(edge_options, access_log="off"))
         protocol = guarded_protocol(replace(limits, max_connections=1 << 20))
         self._http = HttpServer(app, protocol, on_started=self._open_registry)
-        holder = None if orders.grpc_fd == NO_SOCKET else socket.socket(fileno=orders.grpc_fd)
+        holder = None if fleet.grpc_fd == NO_SOCKET else socket.socket(fileno=fleet.grpc_fd)
         self._grpc = grpc_host(self._core, edge_options, holder, max_calls=settings.max_connections)
         self._orderly = Orderly(orders.control_fd, leave=self._leave, drain=self._drain, exit_now=self._http.stop)
         self._channel_server: asyncio.Server | None = None

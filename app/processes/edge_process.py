@@ -43,16 +43,14 @@ class EdgeProfile:
     options: EdgeOptions
     limits: ConnectionLimits
     infers: bool
-    drain_timeout_s: float
-    log_level: str
 
 
 def main() -> None:
     """The process, from its orders to its end."""
     orders = own_orders(EdgeOrders)
     belong_to(orders.parent_pid)
-    profile = from_jsonable(EdgeProfile, json.loads(orders.edge), "edge")
-    logs.configure(profile.log_level)
+    profile = from_jsonable(EdgeProfile, json.loads(orders.fleet.edge), "edge")
+    logs.configure(orders.fleet.log_level)
     give_large_allocations_back()
     run(_EdgeProcess(orders, profile).run())
 
@@ -62,9 +60,10 @@ class _EdgeProcess:
 
     def __init__(self, orders: EdgeOrders, profile: EdgeProfile) -> None:
         self._orders, self._profile = orders, profile
-        memory = mmap.mmap(orders.memory_fd, 0)
-        part = SharedPart(memory, orders.part.offset, orders.part.nbytes)
-        self._balance = Balance(memory, orders.edges, orders.number)
+        fleet = orders.fleet
+        memory, own = mmap.mmap(fleet.memory_fd, 0), fleet.parts[orders.number]
+        part = SharedPart(memory, own.offset, own.nbytes)
+        self._balance = Balance(memory, fleet.edges, orders.number)
         self._core = RemoteCore(Slab(part.nbytes, part), orders.number, orders.incarnation)
         self._pool = DecodePool(profile.options.decode_threads, profile.options.max_decoding)
         express = Express(self._core, profile.options)
@@ -75,7 +74,7 @@ class _EdgeProcess:
             on_started=self._accept,
             on_stopping=self._accept_no_more,
         )
-        self._listener = socket.socket(fileno=orders.listener_fd)
+        self._listener = socket.socket(fileno=fleet.listener_fd)
         self._acceptor: Acceptor | None = None
         self._publishing: asyncio.Task[None] | None = None
         self._orderly = Orderly(orders.control_fd, leave=self._leave, drain=self._drain, exit_now=self._server.stop)
@@ -122,7 +121,7 @@ class _EdgeProcess:
         self._core.leaving = True
 
     async def _drain(self) -> int:
-        await self._core.drain(self._profile.drain_timeout_s)
+        await self._core.drain(self._orders.fleet.drain_timeout_s)
         self._server.stop()
         return self._core.open_calls
 

@@ -76,6 +76,4 @@ def edge_profile(settings: Settings, edges: int) -> EdgeProfile:
         limits=replace(limits, max_connections=math.ceil(limits.max_connections / edges)),
         # A region of shared memory is registered with the core, and only the core can hold it.
         infers=not settings.allow_shared_memory,
-        drain_timeout_s=settings.drain_timeout_s,
-        log_level=settings.log_level,
     )

@@ -30,7 +30,8 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True)
 class FleetOrders:
-    """To the supervisor. Descriptors are inherited; there is a part of the memory per edge, and one for the core.
+    """To the supervisor; and what it passes on. Descriptors are inherited; there is a part of the memory per edge, and
+    one for the core.
 
     `settings` and `edge` are the JSON of `Settings` and of `EdgeProfile`. `core_module` is what the core's
     process runs. `grpc_fd` holds the gRPC port, or is NO_SOCKET.
@@ -54,34 +55,27 @@ class FleetOrders:
 
 @dataclass(frozen=True, slots=True)
 class EdgeOrders:
-    """To the edge of this number, of so many. `folder` has the core's sockets; no other process ever has or had
-    the same `incarnation`.
+    """To the edge of this number. `folder` has the core's sockets; no other process ever has or had the same
+    `incarnation`.
     """
 
+    fleet: FleetOrders
     parent_pid: int
-    number: int
-    edges: int
-    incarnation: int
-    listener_fd: int
-    memory_fd: int
     control_fd: int
-    part: MemoryPart
+    number: int
+    incarnation: int
     folder: str
-    edge: str
 
 
 @dataclass(frozen=True, slots=True)
 class CoreOrders:
     """To the core: its own part is the last, the others are the edges'."""
 
+    fleet: FleetOrders
     parent_pid: int
+    control_fd: int
     channel_fd: int
     http_fd: int
-    grpc_fd: int
-    memory_fd: int
-    control_fd: int
-    parts: tuple[MemoryPart, ...]
-    settings: str
 
 
 def channel_socket(folder: str) -> Path:

@@ -96,19 +96,12 @@ class Supervisor:
         orders = self._orders
         grpc = () if orders.grpc_fd == NO_SOCKET else (orders.grpc_fd,)
 
-        def core_orders(control_fd: int) -> CoreOrders:
-            return CoreOrders(
-                parent_pid=os.getpid(),
-                channel_fd=self._channel.fileno(),
-                http_fd=self._http.fileno(),
-                grpc_fd=orders.grpc_fd,
-                memory_fd=orders.memory_fd,
-                control_fd=control_fd,
-                parts=orders.parts,
-                settings=orders.settings,
-            )
+        sockets = (self._channel.fileno(), self._http.fileno())
 
-        inherited = (self._channel.fileno(), self._http.fileno(), orders.memory_fd, *grpc)
+        def core_orders(control_fd: int) -> CoreOrders:
+            return CoreOrders(orders, os.getpid(), control_fd, *sockets)
+
+        inherited = (*sockets, orders.memory_fd, *grpc)
         self._core = self._started(Child(orders.core_module, core_orders, inherited))
 
     def _start_edge(self, number: int) -> None:
@@ -116,16 +109,7 @@ class Supervisor:
 
         def edge_orders(control_fd: int) -> EdgeOrders:
             return EdgeOrders(
-                parent_pid=os.getpid(),
-                number=number,
-                edges=orders.edges,
-                incarnation=next(self._incarnations),
-                listener_fd=orders.listener_fd,
-                memory_fd=orders.memory_fd,
-                control_fd=control_fd,
-                part=orders.parts[number],
-                folder=str(self._folder),
-                edge=orders.edge,
+                orders, os.getpid(), control_fd, number, next(self._incarnations), folder=str(self._folder)
             )
 
         self._edges[number] = self._started(Child(_EDGE_MODULE, edge_orders, (orders.listener_fd, orders.memory_fd)))
