@@ -16,6 +16,7 @@ import orjson
 
 from convoy.app.batch import StageTimes
 from convoy.app.processes.messages import (
+    SLOTS_AT,
     AnswerAt,
     Cancel,
     CatalogUpdate,
@@ -35,7 +36,7 @@ from convoy.app.processes.messages import (
 )
 from convoy.app.scheduling.request import ModelKey, Outcome, Request, Shape, TensorPlace
 from convoy.app.submission.listing import Listing, ModelState
-from convoy.models.records import from_jsonable, to_jsonable
+from convoy.models.records import from_jsonable
 from convoy.models.spec import ModelSpec
 
 _LENGTHS = struct.Struct("<QQ")
@@ -75,9 +76,9 @@ class FrameReader:
         del self._buffer[:begin]
 
 
-def _write(message: Message, tail: bytearray) -> _Fields:
+def _write(message: Any, tail: bytearray) -> _Fields:
     tag, write, _ = _FORMS[type(message)]
-    return [tag, *write(message, tail)]
+    return [tag, *(message if write is None else write(message, tail))]
 
 
 def _read(body: bytes, tail: bytes) -> Iterator[Message]:
@@ -88,9 +89,13 @@ def _read(body: bytes, tail: bytes) -> Iterator[Message]:
         raise FrameError(f"not a message that we know: {error!r}") from error
 
 
+def _write_submit(one: Submit, _: bytearray) -> _Fields:
+    request, extents = one
+    return [*request[:SLOTS_AT], extents, *request[SLOTS_AT + 1 :]]
+
+
 def _read_submit(fields: _Fields, _: bytes) -> Submit:
-    request, extents = fields
-    own_id, key, samples, shapes, _, inputs, wanted, outputs, arrival, priority, deadline, latest = request
+    own_id, key, samples, shapes, extents, inputs, wanted, outputs, arrival, priority, deadline, latest = fields
     return Submit(
         Request(
             own_id,
@@ -160,19 +165,13 @@ def _read_report(fields: _Fields, _: bytes) -> Report:
     )
 
 
-def _write_catalog_update(one: CatalogUpdate, _: bytearray) -> _Fields:
-    served = [(version.key, to_jsonable(version.spec), version.text_only) for version in one.served]
-    others = [(listing.name, listing.version, listing.state.value, listing.reason) for listing in one.others]
-    return [one.number, served, others, one.is_complete, one.pages_locked]
-
-
 def _read_catalog_update(fields: _Fields, _: bytes) -> CatalogUpdate:
     number, served, others, is_complete, pages_locked = fields
     versions = [
         ServedVersion(ModelKey(*key), from_jsonable(ModelSpec, spec, "spec"), text_only)
         for key, spec, text_only in served
     ]
-    listings = [Listing(name, version, ModelState(state), reason) for name, version, state, reason in others]
+    listings = [Listing(**one | {"state": ModelState(one["state"])}) for one in others]
     return CatalogUpdate(number, tuple(versions), tuple(listings), is_complete, pages_locked)
 
 
@@ -185,24 +184,24 @@ def _key(fields: _Fields | None) -> ModelKey | None:
     return None if fields is None else ModelKey(*fields)
 
 
-_Writer = Callable[[Any, bytearray], Sequence[Any]]
+def _reader_of(kind: Any) -> _Reader:
+    return lambda fields, _: kind(*fields)
+
+
+_Writer = Callable[[Any, bytearray], _Fields]
 _Reader = Callable[[_Fields, bytes], Message]
-# How each message is written: its tag and its fields.
-_FORMS: dict[type, tuple[str, _Writer, _Reader]] = {
-    Hello: ("hello", lambda one, _: [one.version, one.part, one.incarnation], lambda fields, _: Hello(*fields)),
-    Submit: ("s", lambda one, _: one, _read_submit),
-    Cancel: ("cancel", lambda one, _: [one.id, one.reason], lambda fields, _: Cancel(*fields)),
-    Left: ("left", lambda one, _: [one.key], lambda fields, _: Left(ModelKey(*fields[0]))),
-    UpdateApplied: ("known", lambda one, _: [one.number], lambda fields, _: UpdateApplied(*fields)),
+# The tag of each message, and how it is written and read where it is not the tuple that it is, of plain values.
+_FORMS: dict[type, tuple[str, _Writer | None, _Reader | None]] = {
+    Hello: ("hello", None, None),
+    Submit: ("s", _write_submit, _read_submit),
+    Cancel: ("cancel", None, None),
+    Left: ("left", None, lambda fields, _: Left(ModelKey(*fields[0]))),
+    UpdateApplied: ("known", None, None),
     Report: ("report", _write_report, _read_report),
-    Welcome: ("welcome", lambda one, _: [one.version, one.lent], _read_welcome),
-    CatalogUpdate: ("catalog", _write_catalog_update, _read_catalog_update),
+    Welcome: ("welcome", None, _read_welcome),
+    CatalogUpdate: ("catalog", None, _read_catalog_update),
     Ended: ("e", _write_ended, _read_ended),
-    Refused: (
-        "refused",
-        lambda one, _: [one.id, one.error, one.message, one.reason, one.retry_after_s],
-        lambda fields, _: Refused(*fields),
-    ),
-    Released: ("released", lambda one, _: [one.id], lambda fields, _: Released(*fields)),
+    Refused: ("refused", None, None),
+    Released: ("released", None, None),
 }
-_READERS = {tag: read for tag, _, read in _FORMS.values()}
+_READERS = {tag: read or _reader_of(kind) for kind, (tag, _, read) in _FORMS.items()}

@@ -5,7 +5,7 @@
 
 An edge lends the core the memory of a request with `Submit`. It is the edge's again with an `Ended` that is an
 answer, with `Refused`, and with `Released` in every other case: told only when no engine can touch it any more.
-Those that every request needs are named tuples, which are made several times as fast as frozen dataclasses.
+They are named tuples, which are made several times as fast as frozen dataclasses.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from convoy.app.submission.listing import Listing
 from convoy.models.spec import ModelSpec
 
 PROTOCOL_VERSION = 1
+# Of a request's fields: on the wire the extents are in the place of the slots.
+SLOTS_AT = Request._fields.index("slots")
 
 
 class Extent(NamedTuple):
@@ -28,8 +30,7 @@ class Extent(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     """The first words of an edge: what it speaks, which part of the memory is its, and its process's number."""
 
     version: int
@@ -44,23 +45,20 @@ class Submit(NamedTuple):
     extents: tuple[Extent, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(NamedTuple):
     """Nobody waits for this answer any more; `reason` is one of the statistics' failures."""
 
     id: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(NamedTuple):
     """No request at this edge needs a version any more that has left the update."""
 
     key: ModelKey
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateApplied:
+class UpdateApplied(NamedTuple):
     """The update of this number is what requests find now."""
 
     number: int
@@ -86,16 +84,14 @@ class Lent(NamedTuple):
     extents: tuple[Extent, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(NamedTuple):
     """The core's answer to Hello: what it still uses of the edge's part, of this edge or of one before it."""
 
     version: int
     lent: tuple[Lent, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ServedVersion:
+class ServedVersion(NamedTuple):
     """One version that is served, as far as an edge must know it."""
 
     key: ModelKey
@@ -103,8 +99,7 @@ class ServedVersion:
     text_only: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogUpdate:
+class CatalogUpdate(NamedTuple):
     """All that is served, and what is known of the other versions; updates are numbered.
 
     `is_complete`: what is not on it is not there, because the initial load has ended.
@@ -138,8 +133,7 @@ class Ended(NamedTuple):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """A request that was not let in: the error's class, words, and when to try again; its memory is free."""
 
     id: int
@@ -149,8 +143,7 @@ class Refused:
     retry_after_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(NamedTuple):
     """No engine can touch the request's memory any more."""
 
     id: int

@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from convoy.app.processes.messages import AnswerAt, Ended, Extent, Submit
+from convoy.app.processes.messages import SLOTS_AT, AnswerAt, Ended, Extent, Submit
 from convoy.app.scheduling.request import Done, Request, TensorPlace
 from convoy.app.scheduling.slab import Slab, Slot
 from convoy.app.submission.inference import ServedLike
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.tensors import TensorBytes
-
-_SLOTS = Request._fields.index("slots")
 
 
 class WrongReference(ValueError):
@@ -57,7 +55,7 @@ def adopted(submit: Submit, part: Extent, slab: Slab, on_freed: Callable[[], Non
 def request_of(submit: Submit, slots: Sequence[Slot]) -> Request:
     """The request as the scheduler has it, once `check_request` has found nothing."""
     request, refs = submit.request, tuple([slot.ref for slot in slots])
-    return Request._make((*request[:_SLOTS], refs, *request[_SLOTS + 1 :]))  # `_replace` takes twice as long
+    return Request._make((*request[:SLOTS_AT], refs, *request[SLOTS_AT + 1 :]))  # `_replace` takes twice as long
 
 
 def check_request(submit: Submit, served: ServedLike) -> None:
@@ -75,7 +73,9 @@ def check_request(submit: Submit, served: ServedLike) -> None:
             raise WrongReference(f"{place.nbytes} bytes for {request.samples} x {shape} of input '{tensor.name}'")
     for index, output in zip(request.wanted, request.outputs, strict=True):
         _check_output(index, output, submit, spec)
-    if {place.slot for place in (*request.inputs, *request.outputs) if place is not None} != set(range(len(extents))):
+    used = {place.slot for place in request.inputs}
+    used.update([place.slot for place in request.outputs if place is not None])
+    if len(used) != len(extents):  # each of them is one that is there
         raise WrongReference("memory is lent that no tensor is in, so that it would never be given back")
 
 
@@ -91,10 +91,11 @@ def _check_output(index: int, place: TensorPlace | None, submit: Submit, spec: M
 
 
 def _check_place(place: TensorPlace, extents: Sequence[Extent]) -> None:
-    if not 0 <= place.slot < len(extents):
+    slot, offset, nbytes = place
+    if not 0 <= slot < len(extents):
         raise WrongReference(f"{place} names an extent that is not there")
-    if min(place.offset, place.nbytes) < 0 or place.offset + place.nbytes > extents[place.slot].nbytes:
-        raise WrongReference(f"{place} leaves its extent, {extents[place.slot]}")
+    if offset < 0 or nbytes < 0 or offset + nbytes > extents[slot].nbytes:
+        raise WrongReference(f"{place} leaves its extent, {extents[slot]}")
 
 
 def _nbytes(tensor: TensorSpec, samples: int, shape: Sequence[int], spec: ModelSpec) -> int:
