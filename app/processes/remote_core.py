@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from convoy.app.processes.channel import Channel
 from convoy.app.processes.edge_catalog import EdgeCatalog
@@ -63,12 +64,12 @@ class RemoteCore(OpenCalls):
         self._lent: dict[int, tuple[SlotRef, ...]] = {}
         self._report = Report()
         self._report_timer: asyncio.TimerHandle | None = None
-        self._takers: dict[type, Callable[[Message], None]] = {
-            Ended: self._ended,  # type: ignore[dict-item]  # each takes its own kind
-            Refused: self._refused,  # type: ignore[dict-item]
-            Released: self._released,  # type: ignore[dict-item]
-            CatalogUpdate: self._catalog_changed,  # type: ignore[dict-item]
-            Welcome: self._welcomed,  # type: ignore[dict-item]
+        self._takers: dict[type, Callable[[Any], None]] = {  # each takes its own kind
+            Ended: self._ended,
+            Refused: self._refused,
+            Released: self._released,
+            CatalogUpdate: self._catalog_changed,
+            Welcome: self._welcomed,
         }
 
     @property

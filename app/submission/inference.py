@@ -21,9 +21,7 @@ Found = TypeVar("Found", covariant=True)
 class Finder(Protocol[Found]):
     """Whatever knows which versions are served."""
 
-    @property
-    def edition(self) -> int:
-        """Another number whenever something else is found than before."""
+    edition: int  # another number whenever something else is found than before
 
     def find(self, name: str, version: int | None) -> Found:
         """The version asked for, or the highest that is loaded. Raises NotFound or Unavailable."""
@@ -32,8 +30,7 @@ class Finder(Protocol[Found]):
 class ServedLike(Protocol):
     """One version that is served, as a request finds it."""
 
-    @property
-    def key(self) -> ModelKey: ...
+    key: ModelKey
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -51,18 +48,12 @@ class ServedLike(Protocol):
 class InferenceCore(Protocol):
     """Takes requests and says how each ended. All of it is used from one event loop."""
 
+    slab: Slab
+    shared_memory: SharedMemory
+    leaving: bool  # said to be not ready any more
+
     @property
     def catalog(self) -> Finder[ServedLike]: ...
-
-    @property
-    def slab(self) -> Slab: ...
-
-    @property
-    def shared_memory(self) -> SharedMemory: ...
-
-    @property
-    def leaving(self) -> bool:
-        """Said to be not ready any more."""
 
     def begin_call(self) -> None:
         """From here to `end_call` a client waits. Raises Unavailable."""

@@ -131,12 +131,8 @@ class GpuWatch(Collector):
 
 
 def _ours(row: _Row, readings: Sequence[GpuReading]) -> Metric:
-    name = f"convoy_gpu_{row.name}"
-    metric: GaugeMetricFamily | CounterMetricFamily
-    if row.kind == "gauge":
-        metric = GaugeMetricFamily(name, row.help_text, labels=("device",))
-    else:
-        metric = CounterMetricFamily(name, row.help_text, labels=("device",))
+    kind = GaugeMetricFamily if row.kind == "gauge" else CounterMetricFamily
+    metric = kind(f"convoy_gpu_{row.name}", row.help_text, labels=("device",))
     for reading in readings:
         if (value := row.value(reading)) is not None:
             metric.add_metric((reading.device,), value)
