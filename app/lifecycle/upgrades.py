@@ -16,16 +16,16 @@ from pathlib import Path
 
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.jobs import Job, NotProved, PlanWish, Untried, refusal
+from convoy.app.engines.measure import Rounds
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
-from convoy.app.engines.speedup import is_worthwhile
 from convoy.app.engines.tensorrt_library import library_named
 from convoy.app.lifecycle.catalog import Served, ServedLane
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.loading.later import prove_plan, prove_tuned, still_refused
-from convoy.app.loading.proving import ProvedEngine, measure
+from convoy.app.loading.proving import ProvedEngine, fastest, race
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
-from convoy.models.bundle import LatencyTable, open_bundle
+from convoy.models.bundle import open_bundle
 from convoy.models.errors import JobError
 from convoy.models.plan_cache import find_plan
 from convoy.models.plans import Plan, PlanBuild, PlanKey
@@ -175,13 +175,13 @@ class Upgrades:
         rival = next((one for one in served.lanes if _competes(one, proved)), None)
         if rival is None:
             return
-        tables: list[LatencyTable] = []
+        measured: list[Rounds] = []
         try:
             # In the rival's own thread, because that bounds how many are in it at once; its other slots go on.
-            await self._probe(rival.lane, lambda: tables.extend(measure([rival.proved.engine, proved.engine])))
+            await self._probe(rival.lane, lambda: measured.extend(race([rival.proved.engine, proved.engine])))
         except EngineFailure as failure:
             raise NotProved(f"it could not be compared with what serves: {failure}") from failure
-        if not is_worthwhile(tables[1]):
+        if fastest(measured) == 0:
             info = rival.proved.engine.info
             raise NotProved(f"it is not faster than {info.engine} in {info.precision}")
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.base import Engine, EngineInfo
 from convoy.app.engines.jobs import NotProved
-from convoy.app.engines.measure import Pace, Rounds, batch_knots, latency_tables, run_in_turns
+from convoy.app.engines.measure import Pace, Rounds, batch_knots, run_in_turns
 from convoy.app.engines.speedup import is_beyond_doubt, paired_speedup
 from convoy.app.loading.canary import CanaryCheck, CanaryFailed
-from convoy.models.bundle import Canary, LatencyPoint, LatencyTable, Variant
+from convoy.models.bundle import Canary, LatencyPoint, Variant
 from convoy.models.errors import JobError
 
 _log = logging.getLogger("convoy")
@@ -113,11 +113,6 @@ def race(engines: Sequence[Engine]) -> list[Rounds]:
     knots = batch_knots(engines[0].info.batch_sizes[-1])
     budget_s = MEASURING_BUDGET_S * len(engines) / len(knots)
     return list(run_in_turns(engines, Pace(budget_s, _MEASURING_LIMIT_S, warm_up=1, fewest=3, most=50)))
-
-
-def measure(engines: Sequence[Engine]) -> tuple[LatencyTable, ...]:
-    """A latency table for each, measured in turns. Raises EngineFailure."""
-    return latency_tables(engines, race(engines))
 
 
 def fastest(measured: Sequence[Rounds]) -> int:

@@ -19,7 +19,7 @@ from convoy.app.engines.tensorrt import TensorRtEngine
 from convoy.app.engines.tensorrt_contexts import Contexts, Kernels
 from convoy.app.loading.later import prove_plan, prove_tuned
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
-from convoy.app.loading.proving import NotProved, measure
+from convoy.app.loading.proving import NotProved, race
 from convoy.models.bundle import (
     CANARY,
     MANIFEST,
@@ -208,8 +208,8 @@ def test_engines_that_end_at_different_batches_are_measured_together(store):
     model = start.load(max_batch=3)
     assert model.engines[0].engine.info.batch_sizes == SIZES
     tuned = prove_tuned(start.job(max_batch=3), model.untried[0])
-    tables = measure([model.engines[0].engine, tuned.engine])
-    assert [[point.batch_size for point in table.points] for table in tables] == [[1, 2, 3]] * 2
+    rounds = race([model.engines[0].engine, tuned.engine])
+    assert [(one.batch_size, len(one.runs_ms)) for one in rounds] == [(1, 2), (2, 2), (3, 2)]
 
 
 def serves_faster(monkeypatch: pytest.MonkeyPatch, took_ms: dict[str, float]) -> None:

@@ -18,11 +18,12 @@ import numpy as np
 from convoy.app.batch import BatchResult
 from convoy.app.core import Core, CoreOptions
 from convoy.app.engines.base import Engine, Part
+from convoy.app.engines.measure import latency_tables
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.lifecycle.control import ControlOptions
 from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
-from convoy.app.loading.proving import ProvedEngine, measure
+from convoy.app.loading.proving import ProvedEngine, race
 from convoy.app.scheduling.request import Done, Outcome, Request, TensorPlace
 from convoy.models.bundle import LatencyPoint
 from convoy.models.spec import ModelSpec
@@ -100,7 +101,7 @@ class CoreBench:
     ) -> CoreRow:
         """One row. Raises EngineFailure, ConvoyError or Unanswered."""
         if self._measured is None or self._measured.engine is not engine:
-            (table,) = await asyncio.to_thread(measure, [engine])
+            (table,) = latency_tables([engine], await asyncio.to_thread(race, [engine]))
             self._measured = _Measured(engine, table.points)
         served = self._enter(engine, spec, setting.batch_size, self._measured.latency)
         try:
