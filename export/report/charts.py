@@ -10,16 +10,18 @@ from xml.etree.ElementTree import Element
 
 from convoy.app.engines.limits import device_rate, limit
 from convoy.app.engines.speedup import Line, best_per_sample_ms
-from convoy.export.report.chart import Axis, Chart, Mark, number
 from convoy.models.bundle import LatencyTable, Roofline, Variant
+from convoy.models.page.axis import Axis, number
+from convoy.models.page.chart import Chart
 
-Measured = tuple[int, Variant, LatencyTable]
-PRECISION_COLOURS = {"fp32": 0, "fp16": 1, "int8": 2, "fp8": 4, "bf16": 5}
+Measured = tuple[str, Variant, LatencyTable]
+# Classes of the style sheet.
+PRECISION_COLOURS = {"fp32": "k0", "fp16": "k1", "int8": "k2", "fp8": "k4", "bf16": "k5"}
 
 
-def colour_of(variant: Variant) -> int:
+def colour_of(variant: Variant) -> str:
     """The same on every page, whichever other variants there are."""
-    return 3 if (variant.precision, variant.target) == ("int8", "tensorrt") else PRECISION_COLOURS[variant.precision]
+    return "k3" if (variant.precision, variant.target) == ("int8", "tensorrt") else PRECISION_COLOURS[variant.precision]
 
 
 def timed(variants: Sequence[Variant]) -> list[Measured]:
@@ -39,19 +41,21 @@ def pareto(variants: Sequence[Variant]) -> Element | None:
     y = _accuracy_axis([top1 for _, top1, _, _ in dots] + [_proved(variant) for *_, variant in dots])
     chart = Chart(
         "Accuracy against time",
-        "Top-1 accuracy over milliseconds per image: " + "; ".join(_said(*dot) for dot in dots),
+        "Top-1 accuracy over milliseconds per image: "
+        + "; ".join(_said(ms, top1, variant) for ms, top1, _, variant in dots),
         Axis("milliseconds per image, at the best batch size", 0, 1.15 * max(dot[0] for dot in dots)),
         y,
     )
     front = _front([(ms, top1) for ms, top1, _, _ in dots])
-    chart.line(front, 0, "front")
+    chart.line(front, "front")
     for ms, top1, colour, variant in dots:
         if (worst := _proved(variant)) < top1:
             chart.whisker(ms, worst, top1, colour)
-        chart.dot(ms, top1, colour, _said(ms, top1, colour, variant), "dot" if variant.serve else "ring")
-        chart.explain(variant.file if variant.serve else f"{variant.file} (does not serve)", colour, _dot(variant))
+        mark = f"{'dot' if variant.serve else 'ring'} {colour}"
+        chart.dot(ms, top1, _said(ms, top1, variant), mark)
+        chart.explain(variant.file if variant.serve else f"{variant.file} (does not serve)", mark)
     if len(front) > 1:
-        chart.explain("no variant is both faster and better", 0, "front")
+        chart.explain("no variant is both faster and better", "front")
     return chart.figure()
 
 
@@ -72,14 +76,16 @@ def latency(variants: Sequence[Variant]) -> Element | None:
     )
     for colour, variant, table in measured:
         chart.band([(p.batch_size, p.p10_ms, p.p90_ms) for p in table.points], colour)
-        chart.line([(p.batch_size, p.median_ms) for p in table.points], colour)
+        chart.line([(p.batch_size, p.median_ms) for p in table.points], f"line {colour}")
         for p in table.points:
-            chart.dot(p.batch_size, p.median_ms, colour, f"{variant.file}, batch {p.batch_size}: {p.median_ms:.3f} ms")
-        chart.explain(variant.file, colour, "line")
+            says = f"{variant.file}, batch {p.batch_size}: {p.median_ms:.3f} ms"
+            chart.dot(p.batch_size, p.median_ms, says, f"dot {colour}")
+        chart.explain(variant.file, f"line {colour}")
         if table.fixed_ms is not None and table.per_sample_ms is not None:
             line = Line(table.fixed_ms, table.per_sample_ms)
-            chart.line([(size, line.at(size)) for size in _dense(table)], colour, "dotted")
-            chart.explain(f"{number(line.fixed_ms)} ms + {number(line.per_sample_ms)} ms per image", colour, "dotted")
+            chart.line([(size, line.at(size)) for size in _dense(table)], f"dotted {colour}")
+            fitted = f"{number(line.fixed_ms)} ms + {number(line.per_sample_ms)} ms per image"
+            chart.explain(fitted, f"dotted {colour}")
     return chart.figure()
 
 
@@ -103,10 +109,11 @@ def throughput(variants: Sequence[Variant]) -> Element | None:
             [(p.batch_size, 1e3 * p.batch_size / p.p90_ms, 1e3 * p.batch_size / p.p10_ms) for p in table.points], colour
         )
         rates = [(p.batch_size, 1e3 * p.batch_size / p.median_ms) for p in table.points]
-        chart.line(rates, colour)
+        chart.line(rates, f"line {colour}")
         for size, rate in rates:
-            chart.dot(size, rate, colour, f"{variant.file}, batch {size}: {number(rate)} images per second")
-        chart.explain(variant.file, colour, "line")
+            says = f"{variant.file}, batch {size}: {number(rate)} images per second"
+            chart.dot(size, rate, says, f"dot {colour}")
+        chart.explain(variant.file, f"line {colour}")
     return chart.figure()
 
 
@@ -123,7 +130,7 @@ def roofline(variants: Sequence[Variant], roof: Roofline) -> Element | None:
     roofs = {variant.precision: (colour, device_rate(roof, variant.precision)) for colour, variant, *_ in dots}
     ridges = [rate / roof.device_gb_per_s for _, rate in roofs.values() if rate]
     xs = [*ridges, *(x for *_, x, _ in dots)]
-    x = Axis("operations per byte", min(xs) / 3, max(xs) * 3, is_log=True)
+    x = Axis("operations per byte", min(xs) / 3, max(xs) * 3, "log")
     ys = [*(rate for _, rate in roofs.values() if rate), *(y for *_, y in dots)]
     chart = Chart(
         "Roofline",
@@ -137,12 +144,12 @@ def roofline(variants: Sequence[Variant], roof: Roofline) -> Element | None:
             corners = [
                 (at, min(rate, at * roof.device_gb_per_s)) for at in (x.low, rate / roof.device_gb_per_s, x.high)
             ]
-            chart.line([(at, y) for at, y in corners], colour, "dashed")
-            chart.explain(f"this device in {precision}: {number(rate)}", colour, "dashed")
+            chart.line(corners, f"dashed {colour}")
+            chart.explain(f"this device in {precision}: {number(rate)}", f"dashed {colour}")
     for colour, variant, size, at, y in dots:
-        mark: Mark = "ring" if size == 1 else "dot"
-        chart.dot(at, y, colour, f"{variant.file} at batch {size}: {number(y)}", mark)
-        chart.explain(f"{variant.file}, batch {size}", colour, mark)
+        mark = f"{'ring' if size == 1 else 'dot'} {colour}"
+        chart.dot(at, y, f"{variant.file} at batch {size}: {number(y)}", mark)
+        chart.explain(f"{variant.file}, batch {size}", mark)
     return chart.figure()
 
 
@@ -160,24 +167,21 @@ def trade_off(variant: Variant) -> Element:
         + "; ".join(
             f"{number(loss)} with {step.layers_kept} layers kept" for step, loss in zip(steps, losses, strict=True)
         ),
-        Axis("layers kept in higher precision", 0, most * 1.05, ticks=tuple(range(0, most + 1, 1 + most // 10))),
+        Axis("layers kept in higher precision", 0, most * 1.05, marked=tuple(range(0, most + 1, 1 + most // 10))),
         Axis("points of top-1 lost", min(0.0, *every) - 0.05 * span, max(every) + 0.08 * span),
     )
-    chart.line([(step.layers_kept, loss) for step, loss in zip(steps, losses, strict=True)], colour)
+    chart.line([(step.layers_kept, loss) for step, loss in zip(steps, losses, strict=True)], f"line {colour}")
     for step, loss, bound in zip(steps, losses, bounds, strict=True):
         if bound is not None:
             chart.whisker(step.layers_kept, bound, loss, colour)
         timing = f", {step.median_ms:.3f} ms" if step.median_ms is not None else ""
-        chart.dot(step.layers_kept, loss, colour, f"{step.layers_kept} layers kept: {loss:.2f} points lost{timing}")
-    chart.explain("measured loss, with its 95 % bound where it was computed", colour)
+        says = f"{step.layers_kept} layers kept: {loss:.2f} points lost{timing}"
+        chart.dot(step.layers_kept, loss, says, f"dot {colour}")
+    chart.explain("measured loss, with its 95 % bound where it was computed", f"dot {colour}")
     return chart.figure()
 
 
-def _dot(variant: Variant) -> Mark:
-    return "dot" if variant.serve else "ring"
-
-
-def _said(ms: float, top1: float, _: int, variant: Variant) -> str:
+def _said(ms: float, top1: float, variant: Variant) -> str:
     return f"{variant.file}: {top1:.2f} % at {number(ms)} ms"
 
 
@@ -205,11 +209,11 @@ def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _batch_axis(measured: Sequence[Measured]) -> Axis:
     sizes = sorted({point.batch_size for _, _, table in measured for point in table.points})
-    return Axis("images per batch", sizes[0] / 1.15, sizes[-1] * 1.15, is_log=True, ticks=tuple(sizes))
+    return Axis("images per batch", sizes[0] / 1.15, sizes[-1] * 1.15, "log", tuple(sizes))
 
 
 def _log_axis(label: str, lows: Sequence[float], highs: Sequence[float]) -> Axis:
-    return Axis(label, min(lows) / 1.5, max(highs) * 1.5, is_log=True)
+    return Axis(label, min(lows) / 1.5, max(highs) * 1.5, "log")
 
 
 def _dense(table: LatencyTable) -> list[float]:

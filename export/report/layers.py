@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from convoy.export.report import charts
-from convoy.export.report.chart import COLOURS
-from convoy.export.report.markup import element, extend, table
 from convoy.models.bundle import NodeAudit, Variant
+from convoy.models.page.markup import add, element, table
 
 _MOST_LAYERS = 40
 
@@ -23,10 +22,10 @@ def _audited(file: str, audit: NodeAudit) -> list[Element]:
     counts = sorted(audit.by_precision.items(), key=lambda pair: -pair[1])
     bar, legend = element("div", class_="stack", aria_hidden="true"), element("div", class_="legend flush")
     for precision, nodes in counts:
-        colour = f"c{charts.PRECISION_COLOURS.get(precision, COLOURS - 1)}"
-        extend(bar, element("i", class_=colour, style=f"flex: {nodes}"))
+        colour = charts.PRECISION_COLOURS.get(precision, "k6")
+        add(bar, element("i", class_=colour, style=f"flex: {nodes}"))
         text = f"{nodes} of {total} operators {_named(precision)} ({100 * nodes / total:.0f} %)"
-        extend(legend, element("span", element("i", class_=f"swatch {colour}"), text))
+        add(legend, element("span", element("i", class_=f"swatch {colour}"), text))
     parts = [element("h3", file), bar, legend]
     if not audit.kept:
         return [*parts, element("p", "No layer was kept in a higher precision.", class_="note")]

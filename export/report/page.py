@@ -6,21 +6,19 @@ where. Draws nothing (`convoy.export.report.charts`) and decides nothing; every 
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 from xml.etree.ElementTree import Element
 
 from convoy.app.engines.limits import limit, share_of_limit
 from convoy.app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
 from convoy.export.report import charts
-from convoy.export.report.chart import number
 from convoy.export.report.layers import kept_layers, recovery
-from convoy.export.report.markup import Content, element, extend, rendered, table
 from convoy.models.bundle import ON_CPU, BuilderVerdict, ClassAccuracy, Manifest, Roofline, Variant, counted
+from convoy.models.page.axis import number
+from convoy.models.page.markup import Content, element, page, section, table
 
-_TEMPLATE = Path(__file__).with_name("page.html")
+_STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _MOST_CLASSES = 25
 
 
@@ -32,23 +30,16 @@ def render(manifest: Manifest) -> str:
         _objections(manifest),
         element("div", *(_card(manifest, variant) for variant in manifest.variants), class_="cards"),
         _overview(manifest),
-        *_section("Accuracy", *_accuracy(manifest)),
-        *_section("Speed", *_speed(manifest)),
-        *_section("Distance from the limit", *_limits(manifest)),
-        *_section("What runs in which precision", *kept_layers(manifest.variants)),
-        *_section("What a real TensorRT builder said", *_builder(manifest)),
-        *_section("What was tried to recover accuracy", *recovery(manifest.variants)),
-        *_section("Where it comes from", *_origin(manifest)),
-        *_section("Files", _files(manifest)),
+        *section("Accuracy", *_accuracy(manifest)),
+        *section("Speed", *_speed(manifest)),
+        *section("Distance from the limit", *_limits(manifest)),
+        *section("What runs in which precision", *kept_layers(manifest.variants)),
+        *section("What a real TensorRT builder said", *_builder(manifest)),
+        *section("What was tried to recover accuracy", *recovery(manifest.variants)),
+        *section("Where it comes from", *_origin(manifest)),
+        *section("Files", _files(manifest)),
     )
-    title = html.escape(f"{manifest.spec.name}: export report")
-    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(title=title, body=rendered(body))
-
-
-def _section(title: str, *content: Element | None) -> list[Element]:
-    """A heading and what stands under it; nothing where there is nothing to tell."""
-    there = [one for one in content if one is not None]
-    return [element("h2", title), *there] if there else []
+    return page(f"{manifest.spec.name}: export report", body, _STYLE)
 
 
 def _head(manifest: Manifest) -> Element:
@@ -78,7 +69,7 @@ def _card(manifest: Manifest, variant: Variant) -> Element:
     words = _verdict(variant) + (", although it should not" if variant.serve and manifest.objections else "")
     verdict = element("span", words, class_=f"verdict {'good' if is_good else 'bad'}")
     text = element("p", variant.reason)
-    return element("div", verdict, element("b", variant.file), text, class_=f"card c{charts.colour_of(variant)}")
+    return element("div", verdict, element("b", variant.file), text, class_=f"card {charts.colour_of(variant)}")
 
 
 def _verdict(variant: Variant) -> str:
@@ -155,8 +146,8 @@ def _classes(variants: Sequence[Variant]) -> list[Element]:
     return [title, element("p", shown, class_="note"), table(headings, rows, class_="classes")]
 
 
-def _bar(share: float, colour: int) -> Element:
-    bar = element("span", class_=f"bar c{colour}", style=f"width: {100 * share:.1f}%")
+def _bar(share: float, colour: str) -> Element:
+    bar = element("span", class_=f"share {colour}", style=f"width: {100 * share:.1f}%")
     return element("span", element("span", bar, class_="track"), f"{100 * share:.1f} %")
 
 
@@ -170,8 +161,7 @@ def _speed(manifest: Manifest) -> list[Element | None]:
         "geometric mean over batch sizes of the median paired ratio, its interval a bootstrap over the pairs; a "
         f"quantised variant serves only where the lower end is above {WORTHWHILE_SPEEDUP:g}."
     )
-    both = element("div", class_="charts")
-    extend(both, charts.latency(manifest.variants), charts.throughput(manifest.variants))
+    both = element("div", charts.latency(manifest.variants), charts.throughput(manifest.variants), class_="charts")
     rows = [
         [
             f"{variant.file}, batch {point.batch_size}",

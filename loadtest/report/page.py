@@ -1,26 +1,24 @@
 """The run as one HTML page that needs nothing but itself: no script, no font, nothing from the net.
 
 Knows the order of the story: what was done, whether it may be believed, what came out, where the time went.
-Draws nothing (`plots`) and computes nothing; the figures all stand in the JSON, too.
+Draws nothing (`charts`) and computes nothing; the figures all stand in the JSON, too.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from pathlib import Path
-from string import Template
 from xml.etree.ElementTree import Element
 
 from convoy.loadtest import words
 from convoy.loadtest.bootstrap import Interval
 from convoy.loadtest.document import environment
-from convoy.loadtest.report import plots
-from convoy.loadtest.report.markup import Content, element, rendered, table
-from convoy.loadtest.report.scale import number
+from convoy.loadtest.report import charts
 from convoy.loadtest.results import Outcome, Result
+from convoy.models.page.axis import number
+from convoy.models.page.markup import Content, card, element, page, section, table
 
-TEMPLATE = Path(__file__).with_name("page.html")
+STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 NOT_OFFERED = "Not offered by this server: it has neither the protocol's statistics nor Convoy's metrics."
 
 
@@ -31,21 +29,14 @@ def render(outcome: Outcome) -> str:
         _head(outcome),
         _verdict(outcome),
         element("div", *_cards(outcome), class_="cards"),
-        *_section("Steps" if outcome.capacity is None else "Probes", *_rows(outcome)),
-        *_section(_latency_title(outcome), *_latency(outcome)),
-        *_section("Where the time went", *_server(outcome)),
-        *_section("Errors", _errors(outcome.shown)),
-        *_section("May it be believed?", *_belief(outcome)),
-        *_section("How it was measured", _settings(outcome)),
+        *section("Steps" if outcome.capacity is None else "Probes", *_rows(outcome)),
+        *section(_latency_title(outcome), *_latency(outcome)),
+        *section("Where the time went", *_server(outcome)),
+        *section("Errors", _errors(outcome.shown)),
+        *section("May it be believed?", *_belief(outcome)),
+        *section("How it was measured", _settings(outcome)),
     )
-    title = html.escape(f"{outcome.target.model}: load test")
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(title=title, body=rendered(body))
-
-
-def _section(title: str, *content: Element | None) -> list[Element]:
-    """A heading and what stands under it; nothing where there is nothing to tell."""
-    there = [one for one in content if one is not None]
-    return [element("h2", title), *there] if there else []
+    return page(f"{outcome.target.model}: load test", body, STYLE)
 
 
 def _head(outcome: Outcome) -> Element:
@@ -82,22 +73,18 @@ def _cards(outcome: Outcome) -> Iterator[Element]:
     result, slo_ms = outcome.shown, outcome.options.slo_ms
     summary = result.summary
     if result.name:
-        yield _card("figures of", result.name, f"{number(result.rate)} requests/s" if result.rate else "")
+        yield card("figures of", result.name, f"{number(result.rate)} requests/s" if result.rate else "")
     elif len(outcome.rows) > 1:
-        yield _card("figures of", "all steps", "together")
+        yield card("figures of", "all steps", "together")
     answered = f"{number(summary.throughput_rps)}/s"
-    yield _card("good answers", answered, _interval(summary.throughput_interval_rps, "/s"))
+    yield card("good answers", answered, _interval(summary.throughput_interval_rps, "/s"))
     for percentile in summary.percentiles:
         if percentile.name in ("50", "99") and percentile.latency_ms is not None:
             latency = f"{number(percentile.latency_ms)} ms"
-            yield _card(f"latency, p{percentile.name}", latency, _interval(percentile.interval_ms, " ms"))
+            yield card(f"latency, p{percentile.name}", latency, _interval(percentile.interval_ms, " ms"))
     if summary.goodput is not None:
-        yield _card(f"good within {slo_ms:g} ms", words.share(summary.goodput), "of all that was offered")
-    yield _card("failed", f"{summary.failed:,}", f"of {summary.offered:,} requests")
-
-
-def _card(name: str, figure: str, note: str) -> Element:
-    return element("div", element("span", name), element("b", figure), element("span", note), class_="card")
+        yield card(f"good within {slo_ms:g} ms", words.share(summary.goodput), "of all that was offered")
+    yield card("failed", f"{summary.failed:,}", f"of {summary.offered:,} requests")
 
 
 def _interval(interval: Interval | None, unit: str) -> str:
@@ -108,7 +95,7 @@ def _rows(outcome: Outcome) -> list[Element | None]:
     if len(outcome.rows) < 2:
         return []
     both = element(
-        "div", plots.throughput_against_latency(outcome), plots.goodput_against_rate(outcome), class_="plots"
+        "div", charts.throughput_against_latency(outcome), charts.goodput_against_rate(outcome), class_="charts"
     )
     headings = (
         "",
@@ -148,11 +135,11 @@ def _latency(outcome: Outcome) -> list[Element | None]:
     )
     drawn = element(
         "div",
-        plots.latency_over_time(outcome),
-        plots.latency_distribution(outcome),
-        plots.answers_over_time(outcome),
+        charts.latency_over_time(outcome),
+        charts.latency_distribution(outcome),
+        charts.answers_over_time(outcome),
         _percentiles(outcome.shown),
-        class_="plots",
+        class_="charts",
     )
     return [element("p", about, class_="note"), drawn]
 
@@ -177,7 +164,7 @@ def _server(outcome: Outcome) -> list[Element | None]:
         "All else is the difference to the mean latency as the client measured it: the network, parsing, and waiting "
         "that the server does not count."
     )
-    drawn = element("div", plots.stages(outcome), plots.batches(server), class_="plots")
+    drawn = element("div", charts.stages(outcome), charts.batches(server), class_="charts")
     return [element("p", about, class_="note"), drawn]
 
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from convoy.loadtest.simulation.frontier import Difference
 from convoy.loadtest.simulation.workload import Device, Scenario, equal
-from convoy.loadtest.study.chart import Curve, Panel, draw_panels
 from convoy.loadtest.study.small_cases import SmallFinding
 from convoy.loadtest.study.study import CONVOY, OVERLOADS, Finding
+from convoy.models.page.axis import Axis
+from convoy.models.page.chart import Chart
+from convoy.models.page.markup import CHART_STYLE, add, element, rendered
 
 _BEGIN, _END = "<!-- study: written by `make simulate` -->", "<!-- end of study -->"
 # Where the bound of the fluid argument is close to what is possible.
 _BOUND_SHARE, _BOUND_OBJECTIVE, _BOUND_KAPPA = 0.9, 10, 5
-_COLOURS = {
-    "bound": "#999",
-    CONVOY: "#c0392b",
-    "early drop": "#2471a3",
-    "feasible": "#1e8449",
-    "window": "#b7950b",
-    "deferral": "#7d3c98",
-    "serve all": "#b7950b",
+_WIDTH, _HEIGHT = 320, 240
+_CLASSES = {
+    "bound": "dashed k6",
+    CONVOY: "line k4",
+    "early drop": "line k0",
+    "feasible": "line k2",
+    "window": "line k1",
+    "deferral": "line k3",
+    "serve all": "line k1",
 }
 
 
@@ -45,8 +48,8 @@ def write(study: Study, docs: Path) -> None:
     """Writes `results/simulation.json`, two charts beside it, and the tables between the marks of
     `simulation.md`, whose other words stay."""
     (docs / "results" / "simulation.json").write_text(json.dumps(_document(study), indent=1) + "\n")
-    for name, panels in (("frontier", _frontier_panels), ("overload", _overload_panels)):
-        (docs / "results" / f"simulation-{name}.svg").write_text(draw_panels(panels(study.findings)))
+    for name, charts in (("frontier", _frontier_charts), ("overload", _overload_charts)):
+        (docs / "results" / f"simulation-{name}.svg").write_text(_drawn(charts(study.findings)))
     page = docs / "simulation.md"
     before, _, rest = page.read_text().partition(_BEGIN)
     _, _, after = rest.partition(_END)
@@ -185,10 +188,10 @@ def _verdict(difference: Difference) -> str:
     return "wins" if difference.is_better else ""
 
 
-def _frontier_panels(findings: Sequence[Finding]) -> list[Panel]:
+def _frontier_charts(findings: Sequence[Finding]) -> list[Chart]:
     cases = ((1.0, 1), (20.0, 1), (20.0, 4))
     return [
-        _frontier_panel(f"kappa {kappa:g}, {models} model{'s' * (models > 1)}", _by_objective(findings, kappa, models))
+        _frontier_chart(f"kappa {kappa:g}, {models} model{'s' * (models > 1)}", _by_objective(findings, kappa, models))
         for kappa, models in cases
     ]
 
@@ -200,30 +203,52 @@ def _by_objective(findings: Sequence[Finding], kappa: float, models: int) -> lis
     return sorted(chosen, key=lambda finding: finding.scenario.objective)
 
 
-def _frontier_panel(title: str, findings: Sequence[Finding]) -> Panel:
-    def curve(name: str) -> Curve:
+def _frontier_chart(title: str, findings: Sequence[Finding]) -> Chart:
+    def best(name: str) -> list[float]:
         settings = [one for one in findings[0].frontiers if one.partition(":")[0] == name]
-        return Curve(name, tuple(max(map(finding.mean, settings)) for finding in findings), _COLOURS[name])
+        return [max(map(finding.mean, settings)) for finding in findings]
 
-    bound = Curve("bound", tuple(finding.scenario.bound for finding in findings), _COLOURS["bound"], dashed=True)
-    names = ("window", "early drop", "feasible", "deferral", CONVOY)
-    ticks = tuple(f"{finding.scenario.objective:g}" for finding in findings)
-    return Panel(title, "objective, in units of l(1)", ticks, (bound, *map(curve, names)))
+    lines = {name: best(name) for name in ("window", "early drop", "feasible", "deferral", CONVOY)}
+    bound = [finding.scenario.bound for finding in findings]
+    objectives = [finding.scenario.objective for finding in findings]
+    return _chart(title, "objective, in units of l(1)", "highest load", objectives, {"bound": bound, **lines})
 
 
-def _overload_panels(findings: Sequence[Finding]) -> list[Panel]:
+def _overload_charts(findings: Sequence[Finding]) -> list[Chart]:
     wanted = {
         "kappa 1, D 10, 1 model": Scenario(Device(1.0), 10),
         "kappa 20, D 20, 1 model": Scenario(Device(20.0), 20),
         "kappa 20, D 20, 4 models": Scenario(Device(20.0), 20, equal(4)),
     }
     found = {finding.scenario: finding for finding in findings}
-    return [_overload_panel(title, found[scenario]) for title, scenario in wanted.items()]
+    x_label = "offered, in units of the capacity"
+    return [_chart(title, x_label, "goodput", OVERLOADS, found[one].overload) for title, one in wanted.items()]
 
 
-def _overload_panel(title: str, finding: Finding) -> Panel:
-    ticks = tuple(f"{factor:g}" for factor in OVERLOADS)
-    curves = tuple(
-        Curve(name, tuple(goodput), _COLOURS[name.partition(":")[0]]) for name, goodput in finding.overload.items()
+def _chart(title: str, x_label: str, y_label: str, xs: Sequence[float], lines: Mapping[str, Sequence[float]]) -> Chart:
+    x = Axis(x_label, 0.9 * xs[0], 1.1 * xs[-1], "log", tuple(xs))
+    chart = Chart(title, f"{y_label} over {x_label}", x, Axis(y_label, 0, 1), width=_WIDTH, height=_HEIGHT)
+    for name, ys in lines.items():
+        chart.line(list(zip(xs, ys, strict=True)), _CLASSES[name.partition(":")[0]])
+        chart.explain(name, _CLASSES[name.partition(":")[0]])
+    return chart
+
+
+def _drawn(charts: Sequence[Chart]) -> str:
+    """The charts beside each other as one SVG with the legend that they have in common."""
+    drawn = element(
+        "svg", element("style", CHART_STYLE), element("rect", width="100%", height="100%", fill="var(--paper)")
     )
-    return Panel(title, "offered, in units of the capacity", ticks, curves)
+    for number, chart in enumerate(charts):
+        left = number * _WIDTH
+        add(drawn, element("text", chart.name, x=left + _WIDTH / 2, y=18, font_weight="bold", class_="label middle"))
+        chart.svg.attrib.update(x=f"{left}", y="24", width=f"{_WIDTH}", height=f"{_HEIGHT}")
+        add(drawn, chart.svg)
+    x, y = 64, _HEIGHT + 44
+    for name, class_ in charts[0].legend:
+        add(drawn, element("path", d=f"M{x} {y - 4} h22", class_=class_))
+        add(drawn, element("text", name, x=x + 27, y=y))
+        x += 50 + 6 * len(name)
+    size = {"viewBox": f"0 0 {len(charts) * _WIDTH} {y + 14}", "font-family": "sans-serif"}
+    drawn.attrib.update({"xmlns": "http://www.w3.org/2000/svg", **size})
+    return rendered(drawn) + "\n"

@@ -1,27 +1,25 @@
 """The campaign as one HTML page that needs nothing but itself: verdict, time lines, periods, books, promises.
 
-Draws with the load tester's plots. Computes nothing but sums.
+Computes nothing but sums.
 """
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from string import Template
 from xml.etree.ElementTree import Element
 
-from convoy.loadtest.report.markup import Content, element, rendered, table
-from convoy.loadtest.report.page import TEMPLATE
-from convoy.loadtest.report.plot import Plot
-from convoy.loadtest.report.scale import Axis, number, spanning
+from convoy.loadtest.report.page import STYLE
+from convoy.models.page.axis import Axis, number, spanning
+from convoy.models.page.chart import Chart
+from convoy.models.page.markup import Content, card, element, page, table
 from tests.campaign.checks import KNOWN_DISAGREEMENTS, MIB, MORE_DESCRIPTORS, MORE_OWN_BYTES, MORE_THREADS, NOT_COMPARED
 from tests.campaign.endings import BOUND_S, COUNTED
 from tests.campaign.plan import SCENES
 from tests.campaign.records import PeriodRun, Records, Sample
 
 _WIDTH, _TALL, _LOW = 1120.0, 270.0, 150.0
-_STYLE = """
+_STYLE = """\
   .wide figure { max-width: none; margin: .2rem 0 1rem; } .wide .legend { padding-left: 5.5%; }
   .shade { fill: var(--colour); opacity: .28; } .edge { fill: none; stroke: var(--soft); stroke-width: .8; }
   td.bad, .bad > b { color: var(--bad); } table.words td { vertical-align: top; }
@@ -60,7 +58,6 @@ def render(records: Records) -> str:
     """The whole page."""
     body = element(
         "main",
-        element("style", _STYLE),
         _head(records),
         _verdict(records),
         element("div", *_cards(records), class_="cards"),
@@ -75,8 +72,7 @@ def render(records: Records) -> str:
         element("h2", "Kinds of periods"),
         table(("kind", "what is done"), [(kind, scene.about) for kind, scene in SCENES.items()], class_="words"),
     )
-    title = html.escape(f"Campaign {records.plan.seed}")
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(title=title, body=rendered(body))
+    return page(f"Campaign {records.plan.seed}", body, STYLE + _STYLE)
 
 
 def _head(records: Records) -> Element:
@@ -101,19 +97,15 @@ def _verdict(records: Records) -> Element:
 def _cards(records: Records) -> Iterator[Element]:
     outcomes = Counter(one.outcome for one in records.endings)
     faults = [window for run in records.runs for window in run.windows]
-    yield _card("calls", f"{len(records.endings):,}", "of all clients, each with one ending")
-    yield _card("answered", f"{outcomes['success']:,}", "and every one held against the arithmetic")
+    yield card("calls", f"{len(records.endings):,}", "of all clients, each with one ending")
+    yield card("answered", f"{outcomes['success']:,}", "and every one held against the arithmetic")
     wrong = outcomes["wrong"] + outcomes["hung"] + outcomes["undocumented"]
-    yield _card("wrong, hung, undocumented", f"{wrong:,}", "none is allowed")
-    yield _card("faults", f"{len(faults):,}", ", ".join(sorted({window.kind for window in faults})))
+    yield card("wrong, hung, undocumented", f"{wrong:,}", "none is allowed")
+    yield card("faults", f"{len(faults):,}", ", ".join(sorted({window.kind for window in faults})))
     looks = [one for one in records.looks if one.ready]
-    yield _card("said ready", f"{len(looks):,}", f"of {len(records.looks):,} times asked, a real request after each")
+    yield card("said ready", f"{len(looks):,}", f"of {len(records.looks):,} times asked, a real request after each")
     most = max((one.own_bytes for one in records.samples), default=0)
-    yield _card("memory at most", f"{most / MIB:.0f} MiB", "of all processes together, without the slab")
-
-
-def _card(name: str, figure: str, note: str) -> Element:
-    return element("div", element("span", name), element("b", figure), element("span", note), class_="card")
+    yield card("memory at most", f"{most / MIB:.0f} MiB", "of all processes together, without the slab")
 
 
 # Time lines
@@ -126,37 +118,37 @@ def _time_lines(records: Records, edges: int) -> list[Element]:
     from_s, to_s = max(0.0, runs[0].began_s - 2), runs[-1].ended_s + 1
     axis = Axis("seconds since the campaign began", from_s, to_s)
     name = "one process" if edges == 0 else f"{edges} edge processes and a core"
-    plots = (_answered, _not_answered, _ready, _memory, _in_flight)
-    drawn = element("div", *(plot(records, runs, axis) for plot in plots), class_="wide")
+    charts = (_answered, _not_answered, _ready, _memory, _in_flight)
+    drawn = element("div", *(chart(records, runs, axis) for chart in charts), class_="wide")
     return [element("h2", f"Time line: {name}"), drawn]
 
 
-def _plot(name: str, about: str, runs: Sequence[PeriodRun], x: Axis, y: Axis, height: float = _LOW) -> Plot:
-    """A plot with the periods' borders and the faults' times."""
-    plot = Plot(name, about, x, y, width=_WIDTH, height=height)
+def _chart(name: str, about: str, runs: Sequence[PeriodRun], x: Axis, y: Axis, height: float = _LOW) -> Chart:
+    """A chart with the periods' borders and the faults' times."""
+    chart = Chart(name, about, x, y, width=_WIDTH, height=height)
     for run in runs:
         for window in run.windows:
             last_s = max(window.to_s, window.from_s + (x.high - x.low) / 500)
-            plot.area(
-                window.from_s, last_s, f"{window.kind}: {window.what}", "shade bad" if window.excuses else "shade k4"
+            chart.area(
+                window.from_s, last_s, f"{window.kind}: {window.what}", "shade bad" if window.excuses else "shade k5"
             )
-        plot.upright(run.began_s, "edge")
-    return plot
+        chart.upright(run.began_s, "edge")
+    return chart
 
 
 def _answered(records: Records, runs: Sequence[PeriodRun], x: Axis) -> Element:
     points = _per_second(records, x, lambda outcome: outcome in ("success", "invalid"))
     top = max((y for _, y in points), default=1.0)
     y = Axis("answers / s", 0, 1.3 * max(top, 1.0))
-    plot = _plot("Calls answered", "Right answers, also to wrong requests, per second.", runs, x, y, _TALL)
+    chart = _chart("Calls answered", "Right answers, also to wrong requests, per second.", runs, x, y, _TALL)
     for place, run in enumerate(runs):
         # In two rows, so that the names of short periods stand beside each other.
-        plot.words(run.began_s, y.high * (0.96 if place % 2 == 0 else 0.88), run.period.kind)
-    plot.line(points, "line k2")
-    plot.explain("answered", "line k2")
-    plot.explain("a fault under which calls may fail, and its aftermath", "shade bad", "rect")
-    plot.explain("a change that nobody may notice", "shade k4", "rect")
-    return plot.figure()
+        chart.words(run.began_s, y.high * (0.96 if place % 2 == 0 else 0.88), run.period.kind)
+    chart.line(points, "line k2")
+    chart.explain("answered", "line k2")
+    chart.explain("a fault under which calls may fail, and its aftermath", "shade bad")
+    chart.explain("a change that nobody may notice", "shade k5")
+    return chart.figure()
 
 
 def _not_answered(records: Records, runs: Sequence[PeriodRun], x: Axis) -> Element:
@@ -168,39 +160,39 @@ def _not_answered(records: Records, runs: Sequence[PeriodRun], x: Axis) -> Eleme
     top = max((y for points, _, _ in seen for _, y in points), default=1.0)
     # What is refused in one period is a hundredth of what breaks off in another; nothing lies on the floor.
     y = Axis("calls / s", 0.9, 1.5 * max(top, 10.0), "log")
-    plot = _plot(
+    chart = _chart(
         "Calls not answered", "Refused, late, failed, broken and abandoned calls per second.", runs, x, y, 200.0
     )
     for points, words, class_ in seen:
-        plot.line(points, f"line {class_}")
-        plot.explain(words, f"line {class_}")
-    return plot.figure()
+        chart.line(points, f"line {class_}")
+        chart.explain(words, f"line {class_}")
+    return chart.figure()
 
 
 def _ready(records: Records, runs: Sequence[PeriodRun], x: Axis) -> Element:
     y = Axis("ready", 0, 1.25)
-    plot = _plot("Ready", "Whether the server said that it is ready, and whether that was so.", runs, x, y, 110.0)
+    chart = _chart("Ready", "Whether the server said that it is ready, and whether that was so.", runs, x, y, 110.0)
     points: list[tuple[float, float]] = []
     for one in records.looks:
         if x.low <= one.began_s <= x.high:
             level = 1.0 if one.ready else 0.0
             points += [(one.began_s, points[-1][1] if points else level), (one.began_s, level)]
-    plot.line(points, "line k2")
-    plot.explain("says that it is ready", "line k2")
+    chart.line(points, "line k2")
+    chart.explain("says that it is ready", "line k2")
     for one in records.looks:
         if x.low <= one.began_s <= x.high and one.ready and one.outcome != "success":
-            plot.dot(one.began_s, 1.0, f"a real request ended as {one.outcome}: {one.words}", "dot k1")
-    plot.explain("a real request was not answered", "dot k1", "circle")
-    return plot.figure()
+            chart.dot(one.began_s, 1.0, f"a real request ended as {one.outcome}: {one.words}", "dot k1")
+    chart.explain("a real request was not answered", "dot k1")
+    return chart.figure()
 
 
 def _memory(records: Records, runs: Sequence[PeriodRun], x: Axis) -> Element:
     samples = _within(records, x)
     y = spanning("MiB", [one.own_bytes / MIB for one in samples])
-    plot = _plot("Memory", "What all processes hold for themselves.", runs, x, y, 170.0)
-    plot.line([(one.at_s, one.own_bytes / MIB) for one in samples], "line k0")
-    plot.explain("resident, of all processes, without the slab that they share", "line k0")
-    return plot.figure()
+    chart = _chart("Memory", "What all processes hold for themselves.", runs, x, y, 170.0)
+    chart.line([(one.at_s, one.own_bytes / MIB) for one in samples], "line k0")
+    chart.explain("resident, of all processes, without the slab that they share", "line k0")
+    return chart.figure()
 
 
 def _in_flight(records: Records, runs: Sequence[PeriodRun], x: Axis) -> Element:
@@ -212,11 +204,11 @@ def _in_flight(records: Records, runs: Sequence[PeriodRun], x: Axis) -> Element:
     )
     values = [value for one in samples for _, _, read in lines if (value := read(one)) is not None]
     y = spanning("count", values or [1.0])
-    plot = _plot("In flight", "Requests, descriptors and threads that the server holds.", runs, x, y, 190.0)
+    chart = _chart("In flight", "Requests, descriptors and threads that the server holds.", runs, x, y, 190.0)
     for words, class_, read in lines:
-        plot.broken_line([(one.at_s, read(one)) for one in samples], f"line {class_}")
-        plot.explain(words, f"line {class_}")
-    return plot.figure()
+        chart.broken_line([(one.at_s, read(one)) for one in samples], f"line {class_}")
+        chart.explain(words, f"line {class_}")
+    return chart.figure()
 
 
 def _within(records: Records, x: Axis) -> list[Sample]:

@@ -8,8 +8,6 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from convoy.loadtest import words
@@ -24,7 +22,6 @@ from convoy.loadtest.options import LoadOptions
 from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.records import Records
 from convoy.loadtest.report.page import render
-from convoy.loadtest.report.scale import Axis, number, spanning
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import Outcome, by_step, whole
 from convoy.loadtest.server_side import BatchCount, ServerSide, StageMean
@@ -144,36 +141,3 @@ def test_each_step_is_a_row_with_its_own_figures():
     rows = OUTCOMES["steps"].rows
     assert [(row.name, row.rate) for row in rows] == [("step 1", 100), ("step 2", 200)]
     assert sum(row.summary.offered for row in rows) < OUTCOMES["steps"].shown.summary.offered  # each has a warm-up
-
-
-kinds = st.sampled_from(["linear", "log"])
-
-
-@given(kinds, st.floats(0.001, 1e6), st.floats(1.01, 1e5), st.floats(0, 1))
-def test_an_axis_keeps_order_and_its_numbers_lie_on_it(kind, low, factor, share):
-    axis = Axis("x", low, low * factor, kind)
-    value = low + share * (low * factor - low)
-    assert 0 <= axis.place(value) <= 1
-    assert axis.place(low) <= axis.place(value) <= axis.place(low * factor)
-    assert all(low * 0.99 <= tick <= low * factor * 1.01 for tick in axis.ticks())
-    assert len(axis.ticks()) <= 12
-
-
-def test_each_further_nine_takes_the_same_room():
-    axis = Axis("share", 0, 0.9999, "tail")
-    places = [axis.place(share) for share in (0, 0.9, 0.99, 0.999, 0.9999)]
-    assert np.diff(places) == pytest.approx([0.25] * 4)
-    assert [axis.says(tick) for tick in axis.ticks()] == ["50 %", "90 %", "99 %", "99.9 %", "99.99 %"]
-
-
-def test_a_wide_span_is_logarithmic_where_zero_may_be_left_out():
-    assert spanning("x", [1, 100], from_zero=False).kind == "log"
-    assert spanning("x", [1, 100]).kind == "linear"
-    assert spanning("x", []).high > 0
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (0.01234, "0.0123"), (4.56, "4.56"), (12300, "12,300"), (float("inf"), "–")]
-)
-def test_numbers_have_three_digits_that_count(value, text):
-    assert number(value) == text

@@ -1,14 +1,37 @@
 """HTML and SVG as trees, so that every text and every attribute is escaped by construction.
 
-Knows elements and tables. Knows nothing of what they show.
+Knows elements, tables and the frame of a page. Knows nothing of what they show.
 """
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
 from xml.etree.ElementTree import Element, tostring
 
 Content = Element | str | None
+_FRAME = Path(__file__).with_name("page.html")
+# Colours and strokes of charts, for light, dark and print.
+CHART_STYLE = Path(__file__).with_name("chart.css").read_text(encoding="utf-8")
+
+
+def page(title: str, body: Element, style: str = "") -> str:
+    """A whole page under the common style; `style` is what this page has beside it, as CSS."""
+    frame = Template(_FRAME.read_text(encoding="utf-8"))
+    return frame.substitute(title=html.escape(title), style=CHART_STYLE + style, body=rendered(body))
+
+
+def section(title: str, *content: Element | None) -> list[Element]:
+    """A heading and what stands under it; nothing where there is nothing to tell."""
+    there = [one for one in content if one is not None]
+    return [element("h2", title), *there] if there else []
+
+
+def card(name: str, figure: str, note: str) -> Element:
+    """One figure to be seen first: what it is, its value, and what to know of it."""
+    return element("div", element("span", name), element("b", figure), element("span", note), class_="card")
 
 
 def element(tag: str, *content: Content, **attributes: str | float) -> Element:

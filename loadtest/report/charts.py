@@ -1,4 +1,4 @@
-"""The page's plots: which figures are drawn against which.
+"""The page's charts: which figures are drawn against which.
 
 Knows the results and what a reader should see in them. Computes no figure.
 """
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from convoy.loadtest.capacity import SHARE
-from convoy.loadtest.report.markup import Content, element, table
-from convoy.loadtest.report.plot import Plot
-from convoy.loadtest.report.scale import Axis, number, spanning
 from convoy.loadtest.report.series import TimeBin, distribution, over_time
 from convoy.loadtest.results import Outcome, Result
 from convoy.loadtest.server_side import BatchCount, ServerSide
 from convoy.loadtest.statistics import NS_PER_S, Percentile
+from convoy.models.page.axis import Axis, number, spanning
+from convoy.models.page.chart import Chart
+from convoy.models.page.markup import Content, element, table
 
 LATENCY = "latency, ms"
 
@@ -28,22 +28,22 @@ def latency_over_time(outcome: Outcome) -> Element | None:
     if not seen:
         return None
     values = [value for one in seen for value in (one.p50_ms, one.p90_ms, one.max_ms) if value is not None]
-    plot = Plot(
+    chart = Chart(
         "Latency over time",
         "Median, 90th percentile and longest latency of the requests due in each moment of the run.",
         Axis("seconds since the start, by when requests were due", 0, bins[-1].end_s),
         spanning(LATENCY, [*values, *([slo_ms] if slo_ms else [])], from_zero=False),
     )
-    _mark_times(plot, result)
-    plot.broken_line([(one.middle_s, one.max_ms) for one in bins], "line thin k1")
-    plot.broken_line([(one.middle_s, one.p90_ms) for one in bins], "line k3")
-    plot.broken_line([(one.middle_s, one.p50_ms) for one in bins], "line k0")
-    plot.explain("median", "line k0")
-    plot.explain("90th percentile", "line k3")
-    plot.explain("longest", "line thin k1")
-    _draw_objective(plot, slo_ms)
-    _explain_times(plot, result)
-    return plot.figure()
+    _mark_times(chart, result)
+    chart.broken_line([(one.middle_s, one.max_ms) for one in bins], "line thin k1")
+    chart.broken_line([(one.middle_s, one.p90_ms) for one in bins], "line k3")
+    chart.broken_line([(one.middle_s, one.p50_ms) for one in bins], "line k0")
+    chart.explain("median", "line k0")
+    chart.explain("90th percentile", "line k3")
+    chart.explain("longest", "line thin k1")
+    _draw_objective(chart, slo_ms)
+    _explain_times(chart, result)
+    return chart.figure()
 
 
 def answers_over_time(outcome: Outcome) -> Element | None:
@@ -53,22 +53,22 @@ def answers_over_time(outcome: Outcome) -> Element | None:
     if not bins:
         return None
     tops = [one.per_s(max(one.due, one.good + one.failed)) for one in bins]
-    plot = Plot(
+    chart = Chart(
         "Requests over time",
         "Requests per second that were due, and how many of them were answered well and failed.",
         Axis("seconds since the start, by when requests were due", 0, bins[-1].end_s),
         spanning("requests / s", tops),
     )
-    _mark_times(plot, result)
-    plot.line(_steps(bins, [one.per_s(one.due) for one in bins]), "dashed soft")
-    plot.line(_steps(bins, [one.per_s(one.good) for one in bins]), "line k2")
-    plot.explain("due" if result.rate is not None else "sent", "dashed soft")
-    plot.explain("answered well", "line k2")
+    _mark_times(chart, result)
+    chart.line(_steps(bins, [one.per_s(one.due) for one in bins]), "dashed soft")
+    chart.line(_steps(bins, [one.per_s(one.good) for one in bins]), "line k2")
+    chart.explain("due" if result.rate is not None else "sent", "dashed soft")
+    chart.explain("answered well", "line k2")
     if any(one.failed for one in bins):
-        plot.line(_steps(bins, [one.per_s(one.failed) for one in bins]), "line bad")
-        plot.explain("failed", "line bad")
-    _explain_times(plot, result)
-    return plot.figure()
+        chart.line(_steps(bins, [one.per_s(one.failed) for one in bins]), "line bad")
+        chart.explain("failed", "line bad")
+    _explain_times(chart, result)
+    return chart.figure()
 
 
 def latency_distribution(outcome: Outcome) -> Element | None:
@@ -78,24 +78,24 @@ def latency_distribution(outcome: Outcome) -> Element | None:
     points = [*curve.sure, *curve.rest]
     if len(points) < 2 or points[-1][0] <= 0:
         return None
-    plot = Plot(
+    chart = Chart(
         "Distribution of latency",
         "Latency below which each share of the good answers lies.",
         Axis("share of good answers that were at least so fast", 0, points[-1][0], "tail"),
         spanning(LATENCY, [*(ms for _, ms in points), *([slo_ms] if slo_ms else [])], from_zero=False),
     )
-    plot.line(curve.rest, "dashed thin k0")
-    plot.line(curve.sure, "line k0")
-    plot.explain("latency", "line k0")
-    plot.explain("fewer than 10 answers beyond", "dashed thin k0")
+    chart.line(curve.rest, "dashed thin k0")
+    chart.line(curve.sure, "line k0")
+    chart.explain("latency", "line k0")
+    chart.explain("fewer than 10 answers beyond", "dashed thin k0")
     known = [one for one in result.summary.percentiles if one.interval_ms is not None]
     for one in known:
         assert one.interval_ms is not None
-        plot.whisker(float(one.name) / 100, one.interval_ms.low, one.interval_ms.high, "k1")
+        chart.whisker(float(one.name) / 100, one.interval_ms.low, one.interval_ms.high, "k1")
     if known:
-        plot.explain("95 % interval", "whisker k1")
-    _draw_objective(plot, slo_ms)
-    return plot.figure()
+        chart.explain("95 % interval", "whisker k1")
+    _draw_objective(chart, slo_ms)
+    return chart.figure()
 
 
 def throughput_against_latency(outcome: Outcome) -> Element | None:
@@ -106,7 +106,7 @@ def throughput_against_latency(outcome: Outcome) -> Element | None:
     if len(drawn) < 2:
         return None
     slo_ms = outcome.options.slo_ms
-    plot = Plot(
+    chart = Chart(
         f"Throughput against p{percentile}",
         f"Good answers per second and the p{percentile} latency of each step or probe.",
         spanning("good answers / s", [row.summary.throughput_rps for row, _ in drawn]),
@@ -114,15 +114,15 @@ def throughput_against_latency(outcome: Outcome) -> Element | None:
     )
     ordered = sorted(drawn, key=lambda one: one[0].rate or 0)
     believed = [(row.summary.throughput_rps, ms) for row, ms in ordered if row.verdict.void is None]
-    plot.line(believed, "line thin k0")
+    chart.line(believed, "line thin k0")
     for row, ms in ordered:
         says = f"{row.name}: {number(row.rate or 0)} requests/s offered, p{percentile} {number(ms)} ms"
-        plot.dot(row.summary.throughput_rps, ms, says, "ring k1" if row.verdict.void is not None else "dot k0")
-    plot.explain("step" if outcome.capacity is None else "probe", "dot k0", "circle")
+        chart.dot(row.summary.throughput_rps, ms, says, "ring k1" if row.verdict.void is not None else "dot k0")
+    chart.explain("step" if outcome.capacity is None else "probe", "dot k0")
     if any(row.verdict.void is not None for row, _ in drawn):
-        plot.explain("void: the generator was late", "ring k1", "circle")
-    _draw_objective(plot, slo_ms)
-    return plot.figure()
+        chart.explain("void: the generator was late", "ring k1")
+    _draw_objective(chart, slo_ms)
+    return chart.figure()
 
 
 def goodput_against_rate(outcome: Outcome) -> Element | None:
@@ -132,23 +132,23 @@ def goodput_against_rate(outcome: Outcome) -> Element | None:
     if len(drawn) < 2:
         return None
     lowest = min(share for _, _, share in drawn)
-    plot = Plot(
+    chart = Chart(
         "Goodput against offered rate",
         "Share of offered requests answered well within the objective at each rate.",
         spanning("offered requests / s", [rate for _, rate, _ in drawn]),
         Axis("good within the objective, %", 0 if lowest < 0.5 else 100 * lowest - 2, 101),
     )
-    plot.level(100 * SHARE, "dashed soft")
-    plot.explain(f"{100 * SHARE:.0f} %", "dashed soft")
+    chart.level(100 * SHARE, "dashed soft")
+    chart.explain(f"{100 * SHARE:.0f} %", "dashed soft")
     believed = sorted((rate, 100 * share) for row, rate, share in drawn if row.verdict.void is None)
-    plot.line(believed, "line thin k2")
+    chart.line(believed, "line thin k2")
     for row, rate, share in drawn:
         says = f"{row.name}: {100 * share:.2f} % at {number(rate)} requests/s"
-        plot.dot(rate, 100 * share, says, "ring k1" if row.verdict.void is not None else "dot k2")
+        chart.dot(rate, 100 * share, says, "ring k1" if row.verdict.void is not None else "dot k2")
     if outcome.capacity is not None and outcome.capacity.sustained is not None:
-        plot.upright(outcome.capacity.sustained, "front")
-        plot.explain("capacity", "front")
-    return plot.figure()
+        chart.upright(outcome.capacity.sustained, "front")
+        chart.explain("capacity", "front")
+    return chart.figure()
 
 
 def stages(outcome: Outcome) -> Element | None:
@@ -175,7 +175,7 @@ def batches(server: ServerSide) -> Element | None:
         return None
     groups = _grouped(server.batches)
     total = sum(one.count for one in server.batches)
-    plot = Plot(
+    chart = Chart(
         "Batch sizes",
         "Share of batches of each size.",
         Axis("samples in a batch", groups[0][0] - 0.5, groups[-1][1] + 0.5),
@@ -183,8 +183,8 @@ def batches(server: ServerSide) -> Element | None:
     )
     for low, high, count in groups:
         size = f"{low}" if low == high else f"{low} to {high}"
-        plot.bar(low - 0.4, high + 0.4, 100 * count / total, f"{size}: {count:,} batches", "k0")
-    return plot.figure(f"{total:,} batches, {number(server.mean_batch or 0)} samples in each on average.")
+        chart.bar(low - 0.4, high + 0.4, 100 * count / total, f"{size}: {count:,} batches", "k0")
+    return chart.figure(f"{total:,} batches, {number(server.mean_batch or 0)} samples in each on average.")
 
 
 def _grouped(counts: Sequence[BatchCount], most: int = 64) -> list[tuple[int, int, int]]:
@@ -211,25 +211,25 @@ def _warm_up_s(result: Result) -> float:
     return (result.window.start_ns - result.window.run_start_ns) / NS_PER_S
 
 
-def _mark_times(plot: Plot, result: Result) -> None:
+def _mark_times(chart: Chart, result: Result) -> None:
     """And mark where a new step begins."""
     if _warm_up_s(result) > 0:
-        plot.zone(0, _warm_up_s(result))
+        chart.area(0, _warm_up_s(result), "warm-up", "zone")
     for step in result.measurement.steps[1:]:
-        plot.upright(step.start_s, "front")
+        chart.upright(step.start_s, "front")
 
 
-def _explain_times(plot: Plot, result: Result) -> None:
+def _explain_times(chart: Chart, result: Result) -> None:
     if _warm_up_s(result) > 0:
-        plot.explain("warm-up, in no figure", "zone", "rect")
+        chart.explain("warm-up, in no figure", "zone")
     if len(result.measurement.steps) > 1:
-        plot.explain("next step", "front")
+        chart.explain("next step", "front")
 
 
-def _draw_objective(plot: Plot, slo_ms: float | None) -> None:
+def _draw_objective(chart: Chart, slo_ms: float | None) -> None:
     if slo_ms is not None:
-        plot.level(slo_ms, "dashed bad")
-        plot.explain(f"objective, {slo_ms:g} ms", "dashed bad")
+        chart.level(slo_ms, "dashed bad")
+        chart.explain(f"objective, {slo_ms:g} ms", "dashed bad")
 
 
 def _common_percentile(rows: Sequence[Result]) -> str:

@@ -1,4 +1,4 @@
-"""Scales: where a value stands between two ends, and which values get a number. Pure."""
+"""Axes: where a value stands between two ends, and which values get a number. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ class Axis:
     """`label` carries the unit. A log axis needs `low` above 0.
 
     "tail" is for shares of requests: each further nine takes the same room (as in HDR histograms), so that the
-    slowest requests are seen; it ends below 1.
+    slowest requests are seen; it ends below 1. `marked` are the values that get a number; None: round values.
     """
 
     label: str
     low: float
     high: float
     kind: Kind = "linear"
+    marked: tuple[float, ...] | None = None
 
     def place(self, value: float) -> float:
         """0 at the low end, 1 at the high one; never outside."""
@@ -33,6 +34,8 @@ class Axis:
 
     def ticks(self) -> list[float]:
         """The values that get a line and a number."""
+        if self.marked is not None:
+            return list(self.marked)
         if self.kind == "tail":
             return [tick for tick in TAIL_TICKS if tick <= self.high]
         return _log_ticks(self.low, self.high) if self.kind == "log" else _round_ticks(self.low, self.high)
@@ -74,11 +77,11 @@ def _round_ticks(low: float, high: float) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with their doubles and fivefolds where there is room."""
+    """Powers of ten, with their doubles and fivefolds where there is room; thinned where there is not."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1,)):
         ticks = [factor * 10.0**power for power in decades for factor in factors]
         ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
         if len(ticks) <= MOST_TICKS:
             break
-    return ticks
+    return ticks[:: 1 + len(ticks) // (MOST_TICKS + 1)]

@@ -1,6 +1,6 @@
-"""A plot as inline SVG: two axes, and lines, bands, bars, dots and zones over them.
+"""A chart as inline SVG: two axes, and lines, bands, bars, dots and areas over them.
 
-Knows pixels. Colours and strokes are the style sheet's, by class, so that one drawing serves light, dark and
+Knows pixels. Colours and strokes are those of `chart.css`, by class, so that one drawing serves light, dark and
 print; names stand in a legend below, where they cannot overlap.
 """
 
@@ -10,28 +10,34 @@ from collections.abc import Sequence
 from itertools import groupby
 from xml.etree.ElementTree import Element
 
-from convoy.loadtest.report.markup import add, element
-from convoy.loadtest.report.scale import Axis
+from convoy.models.page.axis import Axis
+from convoy.models.page.markup import add, element
 
 WIDTH, HEIGHT = 560.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 12.0, 46.0
-ROOM_PX = 44.0  # between two numbers below the axis
+ROOM_PX = 32.0  # between two numbers below the axis
+# What stands in the legend for a class that is drawn with another shape than a line.
+_SAMPLES: dict[str, tuple[str, dict[str, str | float]]] = {
+    **dict.fromkeys(("dot", "ring"), ("circle", {"cx": 11, "cy": 6, "r": 5})),
+    **dict.fromkeys(("zone", "shade"), ("rect", {"x": 3, "y": 1, "width": 16, "height": 10})),
+}
 
 Point = tuple[float, float]
 
 
-class Plot:
-    """Draws in the order of the calls. `about` is for those who cannot see it; `width` and `height` are pixels."""
+class Chart:
+    """Draws in the order of the calls. `about` is for those who cannot see it; `width` and `height` are pixels.
+
+    `class_` names what is drawn in `chart.css`, and its colour: "line k0", "dashed bad", "dot k3".
+    """
 
     def __init__(
         self, name: str, about: str, x: Axis, y: Axis, *, width: float = WIDTH, height: float = HEIGHT
     ) -> None:
-        self._name, self._x, self._y = name, x, y
+        self.name, self._x, self._y = name, x, y
         self._height, self._floor, self._end = height, height - BOTTOM, width - RIGHT
-        self._legend: list[Element] = []
-        self._svg = element(
-            "svg", element("title", name), element("desc", about), viewBox=f"0 0 {width:g} {height:g}", role="img"
-        )
+        self.legend: list[tuple[str, str]] = []
+        self.svg = element("svg", viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=f"{name}. {about}")
         self._draw_axes()
 
     def line(self, points: Sequence[Point], class_: str) -> None:
@@ -45,6 +51,12 @@ class Plot:
         for there, group in groupby(points, lambda point: point[1] is not None):
             if there:
                 self.line([(x, y) for x, y in group if y is not None], f"{class_} round")
+
+    def band(self, points: Sequence[tuple[float, float, float]], class_: str) -> None:
+        """Between a lower and an upper value at each x."""
+        around = [(x, low) for x, low, _ in points] + [(x, high) for x, _, high in reversed(points)]
+        corners = " ".join(f"{self._px(x):.1f},{self._py(y):.1f}" for x, y in around)
+        self._draw("polygon", points=corners, class_=f"band {class_}")
 
     def whisker(self, x: float, low: float, high: float, class_: str) -> None:
         """An interval at one x."""
@@ -63,13 +75,8 @@ class Plot:
         shape = {"x": left, "y": top, "width": width, "height": self._floor - top}
         self._draw("rect", element("title", says), class_=f"bar {class_}", **shape)
 
-    def zone(self, x_from: float, x_to: float) -> None:
-        """A part of the time that does not count."""
-        left = self._px(x_from)
-        self._draw("rect", x=left, y=TOP, width=self._px(x_to) - left, height=self._floor - TOP, class_="zone")
-
     def area(self, x_from: float, x_to: float, says: str, class_: str) -> None:
-        """A part of the time in which something happens, and what."""
+        """A part of the x axis in which something happens, and what, from top to floor."""
         left = self._px(x_from)
         shape = {"x": left, "y": TOP, "width": self._px(x_to) - left, "height": self._floor - TOP}
         self._draw("rect", element("title", says), class_=class_, **shape)
@@ -85,30 +92,24 @@ class Plot:
 
     def words(self, x: float, y: float, text: str, class_: str = "tick") -> None:
         """A short text that begins a little right of x."""
-        add(self._svg, element("text", text, x=self._px(x) + 3, y=self._py(y) + 3.5, class_=class_))
+        add(self.svg, element("text", text, x=self._px(x) + 3, y=self._py(y) + 3.5, class_=class_))
 
-    def explain(self, text: str, class_: str, shape: str = "path") -> None:
-        """One more entry of the legend; `shape` is path, circle or rect, as what it explains."""
-        place: dict[str, str | float] = {
-            "path": {"d": "M0 6 H22"},
-            "circle": {"cx": 11, "cy": 6, "r": 5},
-            "rect": {"x": 3, "y": 1, "width": 16, "height": 10},
-        }[shape]  # type: ignore[assignment]
-        sample = element("svg", element(shape, class_=class_, **place), viewBox="0 0 22 12", class_="key")
-        self._legend.append(element("span", sample, text))
+    def explain(self, text: str, class_: str) -> None:
+        """One more entry of the legend."""
+        self.legend.append((text, class_))
 
     def figure(self, note: str = "") -> Element:
-        """The plot under its name, above its legend."""
+        """The chart under its name, above its legend."""
         return element(
             "figure",
-            element("figcaption", self._name),
-            self._svg,
-            element("div", *self._legend, class_="legend") if self._legend else None,
+            element("figcaption", self.name),
+            self.svg,
+            element("div", *(_explained(*one) for one in self.legend), class_="legend") if self.legend else None,
             element("p", note, class_="note") if note else None,
         )
 
     def _draw(self, tag: str, *content: Element, **attributes: str | float) -> None:
-        add(self._svg, element(tag, *content, **attributes))
+        add(self.svg, element(tag, *content, **attributes))
 
     def _px(self, value: float) -> float:
         return LEFT + self._x.place(value) * (self._end - LEFT)
@@ -122,16 +123,25 @@ class Plot:
             at = self._px(value)
             self._draw("path", d=f"M{at:.1f} {TOP} V{self._floor}", class_="grid")
             if at - taken_px >= ROOM_PX:
-                add(self._svg, element("text", self._x.says(value), x=at, y=self._floor + 15, class_="tick middle"))
+                add(self.svg, element("text", self._x.says(value), x=at, y=self._floor + 15, class_="tick middle"))
                 taken_px = at
         for value in self._y.ticks():
             at = self._py(value)
             self._draw("path", d=f"M{LEFT} {at:.1f} H{self._end}", class_="grid")
-            add(self._svg, element("text", self._y.says(value), x=LEFT - 6, y=at + 3.5, class_="tick end"))
+            add(self.svg, element("text", self._y.says(value), x=LEFT - 6, y=at + 3.5, class_="tick end"))
         self._draw("path", d=f"M{LEFT} {TOP} V{self._floor} H{self._end}", class_="axis")
         middle = (TOP + self._floor) / 2
         x_label = element("text", self._x.label, x=(LEFT + self._end) / 2, y=self._height - 8, class_="label middle")
         turned = f"rotate(-90 14 {middle:g})"
         y_label = element("text", self._y.label, x=14, y=middle, transform=turned, class_="label middle")
-        add(self._svg, x_label)
-        add(self._svg, y_label)
+        add(self.svg, x_label)
+        add(self.svg, y_label)
+
+
+def _explained(text: str, class_: str) -> Element:
+    """A sample of what is drawn in this class, and what it means."""
+    shape, place = _SAMPLES.get(class_.partition(" ")[0], ("path", {"d": "M0 6 H22"}))
+    sample = element(
+        "svg", element(shape, class_=class_, **place), viewBox="0 0 22 12", class_="key", aria_hidden="true"
+    )
+    return element("span", sample, text)
