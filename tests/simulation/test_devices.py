@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from simulator import Batch, Simulation, TrueLatency, affine_ns, make_request, poisson_stream
+from traffic import affine_ns, make_request, poisson_stream
 
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey
+from convoy.loadtest.simulation.simulator import Batch, Simulation, TrueLatency
 
 MAX_BATCH = 8
 FAST, SLOW = affine_ns(4.0, 0.5), affine_ns(40.0, 5.0)

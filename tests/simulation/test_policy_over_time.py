@@ -13,11 +13,12 @@ import heapq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator import End, Simulation, affine_ns, disturbed_ns, make_request, poisson_stream
+from traffic import affine_ns, disturbed_ns, make_request, poisson_stream
 
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.queues import PATIENCE_NS
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey, Outcome
+from convoy.loadtest.simulation.simulator import End, Simulation
 
 FIXED_MS, PER_SAMPLE_MS = 20.0, 1.0
 TRUTH = affine_ns(FIXED_MS, PER_SAMPLE_MS)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator import Simulation, affine_ns, make_request
+from traffic import affine_ns, make_request
 
 from convoy.app.scheduling.policy import Dispatch, RefusalReason, Refuse
 from convoy.app.scheduling.queues import order_of
 from convoy.app.scheduling.request import MILLISECOND_NS, ModelKey, Outcome, Request
+from convoy.loadtest.simulation.simulator import Simulation
 
 HORIZON_MS = 300
 milliseconds = st.integers(0, HORIZON_MS)

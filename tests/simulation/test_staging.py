@@ -6,10 +6,11 @@ import random
 from itertools import pairwise
 
 import pytest
-from simulator import Batch, Simulation, TrueLatency, affine_ns, make_request, poisson_stream
+from traffic import affine_ns, make_request, poisson_stream
 
 from convoy.app.scheduling import staging
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey, Outcome
+from convoy.loadtest.simulation.simulator import Batch, Simulation, TrueLatency
 
 FIXED_MS, PER_SAMPLE_MS, STAGING_MS, MAX_BATCH = 10.0, 0.25, 2, 64
 TRUTH = affine_ns(FIXED_MS, PER_SAMPLE_MS)

@@ -3,20 +3,19 @@
 Drives `admit`, `decide`, `complete` and `blame` as the scheduler's shell does: everything that happens at
 one moment happens before the next decisions, and a lane's batch ends when its true latency says so. What
 shares a bounded device computes one after the other, and copies while another computes. Records what became
-of every request and every batch. Knows nothing of what it should have been; tests do.
+of every request and every batch. Knows nothing of what it should have been.
 """
 
 from __future__ import annotations
 
 import heapq
-import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.policy import Admit, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
 from convoy.app.scheduling.queues import Lane, Queue, State
-from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey, Outcome, Request, Shape
+from convoy.app.scheduling.request import ModelKey, Outcome, Request
 
 # What a batch of so many samples takes on a lane, if it starts at this moment.
 TrueLatency = Callable[[int, int], float]
@@ -125,7 +124,11 @@ class Simulation:
         def next_one() -> None:
             request = next(stream, None)
             if request is not None:
-                self.at(request.arrival_ns, lambda: (self._admit(request), next_one()))  # type: ignore[func-returns-value]
+                self.at(request.arrival_ns, lambda: come(request))
+
+        def come(request: Request) -> None:
+            self._admit(request)
+            next_one()
 
         next_one()
 
@@ -206,62 +209,3 @@ class Simulation:
     def _end(self, request: Request, outcome: Outcome | Refuse | None) -> None:
         assert request.id not in self.ends, f"request {request.id} ended twice"
         self.ends[request.id] = End(request, outcome, self.now_ns)
-
-
-def affine_ns(fixed_ms: float, per_sample_ms: float) -> TrueLatency:
-    """Batches of b samples take `fixed + per_sample * b`."""
-    return lambda samples, now_ns: (fixed_ms + per_sample_ms * samples) * MILLISECOND_NS
-
-
-def disturbed_ns(truth: TrueLatency, factor: float, since_ns: int, until_ns: int) -> TrueLatency:
-    """Batches that start between two times take `factor` times as long."""
-    return lambda samples, now_ns: truth(samples, now_ns) * (factor if since_ns <= now_ns < until_ns else 1.0)
-
-
-def make_request(
-    number: int,
-    key: ModelKey,
-    arrival_ns: int,
-    *,
-    samples: int = 1,
-    shape: Shape = (1,),
-    priority: int = 0,
-    deadline_ns: int | None = None,
-    latest_start_ns: int | None = None,
-) -> Request:
-    """A request without memory: the policy never looks at it."""
-    return Request(
-        id=number,
-        key=key,
-        samples=samples,
-        shapes=(shape,),
-        slots=(),
-        inputs=(),
-        wanted=(),
-        outputs=(),
-        arrival_ns=arrival_ns,
-        priority=priority,
-        deadline_ns=deadline_ns,
-        latest_start_ns=latest_start_ns,
-    )
-
-
-def poisson_stream(
-    key: ModelKey,
-    *,
-    per_second: float,
-    until_ns: int,
-    seed: int,
-    within_ns: int | None = None,
-    first_id: int = 0,
-) -> Iterator[Request]:
-    """Single samples that come at random; each wants its answer `within_ns` of its arrival."""
-    chance = random.Random(seed)
-    now_s, number = 0.0, first_id
-    while True:
-        now_s += chance.expovariate(per_second)
-        arrival_ns = round(now_s * SECOND_NS)
-        if arrival_ns >= until_ns:
-            return
-        yield make_request(number, key, arrival_ns, deadline_ns=None if within_ns is None else arrival_ns + within_ns)
-        number += 1
