@@ -210,9 +210,9 @@ def loadtest(
 ) -> None:
     """Load a server and say honestly how it did."""
     from convoy.loadtest.command import run
-    from convoy.loadtest.options import LoadOptions, count_of, rates_of
+    from convoy.loadtest.options import LoadTestOptions, count_of, rates_of
 
-    options = LoadOptions(
+    options = LoadTestOptions(
         url=url,
         model=model,
         rate=rate,
@@ -222,7 +222,7 @@ def loadtest(
         slo_ms=slo_ms,
         duration_s=duration,
         warm_up_s=warm_up,
-        protocol=protocol,  # type: ignore[arg-type]  # checked by LoadOptions itself
+        protocol=protocol,  # type: ignore[arg-type]  # checked by LoadTestOptions itself
         body=body,  # type: ignore[arg-type]
         arrivals=arrivals,  # type: ignore[arg-type]
         burst_on_s=burst_on,

@@ -19,15 +19,15 @@ import numpy as np
 from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.app.engines.speedup import is_worthwhile
 from convoy.export.data import ExportData
-from convoy.export.plan import Plan
-from convoy.export.proof.gate import Gate
+from convoy.export.plan import ExportPlan
+from convoy.export.proof.gate import AccuracyGate
 from convoy.export.proof.sanity import NOTHING_FOUND, Sanity
 from convoy.export.proof.verify import Score
 from convoy.export.report.page import render
 from convoy.export.sources.to_onnx import TorchResult
 from convoy.export.sources.torch_job import EXTERNAL_DATA
 from convoy.export.variants.making import Made
-from convoy.export.variants.variant import Candidate
+from convoy.export.variants.variant import OpenVariant
 from convoy.models.bundle import (
     CANARY,
     LABELS,
@@ -82,7 +82,7 @@ class Measured:
 
 
 def judge(
-    measured: Sequence[Measured], error: float, data: ExportData, gate: Gate, original: str = "torch"
+    measured: Sequence[Measured], error: float, data: ExportData, gate: AccuracyGate, original: str = "torch"
 ) -> tuple[Variant, ...]:
     """The variants with the verdict on each; the first one is the fp32 reference, whose error is torch's."""
     reference = measured[0]
@@ -98,7 +98,7 @@ def judge(
     return tuple(variants)
 
 
-def _verdict(one: Measured, gate: Gate, *, real: bool) -> tuple[bool, str]:
+def _verdict(one: Measured, gate: AccuracyGate, *, real: bool) -> tuple[bool, str]:
     serve, reason = gate.verdict(one.score, real=real)
     if not serve:
         tried = len(one.made.trade_offs)
@@ -143,7 +143,7 @@ def remarked(variants: tuple[Variant, ...], remark: str) -> tuple[Variant, ...]:
     return (replace(reference, reason=f"{reference.reason}; {remark}" if remark else reference.reason), *others)
 
 
-def make_canary(fp32: Candidate, samples: np.ndarray) -> Canary:
+def make_canary(fp32: OpenVariant, samples: np.ndarray) -> Canary:
     """Up to 32 samples, at most 4 MiB with their fp32 outputs, as the serving engine answers them one by one."""
     (output,) = fp32.engine.outputs
     sample_bytes = samples[0].nbytes + (output.sample_bytes or 0)
@@ -154,7 +154,7 @@ def make_canary(fp32: Candidate, samples: np.ndarray) -> Canary:
     return Canary({fp32.engine.inputs[0].name: inputs}, {output.name: answers})
 
 
-def provenance(plan: Plan, data: ExportData, torch: TorchResult) -> Provenance:
+def provenance(plan: ExportPlan, data: ExportData, torch: TorchResult) -> Provenance:
     """Names, versions and hashes; no path of this machine."""
     return Provenance(
         source=plan.source.shown,

@@ -42,7 +42,7 @@ class BuildAheadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _BuiltPlan:
     variant: Variant
     library: TensorRt
     verdict: BuilderVerdict
@@ -61,7 +61,7 @@ def run(options: BuildAheadOptions, console: Console) -> int:
 def _run(options: BuildAheadOptions, targets: tuple[str, ...], cache: Path, console: Console) -> int:
     bundle = _newest(options)
     variants, left = _chosen(bundle, options.precisions)
-    rows: list[_Row] = []
+    rows: list[_BuiltPlan] = []
     with _drawn(console) as bars:
         for library in _builders(targets):
             for variant in variants:
@@ -72,7 +72,9 @@ def _run(options: BuildAheadOptions, targets: tuple[str, ...], cache: Path, cons
                 bars.add_task(f"{variant.file} with {library.title}", total=None)
                 asked = suited if options.precisions is None else targets
                 job = AheadJob(cache, library, asked, bundle.manifest.spec.max_batch_size)
-                rows.append(_Row(variant, library, build_ahead(job, bundle.path(variant.file), variant.precision)))
+                rows.append(
+                    _BuiltPlan(variant, library, build_ahead(job, bundle.path(variant.file), variant.precision))
+                )
     _show(rows, left, cache, console)
     # What was not asked for and may not serve is no loss.
     counted = [row for row in rows if row.variant.serve or options.precisions is not None]
@@ -144,7 +146,7 @@ def _drawn(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _show(rows: list[_Row], left: list[str], cache: Path, console: Console) -> None:
+def _show(rows: list[_BuiltPlan], left: list[str], cache: Path, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("variant", no_wrap=True)
     table.add_column("library")
@@ -173,7 +175,7 @@ def _show(rows: list[_Row], left: list[str], cache: Path, console: Console) -> N
         console.print(Text(f"the plan cache is {cache}"), soft_wrap=True)
 
 
-def _by_words(said: Iterable[tuple[str, _Row]]) -> dict[str, str]:
+def _by_words(said: Iterable[tuple[str, _BuiltPlan]]) -> dict[str, str]:
     """The files of which each thing was said, in a line: what holds for all of them is not told of each."""
     files: dict[str, list[str]] = {}
     for words, row in said:

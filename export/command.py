@@ -23,12 +23,12 @@ from convoy.export.assemble import Measured, Told, judge, make_canary, provenanc
 from convoy.export.cache import NO_CACHE, StepCache, default_root
 from convoy.export.data import ExportData, load_data
 from convoy.export.options import ExportOptions
-from convoy.export.plan import Plan, make_plan
+from convoy.export.plan import ExportPlan, make_plan
 from convoy.export.profiling.profile import measure_latencies
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.activation import Decision, decide, overruled
-from convoy.export.proof.gate import Gate, refused_by_name
+from convoy.export.proof.gate import AccuracyGate, refused_by_name
 from convoy.export.proof.outcomes import Outcomes
 from convoy.export.proof.proving import Prover
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference
@@ -42,7 +42,7 @@ from convoy.export.terminal import RichProgress, summary
 from convoy.export.variants.fp8 import why_no_fp8
 from convoy.export.variants.making import Maker
 from convoy.export.variants.precision import REFERENCE, Recipe, select
-from convoy.export.variants.variant import Candidate, opened
+from convoy.export.variants.variant import OpenVariant, opened
 from convoy.models.bundle import read_manifest
 from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, JobError
@@ -122,14 +122,14 @@ def _without_bf16(
 
 
 def _prove_and_publish(
-    plan: Plan,
+    plan: ExportPlan,
     recipes: Sequence[Recipe],
     data: ExportData,
     torch: TorchResult,
     progress: Progress,
     cache: StepCache,
 ) -> Path:
-    folder, gate = torch.onnx.parent, Gate(plan.accuracy_budget_points, plan.strict_gate)
+    folder, gate = torch.onnx.parent, AccuracyGate(plan.accuracy_budget_points, plan.strict_gate)
     decision = _decision(plan, data, torch, folder / REFERENCE.file)
     spec = _spec(plan, torch, decision)
     if plan.precisions is None:
@@ -157,14 +157,14 @@ def _prove_and_publish(
         return publish(plan.store, spec, folder, variants, canary, origin, roofline, told=told)
 
 
-def _decision(plan: Plan, data: ExportData, torch: TorchResult, graph: Path) -> Decision:
+def _decision(plan: ExportPlan, data: ExportData, torch: TorchResult, graph: Path) -> Decision:
     ending = read_ending(graph)
     if plan.activation is None:
         return decide(ending, torch.reference, real=data.real)
     return overruled(plan.activation, ending, torch.reference, real=data.real)
 
 
-def _expected(plan: Plan, data: ExportData) -> Expectations:
+def _expected(plan: ExportPlan, data: ExportData) -> Expectations:
     """What the user expects, and what the checkpoint states where it speaks of these images or of this data set."""
     stated, evaluation = plan.stated, data.evaluation
     if stated is None or evaluation is None:
@@ -178,9 +178,9 @@ def _expected(plan: Plan, data: ExportData) -> Expectations:
 
 
 def _first_look(
-    plan: Plan,
+    plan: ExportPlan,
     torch: TorchResult,
-    fp32: Candidate,
+    fp32: OpenVariant,
     data: ExportData,
     expected: Expectations,
     progress: Progress,
@@ -195,7 +195,7 @@ def _first_look(
     _refuse(sanity.objections, torch)
 
 
-def _sanity(plan: Plan, torch: TorchResult, outcomes: Outcomes | None, expected: Expectations) -> Sanity:
+def _sanity(plan: ExportPlan, torch: TorchResult, outcomes: Outcomes | None, expected: Expectations) -> Sanity:
     """The verdict on all images, and what the user knows to be wrong. Raises JobError for what may not be published."""
     sanity = judge_reference(outcomes, plan.labels, expected) if outcomes else NOTHING_FOUND
     if not plan.force:
@@ -214,16 +214,18 @@ def _refuse(objections: Sequence[str], torch: TorchResult) -> None:
         )
 
 
-def _maker(plan: Plan, spec: ModelSpec, folder: Path, data: ExportData, progress: Progress, cache: StepCache) -> Maker:
+def _maker(
+    plan: ExportPlan, spec: ModelSpec, folder: Path, data: ExportData, progress: Progress, cache: StepCache
+) -> Maker:
     assert data.calibration is not None, "recipes that need images were chosen without any; this is a bug"
     return Maker(spec, folder, data.calibration, plan.calibration_method, plan.accuracy_budget_points, progress, cache)
 
 
-def _gate(options: ExportOptions) -> Gate:
-    return Gate(options.accuracy_budget_points, options.strict_gate)
+def _gate(options: ExportOptions) -> AccuracyGate:
+    return AccuracyGate(options.accuracy_budget_points, options.strict_gate)
 
 
-def _spec(plan: Plan, torch: TorchResult, decision: Decision) -> ModelSpec:
+def _spec(plan: ExportPlan, torch: TorchResult, decision: Decision) -> ModelSpec:
     """What the bundle promises. Raises JobError when the labels are not as many as the outputs."""
     outputs = torch.reference.shape[1]
     is_binary = outputs == 1 and len(plan.labels) == 2 and decision.are_shares

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from convoy.export.plan import Plan
+from convoy.export.plan import ExportPlan
 from convoy.export.progress import Step
 from convoy.models.bundle import DatasetRecord
 from convoy.models.datasets import load, source_labels
@@ -171,7 +171,7 @@ class ExportData:
     real: bool
 
 
-def load_data(plan: Plan, step: Step) -> ExportData:
+def load_data(plan: ExportPlan, step: Step) -> ExportData:
     """Load what `--calibrate` and `--evaluate` name.
 
     Raises UsageError for an unknown data set, JobError when it is empty or broken, when its classes are not
@@ -198,11 +198,11 @@ def load_data(plan: Plan, step: Step) -> ExportData:
     return ExportData(calibration or _noise_if_allowed(plan), evaluation, samples, real=True)
 
 
-def _noise_if_allowed(plan: Plan) -> RandomImages | None:
+def _noise_if_allowed(plan: ExportPlan) -> RandomImages | None:
     return RandomImages(_sample_count(plan.image), plan.image) if plan.allow_random_calibration else None
 
 
-def _part(dataset: Dataset, source: str, part: Part, plan: Plan) -> ImageSet:
+def _part(dataset: Dataset, source: str, part: Part, plan: ExportPlan) -> ImageSet:
     shown = source if source_labels(source) else Path(source).resolve().name
     labels = plan.labels if dataset.labels == plan.labels else ()
     return ImageSet(shown, tuple(dataset.part(part)), plan.image, labels)

@@ -14,7 +14,7 @@ from convoy.export.options import ExportOptions
 from convoy.export.proof.sanity import Claim, Expectations
 from convoy.export.sources.origin import Origin, Stated, find_origin
 from convoy.export.sources.preprocess import parse_front, parse_input, resolve_image
-from convoy.export.sources.source import Source, parse_source
+from convoy.export.sources.source import ModelSource, parse_source
 from convoy.export.sources.torch_job import WeightsFrom
 from convoy.models.datasets import source_labels
 from convoy.models.errors import UsageError
@@ -27,14 +27,14 @@ MethodChoice = Literal["auto", "minmax", "entropy", "percentile"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExportPlan:
     """`labels` is empty where none are known; then nothing can be evaluated.
 
     `weights` is the file that holds the weights, for sources that carry their own the source itself. `activation` None
     asks for it to be found out. `stated` is what the checkpoint says of its accuracy. `force` publishes what fails.
     """
 
-    source: Source
+    source: ModelSource
     name: str
     store: Store
     weights: Path | None
@@ -59,7 +59,7 @@ class Plan:
     plan_cache: Path
 
 
-def make_plan(options: ExportOptions) -> Plan:
+def make_plan(options: ExportOptions) -> ExportPlan:
     """Raises UsageError for what was called wrongly, JobError for a checkpoint that cannot be read."""
     source = parse_source(options.source, trust=options.trust)
     name = check_name(options.name)
@@ -74,7 +74,7 @@ def make_plan(options: ExportOptions) -> Plan:
         raise UsageError("--evaluate needs to know which output is which class; pass --labels FILE, one class a line")
     if source.kind == "zoo" and not labels:
         raise UsageError("the zoo needs to know the number of classes; pass --labels FILE, one class a line")
-    return Plan(
+    return ExportPlan(
         source=replace(origin.source, published="random weights") if options.random_weights else origin.source,
         name=name,
         store=Store(options.store),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 
 NS_PER_S = 1_000_000_000
 
@@ -21,7 +21,7 @@ Seconds = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RateStep:
     """Part of a schedule with one rate (requests/s, on average), in seconds from the start."""
 
     rate: float
@@ -34,14 +34,14 @@ class Schedule:
     """Due times as offsets from the start, int64 nanoseconds, never falling; `steps` are at least one."""
 
     offsets_ns: Offsets
-    steps: tuple[Step, ...]
+    steps: tuple[RateStep, ...]
 
     def share(self, index: int, count: int) -> Offsets:
         """What process `index` of `count` sends. Taken in turn, so that each has the whole run's shape."""
         return self.offsets_ns[index::count]
 
 
-def schedule_of(options: LoadOptions) -> Schedule:
+def schedule_of(options: LoadTestOptions) -> Schedule:
     """The open loop's schedule. A ladder of rates is one schedule: each step meets what the last one left."""
     steps = _steps(options)
     parts_s = [step.start_s + _one_step_s(options, step.rate, options.seed + index) for index, step in enumerate(steps)]
@@ -49,14 +49,14 @@ def schedule_of(options: LoadOptions) -> Schedule:
     return Schedule(offsets_ns[offsets_ns < int(options.total_s * NS_PER_S)], steps)
 
 
-def _steps(options: LoadOptions) -> tuple[Step, ...]:
+def _steps(options: LoadTestOptions) -> tuple[RateStep, ...]:
     return tuple(
-        Step(rate, index * options.duration_s, (index + 1) * options.duration_s)
+        RateStep(rate, index * options.duration_s, (index + 1) * options.duration_s)
         for index, rate in enumerate(options.rates)
     )
 
 
-def _one_step_s(options: LoadOptions, rate: float, seed: int) -> Seconds:
+def _one_step_s(options: LoadTestOptions, rate: float, seed: int) -> Seconds:
     if options.arrivals == "constant":
         return constant_s(rate, options.duration_s)
     if options.arrivals == "bursts":

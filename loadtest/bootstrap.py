@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ConfidenceInterval:
     """95 % of the resampled figures lie within."""
 
     low: float
@@ -48,13 +48,13 @@ class Blocks:
             draws = np.random.default_rng(0).multinomial(self._count, [1 / self._count] * self._count, RESAMPLES)
             self._weights = draws.astype(np.float64)
 
-    def rate_interval(self, times_ns: Integers) -> Interval | None:
+    def rate_interval(self, times_ns: Integers) -> ConfidenceInterval | None:
         """Of events per second."""
         if not self._possible:
             return None
         return _interval(self._weights @ self._counts(times_ns) / self._seconds)
 
-    def share_interval(self, some_ns: Integers, all_ns: Integers) -> Interval | None:
+    def share_interval(self, some_ns: Integers, all_ns: Integers) -> ConfidenceInterval | None:
         """Of how many of all are among some."""
         if not self._possible or not len(all_ns):
             return None
@@ -63,7 +63,7 @@ class Blocks:
 
     def percentile_intervals(
         self, times_ns: Integers, values: Integers, shares: Sequence[float]
-    ) -> list[Interval | None]:
+    ) -> list[ConfidenceInterval | None]:
         """Of the percentile at each share (0.99 for p99) of values that belong to `times_ns`."""
         if not self._possible or not len(values):
             return [None] * len(shares)
@@ -98,6 +98,6 @@ def _percentile_of_each(reached: Floats, edges: Integers, share: float) -> Float
     return percentiles
 
 
-def _interval(figures: Floats) -> Interval:
+def _interval(figures: Floats) -> ConfidenceInterval:
     low, high = np.percentile(figures, [2.5, 97.5])
-    return Interval(float(low), float(high))
+    return ConfidenceInterval(float(low), float(high))

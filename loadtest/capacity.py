@@ -23,7 +23,7 @@ Ending = Literal["bracketed", "too slow", "not reached", "generator", "too noisy
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class CapacityProbe:
     """One rate that was tried. `goodput` is None where nothing was measured; `void`: the generator was late."""
 
     rate: float
@@ -53,7 +53,7 @@ class Capacity:
     limit; "too noisy" - too many probes; "dead" - a probe got not one good answer.
     """
 
-    probes: tuple[Probe, ...]
+    probes: tuple[CapacityProbe, ...]
     sustained: float | None
     failed: float | None
     ending: Ending
@@ -64,7 +64,7 @@ class Capacity:
         return None if self.sustained is None or self.failed is None else self.failed - self.sustained
 
 
-def next_rate(probes: Sequence[Probe], first: float, limits: Limits) -> float | None:
+def next_rate(probes: Sequence[CapacityProbe], first: float, limits: Limits) -> float | None:
     """The next rate to try; None when the search is over."""
     if not probes:
         return min(max(first, limits.least), limits.most)
@@ -82,20 +82,20 @@ def next_rate(probes: Sequence[Probe], first: float, limits: Limits) -> float | 
     return None if high - low <= NARROW * low else (low + high) / 2
 
 
-def conclude(probes: Sequence[Probe]) -> Capacity:
+def conclude(probes: Sequence[CapacityProbe]) -> Capacity:
     """What the probes of a search that is over, or was stopped, have shown."""
     low, high = _bracket(probes)
     return Capacity(tuple(probes), low, high, _ending(probes, low, high))
 
 
-def _bracket(probes: Sequence[Probe]) -> tuple[float | None, float | None]:
+def _bracket(probes: Sequence[CapacityProbe]) -> tuple[float | None, float | None]:
     decided = {probe.rate: probe for probe in probes}.values()  # of each rate, the last try
     high = min((probe.rate for probe in decided if not probe.sustained), default=None)
     low = max((p.rate for p in decided if p.sustained and (high is None or p.rate < high)), default=None)
     return low, high
 
 
-def _ending(probes: Sequence[Probe], low: float | None, high: float | None) -> Ending:
+def _ending(probes: Sequence[CapacityProbe], low: float | None, high: float | None) -> Ending:
     if probes and not probes[-1].answered:
         return "dead"
     if [probe.void for probe in probes if probe.rate == high][-1:] == [True]:

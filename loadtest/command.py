@@ -19,11 +19,11 @@ from rich.console import Console
 from convoy.loadtest.csv_table import table
 from convoy.loadtest.document import document
 from convoy.loadtest.find_capacity import find_capacity
-from convoy.loadtest.observe import Observer
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.observe import TargetObserver
+from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.report.page import render
-from convoy.loadtest.results import Outcome, by_step, whole
-from convoy.loadtest.target import Target, find_target, open_client
+from convoy.loadtest.results import LoadTestOutcome, by_step, whole
+from convoy.loadtest.target import LoadTarget, find_target, open_client
 from convoy.loadtest.view import LiveView, print_outcome
 from convoy.loadtest.write import File, write
 
@@ -32,13 +32,13 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 
-def run(options: LoadOptions, console: Console) -> int:
+def run(options: LoadTestOptions, console: Console) -> int:
     """Gives the exit code. Raises UsageError and JobError."""
     client = open_client(options)
     try:
         target = find_target(client, options)
         with LiveView(console) as view:
-            observer = Observer(target, client, view)
+            observer = TargetObserver(target, client, view)
             outcome = (find_capacity if options.find_capacity else _run_once)(target, options, observer)
     finally:
         client.close()
@@ -49,7 +49,7 @@ def run(options: LoadOptions, console: Console) -> int:
     return exit_code(outcome)
 
 
-def exit_code(outcome: Outcome) -> int:
+def exit_code(outcome: LoadTestOutcome) -> int:
     if outcome.interrupted:
         return EXIT_INTERRUPTED
     if outcome.capacity is not None:
@@ -58,11 +58,11 @@ def exit_code(outcome: Outcome) -> int:
     return EXIT_GOOD if is_clean else EXIT_FAILED
 
 
-def _run_once(target: Target, options: LoadOptions, observer: Observer) -> Outcome:
+def _run_once(target: LoadTarget, options: LoadTestOptions, observer: TargetObserver) -> LoadTestOutcome:
     """One run, with or without steps."""
     observed = observer.observe(options)
     measurement = observed.measurement
-    return Outcome(
+    return LoadTestOutcome(
         target=target,
         options=options,
         rows=by_step(options, measurement),
@@ -73,7 +73,7 @@ def _run_once(target: Target, options: LoadOptions, observer: Observer) -> Outco
     )
 
 
-def _files(outcome: Outcome) -> Iterator[File]:
+def _files(outcome: LoadTestOutcome) -> Iterator[File]:
     options = outcome.options
     if options.json_file is not None:
         yield File(options.json_file, "--json", document(outcome))

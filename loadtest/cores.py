@@ -10,7 +10,7 @@ import math
 import os
 from pathlib import Path
 
-from convoy.loadtest.options import MAX_PROCESSES, LoadOptions
+from convoy.loadtest.options import MAX_PROCESSES, LoadTestOptions
 from convoy.loadtest.request_pool import Protocol
 
 # Well below half of what one process can send (docs/loadtest.md): a process at its limit is a late one.
@@ -18,7 +18,7 @@ RATE_PER_PROCESS: dict[Protocol, float] = {"http": 10_000, "grpc": 1000}
 CLIENTS_PER_PROCESS = 128
 
 
-def process_count(options: LoadOptions, protocol: Protocol, budget: int) -> int:
+def process_count(options: LoadTestOptions, protocol: Protocol, budget: int) -> int:
     """At least 1; what is asked for, if it is; else as few as the load needs, leaving the server a core."""
     most = options.clients or MAX_PROCESSES
     if options.processes is not None:

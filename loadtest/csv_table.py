@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 
-from convoy.loadtest.results import Outcome, Result
+from convoy.loadtest.results import LoadTestOutcome, Result
 from convoy.loadtest.statistics import PERCENTILES
 
 COLUMNS = (
@@ -32,7 +32,7 @@ COLUMNS = (
 )
 
 
-def table(outcome: Outcome) -> str:
+def table(outcome: LoadTestOutcome) -> str:
     """Comma-separated, with a header."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -41,7 +41,7 @@ def table(outcome: Outcome) -> str:
     return text.getvalue()
 
 
-def _row(outcome: Outcome, result: Result) -> list[object]:
+def _row(outcome: LoadTestOutcome, result: Result) -> list[object]:
     summary, verdict = result.summary, result.verdict
     return [
         result.name or "run",

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from convoy.loadtest.bootstrap import Interval
+from convoy.loadtest.bootstrap import ConfidenceInterval
 from convoy.loadtest.capacity import Capacity
 from convoy.loadtest.measure import Measurement
-from convoy.loadtest.options import LoadOptions
-from convoy.loadtest.results import Outcome, Result
+from convoy.loadtest.options import LoadTestOptions
+from convoy.loadtest.results import LoadTestOutcome, Result
 from convoy.loadtest.server_side import ServerSide
 from convoy.loadtest.stability import Stability
 from convoy.loadtest.statistics import Summary
@@ -27,7 +27,7 @@ SCHEMA_VERSION = 1
 Document = dict[str, object]
 
 
-def document(outcome: Outcome) -> str:
+def document(outcome: LoadTestOutcome) -> str:
     """The figures at the top are those of the run as a whole, or of the fastest probe that met the objective.
 
     The API key is left out.
@@ -121,7 +121,7 @@ def _figures(summary: Summary) -> Document:
     }
 
 
-def _interval(interval: Interval | None) -> list[float] | None:
+def _interval(interval: ConfidenceInterval | None) -> list[float] | None:
     return None if interval is None else [interval.low, interval.high]
 
 
@@ -142,7 +142,7 @@ def _server_side(server: ServerSide) -> Document:
     }
 
 
-def _options(options: LoadOptions) -> Document:
+def _options(options: LoadTestOptions) -> Document:
     values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
     values["warm_up_s"] = options.warm_up_cut_s
     values["concurrency"] = options.clients

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from convoy.loadtest.capacity import LEAST_REQUESTS, Limits, Probe, conclude, next_rate
-from convoy.loadtest.observe import Observed, Observer
-from convoy.loadtest.options import DEFAULT_CONCURRENCY, MAX_REQUESTS, LoadOptions
-from convoy.loadtest.results import Outcome, Result, whole
-from convoy.loadtest.target import Target
+from convoy.loadtest.capacity import LEAST_REQUESTS, CapacityProbe, Limits, conclude, next_rate
+from convoy.loadtest.observe import Observation, TargetObserver
+from convoy.loadtest.options import DEFAULT_CONCURRENCY, MAX_REQUESTS, LoadTestOptions
+from convoy.loadtest.results import LoadTestOutcome, Result, whole
+from convoy.loadtest.target import LoadTarget
 
 # A closed loop says roughly what the server can do; half of that is where the search begins.
 SCOUTING_S = 2.0
@@ -22,13 +22,13 @@ FIRST_SHARE = 0.5
 @dataclass(frozen=True, slots=True)
 class _Found:
     result: Result
-    observed: Observed
+    observed: Observation
 
 
-def find_capacity(target: Target, options: LoadOptions, observer: Observer) -> Outcome:
+def find_capacity(target: LoadTarget, options: LoadTestOptions, observer: TargetObserver) -> LoadTestOutcome:
     """Ctrl-C ends the search; a probe that it cut short is not counted."""
     found = [_first_look(options, observer)]
-    probes: list[Probe] = []
+    probes: list[CapacityProbe] = []
     limits = _limits(options)
     rate = next_rate(probes, FIRST_SHARE * found[0].result.summary.throughput_rps, limits)
     while rate is not None and not found[-1].observed.measurement.interrupted:
@@ -40,7 +40,7 @@ def find_capacity(target: Target, options: LoadOptions, observer: Observer) -> O
     return _outcome(target, options, found, probes)
 
 
-def _first_look(options: LoadOptions, observer: Observer) -> _Found:
+def _first_look(options: LoadTestOptions, observer: TargetObserver) -> _Found:
     duration_s = min(SCOUTING_S, options.duration_s)
     closed = replace(
         options, find_capacity=False, concurrency=DEFAULT_CONCURRENCY, duration_s=duration_s, warm_up_s=None
@@ -49,25 +49,27 @@ def _first_look(options: LoadOptions, observer: Observer) -> _Found:
     return _Found(whole(closed, observed.measurement, "closed loop"), observed)
 
 
-def _try(options: LoadOptions, number: int, observer: Observer) -> _Found:
+def _try(options: LoadTestOptions, number: int, observer: TargetObserver) -> _Found:
     observed = observer.observe(options)
     return _Found(whole(options, observed.measurement, f"probe {number}"), observed)
 
 
-def _probe(rate: float, result: Result) -> Probe:
-    return Probe(rate, result.summary.goodput, result.verdict.void is not None, result.summary.good)
+def _probe(rate: float, result: Result) -> CapacityProbe:
+    return CapacityProbe(rate, result.summary.goodput, result.verdict.void is not None, result.summary.good)
 
 
-def _limits(options: LoadOptions) -> Limits:
+def _limits(options: LoadTestOptions) -> Limits:
     measured_s = options.duration_s - options.warm_up_cut_s
     return Limits(least=LEAST_REQUESTS / measured_s, most=MAX_REQUESTS / options.duration_s)
 
 
-def _outcome(target: Target, options: LoadOptions, found: Sequence[_Found], probes: Sequence[Probe]) -> Outcome:
+def _outcome(
+    target: LoadTarget, options: LoadTestOptions, found: Sequence[_Found], probes: Sequence[CapacityProbe]
+) -> LoadTestOutcome:
     capacity = conclude(probes)
     tried = [one for one in found[1:] if not one.observed.measurement.interrupted]
     shown = next((one for one in reversed(tried) if one.result.rate == capacity.sustained), found[-1])
-    return Outcome(
+    return LoadTestOutcome(
         target=target,
         options=options,
         rows=tuple(one.result for one in tried) or (shown.result,),

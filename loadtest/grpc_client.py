@@ -15,7 +15,7 @@ from convoy.loadtest import bodies
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.grpc_channel import channel_options, open_channel
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.problems import one_line
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.server_client import TriedRequests, inputs_of, without_protocol
@@ -29,7 +29,7 @@ SHED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 class GrpcServerClient:
     """The gRPC half of `ServerClient`."""
 
-    def __init__(self, endpoint: Endpoint, options: LoadOptions) -> None:
+    def __init__(self, endpoint: Endpoint, options: LoadTestOptions) -> None:
         self.endpoint = endpoint
         self._timeout_s = options.timeout_s
         self._metadata = tuple((name.lower(), value) for name, value in bodies.auth_headers(options.api_key))
@@ -62,7 +62,7 @@ class GrpcServerClient:
                 return None
             raise self._unexpected(error) from None
 
-    def try_requests(self, model: str, metadata: dict[str, object], options: LoadOptions) -> TriedRequests:
+    def try_requests(self, model: str, metadata: dict[str, object], options: LoadTestOptions) -> TriedRequests:
         if options.body in ("image", "json"):
             raise UsageError(f"--body {options.body} is for HTTP; over gRPC leave it away: tensors travel as binary")
         inputs = inputs_of(metadata)

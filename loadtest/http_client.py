@@ -10,7 +10,7 @@ import httpx
 from convoy.loadtest import bodies
 from convoy.loadtest.answers import AnswerCheck, Form, error_text
 from convoy.loadtest.endpoint import Endpoint
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.server_client import Kind, TriedRequests, inputs_of
 from convoy.loadtest.server_side import Snapshot, snapshot
@@ -26,7 +26,7 @@ NOT_THERE = (404, 405, 501)
 class HttpServerClient:
     """The HTTP half of `ServerClient`."""
 
-    def __init__(self, endpoint: Endpoint, options: LoadOptions) -> None:
+    def __init__(self, endpoint: Endpoint, options: LoadTestOptions) -> None:
         self.endpoint = endpoint
         self._api_key = options.api_key
         # trust_env: the run itself goes straight to the server, past any proxy; so must the questions.
@@ -65,7 +65,7 @@ class HttpServerClient:
             return None
         raise _unexpected(response)
 
-    def try_requests(self, model: str, metadata: dict[str, object], options: LoadOptions) -> TriedRequests:
+    def try_requests(self, model: str, metadata: dict[str, object], options: LoadTestOptions) -> TriedRequests:
         images = bodies.image_payloads()
         if options.body == "image" and not images:
             raise JobError(f"no images in {bodies.DATA}; install Convoy again, or use --body binary")

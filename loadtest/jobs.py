@@ -15,8 +15,8 @@ import numpy as np
 from convoy.loadtest.arrivals import Offsets, Schedule
 from convoy.loadtest.cores import core_budget, process_count
 from convoy.loadtest.endpoint import Endpoint
-from convoy.loadtest.generator.job import Job
-from convoy.loadtest.options import MAX_REQUESTS, LoadOptions
+from convoy.loadtest.generator.job import GeneratorJob
+from convoy.loadtest.options import MAX_REQUESTS, LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.rows import size_bytes
 from convoy.loadtest.shared import anonymous, write_blobs, write_integers
@@ -26,8 +26,8 @@ OPEN_LOOP_FIRST_CONNECTIONS = 64
 
 @contextlib.contextmanager
 def jobs_for(
-    options: LoadOptions, request_pool: RequestPool, endpoint: Endpoint, schedule: Schedule | None
-) -> Iterator[list[Job]]:
+    options: LoadTestOptions, request_pool: RequestPool, endpoint: Endpoint, schedule: Schedule | None
+) -> Iterator[list[GeneratorJob]]:
     """Each process's share of the work, in memory that lasts until the end of the run."""
     count = process_count(options, request_pool.protocol, core_budget())
     with contextlib.ExitStack() as stack:
@@ -53,7 +53,7 @@ class _Work:
     capacity: int
 
     @classmethod
-    def of(cls, options: LoadOptions, schedule: Schedule | None, index: int, count: int) -> _Work:
+    def of(cls, options: LoadTestOptions, schedule: Schedule | None, index: int, count: int) -> _Work:
         if schedule is not None:
             offsets_ns = schedule.share(index, count)
             return cls(offsets_ns, None, max(1, _share(options.connections, index, count)), max(1, len(offsets_ns)))
@@ -62,14 +62,14 @@ class _Work:
 
 
 def _job(
-    options: LoadOptions,
+    options: LoadTestOptions,
     request_pool: RequestPool,
     endpoint: Endpoint,
     work: _Work,
     requests: int,
     kept: Callable[[int], int],
-) -> Job:
-    return Job(
+) -> GeneratorJob:
+    return GeneratorJob(
         endpoint=endpoint,
         protocol=request_pool.protocol,
         form=request_pool.check.form,

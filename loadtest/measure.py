@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from convoy.loadtest.arrivals import NS_PER_S, Step, schedule_of
+from convoy.loadtest.arrivals import NS_PER_S, RateStep, schedule_of
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.jobs import jobs_for
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.processes import GeneratorProcess
-from convoy.loadtest.progress import Progress, Watcher
+from convoy.loadtest.progress import RunProgress, Watcher
 from convoy.loadtest.records import Records, merged
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.statistics import Window
@@ -44,7 +44,7 @@ class Measurement:
 
     records: Records
     window: Window
-    steps: tuple[Step, ...]
+    steps: tuple[RateStep, ...]
     interrupted: bool
     waited: int
     generators: tuple[GeneratorUse, ...]
@@ -67,7 +67,7 @@ class Measurement:
 
 
 def measure(
-    options: LoadOptions, request_pool: RequestPool, endpoint: Endpoint, show: Callable[[Progress], None]
+    options: LoadTestOptions, request_pool: RequestPool, endpoint: Endpoint, show: Callable[[RunProgress], None]
 ) -> Measurement:
     """Runs the load. Ctrl-C ends it early and is not an error: the measurement says `interrupted`."""
     schedule = schedule_of(options) if options.rates else None
@@ -82,10 +82,10 @@ class _Run:
 
     def __init__(
         self,
-        options: LoadOptions,
+        options: LoadTestOptions,
         crew: Sequence[GeneratorProcess],
-        show: Callable[[Progress], None],
-        steps: tuple[Step, ...],
+        show: Callable[[RunProgress], None],
+        steps: tuple[RateStep, ...],
     ) -> None:
         self._options = options
         self._crew = crew

@@ -27,7 +27,7 @@ MAX_DURATION_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOptions:
+class LoadTestOptions:
     """One load test.
 
     `rate` (requests per second) makes an open loop: requests are sent when the schedule says so, whether

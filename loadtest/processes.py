@@ -17,9 +17,9 @@ import sys
 import tempfile
 
 from convoy import IMPORT_ROOT
-from convoy.loadtest.generator.job import Finished, Job, start_line
+from convoy.loadtest.generator.job import Finished, GeneratorJob, start_line
 from convoy.loadtest.problems import Fault, Problem, one_line
-from convoy.loadtest.records import Part
+from convoy.loadtest.records import ProcessRecords
 from convoy.loadtest.rows import Rows
 
 COMMAND = (sys.executable, "-m", "convoy.loadtest.generator")
@@ -29,7 +29,7 @@ END_S = 5.0  # for a process that has been told to stop; then it is killed
 class GeneratorProcess:
     """One process and what it has said so far. A context manager; leaving it ends the process."""
 
-    def __init__(self, number: int, job: Job) -> None:
+    def __init__(self, number: int, job: GeneratorJob) -> None:
         self.number = number
         self._capacity = job.capacity
         self._memory = mmap.mmap(job.rows_descriptor, 0)
@@ -108,10 +108,10 @@ class GeneratorProcess:
         if not said and not self.is_over:
             self.death = self._last_words(self._process.wait())
 
-    def part(self) -> Part:
+    def part(self) -> ProcessRecords:
         """Its rows and its problems. Only once it is over."""
         told = () if self.finished is None else self.finished.problems
-        return Part(self._rows, [Problem(Fault(fault), text, status) for fault, text, status in told])
+        return ProcessRecords(self._rows, [Problem(Fault(fault), text, status) for fault, text, status in told])
 
     def _say(self, line: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has died: its end of the other pipe tells

@@ -22,7 +22,7 @@ MOST_ROWS = 50_000  # of each process
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """Counts since the start; percentiles and rate of the good answers of the last second, if there were any."""
 
     elapsed_s: float
@@ -41,7 +41,7 @@ class Progress:
 class Watcher:
     """Looks now and then and shows what it sees. Sees nothing before `start_ns` is set."""
 
-    def __init__(self, rows: Sequence[Rows], show: Callable[[Progress], None]) -> None:
+    def __init__(self, rows: Sequence[Rows], show: Callable[[RunProgress], None]) -> None:
         self._rows = rows
         self._show = show
         self._next_ns = 0
@@ -55,12 +55,12 @@ class Watcher:
         self._show(progress_of(self._rows, self.start_ns, now_ns))
 
 
-def progress_of(parts: Sequence[Rows], start_ns: int, now_ns: int) -> Progress:
+def progress_of(parts: Sequence[Rows], start_ns: int, now_ns: int) -> RunProgress:
     """At `now_ns`, from rows that others are still writing."""
     recent_s = min(RECENT_S, max((now_ns - start_ns) / NS_PER_S, 1e-3))
     latencies_ns = np.concatenate([np.empty(0, np.int64), *(_recent(rows, now_ns, recent_s) for rows in parts)])
     p50_ms, p99_ms = np.percentile(latencies_ns, [50, 99]) / NS_PER_MS if len(latencies_ns) else (None, None)
-    return Progress(
+    return RunProgress(
         elapsed_s=max(0, now_ns - start_ns) / NS_PER_S,
         begun=sum(rows.begun for rows in parts),
         good=sum(int(rows.header[1]) for rows in parts),

@@ -36,14 +36,14 @@ class Records:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProcessRecords:
     """One process's rows and the problems that its outcomes count; fewer problems than counted if it died."""
 
     rows: Rows
     problems: Sequence[Problem]
 
 
-def merged(parts: Sequence[Part]) -> Records:
+def merged(parts: Sequence[ProcessRecords]) -> Records:
     """A copy of all rows that are begun, which later events do not touch."""
     problems: list[Problem] = []
     outcomes = [_outcomes(part, problems) for part in parts]
@@ -58,12 +58,12 @@ def merged(parts: Sequence[Part]) -> Records:
     )
 
 
-def _column(views: Sequence[memoryview], parts: Sequence[Part]) -> Times:
+def _column(views: Sequence[memoryview], parts: Sequence[ProcessRecords]) -> Times:
     columns = [np.array(view[: part.rows.begun], dtype=np.int64) for view, part in zip(views, parts, strict=True)]
     return np.concatenate([np.empty(0, np.int64), *columns])
 
 
-def _outcomes(part: Part, problems: list[Problem]) -> Outcomes:
+def _outcomes(part: ProcessRecords, problems: list[Problem]) -> Outcomes:
     """The part's outcomes, counted by the common list of problems, which grows by what is new in this part."""
     own = np.array(part.rows.outcome[: part.rows.begun], dtype=np.int16)
     most = int(own.max(initial=GOOD))

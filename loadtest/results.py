@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convoy.loadtest.arrivals import Step
+from convoy.loadtest.arrivals import RateStep
 from convoy.loadtest.capacity import Capacity
 from convoy.loadtest.measure import Measurement
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.server_side import ServerSide
 from convoy.loadtest.stability import Stability, stability_of
 from convoy.loadtest.statistics import NS_PER_S, Summary, Window, summarise
-from convoy.loadtest.target import Target
+from convoy.loadtest.target import LoadTarget
 from convoy.loadtest.verdict import Verdict, judge
 
 
@@ -32,7 +32,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadTestOutcome:
     """Everything that one call of the load tester found out.
 
     `rows` is one result for each step or probe, or the one of the whole run. `shown` is the one whose
@@ -40,8 +40,8 @@ class Outcome:
     server said of the requests of `shown`; None where it says nothing.
     """
 
-    target: Target
-    options: LoadOptions
+    target: LoadTarget
+    options: LoadTestOptions
     rows: tuple[Result, ...]
     shown: Result
     capacity: Capacity | None
@@ -49,7 +49,7 @@ class Outcome:
     interrupted: bool
 
 
-def whole(options: LoadOptions, measurement: Measurement, name: str = "") -> Result:
+def whole(options: LoadTestOptions, measurement: Measurement, name: str = "") -> Result:
     """The run as one."""
     rate = None
     if measurement.steps:
@@ -57,7 +57,7 @@ def whole(options: LoadOptions, measurement: Measurement, name: str = "") -> Res
     return _result(name, rate, options, measurement, measurement.window)
 
 
-def by_step(options: LoadOptions, measurement: Measurement) -> tuple[Result, ...]:
+def by_step(options: LoadTestOptions, measurement: Measurement) -> tuple[Result, ...]:
     """One result for each step of a ladder; each has its own warm-up. Steps that were never reached are left out."""
     if len(measurement.steps) < 2:
         return (whole(options, measurement),)
@@ -69,13 +69,15 @@ def by_step(options: LoadOptions, measurement: Measurement) -> tuple[Result, ...
     return tuple(found) or (whole(options, measurement),)
 
 
-def _window(options: LoadOptions, run: Window, step: Step) -> Window:
+def _window(options: LoadTestOptions, run: Window, step: RateStep) -> Window:
     begin_ns = run.run_start_ns + int(step.start_s * NS_PER_S)
     start_ns = begin_ns + int(options.warm_up_cut_s * NS_PER_S)
     return Window(begin_ns, start_ns, min(run.end_ns, run.run_start_ns + int(step.end_s * NS_PER_S)))
 
 
-def _result(name: str, rate: float | None, options: LoadOptions, measurement: Measurement, window: Window) -> Result:
+def _result(
+    name: str, rate: float | None, options: LoadTestOptions, measurement: Measurement, window: Window
+) -> Result:
     summary = summarise(measurement.records, window, options.slo_ms)
     verdict = judge(
         summary,

@@ -2,7 +2,7 @@
 
     endpoint = find_endpoint("http://127.0.0.1:8000")
     request_pool = RequestPool([request_bytes(endpoint, "/inference", payload, None)], AnswerCheck("plain", b"score"))
-    options = LoadOptions(rate=500, duration_s=10, slo_ms=20)
+    options = LoadTestOptions(rate=500, duration_s=10, slo_ms=20)
     result = whole(options, run(options, request_pool, endpoint))  # convoy.loadtest.results
     result.verdict.void, result.summary.goodput
 
@@ -16,16 +16,16 @@ from collections.abc import Callable
 
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.measure import Measurement, measure
-from convoy.loadtest.options import LoadOptions
-from convoy.loadtest.progress import Progress
+from convoy.loadtest.options import LoadTestOptions
+from convoy.loadtest.progress import RunProgress
 from convoy.loadtest.request_pool import RequestPool
 
 
 def run(
-    options: LoadOptions,
+    options: LoadTestOptions,
     request_pool: RequestPool,
     endpoint: Endpoint,
-    show: Callable[[Progress], None] = lambda progress: None,
+    show: Callable[[RunProgress], None] = lambda progress: None,
 ) -> Measurement:
     """Sends `request_pool.requests` in turn, as `options` say, to `endpoint`; `show` is told now and then.
 

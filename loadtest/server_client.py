@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from convoy.loadtest import bodies
 from convoy.loadtest.endpoint import Endpoint
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.server_side import Snapshot
 from convoy.models.errors import JobError
@@ -40,7 +40,7 @@ class ServerClient(Protocol):
     def metadata(self, model: str) -> dict[str, object] | None:
         """Inputs and outputs; None where there is no such model. Raises JobError."""
 
-    def try_requests(self, model: str, metadata: dict[str, object], options: LoadOptions) -> TriedRequests:
+    def try_requests(self, model: str, metadata: dict[str, object], options: LoadTestOptions) -> TriedRequests:
         """Requests of the kind that is asked for, one of them tried. Raises JobError."""
 
     def snapshot(self, model: str) -> Snapshot | None:

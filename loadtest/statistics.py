@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from convoy.loadtest.bootstrap import Blocks, Interval
+from convoy.loadtest.bootstrap import Blocks, ConfidenceInterval
 from convoy.loadtest.problems import Problem
 from convoy.loadtest.records import Records
 from convoy.loadtest.rows import GOOD, PENDING
@@ -33,7 +33,7 @@ class Percentile:
     name: str
     latency_ms: float | None
     needs: int
-    interval_ms: Interval | None = None
+    interval_ms: ConfidenceInterval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class Summary:
     mean_ms: float | None
     max_ms: float | None
     goodput: float | None
-    throughput_interval_rps: Interval | None
-    goodput_interval: Interval | None
+    throughput_interval_rps: ConfidenceInterval | None
+    goodput_interval: ConfidenceInterval | None
     errors: tuple[ErrorCount, ...]
     lateness_ns: Latencies
     good_per_second: tuple[int, ...]
@@ -136,8 +136,10 @@ def _percentiles(latency_ns: Latencies, intended_ns: Latencies, blocks: Blocks) 
     return tuple(replace(one, interval_ms=_in_ms(by_name.get(one.name))) for one in found)
 
 
-def _in_ms(interval_ns: Interval | None) -> Interval | None:
-    return None if interval_ns is None else Interval(interval_ns.low / NS_PER_MS, interval_ns.high / NS_PER_MS)
+def _in_ms(interval_ns: ConfidenceInterval | None) -> ConfidenceInterval | None:
+    return (
+        None if interval_ns is None else ConfidenceInterval(interval_ns.low / NS_PER_MS, interval_ns.high / NS_PER_MS)
+    )
 
 
 def percentile(sorted_ns: Latencies, name: str) -> Percentile:

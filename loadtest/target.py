@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convoy.loadtest.endpoint import Endpoint, find_endpoint, wire_url
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.server_client import Kind, ServerClient, without_protocol
 from convoy.models.errors import JobError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """A server, one of its models, and requests that it answers. `server` and `metadata` are its own words."""
 
     endpoint: Endpoint
@@ -28,7 +28,7 @@ class Target:
     metadata: dict[str, object]
 
 
-def open_client(options: LoadOptions) -> ServerClient:
+def open_client(options: LoadTestOptions) -> ServerClient:
     """The client for the protocol that the URL or the options name. Raises UsageError and JobError."""
     endpoint = find_endpoint(wire_url(options.url, options.protocol))
     if endpoint.is_grpc:
@@ -40,7 +40,7 @@ def open_client(options: LoadOptions) -> ServerClient:
     return HttpServerClient(endpoint, options)
 
 
-def find_target(client: ServerClient, options: LoadOptions) -> Target:
+def find_target(client: ServerClient, options: LoadTestOptions) -> LoadTarget:
     """Raises UsageError where --model is needed, JobError where the server cannot be tested as asked."""
     server, endpoint = client.server(), client.endpoint
     model = options.model or _only_model(client.models(), endpoint.url, bool(server))
@@ -48,7 +48,7 @@ def find_target(client: ServerClient, options: LoadOptions) -> Target:
     if metadata is None:
         raise _no_such_model(model, client.models(), endpoint.url, bool(server))
     tried = client.try_requests(model, metadata, options)
-    return Target(endpoint, model, tried.kind, tried.pool, server, metadata)
+    return LoadTarget(endpoint, model, tried.kind, tried.pool, server, metadata)
 
 
 def _only_model(names: Sequence[str] | None, url: str, has_protocol: bool) -> str:

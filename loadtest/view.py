@@ -16,10 +16,10 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from convoy.loadtest import words
-from convoy.loadtest.capacity import Probe
-from convoy.loadtest.options import LoadOptions
-from convoy.loadtest.progress import Progress
-from convoy.loadtest.results import Outcome, Result
+from convoy.loadtest.capacity import CapacityProbe
+from convoy.loadtest.options import LoadTestOptions
+from convoy.loadtest.progress import RunProgress
+from convoy.loadtest.results import LoadTestOutcome, Result
 from convoy.loadtest.statistics import Percentile
 
 ERRORS_SHOWN = 8
@@ -49,16 +49,16 @@ class LiveView:
         if self._on:
             self._bar.stop()
 
-    def begin(self, options: LoadOptions) -> Callable[[Progress], None]:
+    def begin(self, options: LoadTestOptions) -> Callable[[RunProgress], None]:
         self._p99s_ms.clear()
         what = words.load(options)
         self._bar.reset(self._task, total=options.total_s, description=escape(what), status="connecting")
         return self._show
 
-    def probed(self, probe: Probe) -> None:
+    def probed(self, probe: CapacityProbe) -> None:
         self._bar.console.print(escape(words.probe(probe)), highlight=False)
 
-    def _show(self, progress: Progress) -> None:
+    def _show(self, progress: RunProgress) -> None:
         if not self._on:
             return
         if progress.p99_ms is not None:
@@ -67,7 +67,7 @@ class LiveView:
         self._bar.refresh()
 
 
-def _status(progress: Progress, p99s_ms: deque[float]) -> str:
+def _status(progress: RunProgress, p99s_ms: deque[float]) -> str:
     parts = [f"{progress.elapsed_s:.0f} s", f"{progress.recent_per_s:,.0f}/s"]
     if progress.p50_ms is not None and progress.p99_ms is not None:
         parts.append(f"p50 {progress.p50_ms:.1f} ms, p99 {progress.p99_ms:.1f} ms {_sparkline(p99s_ms)}")
@@ -81,7 +81,7 @@ def _sparkline(values: deque[float]) -> str:
     return "".join(LEVELS[int(value / top * (len(LEVELS) - 1))] for value in values)
 
 
-def print_outcome(console: Console, outcome: Outcome) -> None:
+def print_outcome(console: Console, outcome: LoadTestOutcome) -> None:
     """The tables and the words."""
     console.print(words.title(outcome), style="bold", markup=False, highlight=False, soft_wrap=True)
     if outcome.capacity is not None or len(outcome.rows) > 1:
@@ -91,7 +91,7 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
     _print_words(console, outcome)
 
 
-def _rows_table(outcome: Outcome) -> Table:
+def _rows_table(outcome: LoadTestOutcome) -> Table:
     """One line for each step or probe."""
     table = Table()
     for column in ("", "rate/s", "good/s", "failed", "p50 ms", "p99 ms", "goodput", words.standing_title(outcome)):
@@ -114,7 +114,7 @@ def _short(percentile: Percentile) -> str:
     return "–" if percentile.latency_ms is None else f"{percentile.latency_ms:.2f}"
 
 
-def _figures_table(outcome: Outcome, result: Result) -> Table:
+def _figures_table(outcome: LoadTestOutcome, result: Result) -> Table:
     table = Table(show_header=False)
     table.add_column("what")
     table.add_column("value", justify="right")
@@ -131,7 +131,7 @@ def _figures_table(outcome: Outcome, result: Result) -> Table:
     return table
 
 
-def _add_figures(table: Table, options: LoadOptions, result: Result) -> None:
+def _add_figures(table: Table, options: LoadTestOptions, result: Result) -> None:
     summary = result.summary
     table.add_row("measured", f"{summary.window_s:.1f} s after {options.warm_up_cut_s:.1f} s of warm-up")
     table.add_row("requests", f"{summary.offered} ({summary.offered_rps:.1f}/s)")
@@ -158,7 +158,7 @@ def _add_errors(table: Table, result: Result) -> None:
         table.add_row("[red]other errors[/red]", f"[red]{rest}[/red]")
 
 
-def _print_words(console: Console, outcome: Outcome) -> None:
+def _print_words(console: Console, outcome: LoadTestOutcome) -> None:
     if outcome.capacity is not None:
         console.print(escape(words.capacity(outcome)), style="bold", soft_wrap=True, highlight=False)
     for note in words.notes(outcome):

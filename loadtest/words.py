@@ -5,14 +5,14 @@ Pure; knows what a reader must be told, and no markup.
 
 from __future__ import annotations
 
-from convoy.loadtest.bootstrap import Interval
-from convoy.loadtest.capacity import NARROW, SHARE, Probe
-from convoy.loadtest.options import LoadOptions
-from convoy.loadtest.results import Outcome, Result
+from convoy.loadtest.bootstrap import ConfidenceInterval
+from convoy.loadtest.capacity import NARROW, SHARE, CapacityProbe
+from convoy.loadtest.options import LoadTestOptions
+from convoy.loadtest.results import LoadTestOutcome, Result
 from convoy.loadtest.statistics import Percentile
 
 
-def load(options: LoadOptions) -> str:
+def load(options: LoadTestOptions) -> str:
     """What is sent, in a few words."""
     if options.find_capacity:
         return f"search for the highest rate with {100 * SHARE:.0f} % good within {options.slo_ms:g} ms"
@@ -27,13 +27,13 @@ def load(options: LoadOptions) -> str:
     return f"{options.clients} clients"
 
 
-def title(outcome: Outcome) -> str:
+def title(outcome: LoadTestOutcome) -> str:
     """What was tested, and how."""
     target = outcome.target
     return f"{target.model} at {target.endpoint.url}, {target.body} bodies, {load(outcome.options)}"
 
 
-def probe(one: Probe) -> str:
+def probe(one: CapacityProbe) -> str:
     """A rate that was tried, in one line."""
     if one.void:
         return f"{one.rate:,.1f} requests/s: void, the load generator was late or broke"
@@ -41,12 +41,12 @@ def probe(one: Probe) -> str:
     return f"{one.rate:,.1f} requests/s: {share(one.goodput)} good, {verdict}"
 
 
-def standing_title(outcome: Outcome) -> str:
+def standing_title(outcome: LoadTestOutcome) -> str:
     """The heading above `standing`."""
     return "" if outcome.capacity is None else "sustained"
 
 
-def standing(outcome: Outcome, row: Result) -> str:
+def standing(outcome: LoadTestOutcome, row: Result) -> str:
     """What to think of one row of the table."""
     if row.verdict.void is not None:
         return "VOID"
@@ -56,7 +56,7 @@ def standing(outcome: Outcome, row: Result) -> str:
     return "yes" if goodput is not None and goodput >= SHARE else "no"
 
 
-def capacity(outcome: Outcome) -> str:
+def capacity(outcome: LoadTestOutcome) -> str:
     """What the search has found."""
     found, slo_ms = outcome.capacity, outcome.options.slo_ms
     assert found is not None
@@ -83,7 +83,7 @@ def capacity(outcome: Outcome) -> str:
     return f"No capacity: the bracket {low:,.1f} to {high:,.1f} requests/s is wider than {100 * NARROW:.0f} %."
 
 
-def notes(outcome: Outcome) -> list[str]:
+def notes(outcome: LoadTestOutcome) -> list[str]:
     """What qualifies the figures; of several rows, the row's name before it."""
     found = []
     for row in outcome.rows:
@@ -94,7 +94,7 @@ def notes(outcome: Outcome) -> list[str]:
     return found
 
 
-def voids(outcome: Outcome) -> list[str]:
+def voids(outcome: LoadTestOutcome) -> list[str]:
     """Why figures mean nothing: the run's reason, or how many of the rows have one, and the first."""
     found = [(row.name, row.verdict.void) for row in outcome.rows if row.verdict.void is not None]
     if len(outcome.rows) == 1:
@@ -116,5 +116,5 @@ def percentile(one: Percentile, good: int) -> str:
     return f"{one.latency_ms:.2f} ms{interval(one.interval_ms, 2)}"
 
 
-def interval(one: Interval | None, digits: int) -> str:
+def interval(one: ConfidenceInterval | None, digits: int) -> str:
     return "" if one is None else f" ({one.low:,.{digits}f} to {one.high:,.{digits}f})"

@@ -36,7 +36,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class _Raw:
+class _RawNode:
     name: str = ""
     op_type: str = ""
     inputs: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ def _read(path: Path, read: Callable[[mmap.mmap], _Found]) -> _Found:
 
 
 def _nodes(data: mmap.mmap) -> tuple[Node, ...]:
-    nodes: list[_Raw] = []
+    nodes: list[_RawNode] = []
     inputs: set[str] = set()
     constants: set[str] = set()
     for part, first, last in _graph(data):
@@ -101,8 +101,8 @@ def _graph(data: mmap.mmap) -> Iterator[tuple[int, int, int]]:
             yield from _fields(data, start, end)
 
 
-def _node(data: mmap.mmap, start: int, end: int) -> _Raw:
-    node = _Raw()
+def _node(data: mmap.mmap, start: int, end: int) -> _RawNode:
+    node = _RawNode()
     for number, first, last in _fields(data, start, end):
         if number == _NODE_INPUT:
             node.inputs.append(data[first:last].decode())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from convoy.app.engines.cpu import cpu_budget, cpu_model
 from convoy.export.engine_table.page import render
-from convoy.export.engine_table.race import Entry, race
+from convoy.export.engine_table.race import EngineResult, race
 from convoy.models.checkpoint import write_whole
 
 # Small and large, plain and depthwise convolutions, and one without any.
@@ -22,7 +22,7 @@ _MODELS = (
 def main(arguments: Sequence[str]) -> None:
     page, names = Path(arguments[0] if arguments else "docs/engines.md"), arguments[1:] or _MODELS
     machine = f"{cpu_model()}, {cpu_budget()} cores, {platform.system()} {platform.machine()}"
-    entries: list[Entry] = []
+    entries: list[EngineResult] = []
     for name in names:
         entries += race(name, cpu_budget())
         write_whole(page, render(machine, entries).encode())

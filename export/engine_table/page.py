@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convoy.export.engine_table.race import BATCHES, Entry, Pace
+from convoy.export.engine_table.race import BATCHES, EngineResult, Throughput
 
 _INTRODUCTION = """# The engines of the CPU beside each other
 
@@ -16,7 +16,7 @@ accuracy.
 """
 
 
-def render(machine: str, entries: Sequence[Entry]) -> str:
+def render(machine: str, entries: Sequence[EngineResult]) -> str:
     """The whole page."""
     libraries = sorted({entry.library for entry in entries if entry.library})
     sizes = [f"{what} at {size}" for size in BATCHES for what in ("images/s", "times")]
@@ -25,7 +25,7 @@ def render(machine: str, entries: Sequence[Entry]) -> str:
     return "\n".join([*lines, *(_line(_cells(entry)) for entry in entries)]) + "\n"
 
 
-def _cells(entry: Entry) -> list[str]:
+def _cells(entry: EngineResult) -> list[str]:
     if entry.problem:
         nothing = [""] * (2 * len(BATCHES) + 1)
         return [entry.model, entry.precision, entry.engine, *nothing, " ".join(entry.problem.split()).replace("|", "/")]
@@ -33,7 +33,7 @@ def _cells(entry: Entry) -> list[str]:
     return [entry.model, entry.precision, entry.engine, *paces, f"{entry.agreement:.0%}", f"{entry.error:.1g}"]
 
 
-def _times(pace: Pace) -> str:
+def _times(pace: Throughput) -> str:
     gain = pace.speedup
     return "1" if gain is None else f"{gain.median:.2f} ({gain.low:.2f} to {gain.high:.2f})"
 

@@ -35,7 +35,7 @@ _WARM_UP, _ROUNDS = 3, 25
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Throughput:
     """`speedup`: how many times faster than ONNX Runtime in fp32; None for that itself."""
 
     images_per_s: float
@@ -43,7 +43,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EngineResult:
     """One variant of a network in one engine. `paces` are by `BATCHES`; empty, with the `problem`, where it fails.
 
     `agreement` is the share of pictures whose first class is fp32's, `error` the worst relative error.
@@ -53,13 +53,13 @@ class Entry:
     engine: str
     library: str
     precision: str
-    paces: tuple[Pace, ...] = ()
+    paces: tuple[Throughput, ...] = ()
     agreement: float = 0.0
     error: float = 0.0
     problem: str = ""
 
 
-def race(name: str, threads: int) -> list[Entry]:
+def race(name: str, threads: int) -> list[EngineResult]:
     """Never raises for what is wrong with the network."""
     with tempfile.TemporaryDirectory(prefix="convoy-engines-") as temporary, ExitStack() as stack:
         folder = Path(temporary)
@@ -68,9 +68,9 @@ def race(name: str, threads: int) -> list[Entry]:
             proof = prove(name, image, folder, threads)
             recipes = _made(folder, proof)
         except (ConvoyError, EngineFailure) as failure:
-            return [Entry(name, "", "", "", problem=str(failure))]
+            return [EngineResult(name, "", "", "", problem=str(failure))]
         opened: list[Engine] = []
-        failed: list[Entry] = []
+        failed: list[EngineResult] = []
         for row, recipe in _pairs(recipes):
             try:
                 engine = _open(row, recipe, proof, folder, threads)
@@ -78,7 +78,7 @@ def race(name: str, threads: int) -> list[Entry]:
                 engine.warm_up()
                 opened.append(engine)
             except (ConvoyError, EngineFailure) as failure:
-                failed.append(Entry(name, row.name, "", recipe.precision, problem=str(failure)))
+                failed.append(EngineResult(name, row.name, "", recipe.precision, problem=str(failure)))
         return [*_entries(name, opened, proof.samples), *failed]
 
 
@@ -104,13 +104,13 @@ def _open(row: Row, recipe: Recipe, proof: Proof, folder: Path, threads: int) ->
     return row.open(job, variant, Place())
 
 
-def _entries(name: str, engines: Sequence[Engine], samples: np.ndarray) -> list[Entry]:
+def _entries(name: str, engines: Sequence[Engine], samples: np.ndarray) -> list[EngineResult]:
     by_size = [_in_turns([make_probe(engine, size) for engine in engines]) for size in BATCHES]
     answers = [_answers(engine, samples) for engine in engines]
     entries = []
     for index, engine in enumerate(engines):
         paces = tuple(
-            Pace(
+            Throughput(
                 1e3 * size / float(np.median(runs[index])), paired_speedup([runs[0]], [runs[index]]) if index else None
             )
             for size, runs in zip(BATCHES, by_size, strict=True)
@@ -118,7 +118,7 @@ def _entries(name: str, engines: Sequence[Engine], samples: np.ndarray) -> list[
         agreement = float(np.mean(answers[index].argmax(axis=1) == answers[0].argmax(axis=1)))
         error = relative_error(answers[index], answers[0])
         info = engine.info
-        entries.append(Entry(name, info.engine, info.library, info.precision, paces, agreement, error))
+        entries.append(EngineResult(name, info.engine, info.library, info.precision, paces, agreement, error))
     return entries
 
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from convoy.app.engines.measure import Pace, batch_knots, latency_tables, run_in_turns
 from convoy.export.progress import Progress
-from convoy.export.variants.variant import Candidate
+from convoy.export.variants.variant import OpenVariant
 from convoy.models.bundle import LatencyTable
 
 # A small network is measured in some seconds, and none for longer than a minute or two.
 PACE = Pace(budget_s=0.7, limit_s=20.0, warm_up=2, fewest=7, most=300)
 
 
-def measure_latencies(candidates: Sequence[Candidate], progress: Progress) -> tuple[LatencyTable | None, ...]:
+def measure_latencies(candidates: Sequence[OpenVariant], progress: Progress) -> tuple[LatencyTable | None, ...]:
     """One table per candidate, the first of which is the fp32 reference; points at batch sizes 1, 2, 4, ...
 
     None for a variant that is made for another device than the one that ran it: its time here says nothing.

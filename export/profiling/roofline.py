@@ -19,7 +19,7 @@ import numpy as np
 
 from convoy.app.engines.onnxruntime import open_session
 from convoy.export.profiling.work import count_work
-from convoy.export.variants.variant import Candidate
+from convoy.export.variants.variant import OpenVariant
 from convoy.models.bundle import Roofline
 from convoy.models.errors import JobError
 
@@ -40,7 +40,7 @@ class Ceilings:
     gb_per_s: float
 
 
-def measure_roofline(fp32: Candidate, threads: int) -> Roofline:
+def measure_roofline(fp32: OpenVariant, threads: int) -> Roofline:
     """The roofline of the fp32 graph on this CPU. Raises JobError where the runtime cannot run the probes."""
     work = count_work(fp32.path, fp32.engine.inputs, batched=fp32.engine.batched)
     ceilings = measure_ceilings(threads)

@@ -18,7 +18,7 @@ from convoy.models.bundle import Accuracy, Variant
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class AccuracyGate:
     """`budget_points` of top-1 a variant may lose against fp32; `strict` wants that proved."""
 
     budget_points: float
@@ -47,7 +47,7 @@ class Gate:
         return not self.strict, f"{doubt}, and --strict-gate wants it proved" if self.strict else doubt
 
 
-def refused_by_name(variants: Sequence[Variant], precisions: str | None, gate: Gate) -> tuple[Variant, ...]:
+def refused_by_name(variants: Sequence[Variant], precisions: str | None, gate: AccuracyGate) -> tuple[Variant, ...]:
     """The variants that `--precisions` names and the gate keeps out of service; not those that are only slow."""
     asked = {part.strip() for part in (precisions or "").split(",")}
     return tuple(

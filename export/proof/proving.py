@@ -15,7 +15,7 @@ from pathlib import Path
 from convoy.export.cache import StepCache
 from convoy.export.data import ExportData
 from convoy.export.progress import Progress
-from convoy.export.proof.gate import Gate
+from convoy.export.proof.gate import AccuracyGate
 from convoy.export.proof.verify import Score, compare, measure_accuracy
 from convoy.export.variants.making import Made, Maker
 from convoy.export.variants.precision import REFERENCE, Recipe
@@ -33,7 +33,7 @@ class Prover:
     spec: ModelSpec
     folder: Path
     data: ExportData
-    gate: Gate
+    gate: AccuracyGate
     progress: Progress
     cache: StepCache
 

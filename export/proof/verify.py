@@ -17,7 +17,7 @@ from convoy.export.cache import NO_CACHE, StepCache, step_key
 from convoy.export.data import Chunk, Images
 from convoy.export.progress import Progress
 from convoy.export.proof.outcomes import LEAST_SHARE, Outcomes, relative_errors
-from convoy.export.variants.variant import Candidate
+from convoy.export.variants.variant import OpenVariant
 from convoy.models.bundle import Accuracy, sha256_file
 from convoy.models.errors import JobError
 
@@ -44,7 +44,7 @@ def relative_error(answers: np.ndarray, expected: np.ndarray, *, least_size: flo
 
 
 def check_against_torch(
-    fp32: Candidate, samples: np.ndarray, reference: np.ndarray, *, are_shares: bool = False
+    fp32: OpenVariant, samples: np.ndarray, reference: np.ndarray, *, are_shares: bool = False
 ) -> float:
     """The fp32 graph against torch's answers [n, outputs] to `samples` [n, ...], at batch 1, 3 and the largest.
 
@@ -70,7 +70,7 @@ def check_against_torch(
     return worst
 
 
-def _in_batches(candidate: Candidate, samples: np.ndarray, batch: int) -> np.ndarray:
+def _in_batches(candidate: OpenVariant, samples: np.ndarray, batch: int) -> np.ndarray:
     """Answers to all samples, every run with exactly `batch` of them: the last one is filled up from the start."""
     count = len(samples)
     indices = np.arange(-(-count // batch) * batch) % count
@@ -78,14 +78,14 @@ def _in_batches(candidate: Candidate, samples: np.ndarray, batch: int) -> np.nda
     return np.concatenate(answers)[:count]
 
 
-def compare(candidates: Sequence[Candidate], samples: np.ndarray) -> tuple[Score, ...]:
+def compare(candidates: Sequence[OpenVariant], samples: np.ndarray) -> tuple[Score, ...]:
     """Scores without labels: how far each variant's answers to `samples` are from the first's."""
     outcomes = _answered(candidates, [Chunk(samples, np.zeros(len(samples), np.int64))])
     return tuple(Score(None, own.worst_error, own.agreement(outcomes[0])) for own in outcomes)
 
 
 def measure_accuracy(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[OpenVariant],
     images: Images,
     progress: Progress,
     *,
@@ -113,7 +113,7 @@ def measure_accuracy(
 
 
 def observe(
-    candidates: Sequence[Candidate], images: Images, progress: Progress, step: str, cache: StepCache = NO_CACHE
+    candidates: Sequence[OpenVariant], images: Images, progress: Progress, step: str, cache: StepCache = NO_CACHE
 ) -> tuple[Outcomes, ...]:
     """What each candidate answers to all images; the first is the fp32 reference. Raises JobError as above."""
     keys = _keys(candidates, images)
@@ -138,7 +138,7 @@ def observe(
     )
 
 
-def _keys(candidates: Sequence[Candidate], images: Images) -> list[str]:
+def _keys(candidates: Sequence[OpenVariant], images: Images) -> list[str]:
     # The fingerprint tells CPU and library: on others, or in a twin, an image on the edge may fall to the other side.
     own = [
         (sha256_file(candidate.path), candidate.engine.info.device_fingerprint, str(candidate.is_twin))
@@ -147,7 +147,7 @@ def _keys(candidates: Sequence[Candidate], images: Images) -> list[str]:
     return [step_key("outcomes", *one, *own[0], candidates[0].activation, images.key) for one in own]
 
 
-def _answered(candidates: Sequence[Candidate], chunks: Iterable[Chunk]) -> tuple[Outcomes, ...]:
+def _answered(candidates: Sequence[OpenVariant], chunks: Iterable[Chunk]) -> tuple[Outcomes, ...]:
     """Empty without images."""
     largest = candidates[0].engine.info.batch_sizes[-1]
     parts: list[list[Outcomes]] = [[] for _ in candidates]

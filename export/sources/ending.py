@@ -56,10 +56,10 @@ def read_ending(path: Path) -> Ending:
 
 def ending_of(graph: Any) -> Ending:
     """How the graph's first output comes to be."""
-    return _Reader(graph).read(graph.output[0].name, _MOST_STEPS)
+    return _EndingReader(graph).read(graph.output[0].name, _MOST_STEPS)
 
 
-class _Reader:
+class _EndingReader:
     def __init__(self, graph: Any) -> None:
         self._made: Mapping[str, Any] = producers(graph)
         self._constants = initializers(graph)

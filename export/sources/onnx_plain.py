@@ -30,9 +30,9 @@ from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.verify import MAX_FP32_ERROR
 from convoy.export.sources import to_onnx
 from convoy.export.sources.onnx_batch import Batching, write_batched
-from convoy.export.sources.source import Source, parse_source
+from convoy.export.sources.source import ModelSource, parse_source
 from convoy.export.variants.precision import REFERENCE
-from convoy.export.variants.variant import Candidate, opened
+from convoy.export.variants.variant import OpenVariant, opened
 from convoy.models.bundle import Canary, Provenance, Variant, sha256_file
 from convoy.models.checkpoint import convoy_version
 from convoy.models.errors import JobError, UsageError
@@ -111,7 +111,7 @@ def _per_sample(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 def _prove(
-    source: Source, spec: ModelSpec, batching: Batching, folder: Path, progress: Progress
+    source: ModelSource, spec: ModelSpec, batching: Batching, folder: Path, progress: Progress
 ) -> tuple[Variant, Canary]:
     assert source.file is not None
     with opened(spec, [REFERENCE], folder) as (served,):
@@ -141,7 +141,7 @@ def _record(original: Path, spec: ModelSpec) -> Canary:
     )
 
 
-def _worst_error(served: Candidate, canary: Canary, *, batched: bool) -> float:
+def _worst_error(served: OpenVariant, canary: Canary, *, batched: bool) -> float:
     """The largest ||a - b|| / ||b|| of any output and row. Raises JobError when it is above `MAX_FP32_ERROR`."""
     largest = served.engine.info.batch_sizes[-1]
     worst = 0.0
@@ -155,7 +155,7 @@ def _worst_error(served: Candidate, canary: Canary, *, batched: bool) -> float:
     return worst
 
 
-def _in_batches(served: Candidate, canary: Canary, batch: int) -> dict[str, np.ndarray]:
+def _in_batches(served: OpenVariant, canary: Canary, batch: int) -> dict[str, np.ndarray]:
     runs = [
         run_arrays(served.engine, {name: array[start : start + batch] for name, array in canary.inputs.items()})
         for start in range(0, canary.samples, batch)
@@ -170,7 +170,7 @@ def _error(answers: np.ndarray, expected: np.ndarray) -> float:
     return float(difference / max(float(np.linalg.norm(expected.astype(np.float64).ravel())), 1e-30))
 
 
-def _provenance(source: Source) -> Provenance:
+def _provenance(source: ModelSource) -> Provenance:
     assert source.file is not None
     tools: Mapping[str, str] = {
         "convoy": convoy_version(),

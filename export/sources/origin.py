@@ -14,7 +14,7 @@ from pathlib import Path
 from convoy.export.options import ExportOptions
 from convoy.export.sources.onnx_source import image_size
 from convoy.export.sources.preprocess import InputSize, resized
-from convoy.export.sources.source import Source
+from convoy.export.sources.source import ModelSource
 from convoy.export.sources.torch_job import Inquiry, WeightsFrom
 from convoy.export.sources.torch_process import ask
 from convoy.models import zoo
@@ -43,7 +43,7 @@ class Origin:
     others are loaded, whose number of classes only torch will tell.
     """
 
-    source: Source
+    source: ModelSource
     weights: Path | None
     weights_from: WeightsFrom
     size: InputSize | None
@@ -54,7 +54,7 @@ class Origin:
     stated: Stated | None = None
 
 
-def find_origin(options: ExportOptions, source: Source, size: InputSize | None) -> Origin:
+def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | None) -> Origin:
     """Raises UsageError where weights are missing or too many, JobError for what cannot be read or asked.
 
     `size` is the input that the user wants, to which a registry's recipe is scaled in proportion.
@@ -91,7 +91,7 @@ def _stated(header: CheckpointHeader) -> Stated:
     return Stated(100 * header.test_accuracy, header.dataset, test.sha256 if test else None)
 
 
-def _weights(weights: Path | None, source: Source, *, is_random: bool) -> tuple[Path | None, WeightsFrom]:
+def _weights(weights: Path | None, source: ModelSource, *, is_random: bool) -> tuple[Path | None, WeightsFrom]:
     if is_random and (weights is not None or source.carries_weights):
         own = "--weights" if weights is not None else source.shown
         raise UsageError(f"--random-weights and the weights of {own} are two things; leave one out")
@@ -114,7 +114,7 @@ def _weights(weights: Path | None, source: Source, *, is_random: bool) -> tuple[
     return weights, "file"
 
 
-def _header(weights: Path, source: Source) -> CheckpointHeader | None:
+def _header(weights: Path, source: ModelSource) -> CheckpointHeader | None:
     if not weights.is_file():
         raise JobError(f"there is no checkpoint at {weights}; check the path, or run `convoy train`")
     if weights.suffix != ".safetensors":
@@ -128,7 +128,7 @@ def _header(weights: Path, source: Source) -> CheckpointHeader | None:
     return header
 
 
-def _zoo_size(source: Source) -> InputSize | None:
+def _zoo_size(source: ModelSource) -> InputSize | None:
     if source.kind != "zoo":
         return None
     entry = zoo.entry(source.name)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from convoy.export.cache import StepCache, step_key
-from convoy.export.plan import Plan
+from convoy.export.plan import ExportPlan
 from convoy.export.sources.to_onnx import TorchResult
 from convoy.models.bundle import sha256_file
 
@@ -25,11 +25,11 @@ _REFERENCE = "reference"
 
 
 def reused(
-    plan: Plan,
+    plan: ExportPlan,
     samples: np.ndarray,
     folder: Path,
     cache: StepCache,
-    to_onnx: Callable[[Plan, np.ndarray, Path], TorchResult],
+    to_onnx: Callable[[ExportPlan, np.ndarray, Path], TorchResult],
 ) -> TorchResult:
     """What `to_onnx` gives, from the cache where it can be; either way the graph lies in `folder`."""
     if plan.source.kind not in _REUSABLE or plan.weights is None:
@@ -49,7 +49,7 @@ def reused(
     return result
 
 
-def _key(plan: Plan, samples: np.ndarray) -> str:
+def _key(plan: ExportPlan, samples: np.ndarray) -> str:
     assert plan.weights is not None
     packages = ",".join(metadata.version(name) for name in _PACKAGES)
     return step_key(

@@ -17,7 +17,7 @@ _SOURCES = "use zoo:NAME, torchvision:NAME, timm:NAME, path/to/file.py:factory, 
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """`name` is the registry's name, the factory in `file`, or the file's own name.
 
     `published` names the registry's weights where those are used, or says that they are random.
@@ -47,18 +47,18 @@ class Source:
         return self.kind in ("onnx", "pt2")
 
 
-def parse_source(text: str, *, trust: bool = False) -> Source:
+def parse_source(text: str, *, trust: bool = False) -> ModelSource:
     """SOURCE as a record. Raises UsageError for what is not one, is not there, or needs `trust` and lacks it."""
     head, _, tail = text.rpartition(":")
     if head == "zoo":
         zoo.entry(tail)
-        return Source("zoo", tail)
+        return ModelSource("zoo", tail)
     if head == "torchvision":
-        return Source("torchvision", tail)
+        return ModelSource("torchvision", tail)
     if head == "timm":
         if importlib.util.find_spec("timm") is None:
             raise UsageError(f"SOURCE {text!r} needs timm, which is not installed; run `pip install timm`")
-        return Source("timm", tail)
+        return ModelSource("timm", tail)
     if head.endswith(".py"):
         return _factory(text, head, tail)
     if text.endswith(".py"):
@@ -66,22 +66,22 @@ def parse_source(text: str, *, trust: bool = False) -> Source:
             f"SOURCE {text!r} lacks its function; write {text}:factory, a function that returns the network"
         )
     if text.endswith(".onnx"):
-        return Source("onnx", Path(text).name, _existing(text, text))
+        return ModelSource("onnx", Path(text).name, _existing(text, text))
     if text.endswith(".pt2"):
         if not trust:
             raise UsageError(
                 f"SOURCE {text!r} carries pickle, which can run any code when it is read; pass --trust if you know "
                 "who made it"
             )
-        return Source("pt2", Path(text).name, _existing(text, text))
+        return ModelSource("pt2", Path(text).name, _existing(text, text))
     raise UsageError(f"SOURCE {text!r} is not understood; {_SOURCES}")
 
 
-def _factory(text: str, head: str, tail: str) -> Source:
+def _factory(text: str, head: str, tail: str) -> ModelSource:
     file = _existing(text, head)
     if not tail.isidentifier():
         raise UsageError(f"SOURCE {text!r}: {tail!r} is not the name of a function; write {head}:factory")
-    return Source("file", tail, file)
+    return ModelSource("file", tail, file)
 
 
 def _existing(text: str, path: str) -> Path:

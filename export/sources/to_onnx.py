@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from convoy.app.engines.cpu import cpu_budget
-from convoy.export.plan import Plan
+from convoy.export.plan import ExportPlan
 from convoy.export.sources.onnx_source import wrap
-from convoy.export.sources.torch_job import OUTPUT_NAME, Job
+from convoy.export.sources.torch_job import OUTPUT_NAME, TorchJob
 from convoy.export.sources.torch_process import run_job
 
 # A protobuf holds 2 GiB at most, and the graph itself takes some of it.
@@ -40,7 +40,7 @@ class TorchResult:
     weights_entry: str = ""
 
 
-def to_onnx(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
+def to_onnx(plan: ExportPlan, samples: np.ndarray, folder: Path) -> TorchResult:
     """Export the plan's network; `folder` is an empty one, in which the graph will lie.
 
     Raises JobError with one line that says why it cannot be done.
@@ -51,7 +51,7 @@ def to_onnx(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
     return TorchResult(answer.onnx, answer.reference, answer.torch_version, weights_entry=answer.weights_entry)
 
 
-def _from_file(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
+def _from_file(plan: ExportPlan, samples: np.ndarray, folder: Path) -> TorchResult:
     assert plan.source.file is not None
     made = wrap(plan.source.file, plan.image, samples, folder, cpu_budget(), INLINE_BYTES)
     return TorchResult(
@@ -65,8 +65,8 @@ def _from_file(plan: Plan, samples: np.ndarray, folder: Path) -> TorchResult:
     )
 
 
-def _job(plan: Plan) -> Job:
-    return Job(
+def _job(plan: ExportPlan) -> TorchJob:
+    return TorchJob(
         kind=plan.source.kind,
         name=plan.source.name,
         file=str(plan.source.file) if plan.source.file else None,

@@ -33,7 +33,7 @@ WeightsFrom = Literal["network", "file", "registry", "random"]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TorchJob:
     """What to export, as plain data.
 
     `file` is the user's file and `name` its factory for kind "file", the archive for kind "pt2"; otherwise
@@ -60,7 +60,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TorchOutcome:
     """What came of it: either `error`, one line for the user, or torch's version and the number of outputs.
 
     `weights_entry` says which of the entries of the file of weights was taken; empty where there was no choice.

@@ -20,7 +20,7 @@ import safetensors.numpy
 
 from convoy import IMPORT_ROOT
 from convoy.export.sources import torch_job as files
-from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, Job, Outcome, one_line
+from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, TorchJob, TorchOutcome, one_line
 from convoy.models.errors import JobError
 from convoy.models.records import from_jsonable, to_jsonable
 
@@ -30,8 +30,8 @@ _CHILD = ("-P", "-B", "-m", "convoy.export.sources.torch_child")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The graph as a file, and torch's own answers to the samples: float32 [n, outputs]; and as in `Outcome`."""
+class TorchExport:
+    """The graph as a file, and torch's own answers to the samples: float32 [n, outputs]; and as in `TorchOutcome`."""
 
     onnx: Path
     reference: np.ndarray
@@ -39,18 +39,18 @@ class Answer:
     weights_entry: str = ""
 
 
-def run_job(job: Job, samples: np.ndarray, folder: Path) -> Answer:
+def run_job(job: TorchJob, samples: np.ndarray, folder: Path) -> TorchExport:
     """Have a child do the job; `folder` is an empty one for the exchange.
 
     Raises JobError with the child's one line, or with what killed it.
     """
     (folder / files.JOB).write_text(json.dumps(to_jsonable(job)))
     (folder / files.SAMPLES).write_bytes(safetensors.numpy.save({TENSOR: samples}))
-    outcome = from_jsonable(Outcome, json.loads(_run(folder, files.OUTCOME)), files.OUTCOME)
+    outcome = from_jsonable(TorchOutcome, json.loads(_run(folder, files.OUTCOME)), files.OUTCOME)
     if outcome.error is not None:
         raise JobError(outcome.error)
     reference = safetensors.numpy.load((folder / files.REFERENCE).read_bytes())[TENSOR]
-    return Answer(folder / files.ONNX, reference, outcome.torch_version, outcome.weights_entry)
+    return TorchExport(folder / files.ONNX, reference, outcome.torch_version, outcome.weights_entry)
 
 
 def ask(inquiry: Inquiry) -> Description:

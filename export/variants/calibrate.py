@@ -18,7 +18,7 @@ import numpy as np
 
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.data import Chunk
-from convoy.export.variants.histogram import Histogram
+from convoy.export.variants.histogram import ActivationHistogram
 from convoy.models.errors import JobError
 
 Method = Literal["minmax", "entropy", "percentile"]
@@ -51,7 +51,7 @@ def collect(
 
     Raises JobError when there is no image, or when the network computes NaN or infinity on one.
     """
-    histograms: dict[str, Histogram] = defaultdict(Histogram)
+    histograms: dict[str, ActivationHistogram] = defaultdict(ActivationHistogram)
     for values in observed(graph, chunks, tensors):
         for name, value in values.items():
             _count(histograms[name], value, name)
@@ -101,7 +101,7 @@ def _observing(graph: Path, tensors: Collection[str] | None) -> tuple[Any, list[
     return session, [name for name in floats if tensors is None or name in tensors]
 
 
-def _count(histogram: Histogram, values: np.ndarray, name: str) -> None:
+def _count(histogram: ActivationHistogram, values: np.ndarray, name: str) -> None:
     try:
         histogram.add(values)
     except ValueError:
@@ -110,15 +110,15 @@ def _count(histogram: Histogram, values: np.ndarray, name: str) -> None:
         ) from None
 
 
-def _min_max(histogram: Histogram) -> Range:
+def _min_max(histogram: ActivationHistogram) -> Range:
     return histogram.lowest, histogram.highest
 
 
-def _percentile(histogram: Histogram) -> Range:
+def _percentile(histogram: ActivationHistogram) -> Range:
     return histogram.percentile(_PERCENT)
 
 
-def _entropy(histogram: Histogram) -> Range:
+def _entropy(histogram: ActivationHistogram) -> Range:
     from onnxruntime.quantization.calibrate import HistogramCollector
 
     counts, edges = histogram.coarse(_ENTROPY_BINS)

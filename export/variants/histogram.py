@@ -16,7 +16,7 @@ _MOST_VALUES = 1 << 18
 
 
 @dataclass(slots=True)
-class Histogram:
+class ActivationHistogram:
     """`counts` int64 [BINS] over [-limit, limit]; `lowest` and `highest` are exact."""
 
     lowest: float = float("inf")

@@ -23,7 +23,7 @@ from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.outcomes import Outcomes
 from convoy.export.variants.calibrate import Calibration, Method
 from convoy.export.variants.precision import REFERENCE, Recipe
-from convoy.export.variants.variant import Candidate, opened
+from convoy.export.variants.variant import OpenVariant, opened
 from convoy.models.bundle import Accuracy
 from convoy.models.spec import ModelSpec
 
@@ -88,12 +88,12 @@ class Bench:
     def _outcomes(self, answers: np.ndarray, labels: np.ndarray) -> Outcomes:
         return Outcomes.of(answers, self._reference, labels, self._spec.activation)
 
-    def _answers(self, candidate: Candidate) -> np.ndarray:
+    def _answers(self, candidate: OpenVariant) -> np.ndarray:
         size = self._spec.max_batch_size
         starts = range(0, len(self._images), size)
         return np.concatenate([candidate.logits(self._images[start : start + size]) for start in starts])
 
-    def _median_ms(self, candidate: Candidate) -> float:
+    def _median_ms(self, candidate: OpenVariant) -> float:
         probe = make_probe(candidate.engine, self._spec.max_batch_size)
         probe.run_ms()
         return statistics.median(probe.run_ms() for _ in range(_TIMED_RUNS))

@@ -25,7 +25,7 @@ from convoy.models.spec import Activation, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class OpenVariant:
     """A variant whose file exists; `engine` is open for as long as the candidate is in use.
 
     `activation` is the model's, which tells what a single output means. `is_twin`: the engine runs what answers as
@@ -45,7 +45,7 @@ class Candidate:
 
 
 @contextmanager
-def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator[tuple[Candidate, ...]]:
+def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator[tuple[OpenVariant, ...]]:
     """Candidates for files in `folder`, warmed up, closed at the end.
 
     A variant for another device runs here as its rounding twin, which answers as that device would. Raises
@@ -58,7 +58,7 @@ def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator
             engine = _open(spec, recipe, row, path) if row else _open(spec, recipe, REFERENCE, _twin(stack, path))
             stack.callback(engine.close)
             engine.warm_up()
-            candidates.append(Candidate(recipe, path, engine, spec.activation, is_twin=row is None))
+            candidates.append(OpenVariant(recipe, path, engine, spec.activation, is_twin=row is None))
         yield tuple(candidates)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from convoy.export.zoo_table.rows import BuilderCell, Row, Table
+from convoy.export.zoo_table.rows import BuilderCell, Table, ZooRow
 from convoy.models.checkpoint import write_whole
 
 _PAGE = Path("zoo-table.md")
@@ -80,7 +80,7 @@ def _warnings(table: Table) -> list[str]:
     return [f"The builder's warnings, with the number of plans: {listed}.", ""]
 
 
-def _line(row: Row) -> str:
+def _line(row: ZooRow) -> str:
     verified = "-" if row.error is None else f"{'yes' if row.verified else 'NO'} ({row.error:.1g})"
     int8 = "no" if row.int8_error is None else f"yes ({row.int8_error:.2g})"
     spread = "-" if row.spread is None else f"{row.spread:.2g}"

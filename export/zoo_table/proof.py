@@ -14,10 +14,10 @@ import numpy as np
 from convoy.export.data import ImageSet
 from convoy.export.proof.verify import relative_error
 from convoy.export.sources.to_onnx import INLINE_BYTES
-from convoy.export.sources.torch_job import OUTPUT_NAME, Inquiry, Job
-from convoy.export.sources.torch_process import Answer, ask, run_job
+from convoy.export.sources.torch_job import OUTPUT_NAME, Inquiry, TorchJob
+from convoy.export.sources.torch_process import TorchExport, ask, run_job
 from convoy.export.variants.precision import REFERENCE
-from convoy.export.variants.variant import Candidate, opened
+from convoy.export.variants.variant import OpenVariant, opened
 from convoy.models.errors import JobError
 from convoy.models.samples import Sample
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
@@ -72,7 +72,7 @@ def samples_of(image: ImageSpec) -> np.ndarray:
     return np.stack([random_picture(image, seed) for seed in range(_IMAGES)])
 
 
-def export_random(name: str, image: ImageSpec, samples: np.ndarray, folder: Path, threads: int) -> Answer:
+def export_random(name: str, image: ImageSpec, samples: np.ndarray, folder: Path, threads: int) -> TorchExport:
     """`REFERENCE.file` in `folder`, and torch's own answers. Weights are drawn by what they make of the samples.
 
     Raises JobError for what cannot be exported.
@@ -82,8 +82,8 @@ def export_random(name: str, image: ImageSpec, samples: np.ndarray, folder: Path
     return answer
 
 
-def _job(name: str, image: ImageSpec, threads: int) -> Job:
-    return Job(
+def _job(name: str, image: ImageSpec, threads: int) -> TorchJob:
+    return TorchJob(
         kind="torchvision",
         name=name,
         file=None,
@@ -99,7 +99,7 @@ def _job(name: str, image: ImageSpec, threads: int) -> Job:
     )
 
 
-def _spec(name: str, image: ImageSpec, answer: Answer) -> ModelSpec:
+def _spec(name: str, image: ImageSpec, answer: TorchExport) -> ModelSpec:
     inputs = (TensorSpec("images", image.tensor_dtype, image.tensor_shape),)
     outputs = (TensorSpec(OUTPUT_NAME, "FP32", (answer.reference.shape[1],)),)
     return ModelSpec(name, inputs, outputs, max(BATCHES), image, "softmax", ())
@@ -124,7 +124,7 @@ def _spread(answers: np.ndarray) -> float:
     return float(np.linalg.norm(answers - answers.mean(axis=0)) / max(float(np.linalg.norm(answers)), 1e-30))
 
 
-def _error_at(candidate: Candidate, samples: np.ndarray, reference: np.ndarray, batch: int) -> float:
+def _error_at(candidate: OpenVariant, samples: np.ndarray, reference: np.ndarray, batch: int) -> float:
     answers = [candidate.logits(samples[start : start + batch]) for start in range(0, len(samples), batch)]
     return relative_error(np.concatenate(answers), reference)
 

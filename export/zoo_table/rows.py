@@ -37,7 +37,7 @@ class BuilderCell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ZooRow:
     """One model. Errors are relative, `spread` is a share, and None stands for what was not reached."""
 
     model: str
@@ -53,15 +53,15 @@ class Row:
     why: str = ""
     builder: tuple[BuilderCell, ...] = ()
 
-    def after(self, seconds: float) -> Row:
+    def after(self, seconds: float) -> ZooRow:
         """The row with the time that it took."""
         return replace(self, seconds=round(seconds, 1))
 
-    def with_times(self, fp32_ms: float, int8_ms: float | None, int8_error: float | None, why: str) -> Row:
+    def with_times(self, fp32_ms: float, int8_ms: float | None, int8_error: float | None, why: str) -> ZooRow:
         """The row with what came of quantising and timing; `why` says why there is no int8."""
         return replace(self, fp32_ms=fp32_ms, int8_ms=int8_ms, int8_error=int8_error, why=why)
 
-    def with_builder(self, cells: Iterable[BuilderCell]) -> Row:
+    def with_builder(self, cells: Iterable[BuilderCell]) -> ZooRow:
         """The row with these cells beside those of other precisions."""
         new = tuple(cells)
         precisions = {cell.precision for cell in new}
@@ -92,7 +92,7 @@ class Table:
 
     machine: str
     tools: dict[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[ZooRow, ...]
     builder: str = ""
 
     def timed(self, threads: int) -> Table:
@@ -102,11 +102,11 @@ class Table:
         dot = "with" if has_int8_dot_product() else "without"
         return replace(self, machine=f"{fingerprint(threads, LIBRARY)}; {dot} 8-bit dot products", tools=tools)
 
-    def find(self, model: str) -> Row | None:
+    def find(self, model: str) -> ZooRow | None:
         """The model's row, if it has one."""
         return next((row for row in self.rows if row.model == model), None)
 
-    def with_row(self, row: Row) -> Table:
+    def with_row(self, row: ZooRow) -> Table:
         """The table with this row in the place of the model's former one, or at the end."""
         if self.find(row.model) is None:
             return replace(self, rows=(*self.rows, row))

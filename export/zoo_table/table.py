@@ -25,11 +25,11 @@ from convoy.export.sources.torch_process import ask
 from convoy.export.variants.calibrate import Calibration
 from convoy.export.variants.making import plain_calibration
 from convoy.export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recipe
-from convoy.export.variants.variant import Candidate, opened
+from convoy.export.variants.variant import OpenVariant, opened
 from convoy.export.zoo_table import builder
 from convoy.export.zoo_table.page import write_page
 from convoy.export.zoo_table.proof import Proof, export_random, image_of, pictures_of, prove, samples_of
-from convoy.export.zoo_table.rows import BuilderCell, Row, Table, read_table, write_table
+from convoy.export.zoo_table.rows import BuilderCell, Table, ZooRow, read_table, write_table
 from convoy.models.errors import ConvoyError
 
 _TIMING_S = 3.0
@@ -40,7 +40,7 @@ BUILT_FILES = tuple(recipe for recipe in RECIPES if recipe.file in ("fp16.onnx",
 _FAILURES = (ConvoyError, EngineFailure, MemoryError)
 
 
-def make_table(folder: Path, threads: int, only: Sequence[str] = ()) -> Iterator[Row]:
+def make_table(folder: Path, threads: int, only: Sequence[str] = ()) -> Iterator[ZooRow]:
     """Add what is missing, first to the rows that there are, and yield each row; `only` names the models to look at.
 
     Raises JobError when torchvision cannot be asked; what fails for one model is a row that says so.
@@ -60,27 +60,27 @@ def make_table(folder: Path, threads: int, only: Sequence[str] = ()) -> Iterator
         yield row
 
 
-def _missing(table: Table, names: Sequence[str], only: Sequence[str]) -> list[tuple[str, Row | None]]:
+def _missing(table: Table, names: Sequence[str], only: Sequence[str]) -> list[tuple[str, ZooRow | None]]:
     """The models with something left to do, in this order, each with the row that it has."""
     wanted = [(name, table.find(name)) for name in names if not only or name in only]
     lacking = [(name, row) for name, row in wanted if row is not None and row.exported and _unbuilt(row)]
     return [*lacking, *((name, None) for name, row in wanted if row is None)]
 
 
-def _unbuilt(row: Row) -> tuple[Recipe, ...]:
+def _unbuilt(row: ZooRow) -> tuple[Recipe, ...]:
     """The files that the builder has not seen yet; none where there is no builder."""
     known = {cell.precision for cell in row.builder}
     return tuple(recipe for recipe in BUILT_FILES if recipe.precision not in known) if builder.library() else ()
 
 
-def try_model(name: str, threads: int) -> Row:
+def try_model(name: str, threads: int) -> ZooRow:
     """One model: exported, held against torch, quantised, timed, built. Never raises for what is wrong with it."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="convoy-zoo-") as temporary:
         try:
             row = _try(name, Path(temporary), threads)
         except _FAILURES as error:
-            row = Row(name, "", exported=False, why=_reason(error))
+            row = ZooRow(name, "", exported=False, why=_reason(error))
     return row.after(time.monotonic() - started_s)
 
 
@@ -121,10 +121,10 @@ def _reason(error: BaseException) -> str:
     return "not enough memory" if isinstance(error, MemoryError) else str(error)
 
 
-def _try(name: str, folder: Path, threads: int) -> Row:
+def _try(name: str, folder: Path, threads: int) -> ZooRow:
     image = image_of(name)
     proof = prove(name, image, folder, threads)
-    row = Row(name, f"{image.height}x{image.width}", True, proof.is_proved, proof.error, proof.spread)
+    row = ZooRow(name, f"{image.height}x{image.width}", True, proof.is_proved, proof.error, proof.spread)
     try:
         calibration = plain_calibration(folder, pictures_of(image, proof.samples), SILENT)
     except _FAILURES as error:
@@ -134,7 +134,7 @@ def _try(name: str, folder: Path, threads: int) -> Row:
     return _with_int8(row, proof, calibration).with_builder(_built(calibration, _unbuilt(row)))
 
 
-def _with_int8(row: Row, proof: Proof, calibration: Calibration) -> Row:
+def _with_int8(row: ZooRow, proof: Proof, calibration: Calibration) -> ZooRow:
     folder = calibration.graph.parent
     try:
         assert INT8_CPU.make is not None
@@ -152,7 +152,7 @@ def _time_alone(proof: Proof, folder: Path) -> float:
         return _race([fp32])[0]
 
 
-def _race(candidates: Sequence[Candidate]) -> list[float]:
+def _race(candidates: Sequence[OpenVariant]) -> list[float]:
     """Median milliseconds of one image in each, taking turns because a machine's speed drifts."""
     probes = [make_probe(candidate.engine, 1) for candidate in candidates]
     runs_ms: list[list[float]] = [[] for _ in probes]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.generator.recorder import Recorder
-from convoy.loadtest.generator.wire import IDLE, Connection
+from convoy.loadtest.generator.wire import IDLE, ClientConnection
 from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.request_pool import RequestPool
 
@@ -50,8 +50,8 @@ class HttpSender:
         self._timeout_s = timeout_s
         self._timeout_ns = int(timeout_s * NS_PER_S)
         self._tls = ssl.create_default_context() if endpoint.tls else None
-        self._all: set[Connection] = set()
-        self._idle: list[Connection] = []
+        self._all: set[ClientConnection] = set()
+        self._idle: list[ClientConnection] = []
         self._backlog: deque[int] = deque()
         self._opening: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -92,11 +92,11 @@ class HttpSender:
 
     # what a connection tells its owner
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ClientConnection) -> None:
         self._all.add(connection)
         self._free(connection, time.monotonic_ns())
 
-    def answered(self, connection: Connection, ticket: int, status: int, body: bytes, reusable: bool) -> None:
+    def answered(self, connection: ClientConnection, ticket: int, status: int, body: bytes, reusable: bool) -> None:
         now_ns = time.monotonic_ns()
         problem = self._check(ticket, status, body)
         self.in_flight -= 1
@@ -111,7 +111,7 @@ class HttpSender:
             self._open_more()
         self.on_done(True)
 
-    def broke(self, connection: Connection, ticket: int, problem: Problem) -> None:
+    def broke(self, connection: ClientConnection, ticket: int, problem: Problem) -> None:
         self._all.discard(connection)
         if ticket == IDLE:
             if connection in self._idle:
@@ -125,7 +125,7 @@ class HttpSender:
     def _request(self, ticket: int) -> bytes:
         return self._requests[ticket % len(self._requests)]
 
-    def _take_idle(self, now_ns: int) -> Connection | None:
+    def _take_idle(self, now_ns: int) -> ClientConnection | None:
         """The one used last: the others grow idle and are let go, as in any client's pool."""
         while self._idle:
             connection = self._idle.pop()
@@ -134,7 +134,7 @@ class HttpSender:
             connection.give_up(STOPPED)
         return None
 
-    def _free(self, connection: Connection, now_ns: int) -> None:
+    def _free(self, connection: ClientConnection, now_ns: int) -> None:
         if self._closed:
             return
         if self._backlog:
@@ -177,7 +177,7 @@ class HttpSender:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._loop.create_connection(
-                    lambda: Connection(self),
+                    lambda: ClientConnection(self),
                     endpoint.address,
                     endpoint.port,
                     ssl=self._tls,

@@ -16,7 +16,7 @@ from convoy.loadtest.shared import read_blobs, read_integers
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GeneratorJob:
     """`clients` None: an open loop with `scheduled` due times. Descriptors are inherited from the parent."""
 
     endpoint: Endpoint
@@ -40,7 +40,7 @@ class Job:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def from_line(cls, line: bytes) -> Job:
+    def from_line(cls, line: bytes) -> GeneratorJob:
         values: dict[str, Any] = json.loads(line)
         endpoint = Endpoint(**values.pop("endpoint"))
         metadata = tuple((name, value) for name, value in values.pop("metadata"))

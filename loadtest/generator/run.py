@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from convoy.loadtest.generator.job import READY, Finished, Job
+from convoy.loadtest.generator.job import READY, Finished, GeneratorJob
 from convoy.loadtest.generator.loops import ClosedLoop, Loop, OpenLoop, Sender, until_over
 from convoy.loadtest.generator.recorder import Recorder
 from convoy.loadtest.problems import Fault, Problem
@@ -32,12 +32,12 @@ NO_ANSWER = Problem(Fault.TIMEOUT, "no answer by the end of the run")
 
 def main() -> None:
     """Reads the job from the standard input, says when it is ready, runs, and writes its last words."""
-    job = Job.from_line(sys.stdin.buffer.readline())
+    job = GeneratorJob.from_line(sys.stdin.buffer.readline())
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_generate(job))
 
 
-async def _generate(job: Job) -> None:
+async def _generate(job: GeneratorJob) -> None:
     recorder = Recorder(Rows.over(memoryview(mmap.mmap(job.rows_descriptor, 0)), job.capacity))
     parent = _Parent()
     sender = _make_sender(job, recorder)
@@ -56,7 +56,7 @@ async def _generate(job: Job) -> None:
 
 
 async def _run(
-    job: Job, loop: Loop, sender: Sender, recorder: Recorder, start_ns: int, stopped: asyncio.Event
+    job: GeneratorJob, loop: Loop, sender: Sender, recorder: Recorder, start_ns: int, stopped: asyncio.Event
 ) -> Finished:
     cpu_s = time.process_time()
     if job.clients:
@@ -91,7 +91,7 @@ def _close_the_books(recorder: Recorder, unsent_ns: list[int], now_ns: int) -> N
         recorder.fail(recorder.begin(intended_ns, now_ns), now_ns, NEVER_SENT)
 
 
-def _make_sender(job: Job, recorder: Recorder) -> Sender:
+def _make_sender(job: GeneratorJob, recorder: Recorder) -> Sender:
     """The library of the other protocol is not loaded."""
     endpoint, request_pool = job.endpoint, job.request_pool()
     connections, timeout_s = job.connections, job.timeout_s
@@ -104,7 +104,7 @@ def _make_sender(job: Job, recorder: Recorder) -> Sender:
     return HttpSender(endpoint, request_pool, recorder, connections=connections, timeout_s=timeout_s)
 
 
-def _make_loop(job: Job, sender: Sender) -> Loop:
+def _make_loop(job: GeneratorJob, sender: Sender) -> Loop:
     if job.clients is None:
         return OpenLoop(sender, job.offsets_ns())
     return ClosedLoop(sender, job.clients, job.duration_s, job.capacity)

@@ -29,15 +29,15 @@ RESET = Problem(Fault.RESET, "the server reset the connection")
 class Owner(Protocol):
     """Who is told what happens on a connection. Each ticket ends in exactly one of answered and broke."""
 
-    def opened(self, connection: Connection) -> None: ...
+    def opened(self, connection: ClientConnection) -> None: ...
 
-    def answered(self, connection: Connection, ticket: int, status: int, body: bytes, reusable: bool) -> None: ...
+    def answered(self, connection: ClientConnection, ticket: int, status: int, body: bytes, reusable: bool) -> None: ...
 
-    def broke(self, connection: Connection, ticket: int, problem: Problem) -> None:
+    def broke(self, connection: ClientConnection, ticket: int, problem: Problem) -> None:
         """The connection is gone; `ticket` is IDLE if nothing was asked."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """At most one request at a time (no pipelining: clients do not, and it would hide queueing)."""
 
     __slots__ = ("_body", "_body_bytes", "_gone", "_owner", "_parser", "_started", "_transport", "since_ns", "ticket")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from convoy.loadtest.peers.contender import CONVOY, Contender
 from convoy.loadtest.peers.plan import LOADS, Duel, Tryout, best_setting, duels, tryouts
-from convoy.loadtest.peers.results import Conditions, Failure, Load, Pair, Reading, Results, Setting, Trial
+from convoy.loadtest.peers.results import ClosedLoad, Conditions, Failure, Pair, Reading, Results, Setting, SweepTrial
 from convoy.loadtest.peers.stand import Stand, Unfit
 
 # Convoy has no setting to choose; this one stands where a record wants one.
@@ -27,14 +27,14 @@ class Entrant:
 
     contender: Contender
     settings: tuple[Setting, ...]
-    asked: tuple[Load, ...] = LOADS
+    asked: tuple[ClosedLoad, ...] = LOADS
 
     @property
     def name(self) -> str:
         return self.contender.name
 
     @property
-    def loads(self) -> tuple[Load, ...]:
+    def loads(self) -> tuple[ClosedLoad, ...]:
         """Those of them for which it has a body."""
         return tuple(load for load in self.asked if load.body in self.contender.routes)
 
@@ -66,7 +66,7 @@ class Campaign:
         self._entrants: Mapping[str, Entrant] = {entrant.name: entrant for entrant in entrants}
         self._effort = effort
         self._tell = tell
-        self._trials: list[Trial] = []
+        self._trials: list[SweepTrial] = []
         self._pairs: list[Pair] = []
         self._failures: list[Failure] = []
 
@@ -102,7 +102,7 @@ class Campaign:
                 self._stand.measure(contender, tryout.setting, tryout.loads, self._effort.sweep_s)
             ) as readings:
                 for load, reading in readings:
-                    self._trials.append(Trial(tryout.peer, load, tryout.setting, reading))
+                    self._trials.append(SweepTrial(tryout.peer, load, tryout.setting, reading))
                     self._tell(f"{contender.title}, {tryout.setting.title}, {load.name}: {_brief(reading)}")
         except Unfit as unfit:
             self._note(tryout.peer, tryout.setting, unfit)

@@ -32,7 +32,7 @@ from convoy.loadtest.peers.marks import replace_block
 from convoy.loadtest.peers.network import convoy
 from convoy.loadtest.peers.own_build import ensure_build
 from convoy.loadtest.peers.results import write_text
-from convoy.loadtest.peers.server import Running, free_ports, serving
+from convoy.loadtest.peers.server import RunningServer, free_ports, serving
 from convoy.loadtest.peers.stand import reading_of
 from convoy.models.errors import ConvoyError, UsageError
 
@@ -115,7 +115,9 @@ def jpegs() -> list[bytes]:
     return pictures
 
 
-def _round(subject: Subject, bare: Bare, server: Running, generator: Generator, seconds: float, folder: Path) -> Round:
+def _round(
+    subject: Subject, bare: Bare, server: RunningServer, generator: Generator, seconds: float, folder: Path
+) -> Round:
     path, payloads = subject.requests()
     requests = write_requests(folder, server.url, path, payloads)
     engine_rps = bare.engine_rps(seconds / 2)

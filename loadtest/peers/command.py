@@ -23,7 +23,7 @@ from convoy.loadtest.peers.exam import set_exam
 from convoy.loadtest.peers.generator import Choice, choose_generator
 from convoy.loadtest.peers.own_build import ensure_build
 from convoy.loadtest.peers.page import tables, write_page
-from convoy.loadtest.peers.results import Conditions, Failure, Load, Results, write_json
+from convoy.loadtest.peers.results import ClosedLoad, Conditions, Failure, Results, write_json
 from convoy.loadtest.peers.stand import Stand
 from convoy.models.errors import JobError, UsageError
 
@@ -41,7 +41,7 @@ class Options:
     """
 
     peers: tuple[str, ...]
-    loads: tuple[Load, ...]
+    loads: tuple[ClosedLoad, ...]
     peers_from: Path | None
     home: Path
     model: Path | None

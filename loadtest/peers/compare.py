@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from convoy.loadtest.peers.results import Load, Pair, Reading, Setting
+from convoy.loadtest.peers.results import ClosedLoad, Pair, Reading, Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Match:
     """
 
     peer: str
-    load: Load
+    load: ClosedLoad
     setting: Setting
     theirs: Figures
     ours: Figures
@@ -75,7 +75,7 @@ class Match:
 
 def matches(pairs: Iterable[Pair]) -> list[Match]:
     """One match per peer and load, in the order in which they first appear by name."""
-    groups: dict[tuple[Load, str], list[Pair]] = {}
+    groups: dict[tuple[ClosedLoad, str], list[Pair]] = {}
     for pair in pairs:
         groups.setdefault((pair.load, pair.peer), []).append(pair)
     return [_match(group) for group in groups.values()]

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from convoy.loadtest.peers.results import Machine
+from convoy.loadtest.peers.results import HostInfo
 
 
-def machine() -> Machine:
+def machine() -> HostInfo:
     """As it is at this moment."""
-    return Machine(
+    return HostInfo(
         cpu=_cpu(),
         cores=len(os.sched_getaffinity(0)),
         kernel=platform.release(),

@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.bodies import Payload, request_bytes
 from convoy.loadtest.endpoint import find_endpoint
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.runner import run
 from convoy.loadtest.statistics import summarise
@@ -96,7 +96,7 @@ class OwnGenerator:
     title = "Convoy's own load test, 1 process"
 
     def run(self, salvo: Salvo) -> SenderTotals:
-        options = LoadOptions(
+        options = LoadTestOptions(
             concurrency=salvo.connections,
             duration_s=salvo.duration_s,
             warm_up_s=0.0,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from convoy.loadtest.peers.compare import Figures, Match, Spread, matches
 from convoy.loadtest.peers.marks import replace_block
-from convoy.loadtest.peers.results import Load, Results
+from convoy.loadtest.peers.results import ClosedLoad, Results
 
 MARK = "peers"
 
@@ -59,7 +59,7 @@ def _conditions(results: Results) -> str:
     return "\n\n".join(lines) + "\n\n| server | versions |\n|---|---|\n" + "\n".join(rows)
 
 
-def _load_table(load: Load, found: Sequence[Match], results: Results) -> str:
+def _load_table(load: ClosedLoad, found: Sequence[Match], results: Results) -> str:
     title = f"### {load.body} bodies, {load.connections} connection{'s' if load.connections > 1 else ''}"
     ours = Figures.of([pair.ours for pair in results.pairs if pair.load == load])
     rows = [_row("Convoy", "untouched", ours) + " - | - | - |"]
@@ -93,5 +93,5 @@ def _failures(results: Results) -> str:
     return "### What could not be measured\n\n" + "\n".join(rows)
 
 
-def _load_order(load: Load) -> tuple[str, int]:
+def _load_order(load: ClosedLoad) -> tuple[str, int]:
     return load.body, load.connections

@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from convoy.loadtest.peers.results import Load, Setting, Trial
+from convoy.loadtest.peers.results import ClosedLoad, Setting, SweepTrial
 
-LOADS = (Load("binary", 1), Load("binary", 16), Load("binary", 64), Load("json", 16))
+LOADS = (ClosedLoad("binary", 1), ClosedLoad("binary", 16), ClosedLoad("binary", 64), ClosedLoad("json", 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Duel:
 
     round: int
     peer: str
-    load: Load
+    load: ClosedLoad
     ours_first: bool
 
 
@@ -31,10 +31,10 @@ class Tryout:
 
     peer: str
     setting: Setting
-    loads: tuple[Load, ...]
+    loads: tuple[ClosedLoad, ...]
 
 
-def duels(contenders: Sequence[tuple[str, Load]], rounds: int, seed: int) -> list[Duel]:
+def duels(contenders: Sequence[tuple[str, ClosedLoad]], rounds: int, seed: int) -> list[Duel]:
     """Every contender once a round, each round in an order of its own."""
     lots = random.Random(seed)
     planned = []
@@ -46,7 +46,7 @@ def duels(contenders: Sequence[tuple[str, Load]], rounds: int, seed: int) -> lis
 
 
 def tryouts(
-    settings: Sequence[tuple[str, Setting]], loads: dict[str, tuple[Load, ...]], rounds: int, seed: int
+    settings: Sequence[tuple[str, Setting]], loads: dict[str, tuple[ClosedLoad, ...]], rounds: int, seed: int
 ) -> list[Tryout]:
     """Every setting once a round, in random order; the loads of one start in random order, too."""
     lots = random.Random(seed)
@@ -58,13 +58,13 @@ def tryouts(
     return planned
 
 
-def best_setting(trials: Iterable[Trial], peer: str, load: Load) -> Setting | None:
+def best_setting(trials: Iterable[SweepTrial], peer: str, load: ClosedLoad) -> Setting | None:
     """The setting that served this load best, in the median over its trials; None where none served it.
 
     Best is the lowest median latency for one connection, because nothing else is at stake there, and the highest
     rate for several. A setting under which any request failed is out.
     """
-    by_setting: dict[Setting, list[Trial]] = {}
+    by_setting: dict[Setting, list[SweepTrial]] = {}
     for trial in trials:
         if trial.peer == peer and trial.load == load:
             by_setting.setdefault(trial.setting, []).append(trial)

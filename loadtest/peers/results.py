@@ -37,7 +37,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ClosedLoad:
     """So many connections, each asking again as soon as it is answered; one sample a request."""
 
     body: BodyKind
@@ -70,11 +70,11 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SweepTrial:
     """A reading of the sweep that looks for a peer's best setting."""
 
     peer: str
-    load: Load
+    load: ClosedLoad
     setting: Setting
     reading: Reading
 
@@ -85,7 +85,7 @@ class Pair:
 
     round: int
     peer: str
-    load: Load
+    load: ClosedLoad
     setting: Setting
     theirs: Reading
     ours: Reading
@@ -101,7 +101,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class HostInfo:
     """`load_average` is the one-minute average before anything was started: above 0.5, figures are doubtful."""
 
     cpu: str
@@ -116,7 +116,7 @@ class Conditions:
     """What was the same for everybody. `versions` is by server, then by package."""
 
     started_at: str
-    machine: Machine
+    machine: HostInfo
     generator: str
     threads: int
     model_sha256: str
@@ -134,7 +134,7 @@ class Results:
     """A comparison, whole or as far as it came (`interrupted`)."""
 
     conditions: Conditions
-    trials: tuple[Trial, ...]
+    trials: tuple[SweepTrial, ...]
     pairs: tuple[Pair, ...]
     failures: tuple[Failure, ...]
     interrupted: bool

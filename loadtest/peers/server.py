@@ -45,7 +45,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningServer:
     """A server that answers."""
 
     url: str
@@ -53,7 +53,9 @@ class Running:
 
 
 @contextmanager
-def serving(title: str, launch: Launch, port: int, folder: Path, is_ready: Callable[[str], bool]) -> Iterator[Running]:
+def serving(
+    title: str, launch: Launch, port: int, folder: Path, is_ready: Callable[[str], bool]
+) -> Iterator[RunningServer]:
     """Starts the server in `folder`, which gets its log, and stops it at the end, whatever happens.
 
     `is_ready` is asked with the server's URL until it says yes. Raises JobError, with the end of the log, for a
@@ -76,7 +78,7 @@ def serving(title: str, launch: Launch, port: int, folder: Path, is_ready: Calla
             family = Family(process.pid)
             stack.callback(_stop, process, family)
         _wait_until_ready(title, process, launch.ready_within_s, log, lambda: is_ready(url))
-        yield Running(url, family)
+        yield RunningServer(url, family)
 
 
 @contextmanager

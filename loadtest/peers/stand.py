@@ -15,8 +15,8 @@ from convoy.loadtest.peers.contender import Contender
 from convoy.loadtest.peers.definition import Route
 from convoy.loadtest.peers.exam import Exam
 from convoy.loadtest.peers.generator import Generator, Salvo, SenderTotals, write_requests
-from convoy.loadtest.peers.results import Load, Reading, Setting, Stage
-from convoy.loadtest.peers.server import Running, free_ports, serving
+from convoy.loadtest.peers.results import ClosedLoad, Reading, Setting, Stage
+from convoy.loadtest.peers.server import RunningServer, free_ports, serving
 from convoy.models.errors import JobError
 
 
@@ -37,8 +37,8 @@ class Stand:
     warm_up_s: float
 
     def measure(
-        self, contender: Contender, setting: Setting, loads: Sequence[Load], duration_s: float
-    ) -> Readings[tuple[Load, Reading]]:
+        self, contender: Contender, setting: Setting, loads: Sequence[ClosedLoad], duration_s: float
+    ) -> Readings[tuple[ClosedLoad, Reading]]:
         """One start of the server, and its readings as they come. Raises Unfit."""
         with tempfile.TemporaryDirectory(prefix="convoy-peers-", ignore_cleanup_errors=True) as temporary:
             folder = Path(temporary)
@@ -56,7 +56,9 @@ class Stand:
             except JobError as error:
                 raise Unfit("start", str(error)) from error
 
-    def _measure_load(self, server: Running, route: Route, load: Load, duration_s: float, folder: Path) -> Reading:
+    def _measure_load(
+        self, server: RunningServer, route: Route, load: ClosedLoad, duration_s: float, folder: Path
+    ) -> Reading:
         self._examine(server, route, load)
         try:
             requests = write_requests(folder, server.url, route.path, self.exam.payloads(route))
@@ -69,7 +71,7 @@ class Stand:
         self._examine(server, route, load)
         return reading_of(totals, server_cpu_s)
 
-    def _examine(self, server: Running, route: Route, load: Load) -> None:
+    def _examine(self, server: RunningServer, route: Route, load: ClosedLoad) -> None:
         try:
             self.exam.verify(server.url, route, load.connections)
         except JobError as error:

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 
 from convoy.loadtest.capacity import SHARE
 from convoy.loadtest.report.series import TimeBin, distribution, over_time
-from convoy.loadtest.results import Outcome, Result
+from convoy.loadtest.results import LoadTestOutcome, Result
 from convoy.loadtest.server_side import BatchCount, ServerSide
 from convoy.loadtest.statistics import NS_PER_S, Percentile
 from convoy.models.page.axis import Axis, number, spanning
@@ -20,7 +20,7 @@ from convoy.models.page.markup import Content, element, table
 LATENCY = "latency, ms"
 
 
-def latency_over_time(outcome: Outcome) -> Element | None:
+def latency_over_time(outcome: LoadTestOutcome) -> Element | None:
     """Median, 90th percentile and longest of each moment."""
     result, slo_ms = outcome.shown, outcome.options.slo_ms
     bins = over_time(result.measurement.records, result.window)
@@ -46,7 +46,7 @@ def latency_over_time(outcome: Outcome) -> Element | None:
     return chart.figure()
 
 
-def answers_over_time(outcome: Outcome) -> Element | None:
+def answers_over_time(outcome: LoadTestOutcome) -> Element | None:
     """What was due, what was answered and what failed."""
     result = outcome.shown
     bins = over_time(result.measurement.records, result.window)
@@ -71,7 +71,7 @@ def answers_over_time(outcome: Outcome) -> Element | None:
     return chart.figure()
 
 
-def latency_distribution(outcome: Outcome) -> Element | None:
+def latency_distribution(outcome: LoadTestOutcome) -> Element | None:
     """Each further nine takes the same room."""
     result, slo_ms = outcome.shown, outcome.options.slo_ms
     curve = distribution(result.measurement.records, result.window)
@@ -98,7 +98,7 @@ def latency_distribution(outcome: Outcome) -> Element | None:
     return chart.figure()
 
 
-def throughput_against_latency(outcome: Outcome) -> Element | None:
+def throughput_against_latency(outcome: LoadTestOutcome) -> Element | None:
     """One dot for each step or probe."""
     percentile = _common_percentile(outcome.rows)
     dots = [(row, _at(row, percentile)) for row in outcome.rows]
@@ -125,7 +125,7 @@ def throughput_against_latency(outcome: Outcome) -> Element | None:
     return chart.figure()
 
 
-def goodput_against_rate(outcome: Outcome) -> Element | None:
+def goodput_against_rate(outcome: LoadTestOutcome) -> Element | None:
     """Where the objective stops being met."""
     points = [(row, row.rate, row.summary.goodput) for row in outcome.rows]
     drawn = [(row, rate, share) for row, rate, share in points if rate is not None and share is not None]
@@ -151,7 +151,7 @@ def goodput_against_rate(outcome: Outcome) -> Element | None:
     return chart.figure()
 
 
-def stages(outcome: Outcome) -> Element | None:
+def stages(outcome: LoadTestOutcome) -> Element | None:
     """Where a request's time went on average, as one bar and its figures."""
     server, mean_ms = outcome.server, outcome.shown.summary.mean_ms
     if server is None or not server.stages:

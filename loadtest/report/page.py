@@ -11,10 +11,10 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from convoy.loadtest import words
-from convoy.loadtest.bootstrap import Interval
+from convoy.loadtest.bootstrap import ConfidenceInterval
 from convoy.loadtest.document import environment
 from convoy.loadtest.report import charts
-from convoy.loadtest.results import Outcome, Result
+from convoy.loadtest.results import LoadTestOutcome, Result
 from convoy.models.page.axis import number
 from convoy.models.page.markup import Content, card, element, page, section, table
 
@@ -22,7 +22,7 @@ STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 NOT_OFFERED = "Not offered by this server: it has neither the protocol's statistics nor Convoy's metrics."
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: LoadTestOutcome) -> str:
     """The whole page."""
     body = element(
         "main",
@@ -39,7 +39,7 @@ def render(outcome: Outcome) -> str:
     return page(f"{outcome.target.model}: load test", body, STYLE)
 
 
-def _head(outcome: Outcome) -> Element:
+def _head(outcome: LoadTestOutcome) -> Element:
     target = outcome.target
     server = " ".join(str(target.server[key]) for key in ("name", "version") if target.server.get(key))
     by = f", which calls itself {server}" if server else ""
@@ -48,7 +48,7 @@ def _head(outcome: Outcome) -> Element:
     return element("header", element("h1", f"{target.model}: load test"), element("p", what, class_="lead"))
 
 
-def _verdict(outcome: Outcome) -> Element:
+def _verdict(outcome: LoadTestOutcome) -> Element:
     """The one sentence that a reader must not miss."""
     voids = words.voids(outcome)
     failed = sum(row.summary.failed for row in outcome.rows)
@@ -69,7 +69,7 @@ def _box(title: str, text: str, good: bool) -> Element:
     return element("p", element("b", title), text, class_=f"verdict {'is-good' if good else 'is-bad'}")
 
 
-def _cards(outcome: Outcome) -> Iterator[Element]:
+def _cards(outcome: LoadTestOutcome) -> Iterator[Element]:
     result, slo_ms = outcome.shown, outcome.options.slo_ms
     summary = result.summary
     if result.name:
@@ -87,11 +87,11 @@ def _cards(outcome: Outcome) -> Iterator[Element]:
     yield card("failed", f"{summary.failed:,}", f"of {summary.offered:,} requests")
 
 
-def _interval(interval: Interval | None, unit: str) -> str:
+def _interval(interval: ConfidenceInterval | None, unit: str) -> str:
     return f"95 %: {number(interval.low)} to {number(interval.high)}{unit}" if interval else ""
 
 
-def _rows(outcome: Outcome) -> list[Element | None]:
+def _rows(outcome: LoadTestOutcome) -> list[Element | None]:
     if len(outcome.rows) < 2:
         return []
     both = element(
@@ -111,7 +111,7 @@ def _rows(outcome: Outcome) -> list[Element | None]:
     return [both, table(headings, [_row(outcome, row) for row in outcome.rows])]
 
 
-def _row(outcome: Outcome, row: Result) -> list[Content]:
+def _row(outcome: LoadTestOutcome, row: Result) -> list[Content]:
     summary = row.summary
     by_name = {one.name: one.latency_ms for one in summary.percentiles}
     latencies = [number(ms) if (ms := by_name[name]) is not None else "–" for name in ("50", "90", "99")]
@@ -120,13 +120,13 @@ def _row(outcome: Outcome, row: Result) -> list[Content]:
     return [row.name, *rates, f"{summary.failed:,}", *latencies, *last]
 
 
-def _latency_title(outcome: Outcome) -> str:
+def _latency_title(outcome: LoadTestOutcome) -> str:
     if outcome.shown.name:
         return f"Latency ({outcome.shown.name})"
     return "Latency (all steps together)" if len(outcome.rows) > 1 else "Latency"
 
 
-def _latency(outcome: Outcome) -> list[Element | None]:
+def _latency(outcome: LoadTestOutcome) -> list[Element | None]:
     since = "from when a request was due" if outcome.shown.rate is not None else "from when a request was sent"
     about = (
         f"Latency counts {since} to its whole answer, good answers only. Intervals are 95 % confidence intervals by "
@@ -155,7 +155,7 @@ def _percentiles(result: Result) -> Element:
     return element("div", table(("latency", "ms", "95 % interval"), rows))
 
 
-def _server(outcome: Outcome) -> list[Element | None]:
+def _server(outcome: LoadTestOutcome) -> list[Element | None]:
     server = outcome.server
     if server is None or not (server.stages or server.batches):
         return [element("p", NOT_OFFERED, class_="note")]
@@ -175,13 +175,13 @@ def _errors(result: Result) -> Element | None:
     return table(("kind", "words", "requests"), rows, class_="words")
 
 
-def _belief(outcome: Outcome) -> list[Element | None]:
+def _belief(outcome: LoadTestOutcome) -> list[Element | None]:
     said = words.notes(outcome)
     notes = element("ul", *(element("li", f"{note}.") for note in said)) if said else None
     return [notes, _lateness(outcome), _stability(outcome.shown)]
 
 
-def _lateness(outcome: Outcome) -> Element:
+def _lateness(outcome: LoadTestOutcome) -> Element:
     """How late the generator was, and what it spent."""
     figures = ("p50, ms", "p99, ms", "max, ms", "limit of p99", "processes", "busiest core", "waited for a connection")
     return table(("generator's own lateness", *figures), [_late_row(row) for row in outcome.rows])
@@ -214,7 +214,7 @@ def _stability(result: Result) -> Element | None:
     return element("details", element("summary", about), figures)
 
 
-def _settings(outcome: Outcome) -> Element:
+def _settings(outcome: LoadTestOutcome) -> Element:
     options, measurement = outcome.options, outcome.shown.measurement
     part = "each step" if options.steps else "each probe" if options.find_capacity else "the run"
     processes = len(measurement.generators)

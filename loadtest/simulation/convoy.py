@@ -6,14 +6,14 @@ import heapq
 from collections.abc import Iterator
 
 from convoy.app.scheduling.request import ModelKey, Outcome, Request
-from convoy.loadtest.simulation.run import NEVER_NS, Result
+from convoy.loadtest.simulation.run import NEVER_NS, SimulationResult
 from convoy.loadtest.simulation.simulator import Simulation
-from convoy.loadtest.simulation.workload import Device, Workload
+from convoy.loadtest.simulation.workload import VirtualDevice, Workload
 
 _DEVICE = "device"
 
 
-def run_policy(workload: Workload, device: Device) -> Result:
+def run_policy(workload: Workload, device: VirtualDevice) -> SimulationResult:
     """Until everybody has been answered or given up. Lanes were profiled as the device is, and it runs one batch at a
     time."""
     simulation = Simulation()
@@ -24,7 +24,7 @@ def run_policy(workload: Workload, device: Device) -> Result:
     models = [_requests(number, times_ns, workload.within_ns) for number, times_ns in enumerate(workload.times_ns)]
     simulation.feed(heapq.merge(*models, key=lambda request: request.arrival_ns))
     simulation.run()
-    result = Result(workload, tuple([0] * len(times_ns) for times_ns in workload.times_ns))
+    result = SimulationResult(workload, tuple([0] * len(times_ns) for times_ns in workload.times_ns))
     for end in simulation.ends.values():
         if end.outcome is Outcome.ANSWERED:
             result.ended_ns[end.request.id >> 32][end.request.id & 0xFFFFFFFF] = end.at_ns

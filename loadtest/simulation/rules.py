@@ -10,27 +10,27 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from convoy.loadtest.simulation.run import NEVER_NS, Line, Rule, Run, Sleep
-from convoy.loadtest.simulation.workload import SINGLE_NS, Device, Scenario
+from convoy.loadtest.simulation.run import NEVER_NS, ModelQueue, Rule, Run, Sleep
+from convoy.loadtest.simulation.workload import SINGLE_NS, Scenario, VirtualDevice
 
 
 class _Rule(Rule):
     """A rule that learns nothing."""
 
-    def ran(self, line: Line, count: int, ended_ns: int) -> None:
+    def ran(self, line: ModelQueue, count: int, ended_ns: int) -> None:
         pass
 
 
-def _most_urgent(lines: list[Line]) -> Line | None:
+def _most_urgent(lines: list[ModelQueue]) -> ModelQueue | None:
     return min((line for line in lines if line.waiting), key=lambda line: line.due_ns, default=None)
 
 
-def _drop_expired(lines: list[Line], now_ns: int) -> None:
+def _drop_expired(lines: list[ModelQueue], now_ns: int) -> None:
     """Give up what is late already, as servers with a queue time-out do."""
     _drop_late(lines, now_ns, 0)
 
 
-def _drop_late(lines: list[Line], now_ns: int, takes_ns: int) -> None:
+def _drop_late(lines: list[ModelQueue], now_ns: int, takes_ns: int) -> None:
     for line in lines:
         line.head = bisect_left(line.times_ns, now_ns + takes_ns - line.within_ns, line.head, line.tail)
 
@@ -38,7 +38,7 @@ def _drop_late(lines: list[Line], now_ns: int, takes_ns: int) -> None:
 class NoBatching(_Rule):
     """One request at a time, in order."""
 
-    def choose(self, lines: list[Line], now_ns: int) -> Run | Sleep:
+    def choose(self, lines: list[ModelQueue], now_ns: int) -> Run | Sleep:
         line = _most_urgent(lines)
         return Run(line, 1) if line else Sleep()
 
@@ -47,24 +47,24 @@ class NoBatching(_Rule):
 class ServeAll(_Rule):
     """Whatever waits, at once; nothing is ever given up."""
 
-    device: Device
+    device: VirtualDevice
 
-    def choose(self, lines: list[Line], now_ns: int) -> Run | Sleep:
+    def choose(self, lines: list[ModelQueue], now_ns: int) -> Run | Sleep:
         line = _most_urgent(lines)
         return Run(line, min(line.waiting, self.device.max_batch)) if line else Sleep()
 
 
 @dataclass(slots=True)
-class Window(_Rule):
+class BatchWindow(_Rule):
     """A batch is full or its first request has waited for the window; expired requests are thrown away.
 
     Triton's dynamic batcher with a queue time-out, and with small differences Mosec, LitServe and BentoML.
     """
 
-    device: Device
+    device: VirtualDevice
     window_ns: int
 
-    def choose(self, lines: list[Line], now_ns: int) -> Run | Sleep:
+    def choose(self, lines: list[ModelQueue], now_ns: int) -> Run | Sleep:
         _drop_expired(lines, now_ns)
         full = self.device.max_batch
         waiting = [line for line in lines if line.waiting]
@@ -79,17 +79,17 @@ class Aimd(_Rule):
     """Clipper's adaptive batching (Crankshaw et al., NSDI 2017): a limit that grows by one while batches take less
     than the objective, and shrinks by a tenth when one does not."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: VirtualDevice) -> None:
         self._device = device
         self._limits: dict[int, float] = {}
 
-    def choose(self, lines: list[Line], now_ns: int) -> Run | Sleep:
+    def choose(self, lines: list[ModelQueue], now_ns: int) -> Run | Sleep:
         line = _most_urgent(lines)
         if line is None:
             return Sleep()
         return Run(line, min(line.waiting, int(self._limits.get(id(line), 1.0))))
 
-    def ran(self, line: Line, count: int, ended_ns: int) -> None:
+    def ran(self, line: ModelQueue, count: int, ended_ns: int) -> None:
         limit = self._limits.get(id(line), 1.0)
         if ended_ns > line.due_ns:
             self._limits[id(line)] = max(1.0, 0.9 * limit)
@@ -102,10 +102,10 @@ class EarlyDrop(_Rule):
     """Nexus (Shen et al., SOSP 2019): a target batch, and heads that would miss with a batch of that size are given
     up, so that those behind them are served in full batches."""
 
-    device: Device
+    device: VirtualDevice
     target: int
 
-    def choose(self, lines: list[Line], now_ns: int) -> Run | Sleep:
+    def choose(self, lines: list[ModelQueue], now_ns: int) -> Run | Sleep:
         for line in lines:
             while line.waiting and line.due_ns < now_ns + self.device.batch_ns(min(line.waiting, self.target)):
                 line.head += 1
@@ -120,10 +120,10 @@ class Feasible(_Rule):
     With powers of two Clockwork's (Gujarati et al., OSDI 2020), with any size Nexus' other variant.
     """
 
-    device: Device
+    device: VirtualDevice
     sizes: Callable[[int], Iterator[int]]
 
-    def choose(self, lines: list[Line], now_ns: int) -> Run | Sleep:
+    def choose(self, lines: list[ModelQueue], now_ns: int) -> Run | Sleep:
         _drop_late(lines, now_ns, SINGLE_NS)
         best = max(
             ((line, self._largest(line, now_ns)) for line in lines if line.waiting),
@@ -132,7 +132,7 @@ class Feasible(_Rule):
         )
         return Run(*best) if best else Sleep()
 
-    def _largest(self, line: Line, now_ns: int) -> int:
+    def _largest(self, line: ModelQueue, now_ns: int) -> int:
         room_ns = line.due_ns - now_ns
         fits = int(room_ns / self.device.slope_ns - self.device.kappa)
         return max(1, *self.sizes(min(line.waiting, self.device.max_batch, fits)))
@@ -151,12 +151,12 @@ class Deferral(_Rule):
     """Symphony (arXiv 2308.07470): a batch starts as late as one more request would still let its oldest be in time;
     an idle device stays idle until then."""
 
-    device: Device
+    device: VirtualDevice
 
-    def choose(self, lines: list[Line], now_ns: int) -> Run | Sleep:
+    def choose(self, lines: list[ModelQueue], now_ns: int) -> Run | Sleep:
         _drop_late(lines, now_ns, SINGLE_NS)
         wake_ns = NEVER_NS
-        best: tuple[int, Line, int] | None = None
+        best: tuple[int, ModelQueue, int] | None = None
         for line in lines:
             if not line.waiting:
                 continue
@@ -178,7 +178,7 @@ def rules(scenario: Scenario) -> dict[str, Callable[[], Rule]]:
     """Makers of every baseline, by name. What follows a colon is a setting that was swept."""
     device = scenario.device
     windows: dict[str, Callable[[], Rule]] = {
-        f"window:{share:g}": lambda share=share: Window(device, round(share * scenario.within_ns))  # type: ignore[misc]
+        f"window:{share:g}": lambda share=share: BatchWindow(device, round(share * scenario.within_ns))  # type: ignore[misc]
         for share in (0.0, *WINDOWS)
     }
     targets: dict[str, Callable[[], Rule]] = {

@@ -6,12 +6,12 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from convoy.loadtest.simulation.workload import Device, Workload
+from convoy.loadtest.simulation.workload import VirtualDevice, Workload
 
 NEVER_NS = 1 << 62
 
 
-class Line:
+class ModelQueue:
     """The requests of one model: those up to `head` have left, those from there to `tail` wait.
 
     All want their answer equally soon after they came, so the oldest is also the most urgent.
@@ -52,7 +52,7 @@ class Line:
 class Run:
     """The oldest `count` of the line run as one batch, now."""
 
-    line: Line
+    line: ModelQueue
     count: int
 
 
@@ -66,14 +66,14 @@ class Sleep:
 class Rule(Protocol):
     """Decides for a free device. May give heads up by moving `head` on."""
 
-    def choose(self, lines: list[Line], now_ns: int) -> Run | Sleep: ...
+    def choose(self, lines: list[ModelQueue], now_ns: int) -> Run | Sleep: ...
 
-    def ran(self, line: Line, count: int, ended_ns: int) -> None:
+    def ran(self, line: ModelQueue, count: int, ended_ns: int) -> None:
         """A batch of the oldest `count` has ended; they are still at the head."""
 
 
 @dataclass(slots=True)
-class Result:
+class SimulationResult:
     """When each request was answered, by model; 0 for never."""
 
     workload: Workload
@@ -96,10 +96,10 @@ class Result:
         return self.good / max(1, self.workload.offered)
 
 
-def run_rule(rule: Rule, workload: Workload, device: Device) -> Result:
+def run_rule(rule: Rule, workload: Workload, device: VirtualDevice) -> SimulationResult:
     """Until everybody has been answered or given up."""
-    lines = [Line(times_ns, workload.within_ns) for times_ns in workload.times_ns]
-    result = Result(workload, tuple(line.ended_ns for line in lines))
+    lines = [ModelQueue(times_ns, workload.within_ns) for times_ns in workload.times_ns]
+    result = SimulationResult(workload, tuple(line.ended_ns for line in lines))
     now_ns = 0
     while now_ns < NEVER_NS:
         for line in lines:

@@ -31,7 +31,7 @@ _GAMMA_CV = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class VirtualDevice:
     """Runs one batch at a time; b samples take `SINGLE_NS * (kappa + b) / (kappa + 1)`.
 
     `kappa` is a batch's fixed cost in units of what one sample more costs.
@@ -61,7 +61,7 @@ class Scenario:
     `objective` is in units of what one sample takes alone.
     """
 
-    device: Device
+    device: VirtualDevice
     objective: float
     shares: tuple[float, ...] = (1.0,)
     arrivals: Arrivals = "poisson"

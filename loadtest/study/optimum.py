@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from convoy.loadtest.simulation.workload import SINGLE_NS, Device, Workload
+from convoy.loadtest.simulation.workload import SINGLE_NS, VirtualDevice, Workload
 
 Floats = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.int64]
@@ -29,8 +29,8 @@ class SmallCase:
     chance: float
 
     @property
-    def device(self) -> Device:
-        return Device(kappa=self.fixed, max_batch=self.within)
+    def device(self) -> VirtualDevice:
+        return VirtualDevice(kappa=self.fixed, max_batch=self.within)
 
     @property
     def slot_ns(self) -> float:

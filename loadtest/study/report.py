@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convoy.loadtest.simulation.frontier import Difference
-from convoy.loadtest.simulation.workload import Device, Scenario, equal
+from convoy.loadtest.simulation.workload import Scenario, VirtualDevice, equal
 from convoy.loadtest.study.small_cases import SmallFinding
 from convoy.loadtest.study.study import CONVOY, OVERLOADS, Finding
 from convoy.models.page.axis import Axis
@@ -198,7 +198,7 @@ def _frontier_charts(findings: Sequence[Finding]) -> list[Chart]:
 
 def _by_objective(findings: Sequence[Finding], kappa: float, models: int) -> list[Finding]:
     """Those with equal models, Poisson arrivals and no bound on the batch, tightest first."""
-    device, shares = Device(kappa), equal(models)
+    device, shares = VirtualDevice(kappa), equal(models)
     chosen = [f for f in findings if f.scenario == Scenario(device, f.scenario.objective, shares)]
     return sorted(chosen, key=lambda finding: finding.scenario.objective)
 
@@ -216,9 +216,9 @@ def _frontier_chart(title: str, findings: Sequence[Finding]) -> Chart:
 
 def _overload_charts(findings: Sequence[Finding]) -> list[Chart]:
     wanted = {
-        "kappa 1, D 10, 1 model": Scenario(Device(1.0), 10),
-        "kappa 20, D 20, 1 model": Scenario(Device(20.0), 20),
-        "kappa 20, D 20, 4 models": Scenario(Device(20.0), 20, equal(4)),
+        "kappa 1, D 10, 1 model": Scenario(VirtualDevice(1.0), 10),
+        "kappa 20, D 20, 1 model": Scenario(VirtualDevice(20.0), 20),
+        "kappa 20, D 20, 4 models": Scenario(VirtualDevice(20.0), 20, equal(4)),
     }
     found = {finding.scenario: finding for finding in findings}
     x_label = "offered, in units of the capacity"

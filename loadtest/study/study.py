@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from convoy.loadtest.simulation.convoy import run_policy
 from convoy.loadtest.simulation.frontier import Difference, frontier, paired
 from convoy.loadtest.simulation.rules import rules
-from convoy.loadtest.simulation.run import Result, run_rule
-from convoy.loadtest.simulation.workload import Arrivals, Device, Scenario, draw, equal, zipf
+from convoy.loadtest.simulation.run import SimulationResult, run_rule
+from convoy.loadtest.simulation.workload import Arrivals, Scenario, VirtualDevice, draw, equal, zipf
 from convoy.loadtest.study.kept import Kept
 
 CONVOY = "convoy"
@@ -58,7 +58,7 @@ def _scenario(
     arrivals: Arrivals = "poisson",
     max_batch: int = 1024,
 ) -> Scenario:
-    return Scenario(Device(kappa, max_batch), objective, shares, arrivals)
+    return Scenario(VirtualDevice(kappa, max_batch), objective, shares, arrivals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,10 @@ def _finding(scenario: Scenario, results: list[_SeedResult]) -> Finding:
     return Finding(scenario, frontiers, overload)
 
 
-def contenders(scenario: Scenario) -> dict[str, Callable[[float, int], Result]]:
+def contenders(scenario: Scenario) -> dict[str, Callable[[float, int], SimulationResult]]:
     """What plays one load on one seed, by name."""
 
-    def player(make: Callable[[], object]) -> Callable[[float, int], Result]:
+    def player(make: Callable[[], object]) -> Callable[[float, int], SimulationResult]:
         return lambda rho, seed: run_rule(make(), draw(scenario, rho, seed), scenario.device)  # type: ignore[arg-type]
 
     others = {name: player(make) for name, make in rules(scenario).items()}

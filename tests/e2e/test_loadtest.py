@@ -25,7 +25,7 @@ from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.bodies import Payload, request_bytes
 from convoy.loadtest.command import run
 from convoy.loadtest.endpoint import find_endpoint
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import whole
 from convoy.models.errors import JobError, UsageError
@@ -57,7 +57,7 @@ def load(url: str, model: str | None, tmp_path: Path, **options) -> tuple[int, s
     console = Console(file=io.StringIO(), width=200)
     file = tmp_path / "report.json"
     options = {"duration_s": 0.6, "slo_ms": EASY_SLO_MS, "json_file": file, "timeout_s": 1.0, **options}
-    code = run(LoadOptions(url=url, model=model, **options), console)
+    code = run(LoadTestOptions(url=url, model=model, **options), console)
     return code, console.file.getvalue(), json.loads(file.read_text())
 
 
@@ -185,7 +185,7 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from convoy.loadtest import command
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 
 class View:
     def __init__(self, console): pass
@@ -198,7 +198,7 @@ class View:
 
 command.LiveView = View
 file = Path({str(file)!r})
-options = LoadOptions(url={url!r}, model="steady", {load_option}, duration_s=60, warm_up_s=0, json_file=file)
+options = LoadTestOptions(url={url!r}, model="steady", {load_option}, duration_s=60, warm_up_s=0, json_file=file)
 sys.exit(command.run(options, Console()))
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
@@ -229,7 +229,7 @@ def test_a_program_brings_its_own_requests(url):
     """To a server of which nothing is asked beforehand."""
     endpoint = find_endpoint(url)
     request = request_bytes(endpoint, "/v2/models/steady/infer", Payload(b"{}", ()), None)
-    options = LoadOptions(rate=100, duration_s=0.5, slo_ms=EASY_SLO_MS)
+    options = LoadTestOptions(rate=100, duration_s=0.5, slo_ms=EASY_SLO_MS)
     for word, good in ((b"model_name", True), (b"no such word", False)):
         measurement = runner.run(options, RequestPool([request], AnswerCheck("plain", word)), endpoint)
         result = whole(options, measurement)

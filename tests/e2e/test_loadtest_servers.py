@@ -17,7 +17,7 @@ from rich.console import Console
 from tritonclient.grpc import service_pb2
 
 from convoy.loadtest.command import run
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 from convoy.models.errors import JobError, UsageError
 from tests.support.servers import Server, run_convoy, start_server, wait_until
 
@@ -39,7 +39,7 @@ def load(url: str, tmp_path: Path, **options: Any) -> tuple[int, str, dict[str, 
     console = Console(file=io.StringIO(), width=200)
     file = tmp_path / "report.json"
     defaults: dict[str, Any] = {"duration_s": 0.6, "slo_ms": EASY_SLO_MS, "json_file": file, "timeout_s": 5.0}
-    code = run(LoadOptions(url=url, **{**defaults, **options}), console)
+    code = run(LoadTestOptions(url=url, **{**defaults, **options}), console)
     return code, console.file.getvalue(), json.loads(file.read_text())
 
 

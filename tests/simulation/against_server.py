@@ -29,8 +29,8 @@ from pathlib import Path
 import numpy as np
 
 from convoy.loadtest.simulation.convoy import run_policy
-from convoy.loadtest.simulation.run import Result
-from convoy.loadtest.simulation.workload import SINGLE_NS, Device, Scenario, draw
+from convoy.loadtest.simulation.run import SimulationResult
+from convoy.loadtest.simulation.workload import SINGLE_NS, Scenario, VirtualDevice, draw
 from tests.support.servers import Server, start_fake_server, start_server
 from tests.support.stores import ROOT
 
@@ -65,7 +65,7 @@ class Line:
         return self.fixed_ms + self.per_sample_ms
 
     def scenario(self, objective_ms: float) -> Scenario:
-        return Scenario(Device(self.fixed_ms / self.per_sample_ms, MAX_BATCH), objective_ms / self.single_ms)
+        return Scenario(VirtualDevice(self.fixed_ms / self.per_sample_ms, MAX_BATCH), objective_ms / self.single_ms)
 
     def virtual_ns(self, real_ms: float) -> int:
         """In the simulator one sample takes SINGLE_NS, whatever it takes in truth."""
@@ -225,7 +225,7 @@ def _simulated(line: Line, per_second: float, objective_ms: float, seed: int) ->
     scenario = line.scenario(objective_ms)
     workload = replace(draw(scenario, rho, seed), within_ns=line.virtual_ns(_timeout_ms(objective_ms)))
     result = run_policy(workload, scenario.device)
-    seen = Result(replace(workload, within_ns=line.virtual_ns(objective_ms - line.edge_ms)), result.ended_ns)
+    seen = SimulationResult(replace(workload, within_ns=line.virtual_ns(objective_ms - line.edge_ms)), result.ended_ns)
     return per_second * seen.good_share
 
 

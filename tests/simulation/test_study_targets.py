@@ -8,7 +8,7 @@ import pytest
 
 from convoy.loadtest.simulation.convoy import run_policy
 from convoy.loadtest.simulation.frontier import GOOD_SHARE
-from convoy.loadtest.simulation.workload import Device, Scenario, draw, equal, zipf
+from convoy.loadtest.simulation.workload import Scenario, VirtualDevice, draw, equal, zipf
 from convoy.loadtest.study.kept import Kept
 from convoy.loadtest.study.study import CONVOY, find
 
@@ -16,7 +16,7 @@ from convoy.loadtest.study.study import CONVOY, find
 @pytest.mark.parametrize("objective", [10, 20, 50])
 @pytest.mark.parametrize("kappa", [5.0, 20.0])
 def test_nine_tenths_of_the_bound_are_reached_and_no_more_than_all_of_it(kappa: float, objective: float) -> None:
-    scenario = Scenario(Device(kappa), objective)
+    scenario = Scenario(VirtualDevice(kappa), objective)
     at_nine_tenths = run_policy(draw(scenario, 0.9 * scenario.bound, seed=1), scenario.device)
     assert at_nine_tenths.good_share >= GOOD_SHARE
     beyond = run_policy(draw(scenario, 1.03 * scenario.bound, seed=1), scenario.device)
@@ -26,12 +26,12 @@ def test_nine_tenths_of_the_bound_are_reached_and_no_more_than_all_of_it(kappa: 
 @pytest.mark.parametrize(
     "scenario",
     [
-        Scenario(Device(0.2), 10),
-        Scenario(Device(1.0), 3),
-        Scenario(Device(20.0), 20),
-        Scenario(Device(20.0, max_batch=32), 10),
-        Scenario(Device(5.0), 20, zipf(4)),
-        Scenario(Device(1.0), 5, equal(4)),
+        Scenario(VirtualDevice(0.2), 10),
+        Scenario(VirtualDevice(1.0), 3),
+        Scenario(VirtualDevice(20.0), 20),
+        Scenario(VirtualDevice(20.0, max_batch=32), 10),
+        Scenario(VirtualDevice(5.0), 20, zipf(4)),
+        Scenario(VirtualDevice(1.0), 5, equal(4)),
     ],
     ids=str,
 )
@@ -46,7 +46,7 @@ def test_three_times_the_capacity_costs_little_of_the_best_goodput(scenario: Sce
 @pytest.mark.parametrize("kappa", [1.0, 5.0, 20.0])
 def test_a_light_model_beside_a_saturated_one_keeps_most_of_its_goodput(kappa: float) -> None:
     """More in all would be in time if the largest batches went first, and a third of the light one's."""
-    scenario = Scenario(Device(kappa), 5, (0.97, 0.03))
+    scenario = Scenario(VirtualDevice(kappa), 5, (0.97, 0.03))
     workload = draw(scenario, 3.0 * scenario.device.capacity, seed=1)
     ended_ns = run_policy(workload, scenario.device).ended_ns[1]
     arrived_ns = workload.times_ns[1]
@@ -59,12 +59,12 @@ def test_a_light_model_beside_a_saturated_one_keeps_most_of_its_goodput(kappa: f
 @pytest.mark.long
 def test_nobody_is_better(tmp_path: Path) -> None:
     chosen = [
-        Scenario(Device(1.0), 3),
-        Scenario(Device(0.2), 10),
-        Scenario(Device(5.0), 10),
-        Scenario(Device(5.0), 20, zipf(4)),
-        Scenario(Device(1.0), 5, zipf(4)),
-        Scenario(Device(20.0), 5, arrivals="steps"),
+        Scenario(VirtualDevice(1.0), 3),
+        Scenario(VirtualDevice(0.2), 10),
+        Scenario(VirtualDevice(5.0), 10),
+        Scenario(VirtualDevice(5.0), 20, zipf(4)),
+        Scenario(VirtualDevice(1.0), 5, zipf(4)),
+        Scenario(VirtualDevice(20.0), 5, arrivals="steps"),
     ]
     for finding in find(chosen, 4, Kept(tmp_path, 4)):
         assert not finding.against_best.is_worse, (finding.scenario, finding.best_other)

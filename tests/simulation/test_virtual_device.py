@@ -7,20 +7,20 @@ import pytest
 
 from convoy.loadtest.simulation.convoy import run_policy
 from convoy.loadtest.simulation.rules import ServeAll, rules
-from convoy.loadtest.simulation.run import Result, run_rule
-from convoy.loadtest.simulation.workload import Device, Scenario, Workload, draw, equal, zipf
+from convoy.loadtest.simulation.run import SimulationResult, run_rule
+from convoy.loadtest.simulation.workload import Scenario, VirtualDevice, Workload, draw, equal, zipf
 from convoy.loadtest.study.study import CONVOY, contenders
 
 WHENEVER_NS = 1 << 60
 
 
-def poisson(device: Device, rho: float, count: int, seed: int = 1) -> Workload:
+def poisson(device: VirtualDevice, rho: float, count: int, seed: int = 1) -> Workload:
     """So many requests that come at random and have all the time in the world."""
     gaps_ns = np.random.default_rng(seed).exponential(device.slope_ns / rho, count)
     return Workload((np.cumsum(gaps_ns).astype(np.int64).tolist(),), WHENEVER_NS)
 
 
-def latencies(result: Result) -> np.ndarray:
+def latencies(result: SimulationResult) -> np.ndarray:
     return np.array(result.ended_ns[0]) - np.array(result.workload.times_ns[0])
 
 
@@ -40,7 +40,7 @@ def test_serving_all_is_as_slow_as_the_exact_chain_says(
     kappa: float, rho: float, mean: float, median: float, p99: float
 ) -> None:
     """In units of a batch's fixed cost, without a bound on the batch."""
-    device = Device(kappa, max_batch=1 << 20)
+    device = VirtualDevice(kappa, max_batch=1 << 20)
     took = latencies(run_rule(ServeAll(device), poisson(device, rho, 200_000), device)) / (kappa * device.slope_ns)
     assert took.mean() == pytest.approx(mean, rel=0.03)
     assert np.median(took) == pytest.approx(median, rel=0.03)
@@ -50,7 +50,7 @@ def test_serving_all_is_as_slow_as_the_exact_chain_says(
 @pytest.mark.parametrize("rho", [0.3, 0.5, 0.7])
 def test_where_the_fixed_cost_is_large_the_mean_is_that_of_the_closed_form(rho: float) -> None:
     kappa = 20.0
-    device = Device(kappa, max_batch=1 << 20)
+    device = VirtualDevice(kappa, max_batch=1 << 20)
     took = latencies(run_rule(ServeAll(device), poisson(device, rho, 200_000), device)) / device.slope_ns
     assert took.mean() == pytest.approx(1.5 * kappa / (1 - rho) + (rho + 2) / (1 - rho**2) / 2, rel=0.02)
 
@@ -58,7 +58,7 @@ def test_where_the_fixed_cost_is_large_the_mean_is_that_of_the_closed_form(rho: 
 @pytest.mark.parametrize("shares", [equal(1), equal(3), zipf(4)])
 def test_without_urgency_the_policy_serves_all_to_the_nanosecond(shares: tuple[float, ...]) -> None:
     """Two loops that share nothing but the device come to the same ends."""
-    device = Device(4.0, max_batch=16)
+    device = VirtualDevice(4.0, max_batch=16)
     timed = draw(Scenario(device, 20, shares), 0.7, seed=3)
     workload = Workload(timed.times_ns, WHENEVER_NS)
     ours, theirs = run_policy(workload, device), run_rule(ServeAll(device), workload, device)
@@ -66,7 +66,7 @@ def test_without_urgency_the_policy_serves_all_to_the_nanosecond(shares: tuple[f
 
 
 def test_one_seed_gives_the_same_run_and_another_a_different_one() -> None:
-    scenario = Scenario(Device(5.0), 5, zipf(2), "bursts")
+    scenario = Scenario(VirtualDevice(5.0), 5, zipf(2), "bursts")
     for play in contenders(scenario).values():
         first, again, other = play(0.5, 7), play(0.5, 7), play(0.5, 8)
         assert first == again
@@ -75,7 +75,7 @@ def test_one_seed_gives_the_same_run_and_another_a_different_one() -> None:
 
 @pytest.mark.parametrize("arrivals", ["poisson", "gamma4", "bursts", "steps"])
 def test_a_higher_load_has_the_requests_of_a_lower_one_and_more(arrivals: str) -> None:
-    scenario = Scenario(Device(5.0), 10, arrivals=arrivals)
+    scenario = Scenario(VirtualDevice(5.0), 10, arrivals=arrivals)
     low, high = (draw(scenario, rho, seed=1).times_ns[0] for rho in (0.4, 0.8))
     assert len(high) > 1.5 * len(low)
     assert all(sooner <= later for sooner, later in zip(high, low, strict=False))
@@ -85,7 +85,7 @@ def test_a_higher_load_has_the_requests_of_a_lower_one_and_more(arrivals: str) -
 
 @pytest.mark.parametrize("arrivals", ["poisson", "gamma4", "bursts", "steps"])
 def test_the_mean_rate_is_the_one_asked_for(arrivals: str) -> None:
-    scenario = Scenario(Device(20.0), 20, zipf(2), arrivals)
+    scenario = Scenario(VirtualDevice(20.0), 20, zipf(2), arrivals)
     counts = [[len(times) for times in draw(scenario, 0.8, seed).times_ns] for seed in range(20)]
     expected = 0.8 * scenario.until_ns / scenario.device.slope_ns
     assert np.sum(counts) / 20 == pytest.approx(expected, rel=0.1)
@@ -96,7 +96,7 @@ def test_the_mean_rate_is_the_one_asked_for(arrivals: str) -> None:
 @pytest.mark.parametrize("rho", [0.5, 3.0])
 def test_every_contender_keeps_the_devices_law(rho: float, shares: tuple[float, ...]) -> None:
     """One batch at a time, none too large, nobody before he came or twice."""
-    scenario = Scenario(Device(5.0, max_batch=8), 10, shares)
+    scenario = Scenario(VirtualDevice(5.0, max_batch=8), 10, shares)
     for name, play in contenders(scenario).items():
         result = play(rho, 1)
         assert max(result.batches) <= (1 if name == "no batching" else 8), name
@@ -111,5 +111,5 @@ def test_every_contender_keeps_the_devices_law(rho: float, shares: tuple[float, 
 
 
 def test_every_rule_is_named_once_and_the_policy_is_among_them() -> None:
-    scenario = Scenario(Device(5.0), 10, equal(2))
+    scenario = Scenario(VirtualDevice(5.0), 10, equal(2))
     assert list(contenders(scenario)) == [*rules(scenario), CONVOY]

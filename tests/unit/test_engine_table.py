@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from convoy.export.engine_table import race
 from convoy.export.engine_table.page import render
-from convoy.export.engine_table.race import Entry, Pace
+from convoy.export.engine_table.race import EngineResult, Throughput
 from convoy.models.bundle import Interval
 from convoy.models.errors import JobError
 
 
 def test_the_page_has_a_line_for_each_engine_and_one_for_what_failed():
-    first = Entry("net", "onnxruntime-cpu", "onnxruntime 1", "fp32", (Pace(10.04, None), Pace(20.0, None)), 1.0)
-    pace = Pace(15.0, Interval(1.5, 1.4, 1.6))
-    second = Entry("net", "openvino", "openvino 2", "int8", (pace, pace), 0.5, 0.03)
-    page = render("a machine", [first, second, Entry("other", "", "", "", problem="it | broke\nhere")])
+    first = EngineResult(
+        "net", "onnxruntime-cpu", "onnxruntime 1", "fp32", (Throughput(10.04, None), Throughput(20.0, None)), 1.0
+    )
+    pace = Throughput(15.0, Interval(1.5, 1.4, 1.6))
+    second = EngineResult("net", "openvino", "openvino 2", "int8", (pace, pace), 0.5, 0.03)
+    page = render("a machine", [first, second, EngineResult("other", "", "", "", problem="it | broke\nhere")])
     assert "Machine: a machine. onnxruntime 1, openvino 2." in page
     head, rule, *lines = page[page.index("| network") :].splitlines()
     assert lines[0] == "| net | fp32 | onnxruntime-cpu | 10.0 | 1 | 20.0 | 1 | 100% | 0 |"

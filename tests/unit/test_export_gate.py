@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoy.export.proof.bound import binomial_upper, loss_bound_points
-from convoy.export.proof.gate import Gate
+from convoy.export.proof.gate import AccuracyGate
 from convoy.export.proof.outcomes import Outcomes, relative_errors
 from convoy.export.proof.verify import Score
 
@@ -94,7 +94,7 @@ def test_an_answer_that_is_not_finite_is_infinitely_far():
     ],
 )
 def test_the_gates_rule(lost, images, strict, serves, words):
-    serve, reason = Gate(1.0, strict).verdict(score(lost, 0, images))
+    serve, reason = AccuracyGate(1.0, strict).verdict(score(lost, 0, images))
     assert serve == serves
     assert words in reason
 
@@ -108,6 +108,6 @@ def test_a_second_look_at_the_same_images_widens_the_bound():
 
 
 def test_without_labels_agreement_is_told_and_nothing_serves():
-    serve, reason = Gate(1.0).verdict(Score(None, 0.1, agreement=0.75), real=False)
+    serve, reason = AccuracyGate(1.0).verdict(Score(None, 0.1, agreement=0.75), real=False)
     assert not serve
     assert "not verified on labels: agrees with fp32 on 75.0 % of some random inputs" in reason

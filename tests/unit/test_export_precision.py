@@ -13,7 +13,7 @@ from convoy.export.variants.audit import audit, count_nodes
 from convoy.export.variants.bf16 import LAYERS, convert_to_bf16
 from convoy.export.variants.calibrate import Calibration
 from convoy.export.variants.fp16 import convert_to_fp16, out_of_range
-from convoy.export.variants.histogram import BINS, Histogram
+from convoy.export.variants.histogram import BINS, ActivationHistogram
 from convoy.export.variants.int8_trt import quantize_for_tensorrt, unprofitable
 from convoy.export.variants.onnx_graph import front_nodes
 from convoy.export.variants.pair_rules import violations
@@ -39,7 +39,7 @@ def test_ranges_of_all_methods_come_from_one_pass(network):
 
 
 def test_a_histogram_stays_as_large_as_it_was_whatever_comes():
-    histogram = Histogram()
+    histogram = ActivationHistogram()
     for scale in (0.0, 1e-20, 1.0, 1e6):
         histogram.add(np.linspace(-1, 1, 1001, dtype=np.float32) * np.float32(scale))
     assert histogram.counts.shape == (BINS,)

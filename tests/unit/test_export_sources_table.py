@@ -10,7 +10,7 @@ import pytest
 from convoy.export.sources.torch_job import Description
 from convoy.export.zoo_table import builder, proof, table
 from convoy.export.zoo_table.proof import random_picture
-from convoy.export.zoo_table.rows import BuilderCell, Row, Table, read_table, write_table
+from convoy.export.zoo_table.rows import BuilderCell, Table, ZooRow, read_table, write_table
 from convoy.export.zoo_table.table import make_table, try_builder, try_model
 from convoy.models.errors import JobError
 from convoy.models.spec import ImageSpec
@@ -39,7 +39,7 @@ def tried(monkeypatch):
     names: list[str] = []
     monkeypatch.setattr(builder, "library", lambda: "TensorRT for RTX 1.7")
 
-    def one(name: str, threads: int) -> Row:
+    def one(name: str, threads: int) -> ZooRow:
         if name == "middle" and names.count("middle") == 0:
             names.append(name)
             raise KeyboardInterrupt
@@ -67,8 +67,8 @@ def built(monkeypatch):
     return asked
 
 
-def row_of(name: str) -> Row:
-    return Row(name, "8x8", True, True, 1e-6, 0.2, 0.03, fp32_ms=4.0, int8_ms=2.0)
+def row_of(name: str) -> ZooRow:
+    return ZooRow(name, "8x8", True, True, 1e-6, 0.2, 0.03, fp32_ms=4.0, int8_ms=2.0)
 
 
 def test_an_interrupted_table_goes_on_where_it_stopped(tmp_path, tried):
@@ -91,7 +91,7 @@ def test_only_the_named_models_are_tried(tmp_path, tried):
 
 def test_rows_without_the_builder_get_that_alone_and_before_what_was_never_tried(tmp_path, tried, built):
     half = row_of("middle").with_builder(BUILT[:1])
-    former = Table("a machine", {"torch": "1"}, (row_of("small"), half, Row("broken", "", exported=False)))
+    former = Table("a machine", {"torch": "1"}, (row_of("small"), half, ZooRow("broken", "", exported=False)))
     write_table(former, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         list(make_table(tmp_path, threads=1))

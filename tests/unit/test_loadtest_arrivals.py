@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.loadtest.arrivals import NS_PER_S, bursts_s, constant_s, poisson_s, schedule_of
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 
 rates = st.floats(0.1, 5000)
 durations_s = st.floats(0.01, 10)
@@ -15,7 +15,7 @@ kinds = st.sampled_from(["poisson", "constant", "bursts"])
 
 @given(kinds, rates, durations_s, st.integers(0, 1000))
 def test_a_schedule_rises_and_lies_within_the_duration(arrivals, rate, duration_s, seed):
-    options = LoadOptions(rate=rate, arrivals=arrivals, duration_s=duration_s, seed=seed)
+    options = LoadTestOptions(rate=rate, arrivals=arrivals, duration_s=duration_s, seed=seed)
     offsets_ns = schedule_of(options).offsets_ns
     assert (np.diff(offsets_ns) >= 0).all()
     assert ((offsets_ns >= 0) & (offsets_ns < duration_s * NS_PER_S)).all()
@@ -61,7 +61,7 @@ def test_bursts_are_silent_between_and_keep_their_mean_over_whole_cycles(on_s, o
 
 
 def test_a_ladder_gives_each_step_its_rate_and_its_time():
-    schedule = schedule_of(LoadOptions(steps=(100, 400, 50), arrivals="constant", duration_s=2))
+    schedule = schedule_of(LoadTestOptions(steps=(100, 400, 50), arrivals="constant", duration_s=2))
     assert [(step.rate, step.start_s, step.end_s) for step in schedule.steps] == [(100, 0, 2), (400, 2, 4), (50, 4, 6)]
     counts = [
         np.count_nonzero(
@@ -74,7 +74,7 @@ def test_a_ladder_gives_each_step_its_rate_and_its_time():
 
 @given(st.integers(1, 8), st.integers(0, 50))
 def test_processes_share_a_schedule_without_loss_and_each_has_the_whole_shape(count, seed):
-    schedule = schedule_of(LoadOptions(rate=500, duration_s=1, seed=seed))
+    schedule = schedule_of(LoadTestOptions(rate=500, duration_s=1, seed=seed))
     shares = [schedule.share(index, count) for index in range(count)]
     assert np.sort(np.concatenate(shares)).tolist() == schedule.offsets_ns.tolist()
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.loadtest.capacity import MOST_PROBES, NARROW, Capacity, Limits, Probe, conclude, next_rate
+from convoy.loadtest.capacity import MOST_PROBES, NARROW, Capacity, CapacityProbe, Limits, conclude, next_rate
 
 LIMITS = Limits(least=10, most=100_000)
 
 
-def search(answer: Callable[[float], Probe], first: float) -> Capacity:
-    probes: list[Probe] = []
+def search(answer: Callable[[float], CapacityProbe], first: float) -> Capacity:
+    probes: list[CapacityProbe] = []
     while (rate := next_rate(probes, first, LIMITS)) is not None:
         probes.append(answer(rate))
     return conclude(probes)
 
 
-def sustains(limit: float) -> Callable[[float], Probe]:
-    return lambda rate: Probe(rate, 1.0 if rate <= limit else 0.5, False, 100)
+def sustains(limit: float) -> Callable[[float], CapacityProbe]:
+    return lambda rate: CapacityProbe(rate, 1.0 if rate <= limit else 0.5, False, 100)
 
 
 @given(st.floats(10, 99_000), st.floats(0, 200_000))
@@ -50,7 +50,7 @@ def test_a_server_that_sustains_everything_is_said_to():
 
 
 def test_where_the_generator_gives_up_the_servers_limit_is_unknown():
-    found = search(lambda rate: Probe(rate, 1.0, rate > 3000, 100), 1000)
+    found = search(lambda rate: CapacityProbe(rate, 1.0, rate > 3000, 100), 1000)
     assert found.ending == "generator"
     assert 2000 <= found.sustained <= 3000
 
@@ -58,9 +58,9 @@ def test_where_the_generator_gives_up_the_servers_limit_is_unknown():
 def test_a_rate_at_which_the_generator_was_late_once_is_tried_again():
     tried: list[float] = []
 
-    def answer(rate: float) -> Probe:
+    def answer(rate: float) -> CapacityProbe:
         tried.append(rate)
-        return Probe(rate, 1.0 if rate <= 1000 else 0.5, tried.count(rate) == 1 and rate > 900, 100)
+        return CapacityProbe(rate, 1.0 if rate <= 1000 else 0.5, tried.count(rate) == 1 and rate > 900, 100)
 
     found = search(answer, 900)
     assert found.ending == "bracketed"
@@ -69,14 +69,14 @@ def test_a_rate_at_which_the_generator_was_late_once_is_tried_again():
 
 
 def test_a_server_that_dies_ends_the_search_at_once():
-    found = search(lambda rate: Probe(rate, 0.0, False, 0), 1000)
+    found = search(lambda rate: CapacityProbe(rate, 0.0, False, 0), 1000)
     assert (found.ending, len(found.probes)) == ("dead", 1)
 
 
 @given(st.integers(0, 10_000), st.floats(20, 50_000))
 def test_a_moody_server_ends_the_search_too(seed, first):
     generator = np.random.default_rng(seed)
-    found = search(lambda rate: Probe(rate, float(generator.uniform(0.97, 1)), False, 100), first)
+    found = search(lambda rate: CapacityProbe(rate, float(generator.uniform(0.97, 1)), False, 100), first)
     assert len(found.probes) <= MOST_PROBES
     if found.sustained is not None and found.failed is not None:
         assert found.sustained < found.failed
@@ -84,5 +84,5 @@ def test_a_moody_server_ends_the_search_too(seed, first):
 
 @pytest.mark.parametrize(("goodput", "sustained"), [(0.99, True), (0.9899, False), (None, False)])
 def test_sustained_is_99_percent(goodput, sustained):
-    assert Probe(1, goodput, False, 1).sustained is sustained
-    assert not Probe(1, goodput, True, 1).sustained
+    assert CapacityProbe(1, goodput, False, 1).sustained is sustained
+    assert not CapacityProbe(1, goodput, True, 1).sustained

@@ -2,20 +2,20 @@ from __future__ import annotations
 
 import pytest
 
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 from convoy.models.errors import UsageError
 
 
 def test_without_rate_and_concurrency_sixteen_clients_wait_for_their_answers():
-    assert LoadOptions().clients == 16
-    assert LoadOptions(concurrency=3).clients == 3
-    assert LoadOptions(rate=5).clients is None
+    assert LoadTestOptions().clients == 16
+    assert LoadTestOptions(concurrency=3).clients == 3
+    assert LoadTestOptions(rate=5).clients is None
 
 
 def test_the_warm_up_is_a_tenth_but_at_most_a_second():
-    assert LoadOptions(duration_s=5).warm_up_cut_s == 0.5
-    assert LoadOptions(duration_s=60).warm_up_cut_s == 1
-    assert LoadOptions(duration_s=60, warm_up_s=0).warm_up_cut_s == 0
+    assert LoadTestOptions(duration_s=5).warm_up_cut_s == 0.5
+    assert LoadTestOptions(duration_s=60).warm_up_cut_s == 1
+    assert LoadTestOptions(duration_s=60, warm_up_s=0).warm_up_cut_s == 0
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_the_warm_up_is_a_tenth_but_at_most_a_second():
 )
 def test_a_wrong_call_is_named(wrong, words):
     with pytest.raises(UsageError, match=words):
-        LoadOptions(**wrong)
+        LoadTestOptions(**wrong)
 
 
 def test_a_report_that_could_not_be_written_is_refused_before_the_run(tmp_path):
     with pytest.raises(UsageError, match="folder does not exist"):
-        LoadOptions(json_file=tmp_path / "missing" / "report.json")
+        LoadTestOptions(json_file=tmp_path / "missing" / "report.json")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.cores import core_budget, process_count
 from convoy.loadtest.endpoint import Endpoint, wire_url
-from convoy.loadtest.generator.job import Finished, Job
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.generator.job import Finished, GeneratorJob
+from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.shared import read_blobs, read_integers, write_blobs, write_integers
 from convoy.models.errors import UsageError
@@ -35,7 +35,7 @@ def test_a_job_is_one_line_and_comes_out_as_it_went_in():
         write_blobs([b"one", b"two"]),
         write_integers(b"".join(i.to_bytes(8, "little") for i in (5, 9))),
     )
-    job = Job(
+    job = GeneratorJob(
         endpoint=ENDPOINT,
         protocol="grpc",
         form="plain",
@@ -55,7 +55,7 @@ def test_a_job_is_one_line_and_comes_out_as_it_went_in():
     )
     line = job.to_line()
     assert line.count(b"\n") == 1
-    found = Job.from_line(line)
+    found = GeneratorJob.from_line(line)
     assert found == job
     request_pool = found.request_pool()
     assert request_pool.requests == [b"one", b"two"]
@@ -88,7 +88,7 @@ def test_last_words_come_out_as_they_went_in():
     ],
 )
 def test_as_few_processes_as_the_load_needs(options, protocol, budget, count):
-    assert process_count(LoadOptions(**options), protocol, budget) == count
+    assert process_count(LoadTestOptions(**options), protocol, budget) == count
 
 
 def test_a_containers_quota_counts(tmp_path):

@@ -12,26 +12,26 @@ from rich.console import Console
 
 from convoy.loadtest import words
 from convoy.loadtest.answers import AnswerCheck
-from convoy.loadtest.arrivals import Step
-from convoy.loadtest.capacity import Capacity, Probe
+from convoy.loadtest.arrivals import RateStep
+from convoy.loadtest.capacity import Capacity, CapacityProbe
 from convoy.loadtest.csv_table import table
 from convoy.loadtest.document import document
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.measure import GeneratorUse, Measurement
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.records import Records
 from convoy.loadtest.report.page import render
 from convoy.loadtest.request_pool import RequestPool
-from convoy.loadtest.results import Outcome, by_step, whole
+from convoy.loadtest.results import LoadTestOutcome, by_step, whole
 from convoy.loadtest.server_side import BatchCount, ServerSide, StageMean
 from convoy.loadtest.statistics import NS_PER_MS, NS_PER_S, Window
-from convoy.loadtest.target import Target
+from convoy.loadtest.target import LoadTarget
 from convoy.loadtest.view import print_outcome
 
 ENDPOINT = Endpoint("http://h:1", "h", "127.0.0.1", 1, False, "")
 NASTY = '<b onclick="x">&'
-TARGET = Target(ENDPOINT, NASTY, "binary", RequestPool([b""], AnswerCheck("infer")), {"name": NASTY}, {})
+TARGET = LoadTarget(ENDPOINT, NASTY, "binary", RequestPool([b""], AnswerCheck("infer")), {"name": NASTY}, {})
 SERVER = ServerSide(
     (StageMean("queue", 1.0, 10), StageMean("compute", 2.0, 10)), tuple(BatchCount(size, 3) for size in range(1, 200))
 )
@@ -45,7 +45,7 @@ def measured(seconds: float, count: int, *, failed: bool = False, steps: int = 0
     given = {
         "records": Records(intended_ns, intended_ns + 1000, intended_ns + latency_ns, outcome, (problem,)),
         "window": Window(0, int(0.1 * NS_PER_S), int(seconds * NS_PER_S)),
-        "steps": tuple(Step(100.0 * (i + 1), i * seconds / steps, (i + 1) * seconds / steps) for i in range(steps)),
+        "steps": tuple(RateStep(100.0 * (i + 1), i * seconds / steps, (i + 1) * seconds / steps) for i in range(steps)),
         "interrupted": False,
         "waited": 0,
         "generators": (GeneratorUse(0.5, "uvloop", "timerfd", None),),
@@ -54,19 +54,19 @@ def measured(seconds: float, count: int, *, failed: bool = False, steps: int = 0
     return Measurement(**{**given, **changes})
 
 
-def once(measurement: Measurement, **options) -> Outcome:
-    asked = LoadOptions(slo_ms=20, duration_s=5, warm_up_s=0.1, **options)
+def once(measurement: Measurement, **options) -> LoadTestOutcome:
+    asked = LoadTestOptions(slo_ms=20, duration_s=5, warm_up_s=0.1, **options)
     rows, shown = by_step(asked, measurement), whole(asked, measurement)
-    return Outcome(TARGET, asked, rows, shown, None, SERVER, measurement.interrupted)
+    return LoadTestOutcome(TARGET, asked, rows, shown, None, SERVER, measurement.interrupted)
 
 
-def searched(ending: str, low: float | None, high: float | None, probes: int) -> Outcome:
-    asked = LoadOptions(slo_ms=20, find_capacity=True, duration_s=5)
+def searched(ending: str, low: float | None, high: float | None, probes: int) -> LoadTestOutcome:
+    asked = LoadTestOptions(slo_ms=20, find_capacity=True, duration_s=5)
     rows = tuple(
-        whole(LoadOptions(rate=100.0 * n, slo_ms=20), measured(5, 2000, steps=1), f"probe {n}") for n in range(1, 5)
+        whole(LoadTestOptions(rate=100.0 * n, slo_ms=20), measured(5, 2000, steps=1), f"probe {n}") for n in range(1, 5)
     )
-    tried = tuple(Probe(100.0 * n, 0.5, False, 10) for n in range(probes))
-    return Outcome(TARGET, asked, rows, rows[0], Capacity(tried, low, high, ending), None, False)  # type: ignore[arg-type]
+    tried = tuple(CapacityProbe(100.0 * n, 0.5, False, 10) for n in range(probes))
+    return LoadTestOutcome(TARGET, asked, rows, rows[0], Capacity(tried, low, high, ending), None, False)  # type: ignore[arg-type]
 
 
 OUTCOMES = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from convoy.loadtest.generator.recorder import MAX_PROBLEMS, Recorder
 from convoy.loadtest.problems import Fault, Problem
-from convoy.loadtest.records import Part, Records, merged
+from convoy.loadtest.records import ProcessRecords, Records, merged
 from convoy.loadtest.rows import GOOD, PENDING, Rows, size_bytes
 from convoy.loadtest.statistics import NS_PER_MS, NS_PER_S, PERCENTILES, Window, nearest_rank, percentile, summarise
 
@@ -40,7 +40,7 @@ class Book:
 
     def read(self) -> Records:
         self.recorder.publish()
-        return merged([Part(self.rows, self.recorder.problems)])
+        return merged([ProcessRecords(self.rows, self.recorder.problems)])
 
 
 def recorded(rows: list[tuple[int, int, str]]) -> Book:
@@ -173,7 +173,7 @@ def test_rows_of_several_processes_are_merged_in_the_order_in_which_they_were_du
             ticket = book.recorder.begin(START_NS + due_ms * NS_PER_MS, START_NS + due_ms * NS_PER_MS)
             book.recorder.fail(ticket, START_NS + 99 * NS_PER_MS, problem)
         book.recorder.publish()
-    records = merged([Part(book.rows, book.recorder.problems) for book in (first, second)])
+    records = merged([ProcessRecords(book.rows, book.recorder.problems) for book in (first, second)])
     assert ((records.intended_ns - START_NS) // NS_PER_MS).tolist() == [0, 10, 20, 30]
     assert [records.problems[code - 1] for code in records.outcome] == [SHED, REFUSED, SHED, REFUSED]
 
@@ -182,7 +182,7 @@ def test_what_a_dead_process_wrote_is_kept_and_its_reasons_are_said_to_be_unknow
     dead = Book()
     dead.recorder.fail(dead.recorder.begin(START_NS, START_NS), START_NS, SHED)
     dead.recorder.publish()
-    records = merged([Part(dead.rows, [])])
+    records = merged([ProcessRecords(dead.rows, [])])
     assert summarise(records, window(), None).errors[0].problem.fault is Fault.GENERATOR
 
 

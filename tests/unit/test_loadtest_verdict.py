@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.loadtest.generator.recorder import Recorder
-from convoy.loadtest.records import Part, merged
+from convoy.loadtest.records import ProcessRecords, merged
 from convoy.loadtest.rows import Rows, size_bytes
 from convoy.loadtest.statistics import NS_PER_MS, NS_PER_S, Summary, Window, summarise
 from convoy.loadtest.verdict import judge, lateness_limit_ms
@@ -21,7 +21,7 @@ def summary(lateness_ms: list[float], latency_ms: float = 10) -> Summary:
         ticket = recorder.begin(0, int(late_ms * NS_PER_MS))
         recorder.succeed(ticket, int(latency_ms * NS_PER_MS))
     recorder.publish()
-    return summarise(merged([Part(rows, [])]), Window(0, 0, NS_PER_S), None)
+    return summarise(merged([ProcessRecords(rows, [])]), Window(0, 0, NS_PER_S), None)
 
 
 def void(found: Summary, rate: float | None = 100, slo_ms: float | None = None) -> str | None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from convoy.loadtest.generator.wire import CLOSED, CUT_OFF, IDLE, NOT_HTTP, RESET, Connection
+from convoy.loadtest.generator.wire import CLOSED, CUT_OFF, IDLE, NOT_HTTP, RESET, ClientConnection
 from convoy.loadtest.problems import Fault, Problem
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -38,13 +38,13 @@ class Owner:
         self.answers: list[tuple[int, int, bytes, bool]] = []
         self.breaks: list[tuple[int, Problem]] = []
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ClientConnection) -> None:
         pass
 
-    def answered(self, connection: Connection, ticket: int, status: int, body: bytes, reusable: bool) -> None:
+    def answered(self, connection: ClientConnection, ticket: int, status: int, body: bytes, reusable: bool) -> None:
         self.answers.append((ticket, status, body, reusable))
 
-    def broke(self, connection: Connection, ticket: int, problem: Problem) -> None:
+    def broke(self, connection: ClientConnection, ticket: int, problem: Problem) -> None:
         self.breaks.append((ticket, problem))
 
 
@@ -59,8 +59,8 @@ def transport() -> Transport:
 
 
 @pytest.fixture
-def connection(owner, transport) -> Connection:
-    connection = Connection(owner)
+def connection(owner, transport) -> ClientConnection:
+    connection = ClientConnection(owner)
     connection.connection_made(transport)
     return connection
 

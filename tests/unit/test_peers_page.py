@@ -14,10 +14,10 @@ from convoy.loadtest.peers.compare import Spread, matches, ratio
 from convoy.loadtest.peers.marks import replace_block
 from convoy.loadtest.peers.page import tables
 from convoy.loadtest.peers.results import (
+    ClosedLoad,
     Conditions,
     Failure,
-    Load,
-    Machine,
+    HostInfo,
     Pair,
     Reading,
     Results,
@@ -26,19 +26,19 @@ from convoy.loadtest.peers.results import (
 )
 from convoy.models.errors import JobError
 
-LOAD, BATCH = Load("binary", 16), Setting(8, 1.0)
+LOAD, BATCH = ClosedLoad("binary", 16), Setting(8, 1.0)
 
 
 def reading(rps: float, p50_ms: float = 1.0, cpu_us: float = 80.0, failed: int = 0) -> Reading:
     return Reading(2.0, round(2 * rps), failed, p50_ms, 3 * p50_ms, cpu_us, 12.0)
 
 
-def pair(theirs: Reading, ours: Reading, turn: int = 0, load: Load = LOAD) -> Pair:
+def pair(theirs: Reading, ours: Reading, turn: int = 0, load: ClosedLoad = LOAD) -> Pair:
     return Pair(turn, "mosec", load, BATCH, theirs, ours)
 
 
 def results(*pairs: Pair, failures: tuple[Failure, ...] = (), interrupted: bool = False) -> Results:
-    machine = Machine("a CPU", 2, "6.1", "3.11.7", 0.1)
+    machine = HostInfo("a CPU", 2, "6.1", "3.11.7", 0.1)
     conditions = Conditions(
         started_at="2026-01-01T00:00+00:00",
         machine=machine,
@@ -94,7 +94,7 @@ def test_the_tables_show_both_servers_the_ratio_and_the_generators_cost() -> Non
 
 
 def test_the_loads_come_in_the_same_order_whatever_the_lots_said() -> None:
-    loads = [Load("json", 16), Load("binary", 64), Load("binary", 1)]
+    loads = [ClosedLoad("json", 16), ClosedLoad("binary", 64), ClosedLoad("binary", 1)]
     text = tables(results(*(pair(reading(1), reading(1), load=load) for load in loads)))
     order = [text.index(f"### {load.body} bodies, {load.connections} ") for load in loads]
     assert order == sorted(order, reverse=True)

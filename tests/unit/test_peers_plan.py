@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.loadtest.peers.plan import LOADS, best_setting, duels, tryouts
-from convoy.loadtest.peers.results import Load, Reading, Setting, Trial
+from convoy.loadtest.peers.results import ClosedLoad, Reading, Setting, SweepTrial
 
-ONE, MANY = Load("binary", 1), Load("binary", 16)
+ONE, MANY = ClosedLoad("binary", 1), ClosedLoad("binary", 16)
 OFF, EIGHT, SIXTEEN = Setting(1, 0.0), Setting(8, 1.0), Setting(16, 1.0)
 
 contenders = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(LOADS)), unique=True, max_size=8)
@@ -20,12 +20,12 @@ def reading(rps: float, p50_ms: float = 1.0, failed: int = 0) -> Reading:
     return Reading(1.0, int(rps), failed, p50_ms, p50_ms, 10.0, 1.0)
 
 
-def trial(load: Load, setting: Setting, made: Reading, peer: str = "a") -> Trial:
-    return Trial(peer, load, setting, made)
+def trial(load: ClosedLoad, setting: Setting, made: Reading, peer: str = "a") -> SweepTrial:
+    return SweepTrial(peer, load, setting, made)
 
 
 @given(contenders, st.integers(1, 5), st.integers(0, 100))
-def test_each_round_has_every_contender_once(pairs: list[tuple[str, Load]], rounds: int, seed: int) -> None:
+def test_each_round_has_every_contender_once(pairs: list[tuple[str, ClosedLoad]], rounds: int, seed: int) -> None:
     planned = duels(pairs, rounds, seed)
     assert [duel.round for duel in planned] == [turn for turn in range(rounds) for _ in pairs]
     for turn in range(rounds):
@@ -33,7 +33,7 @@ def test_each_round_has_every_contender_once(pairs: list[tuple[str, Load]], roun
 
 
 @given(contenders, st.integers(0, 100))
-def test_the_seed_decides_the_order(pairs: list[tuple[str, Load]], seed: int) -> None:
+def test_the_seed_decides_the_order(pairs: list[tuple[str, ClosedLoad]], seed: int) -> None:
     assert duels(pairs, 3, seed) == duels(pairs, 3, seed)
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from convoy.loadtest.simulation.workload import Device, Scenario
+from convoy.loadtest.simulation.workload import Scenario, VirtualDevice
 from convoy.loadtest.study import study
 from convoy.loadtest.study.kept import Kept
 from convoy.loadtest.study.study import CONVOY, find
 
-ONE, OTHER = Scenario(Device(1.0), 5), Scenario(Device(2.0), 5)
+ONE, OTHER = Scenario(VirtualDevice(1.0), 5), Scenario(VirtualDevice(2.0), 5)
 FIGURES = {"frontiers": {CONVOY: [0.5, 0.6], "serve all": [0.4, 0.5]}, "overload": {CONVOY: [0.5, 0.9]}}
 
 
@@ -47,6 +47,6 @@ def test_the_study_seeks_only_what_is_not_kept(tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_the_study_finds_is_kept(tmp_path: Path) -> None:
-    tiny = Scenario(Device(0.2), 3)
+    tiny = Scenario(VirtualDevice(0.2), 3)
     (found,) = find([tiny], 1, Kept(tmp_path, 1))
     assert Kept(tmp_path, 1).figures(tiny) == {"frontiers": found.frontiers, "overload": found.overload}

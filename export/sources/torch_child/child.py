@@ -14,7 +14,7 @@ from pathlib import Path
 
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.torch_child import graph, networks, registries, untrained, weights
-from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, Job, Outcome, one_line
+from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, TorchJob, TorchOutcome, one_line
 from convoy.models.errors import ConvoyError, JobError
 from convoy.models.records import from_jsonable, to_jsonable
 
@@ -30,11 +30,11 @@ def main(folder: Path) -> None:
         inquiry = from_jsonable(Inquiry, json.loads((folder / files.INQUIRY).read_text()), files.INQUIRY)
         (folder / files.DESCRIPTION).write_text(json.dumps(to_jsonable(_describe(inquiry))))
         return
-    job = from_jsonable(Job, json.loads((folder / files.JOB).read_text()), files.JOB)
+    job = from_jsonable(TorchJob, json.loads((folder / files.JOB).read_text()), files.JOB)
     try:
         outcome = _export(job, folder)
     except (ConvoyError, OSError, MemoryError, RuntimeError) as error:
-        outcome = Outcome(_complaint(error, folder), 0, "")
+        outcome = TorchOutcome(_complaint(error, folder), 0, "")
     (folder / files.OUTCOME).write_text(json.dumps(to_jsonable(outcome)))
 
 
@@ -62,7 +62,7 @@ def _complaint(error: BaseException, folder: Path) -> str:
     raise error
 
 
-def _export(job: Job, folder: Path) -> Outcome:
+def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     try:
         import torch
     except ImportError as error:
@@ -88,4 +88,4 @@ def _export(job: Job, folder: Path) -> Outcome:
     reference = graph.reference(network, job, samples)
     (folder / files.REFERENCE).write_bytes(save({TENSOR: reference.contiguous()}))
     graph.write_onnx(network, job, samples, folder / files.ONNX)
-    return Outcome(None, reference.shape[1], str(torch.__version__), entry)
+    return TorchOutcome(None, reference.shape[1], str(torch.__version__), entry)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.onnx_file import portable
-from convoy.export.sources.torch_job import Job, one_line
+from convoy.export.sources.torch_job import TorchJob, one_line
 from convoy.models.errors import JobError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _OPSET = 20
 _REFERENCE_BATCH = 8
 
 
-def normalised(samples: torch.Tensor, job: Job) -> torch.Tensor:
+def normalised(samples: torch.Tensor, job: TorchJob) -> torch.Tensor:
     """float32 [N, C, H, W], normalised, from samples as the job's front takes them."""
     if not job.uint8_front:
         return samples
@@ -31,7 +31,7 @@ def normalised(samples: torch.Tensor, job: Job) -> torch.Tensor:
     return (values - _per_channel(job.mean)) / _per_channel(job.std)
 
 
-def reference(network: torch.nn.Module, job: Job, samples: torch.Tensor) -> torch.Tensor:
+def reference(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor) -> torch.Tensor:
     """float32 [N, classes] of the bare network; the normalisation is written out, not the front's, to prove it."""
     import torch
 
@@ -43,7 +43,7 @@ def reference(network: torch.nn.Module, job: Job, samples: torch.Tensor) -> torc
     return answers
 
 
-def _forward(network: torch.nn.Module, batch: torch.Tensor, job: Job) -> torch.Tensor:
+def _forward(network: torch.nn.Module, batch: torch.Tensor, job: TorchJob) -> torch.Tensor:
     import torch
 
     try:
@@ -71,7 +71,7 @@ def _per_channel(values: Sequence[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1)
 
 
-def _with_front(network: torch.nn.Module, job: Job) -> torch.nn.Module:
+def _with_front(network: torch.nn.Module, job: TorchJob) -> torch.nn.Module:
     """The network behind uint8 [N, H, W, C]: cast, then layout, then one x * a + b.
 
     Cast first, because TensorRT takes uint8 inputs only straight into a Cast.
@@ -99,7 +99,7 @@ def _with_front(network: torch.nn.Module, job: Job) -> torch.nn.Module:
     return front
 
 
-def write_onnx(network: torch.nn.Module, job: Job, samples: torch.Tensor, path: Path) -> None:
+def write_onnx(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor, path: Path) -> None:
     """Write the graph to `path`, and large parameters beside it. Raises JobError for what has no ONNX form."""
     model = _with_front(network, job) if job.uint8_front else network
     if job.kind != "pt2":
@@ -119,7 +119,7 @@ def write_onnx(network: torch.nn.Module, job: Job, samples: torch.Tensor, path: 
         _write_in_two(program, path)
 
 
-def _convert(model: torch.nn.Module, example: torch.Tensor, job: Job) -> Any:
+def _convert(model: torch.nn.Module, example: torch.Tensor, job: TorchJob) -> Any:
     import torch
 
     return torch.onnx.export(

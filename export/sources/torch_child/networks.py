@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoy.export.sources.torch_child import registries
-from convoy.export.sources.torch_job import Job, one_line
+from convoy.export.sources.torch_job import TorchJob, one_line
 from convoy.export.sources.user_code import call_factory
 from convoy.models.errors import JobError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def build(job: Job) -> torch.nn.Module:
+def build(job: TorchJob) -> torch.nn.Module:
     """The job's network, with a registry's own weights where the job asks for them. Raises JobError."""
     from torch import nn
 
@@ -28,16 +28,16 @@ def build(job: Job) -> torch.nn.Module:
     return network
 
 
-def _from_file(job: Job) -> Any:
+def _from_file(job: TorchJob) -> Any:
     assert job.file is not None
     return call_factory(Path(job.file), job.name)
 
 
-def _from_zoo(job: Job) -> Any:
+def _from_zoo(job: TorchJob) -> Any:
     return importlib.import_module("convoy.models.zoo").create(job.name, job.classes)
 
 
-def _from_torchvision(job: Job) -> Any:
+def _from_torchvision(job: TorchJob) -> Any:
     models = registries.torchvision_models()
     registries.check_torchvision_name(models, job.name)
     wanted = {} if job.classes is None else {"num_classes": job.classes}
@@ -48,7 +48,7 @@ def _from_torchvision(job: Job) -> Any:
     return network
 
 
-def _from_timm(job: Job) -> Any:
+def _from_timm(job: TorchJob) -> Any:
     timm = registries.timm_library()
     registries.check_timm_name(timm, job.name)
     wanted = {} if job.classes is None else {"num_classes": job.classes}
@@ -60,7 +60,7 @@ def _from_timm(job: Job) -> Any:
         raise _not_downloaded(job, error) from error
 
 
-def _from_archive(job: Job) -> Any:
+def _from_archive(job: TorchJob) -> Any:
     import torch
 
     assert job.file is not None
@@ -84,7 +84,7 @@ _BUILDERS = {
 }
 
 
-def _fill(network: torch.nn.Module, fetch: Any, job: Job) -> None:
+def _fill(network: torch.nn.Module, fetch: Any, job: TorchJob) -> None:
     try:
         found = fetch()
     except Exception as error:  # network, disk and hash errors share no base class
@@ -98,6 +98,6 @@ def _fill(network: torch.nn.Module, fetch: Any, job: Job) -> None:
         ) from error
 
 
-def _not_downloaded(job: Job, error: Exception) -> JobError:
+def _not_downloaded(job: TorchJob, error: Exception) -> JobError:
     why = one_line(str(error), 160) or type(error).__name__
     return JobError(f"the weights of {job.kind}:{job.name} cannot be downloaded ({why}); pass --weights FILE")

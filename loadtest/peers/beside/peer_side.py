@@ -1,7 +1,7 @@
 """What every peer's server script needs: its settings and the network, in ONNX Runtime as Convoy configures it.
 
 Runs in a peer's own environment, found through PYTHONPATH; knows the standard library, numpy and ONNX Runtime and
-nothing of Convoy. Settings come from the environment, because every framework hands that on to the processes it
+nothing of Convoy. PeerSettings come from the environment, because every framework hands that on to the processes it
 starts, while most of them read the command line themselves.
 """
 
@@ -15,7 +15,7 @@ import onnxruntime
 
 
 @dataclass(frozen=True)
-class Settings:
+class PeerSettings:
     """`window_ms` is how long a batch may wait for company; `max_batch` 1 is batching switched off.
 
     `spare_port` and the two after it are free for whatever else the framework listens on.
@@ -29,10 +29,10 @@ class Settings:
     window_ms: float
 
 
-def settings() -> Settings:
+def settings() -> PeerSettings:
     """What the comparison asks of this server."""
     asked = os.environ
-    return Settings(
+    return PeerSettings(
         model=asked["PEER_MODEL"],
         port=int(asked["PEER_PORT"]),
         spare_port=int(asked["PEER_SPARE_PORT"]),

@@ -18,7 +18,7 @@ from convoy.export.assemble import publish
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.bodies import Input, binary_payloads, infer_path, request_bytes
 from convoy.loadtest.endpoint import find_endpoint
-from convoy.loadtest.options import LoadOptions
+from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.peers.server import Launch, free_ports, serving
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.runner import run
@@ -110,7 +110,7 @@ def measure_over_http(server: Server, subject: Subject, folder: Path, row_s: flo
         requests = [
             request_bytes(endpoint, infer_path(subject.name), payload, None) for payload in binary_payloads([body], 0)
         ]
-        options = LoadOptions(running.url, concurrency=_CLIENTS, duration_s=row_s, warm_up_s=row_s / 4, processes=4)
+        options = LoadTestOptions(running.url, concurrency=_CLIENTS, duration_s=row_s, warm_up_s=row_s / 4, processes=4)
         measurement = run(options, RequestPool(requests, AnswerCheck("plain", b"outputs")), endpoint)
     summary = summarise(measurement.records, measurement.window, None)
     latencies = {one.name: one.latency_ms or 0.0 for one in summary.percentiles}

@@ -19,7 +19,7 @@ from PIL import Image
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.data import Chunk
 from convoy.export.sources.to_onnx import INLINE_BYTES
-from convoy.export.sources.torch_job import INPUT_NAME, OUTPUT_NAME, Job
+from convoy.export.sources.torch_job import INPUT_NAME, OUTPUT_NAME, TorchJob
 from convoy.export.variants.calibrate import Calibration, collect
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.precision import RECIPES, REFERENCE
@@ -152,8 +152,8 @@ def _calm_residual_branches(network: Any) -> None:
             last.weight.data.fill_(_BRANCH_SCALE)
 
 
-def _job(name: str) -> Job:
-    return Job(
+def _job(name: str) -> TorchJob:
+    return TorchJob(
         kind="torchvision",
         name=name,
         file=None,
