@@ -16,7 +16,6 @@ import numpy as np
 
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.base import Engine, run_arrays
-from convoy.app.engines.cpu import has_bf16
 from convoy.app.engines.jobs import Job, Place
 from convoy.app.engines.machine import find_cpu
 from convoy.app.engines.measure import Probe, make_probe
@@ -24,10 +23,11 @@ from convoy.app.engines.speedup import paired_speedup
 from convoy.app.engines.table import ROWS, Row
 from convoy.export.progress import SILENT
 from convoy.export.proof.verify import relative_error
+from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.making import plain_calibration
 from convoy.export.variants.precision import RECIPES, REFERENCE, Recipe
 from convoy.export.zoo_table.proof import Proof, image_of, pictures_of, prove
-from convoy.models.bundle import ON_CPU, Interval, Variant
+from convoy.models.bundle import Interval, Variant
 from convoy.models.errors import ConvoyError
 
 BATCHES = (1, 8)
@@ -85,10 +85,10 @@ def race(name: str, threads: int) -> list[EngineResult]:
 def _made(folder: Path, proof: Proof) -> list[Recipe]:
     assert proof.spec.image is not None
     calibration = plain_calibration(folder, pictures_of(proof.spec.image, proof.samples), SILENT)
-    recipes = [one for one in RECIPES if one.target in ON_CPU and (one.precision != "bf16" or has_bf16())]
+    recipes = [one for one in RECIPES if one.row is not None]
     for recipe in recipes:
         if recipe.make is not None:
-            recipe.make(calibration, "minmax", frozenset(), folder / recipe.file, None)
+            recipe.make(Conversion(calibration), folder / recipe.file)
     return recipes
 
 

@@ -9,28 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from convoy.export.variants.calibrate import Calibration, Method
+from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.onnx_graph import array, initializers, tidy
 
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
-def convert_to_bf16(
-    calibration: Calibration,
-    method: Method,
-    keep: frozenset[str],
-    target: Path,
-    only: frozenset[str] | None = None,
-) -> Mapping[str, str]:
+def convert_to_bf16(conversion: Conversion, target: Path) -> Mapping[str, str]:
     """Write `target`; nothing is left in higher precision by rule. Raises OSError when the disk is full."""
     import onnx
     from onnx import TensorProto, helper
 
-    model = onnx.load(str(calibration.graph))
+    model = onnx.load(str(conversion.calibration.graph))
     graph, constants = model.graph, initializers(model.graph)
     narrow = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
     for node in list(graph.node):
-        if node.op_type not in LAYERS or node.name in keep or (only is not None and node.name not in only):
+        if node.op_type not in LAYERS or not conversion.takes(node.name):
             continue
         for index, name in enumerate(node.input):
             weight = constants.get(name)

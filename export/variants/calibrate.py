@@ -41,6 +41,27 @@ class Calibration:
     ranges: Mapping[Method, Ranges]
 
 
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What one variant's file is made of: the prepared graph, with ranges of `method`.
+
+    The nodes of `keep` stay as they are; with `only`, those nodes alone are converted.
+    """
+
+    calibration: Calibration
+    method: Method = "minmax"
+    keep: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
+
+    @property
+    def ranges(self) -> Ranges:
+        return self.calibration.ranges[self.method]
+
+    def takes(self, node: str) -> bool:
+        """Whether a node of this name is to be converted, as far as it can be."""
+        return node not in self.keep and (self.only is None or node in self.only)
+
+
 def collect(
     graph: Path,
     chunks: Iterable[Chunk],

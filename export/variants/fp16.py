@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from convoy.export.sources.torch_job import one_line
-from convoy.export.variants.calibrate import Calibration, Method, Ranges
+from convoy.export.variants.calibrate import Conversion, Ranges
 from convoy.export.variants.onnx_graph import array, consumers, front_nodes, initializers, producers, rewire, tidy
 from convoy.models.errors import JobError
 
@@ -25,24 +25,18 @@ DATA_LIMIT = 512.0
 CONSTANT_LIMIT = 65504.0
 
 
-def convert_to_fp16(
-    calibration: Calibration,
-    method: Method,
-    keep: frozenset[str],
-    target: Path,
-    only: frozenset[str] | None = None,
-) -> Mapping[str, str]:
+def convert_to_fp16(conversion: Conversion, target: Path) -> Mapping[str, str]:
     """Write `target`; the names of the nodes left in FP32 beyond the front, each with its reason.
 
-    Inputs and outputs keep their types. Ranges are the exact extremes whatever `method` says. Raises JobError
+    Inputs and outputs keep their types. Ranges are the exact extremes whatever the method is. Raises JobError
     when the graph cannot be converted, OSError when the disk is full.
     """
     import onnx
 
-    model = onnx.load(str(calibration.graph))
-    kept = out_of_range(model.graph, calibration.ranges["minmax"])
-    others = {node.name for node in model.graph.node} - only if only is not None else set()
-    onnx.save(as_fp16(model, kept.keys() | keep | others), str(target))
+    model = onnx.load(str(conversion.calibration.graph))
+    kept = out_of_range(model.graph, conversion.calibration.ranges["minmax"])
+    others = {node.name for node in model.graph.node if not conversion.takes(node.name)}
+    onnx.save(as_fp16(model, kept.keys() | others), str(target))
     return kept
 
 

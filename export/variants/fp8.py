@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from convoy.export.sources.torch_job import one_line
-from convoy.export.variants.calibrate import Calibration, Method
+from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.int8_trt import unprofitable
 from convoy.export.variants.onnx_graph import array, attribute, initializers, tidy
 from convoy.export.variants.pairs import CONVOLUTIONS, SMALLEST_SCALE, Scheme, quantize_in_pairs
@@ -34,18 +34,12 @@ _CHANNEL_STEP, _MOST_TAPS = 16, 32
 _OPSET = 19
 
 
-def quantize_to_fp8(
-    calibration: Calibration,
-    method: Method,
-    keep: frozenset[str],
-    target: Path,
-    only: frozenset[str] | None = None,
-) -> Mapping[str, str]:
+def quantize_to_fp8(conversion: Conversion, target: Path) -> Mapping[str, str]:
     """Write `target`; the layers that could be FP8 and are not, each with its reason.
 
     Raises JobError when the graph cannot be quantised or converted, OSError when the disk is full.
     """
-    return quantize_in_pairs(_FP8, calibration, method, keep, target, only)
+    return quantize_in_pairs(_FP8, conversion, target)
 
 
 def unfit(graph: Any) -> dict[str, str]:

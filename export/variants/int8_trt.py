@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convoy.export.variants.calibrate import Calibration, Method
+from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.onnx_graph import attribute, front_nodes, initializers
 from convoy.export.variants.pairs import PRODUCTS, Scheme, quantize_in_pairs
 
@@ -17,18 +17,12 @@ from convoy.export.variants.pairs import PRODUCTS, Scheme, quantize_in_pairs
 _FEWEST_CHANNELS, _CHANNEL_STEP = 16, 8
 
 
-def quantize_for_tensorrt(
-    calibration: Calibration,
-    method: Method,
-    keep: frozenset[str],
-    target: Path,
-    only: frozenset[str] | None = None,
-) -> Mapping[str, str]:
+def quantize_for_tensorrt(conversion: Conversion, target: Path) -> Mapping[str, str]:
     """Write `target`; the layers that could be INT8 and are not, each with its reason.
 
     Raises JobError when the graph cannot be quantised or converted, OSError when the disk is full.
     """
-    return quantize_in_pairs(_INT8, calibration, method, keep, target, only)
+    return quantize_in_pairs(_INT8, conversion, target)
 
 
 def unprofitable(graph: Any, name: str = "INT8") -> dict[str, str]:

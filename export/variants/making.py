@@ -18,7 +18,7 @@ from convoy.export.data import Images
 from convoy.export.plan import MethodChoice
 from convoy.export.progress import Progress
 from convoy.export.variants.audit import audit
-from convoy.export.variants.calibrate import METHODS, Calibration, Method, Ranges, collect
+from convoy.export.variants.calibrate import METHODS, Calibration, Conversion, Method, Ranges, collect
 from convoy.export.variants.drift import drift_of
 from convoy.export.variants.equalize import Levels, equalize, measure_levels, streams
 from convoy.export.variants.onnx_graph import prepare
@@ -62,7 +62,7 @@ def plain_int8(folder: Path, images: Images, progress: Progress) -> None:
 
     Raises JobError when it cannot be made.
     """
-    quantize_for_cpu(plain_calibration(folder, images, progress), "minmax", frozenset(), folder / INT8_CPU.file)
+    quantize_for_cpu(Conversion(plain_calibration(folder, images, progress)), folder / INT8_CPU.file)
 
 
 @dataclass(slots=True)
@@ -127,9 +127,9 @@ class Maker:
     def _written(self, made: Made, kept: Mapping[str, str]) -> Made:
         assert made.recipe.make is not None
         path = self.folder / made.recipe.file
-        calibration = self._calibrated(made.recipe)
+        conversion = Conversion(self._calibrated(made.recipe), made.method or "minmax", frozenset(kept))
         with disk_errors(self.folder):
-            by_rule = made.recipe.make(calibration, made.method or "minmax", frozenset(kept), path, None)
+            by_rule = made.recipe.make(conversion, path)
         return replace(made, audit=audit(path, made.recipe.target, {**by_rule, **kept}))
 
     def _ladder(self, recipe: Recipe) -> Ladder:

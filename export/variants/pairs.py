@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convoy.export.variants.calibrate import Calibration, Method, Ranges
+from convoy.export.variants.calibrate import Conversion, Ranges
 from convoy.export.variants.fp16 import CONSTANT_LIMIT, as_fp16, out_of_range
 from convoy.export.variants.onnx_graph import front_nodes, producers, tidy
 from convoy.export.variants.quantize import quantize_with_ranges
@@ -42,37 +42,28 @@ class Scheme:
     rewrite: Callable[[Any], Any]
 
 
-def quantize_in_pairs(
-    scheme: Scheme,
-    calibration: Calibration,
-    method: Method,
-    keep: frozenset[str],
-    target: Path,
-    only: frozenset[str] | None,
-) -> Mapping[str, str]:
+def quantize_in_pairs(scheme: Scheme, conversion: Conversion, target: Path) -> Mapping[str, str]:
     """Write `target`; the layers that could have 8 bits and have not, each with its reason.
 
     Raises JobError when the graph cannot be quantised or converted, OSError when the disk is full.
     """
     import onnx
 
+    calibration = conversion.calibration
     graph = onnx.load(str(calibration.graph)).graph
     unfit = scheme.unfit(graph)
     wide = out_of_range(graph, calibration.ranges["minmax"], _RESULT_LIMIT)
-    wide |= _too_fine(graph, calibration.ranges[method], scheme)
+    wide |= _too_fine(graph, conversion.ranges, scheme)
     weighted = [node.name for node in graph.node if _is_weighted(node, graph)]
-    chosen = [
-        name
-        for name in weighted
-        if name not in unfit and name not in wide and name not in keep and (only is None or name in only)
-    ]
-    followers = _additions(graph, set(chosen), keep | wide.keys()) + _pools(graph, set(chosen), keep | wide.keys())
+    chosen = [name for name in weighted if name not in unfit and name not in wide and conversion.takes(name)]
+    left = conversion.keep | wide.keys()
+    followers = _additions(graph, set(chosen), left) + _pools(graph, set(chosen), left)
     wide_rest = out_of_range(graph, calibration.ranges["minmax"])
     if chosen:
         quantize_with_ranges(
             calibration.graph,
             target,
-            calibration.ranges[method],
+            conversion.ranges,
             activation_type="QInt8",
             nodes_to_quantize=[*chosen, *followers],
             nodes_to_exclude=front_nodes(graph),

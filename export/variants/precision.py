@@ -5,15 +5,15 @@ Knows file names, precisions, targets and makers. Knows nothing of how a maker w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from convoy.app.engines.cpu import has_bf16
 from convoy.app.engines.machine import find_cpu
+from convoy.app.engines.table import ROWS, Row
 from convoy.export.variants.bf16 import convert_to_bf16
-from convoy.export.variants.calibrate import Calibration, Method
+from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.fp8 import quantize_to_fp8
 from convoy.export.variants.fp16 import convert_to_fp16
 from convoy.export.variants.int8_trt import quantize_for_tensorrt
@@ -21,16 +21,8 @@ from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.models.bundle import Precision, Target
 from convoy.models.errors import UsageError
 
-
-class Make(Protocol):
-    """Writes `target` from the prepared fp32 graph, with ranges of `method` and the nodes of `keep` left as they are.
-
-    With `only`, those nodes alone are converted. Returns what was left in higher precision by rule, with reasons.
-    """
-
-    def __call__(
-        self, calibration: Calibration, method: Method, keep: frozenset[str], target: Path, only: frozenset[str] | None
-    ) -> Mapping[str, str]: ...
+# Writes a file from the prepared fp32 graph. Returns what was left in higher precision by rule, with reasons.
+Make = Callable[[Conversion, Path], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +35,17 @@ class Recipe:
     make: Make | None
 
     @property
+    def row(self) -> Row | None:
+        """The engine of this machine's CPU that will serve the variant; None: it is for another device."""
+        if self.precision == "bf16" and not has_bf16():
+            return None
+        rows = [row for row in ROWS if not row.is_on_gpus and self.target in row.targets]
+        return next((row for row in rows if row.probe(find_cpu())[0]), None)
+
+    @property
     def is_default(self) -> bool:
         """Whether it is made where no precisions are named. BF16 is for few processors, and made on these."""
-        return self.precision != "bf16" or (has_bf16() and find_cpu().openvino.module is not None)
+        return self.precision != "bf16" or self.row is not None
 
     @property
     def has_eight_bits(self) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 
 from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.export.sources.torch_job import one_line
-from convoy.export.variants.calibrate import Calibration, Method, Ranges
+from convoy.export.variants.calibrate import Calibration, Conversion, Ranges
 from convoy.export.variants.onnx_graph import front_nodes
 from convoy.models.errors import JobError
 
@@ -29,30 +29,24 @@ _LAYERS = frozenset(
 )
 
 
-def quantize_for_cpu(
-    calibration: Calibration,
-    method: Method,
-    keep: frozenset[str],
-    target: Path,
-    only: frozenset[str] | None = None,
-) -> Mapping[str, str]:
-    """Write `target`, the U8S8 form of the prepared graph, with the nodes of `keep` left in float.
+def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
+    """Write `target`, the U8S8 form of the prepared graph.
 
-    `only` quantises these nodes and no others. Without 8-bit dot products x86 adds pairs of products in 16
-    bits, which saturates; there, weights get 7 bits. Returns no nodes: the scheme itself keeps none in float.
+    Without 8-bit dot products x86 adds pairs of products in 16 bits, which saturates; there, weights get 7 bits.
+    Returns no nodes: the scheme itself keeps none in float.
     Raises JobError when the graph cannot be quantised, OSError when the disk is full.
     """
     import onnx
 
-    graph = onnx.load(str(calibration.graph)).graph
+    graph = onnx.load(str(conversion.calibration.graph)).graph
     quantize_with_ranges(
-        calibration.graph,
+        conversion.calibration.graph,
         target,
-        calibration.ranges[method],
+        conversion.ranges,
         activation_type="QUInt8",
         reduce_range=not has_int8_dot_product(),
-        nodes_to_exclude=[*front_nodes(graph), *keep],
-        nodes_to_quantize=sorted(only) if only else None,
+        nodes_to_exclude=[*front_nodes(graph), *conversion.keep],
+        nodes_to_quantize=sorted(conversion.only) if conversion.only else None,
         extra_options={
             "ActivationSymmetric": False,
             "WeightSymmetric": True,

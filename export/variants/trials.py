@@ -21,7 +21,7 @@ from convoy.app.engines.measure import make_probe
 from convoy.export.data import Images
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.outcomes import Outcomes
-from convoy.export.variants.calibrate import Calibration, Method
+from convoy.export.variants.calibrate import Calibration, Conversion, Method
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import OpenVariant, opened
 from convoy.models.bundle import Accuracy
@@ -74,7 +74,7 @@ class Bench:
         """Make the file and measure it. Raises JobError where it cannot be made."""
         assert recipe.make is not None
         path = self._folder / f"trial-{recipe.file}"
-        kept = recipe.make(self.calibration, method, keep, path, only)
+        kept = recipe.make(Conversion(self.calibration, method, keep, only), path)
         try:
             with opened(self._spec, [replace(recipe, file=path.name)], self._folder) as (candidate,):
                 outcomes = self._outcomes(self._answers(candidate), self._labels)

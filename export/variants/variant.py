@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from convoy.app.engines.base import Engine, run_arrays
-from convoy.app.engines.cpu import cpu_budget, has_bf16
+from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.jobs import Job, Place
 from convoy.app.engines.machine import find_cpu
-from convoy.app.engines.table import REFERENCE, ROWS, Row
+from convoy.app.engines.table import REFERENCE, Row
 from convoy.export.variants.precision import Recipe
 from convoy.export.variants.simulate import write_rounding_twin
 from convoy.models.bundle import Variant
@@ -54,20 +54,12 @@ def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator
     with ExitStack() as stack:
         candidates = []
         for recipe in recipes:
-            row, path = _row(recipe), folder / recipe.file
+            row, path = recipe.row, folder / recipe.file
             engine = _open(spec, recipe, row, path) if row else _open(spec, recipe, REFERENCE, _twin(stack, path))
             stack.callback(engine.close)
             engine.warm_up()
             candidates.append(OpenVariant(recipe, path, engine, spec.activation, is_twin=row is None))
         yield tuple(candidates)
-
-
-def _row(recipe: Recipe) -> Row | None:
-    """The engine of this machine's CPU that will serve the variant; None: it is for another device."""
-    if recipe.precision == "bf16" and not has_bf16():
-        return None
-    rows = [row for row in ROWS if not row.is_on_gpus and recipe.target in row.targets]
-    return next((row for row in rows if row.probe(find_cpu())[0]), None)
 
 
 def _open(spec: ModelSpec, recipe: Recipe, row: Row, path: Path) -> Engine:

@@ -22,7 +22,7 @@ from convoy.export.progress import SILENT
 from convoy.export.proof.verify import relative_error
 from convoy.export.sources.torch_job import Inquiry
 from convoy.export.sources.torch_process import ask
-from convoy.export.variants.calibrate import Calibration
+from convoy.export.variants.calibrate import Calibration, Conversion
 from convoy.export.variants.making import plain_calibration
 from convoy.export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recipe
 from convoy.export.variants.variant import OpenVariant, opened
@@ -109,7 +109,7 @@ def _made_and_built(calibration: Calibration, recipe: Recipe) -> list[BuilderCel
     assert recipe.make is not None
     path = calibration.graph.with_name(recipe.file)
     try:
-        recipe.make(calibration, "minmax", frozenset(), path, None)
+        recipe.make(Conversion(calibration), path)
     except _FAILURES as error:
         return _refused([recipe], error)
     cell = builder.build(path, recipe.precision)
@@ -138,7 +138,7 @@ def _with_int8(row: ZooRow, proof: Proof, calibration: Calibration) -> ZooRow:
     folder = calibration.graph.parent
     try:
         assert INT8_CPU.make is not None
-        INT8_CPU.make(calibration, "minmax", frozenset(), folder / INT8_CPU.file, None)
+        INT8_CPU.make(Conversion(calibration), folder / INT8_CPU.file)
         with opened(proof.spec, [REFERENCE, INT8_CPU], folder) as (fp32, int8):
             error = relative_error(int8.logits(proof.samples), fp32.logits(proof.samples))
             fp32_ms, int8_ms = _race([fp32, int8])

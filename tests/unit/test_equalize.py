@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.export.data import Chunk
-from convoy.export.variants.calibrate import Calibration, collect
+from convoy.export.variants.calibrate import Calibration, Conversion, collect
 from convoy.export.variants.equalize import Stream, equalize, measure_levels, scales_for, streams
 from convoy.export.variants.quantize import quantize_for_cpu
 
@@ -184,7 +184,7 @@ def test_int8_of_an_unbalanced_network_is_many_times_closer_than_before(tmp_path
     errors = []
     for graph in (path, equalised(path)):
         ranges = collect(graph, [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64))], ["minmax"])
-        quantize_for_cpu(Calibration(graph, ranges), "minmax", frozenset({"last"}), tmp_path / "int8.onnx")
+        quantize_for_cpu(Conversion(Calibration(graph, ranges), keep=frozenset({"last"})), tmp_path / "int8.onnx")
         errors.append(float(np.linalg.norm(run(tmp_path / "int8.onnx") - run(path)) / np.linalg.norm(run(path))))
     plain, balanced = errors
     assert balanced < plain / 4

@@ -408,11 +408,10 @@ def test_bf16_that_nobody_asked_for_and_no_engine_takes_is_left_out_with_a_remar
     def refuse(*args, **kwargs):
         raise BundleError("fp32.onnx: OpenVINO cannot load it (no such operator)")
 
-    monkeypatch.setattr("convoy.export.variants.precision.Recipe.is_default", True)
-    monkeypatch.setattr("convoy.export.variants.variant.has_bf16", lambda: True)
+    monkeypatch.setattr("convoy.export.variants.precision.has_bf16", lambda: True)
     row = next(row for row in ROWS if row.name == "openvino")
     able = replace(row, probe=lambda machine: (True, ""), open=refuse)
-    monkeypatch.setattr("convoy.export.variants.variant.ROWS", (REFERENCE_ROW, able))
+    monkeypatch.setattr("convoy.export.variants.precision.ROWS", (REFERENCE_ROW, able))
     manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
     assert "bf16.onnx" not in verdicts(manifest)
     assert "no bf16.onnx: fp32.onnx: OpenVINO cannot load it" in manifest.variants[0].reason

@@ -11,7 +11,7 @@ from precision_fixtures import calibrated, far, inputs, residual, run
 
 from convoy.export.variants.audit import audit, count_nodes
 from convoy.export.variants.bf16 import LAYERS, convert_to_bf16
-from convoy.export.variants.calibrate import Calibration
+from convoy.export.variants.calibrate import Calibration, Conversion
 from convoy.export.variants.fp16 import convert_to_fp16, out_of_range
 from convoy.export.variants.histogram import BINS, ActivationHistogram
 from convoy.export.variants.int8_trt import quantize_for_tensorrt, unprofitable
@@ -61,7 +61,7 @@ def test_values_that_are_not_finite_name_their_tensor(tmp_path):
 
 def test_int8_is_close_to_fp32_and_its_front_and_logits_stay_exact(tmp_path):
     calibration = calibrated(write_red_or_blue(tmp_path / "fp32.onnx"), IMAGES)
-    quantize_for_cpu(calibration, "minmax", frozenset(), tmp_path / "int8-cpu.onnx")
+    quantize_for_cpu(Conversion(calibration), tmp_path / "int8-cpu.onnx")
     graph = onnx.load(tmp_path / "int8-cpu.onnx").graph
     assert next(node for node in graph.node if "logits" in node.output).op_type == "Gemm"
     quantised = {name for node in graph.node if node.op_type == "QuantizeLinear" for name in node.input[:1]}
@@ -72,9 +72,9 @@ def test_int8_is_close_to_fp32_and_its_front_and_logits_stay_exact(tmp_path):
 
 def test_kept_layers_stay_in_float(tmp_path, network):
     assert layers(network) == ("conv0", "conv1", "add", "pool", "head")
-    quantize_for_cpu(network, "minmax", frozenset(layers(network)), tmp_path / "kept.onnx")
+    quantize_for_cpu(Conversion(network, keep=frozenset(layers(network))), tmp_path / "kept.onnx")
     assert not any(node.op_type == "QuantizeLinear" for node in onnx.load(tmp_path / "kept.onnx").graph.node)
-    quantize_for_cpu(network, "minmax", frozenset(), tmp_path / "one.onnx", frozenset({"conv1"}))
+    quantize_for_cpu(Conversion(network, only=frozenset({"conv1"})), tmp_path / "one.onnx")
     readers = [node for node in onnx.load(tmp_path / "one.onnx").graph.node if node.op_type == "QuantizeLinear"]
     assert 0 < len(readers) < 4
     found = audit(tmp_path / "kept.onnx", "cpu", {"conv0": "because"})
@@ -83,7 +83,7 @@ def test_kept_layers_stay_in_float(tmp_path, network):
 
 
 def test_the_audit_reads_what_the_runtime_made_of_it(tmp_path, network):
-    quantize_for_cpu(network, "minmax", frozenset(), tmp_path / "int8.onnx")
+    quantize_for_cpu(Conversion(network), tmp_path / "int8.onnx")
     counted = audit(tmp_path / "int8.onnx", "cpu", {}).by_precision
     assert counted["int8"] >= 3
     # As it is written, every convolution is a float one between conversions.
@@ -93,13 +93,13 @@ def test_the_audit_reads_what_the_runtime_made_of_it(tmp_path, network):
 def test_what_cannot_be_quantised_is_one_line(tmp_path, network):
     lacking = Calibration(network.graph, {"minmax": {}, "entropy": {}, "percentile": {}})
     with pytest.raises(JobError, match=r"int8 cannot be made .* pass --precisions fp32"):
-        quantize_for_cpu(lacking, "minmax", frozenset(), tmp_path / "int8.onnx")
+        quantize_for_cpu(Conversion(lacking), tmp_path / "int8.onnx")
 
 
 @pytest.mark.parametrize("depthwise", [False, True])
 def test_tensorrts_file_keeps_tensorrts_rules(tmp_path, depthwise):
     calibration = calibrated(residual(tmp_path / "fp32.onnx", depthwise=depthwise), inputs())
-    kept = quantize_for_tensorrt(calibration, "minmax", frozenset(), tmp_path / "int8-trt.onnx")
+    kept = quantize_for_tensorrt(Conversion(calibration), tmp_path / "int8-trt.onnx")
     model = onnx.load(tmp_path / "int8-trt.onnx")
     onnx.checker.check_model(model, full_check=True)
     assert violations(model.graph) == []
@@ -115,7 +115,7 @@ def test_tensorrts_file_keeps_tensorrts_rules(tmp_path, depthwise):
 
 
 def test_the_skip_input_is_quantised_and_the_convolutions_own_branch_is_not(tmp_path, network):
-    quantize_for_tensorrt(network, "minmax", frozenset(), tmp_path / "int8-trt.onnx")
+    quantize_for_tensorrt(Conversion(network), tmp_path / "int8-trt.onnx")
     graph = onnx.load(tmp_path / "int8-trt.onnx").graph
     makers = {output: node.op_type for node in graph.node for output in node.output}
     addition = next(node for node in graph.node if node.name == "add")
@@ -123,7 +123,7 @@ def test_the_skip_input_is_quantised_and_the_convolutions_own_branch_is_not(tmp_
 
 
 def test_violations_are_seen(tmp_path, network):
-    quantize_for_cpu(network, "minmax", frozenset(), tmp_path / "int8-cpu.onnx")
+    quantize_for_cpu(Conversion(network), tmp_path / "int8-cpu.onnx")
     found = " ".join(violations(onnx.load(tmp_path / "int8-cpu.onnx").graph))
     assert "not symmetric INT8" in found
     assert "its bias is quantised" in found
@@ -158,7 +158,7 @@ def test_convolutions_too_small_to_pay_are_left_out(weight, group, is_first, lef
 
 def test_fp16_keeps_the_front_and_wide_values_in_fp32(tmp_path):
     calibration = calibrated(write_red_or_blue(tmp_path / "fp32.onnx"), IMAGES)
-    assert convert_to_fp16(calibration, "minmax", frozenset(), tmp_path / "fp16.onnx") == {}
+    assert convert_to_fp16(Conversion(calibration), tmp_path / "fp16.onnx") == {}
     graph = onnx.load(tmp_path / "fp16.onnx").graph
     assert graph.input[0].type.tensor_type.elem_type == TensorProto.UINT8
     assert graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
@@ -168,7 +168,7 @@ def test_fp16_keeps_the_front_and_wide_values_in_fp32(tmp_path):
 
 def test_bf16_halves_the_weights_and_its_twin_rounds_as_a_processor_with_bf16_does(network, tmp_path):
     path = tmp_path / "bf16.onnx"
-    assert convert_to_bf16(network, "minmax", frozenset(), path) == {}
+    assert convert_to_bf16(Conversion(network), path) == {}
     graph = onnx.load(str(path)).graph
     large = [tensor for tensor in graph.initializer if len(tensor.dims) > 1]
     assert large
@@ -185,7 +185,7 @@ def test_bf16_halves_the_weights_and_its_twin_rounds_as_a_processor_with_bf16_do
 
 def test_values_beyond_fp16_pass_through_islands_of_fp32_unharmed(tmp_path):
     calibration = calibrated(residual(tmp_path / "fp32.onnx", gain=1e5), inputs())
-    kept = convert_to_fp16(calibration, "minmax", frozenset(), tmp_path / "fp16.onnx")
+    kept = convert_to_fp16(Conversion(calibration), tmp_path / "fp16.onnx")
     assert {"conv0", "relu0", "conv1", "add"} <= kept.keys()
     assert kept["conv0"].startswith("values up to ")
     twin = write_rounding_twin(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
@@ -194,7 +194,7 @@ def test_values_beyond_fp16_pass_through_islands_of_fp32_unharmed(tmp_path):
 
 def test_a_value_that_several_nodes_left_in_fp32_read_is_cast_once(tmp_path, network):
     # Both read what relu0 gives in FP16. The converter writes a cast for each, of one name, which nothing loads.
-    convert_to_fp16(network, "minmax", frozenset({"conv1", "add"}), tmp_path / "fp16.onnx")
+    convert_to_fp16(Conversion(network, keep=frozenset({"conv1", "add"})), tmp_path / "fp16.onnx")
     onnx.checker.check_model(onnx.load(tmp_path / "fp16.onnx"))
     assert far(run(tmp_path / "fp16.onnx", inputs()), run(tmp_path / "fp32.onnx", inputs())) < 1e-2
 
@@ -202,7 +202,7 @@ def test_a_value_that_several_nodes_left_in_fp32_read_is_cast_once(tmp_path, net
 def test_the_twin_overflows_where_a_gpu_would_and_a_cpu_does_not(tmp_path):
     calibration = calibrated(residual(tmp_path / "fp32.onnx", gain=1e5), inputs())
     blind = Calibration(calibration.graph, {"minmax": {}, "entropy": {}, "percentile": {}})
-    convert_to_fp16(blind, "minmax", frozenset(), tmp_path / "fp16.onnx")
+    convert_to_fp16(Conversion(blind), tmp_path / "fp16.onnx")
     assert np.isfinite(run(tmp_path / "fp16.onnx", inputs())).all()
     twin = write_rounding_twin(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
     assert not np.isfinite(run(twin, inputs())).all()

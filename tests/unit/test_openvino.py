@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -232,7 +233,7 @@ def test_bf16_is_refused_where_the_processor_has_none_and_named_where_it_has(tmp
 
 
 @pytest.mark.parametrize("processor_has_it", [False, True])
-@pytest.mark.parametrize("library", [Library(None), Library(object())])
+@pytest.mark.parametrize("library", [Library(None), Library(SimpleNamespace(__version__="2026.1"))])
 def test_bf16_is_made_where_it_can_run_or_where_it_is_asked_for(monkeypatch, processor_has_it, library):
     monkeypatch.setattr("convoy.export.variants.precision.has_bf16", lambda: processor_has_it)
     monkeypatch.setattr("convoy.export.variants.precision.find_cpu", lambda: Machine(openvino=library))

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from convoy.export.data import Chunk
 from convoy.export.tensorrt.engine import Tuned, tune
 from convoy.export.tensorrt.watch import BuildWatch
-from convoy.export.variants.calibrate import Calibration, collect
+from convoy.export.variants.calibrate import Calibration, Conversion, collect
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.precision import RECIPES, REFERENCE
 from convoy.export.zoo_table.table import prove
@@ -121,7 +121,7 @@ def _exported(name: str, folder: Path) -> list[Path]:
     calibration = Calibration(graph, collect(graph, [Chunk(samples, np.zeros(len(samples), np.int64))], ["minmax"]))
     for recipe in RECIPES:
         if recipe.make is not None and recipe.file in PRECISIONS:
-            recipe.make(calibration, "minmax", frozenset(), folder / recipe.file, None)
+            recipe.make(Conversion(calibration), folder / recipe.file)
     return [folder / file for file in PRECISIONS]
 
 

@@ -20,7 +20,7 @@ from convoy.app.engines.cpu import cpu_budget
 from convoy.export.data import Chunk
 from convoy.export.sources.to_onnx import INLINE_BYTES
 from convoy.export.sources.torch_job import INPUT_NAME, OUTPUT_NAME, TorchJob
-from convoy.export.variants.calibrate import Calibration, collect
+from convoy.export.variants.calibrate import Calibration, Conversion, collect
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.precision import RECIPES, REFERENCE
 from convoy.export.zoo_table.proof import random_picture
@@ -177,7 +177,7 @@ def _variants(folder: Path, pictures: np.ndarray, with_int8: bool) -> dict[Preci
     files: dict[Precision, Path] = {"fp32": folder / REFERENCE.file}
     for recipe in RECIPES:
         if recipe.make is not None and recipe.target != "cpu" and recipe.precision in _wanted(with_int8):
-            recipe.make(calibration, "minmax", frozenset(), folder / recipe.file, None)
+            recipe.make(Conversion(calibration), folder / recipe.file)
             files[recipe.precision] = folder / recipe.file
     return files
 
