@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -23,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from convoy.models.errors import BundleError, JobError
+from convoy.models.files import replace_file
 from convoy.models.spec import ImageSpec
 
 _KEY = "convoy"
@@ -82,20 +82,7 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises JobError when the disk is full or the folder does not take the file.
     """
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        aside = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.chmod(0o666 & ~_umask())
-            aside.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                aside.unlink()
-            raise
-        _sync_folder(path.parent)
+        replace_file(path, content, prefix=f".{path.name}.", mode=0o666 & ~_umask())
     except OSError as error:
         raise JobError(f"cannot write {path}: {error.strerror}; free space there or choose another place") from error
 
@@ -142,15 +129,6 @@ def _umask() -> int:
             if line.startswith("Umask:"):
                 return int(line.split()[1], 8)
     return 0o077
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _brief(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: opened only if they are files, and read only up to a size.
+"""Files: those of others are opened only if they are files, and read only up to a size; ours are replaced in one step.
 
 A pipe or a device in the place of a file would hold up whoever opens it, for ever or until it has filled the memory.
 Knows nothing of what is in them.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
@@ -41,6 +43,36 @@ def read_small(path: Path) -> bytes:
     if len(data) > MOST_TEXT_BYTES:
         raise BundleError(f"{path}: has more than {MOST_TEXT_BYTES >> 20} MiB, which no such file needs; replace it")
     return data
+
+
+def replace_file(path: Path, content: bytes, *, prefix: str, mode: int) -> None:
+    """Write aside, sync, rename: readers see the old bytes or the new ones, and nothing stays behind on failure.
+
+    What is written aside has a name that begins with `prefix`, by which the leftovers of a writer that was killed are
+    known. `mode` is the file's. Raises OSError.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=prefix, dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(descriptor, mode)
+            file.flush()
+            os.fsync(descriptor)
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or a folder's renames, survive a power cut. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_only_files(folder: Path) -> None:

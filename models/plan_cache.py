@@ -17,12 +17,12 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from convoy.models.bundle import FileRecord
 from convoy.models.errors import UsageError
+from convoy.models.files import replace_file
 from convoy.models.plans import (
     SCHEMA_VERSION,
     BuildOptions,
@@ -195,27 +195,7 @@ def write_trusted(path: Path, data: bytes, stem: str) -> None:
 
     `stem` is the plan's, by which the leftovers of a writer that died are known. Raises OSError.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f"{PARTIAL_PREFIX}{stem}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as handle:
-            handle.write(data)
-            os.fchmod(descriptor, 0o644)
-            handle.flush()
-            os.fsync(descriptor)
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_file(path, data, prefix=f"{PARTIAL_PREFIX}{stem}-", mode=0o644)
 
 
 def _check_trust(path: Path, status: os.stat_result) -> None:

@@ -34,7 +34,6 @@ NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "BYTES": np.dtype(object),
     "BF16": np.dtype("V2"),
 }
-OIP_NAMES: dict[np.dtype[np.generic], str] = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 ResizeMode = Literal["shorter_side", "exact"]

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from convoy.models.bundle import MANIFEST
 from convoy.models.errors import JobError, UsageError
+from convoy.models.files import sync
 
 # What comes with Convoy, to try it on.
 DEMO_STORE = Path(__file__).parent / "demo"
@@ -113,7 +114,7 @@ class Store:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
             else:
-                _sync(target.parent)
+                sync(target.parent)
                 return
 
 
@@ -157,16 +158,8 @@ def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(0o644)
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)
+    sync(folder)
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -23,7 +23,7 @@ from convoy.export.variants.drift import drift_of
 from convoy.export.variants.equalize import Levels, equalize, measure_levels, streams
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.precision import INT8_CPU, REFERENCE, Recipe
-from convoy.export.variants.quantize import layers, quantize_for_cpu
+from convoy.export.variants.quantize import layers
 from convoy.export.variants.recover import Ladder, Sensitivity, measure_sensitivity
 from convoy.export.variants.trials import Bench, best_method
 from convoy.models.bundle import NodeAudit, Precision, TradeOff, sha256_file
@@ -55,14 +55,6 @@ def plain_calibration(folder: Path, images: Images, progress: Progress) -> Calib
     graph = _prepared(folder)
     with progress.step("calibrate", images.count) as step:
         return Calibration(graph, collect(graph, images.chunks(step, _CHUNK_IMAGES), ["minmax"]))
-
-
-def plain_int8(folder: Path, images: Images, progress: Progress) -> None:
-    """Write `INT8_CPU.file` beside the fp32 graph: min-max ranges, every layer as it is, whatever it costs.
-
-    Raises JobError when it cannot be made.
-    """
-    quantize_for_cpu(Conversion(plain_calibration(folder, images, progress)), folder / INT8_CPU.file)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from convoy.models.page.chart import Chart
 from convoy.models.page.markup import Content, element, table
 
 LATENCY = "latency, ms"
+_MOST_BARS = 64
 
 
 def latency_over_time(outcome: LoadTestOutcome) -> Element | None:
@@ -187,10 +188,10 @@ def batches(server: ServerSide) -> Element | None:
     return chart.figure(f"{total:,} batches, {number(server.mean_batch or 0)} samples in each on average.")
 
 
-def _grouped(counts: Sequence[BatchCount], most: int = 64) -> list[tuple[int, int, int]]:
+def _grouped(counts: Sequence[BatchCount]) -> list[tuple[int, int, int]]:
     """(smallest, largest, batches): neighbouring sizes together where there are too many for a bar each."""
     first, last = counts[0].size, counts[-1].size
-    width = 1 + (last - first) // most
+    width = 1 + (last - first) // _MOST_BARS
     groups: dict[int, int] = {}
     for one in counts:
         groups[(one.size - first) // width] = groups.get((one.size - first) // width, 0) + one.count

@@ -18,6 +18,9 @@ from convoy.loadtest.simulation.workload import SINGLE_NS, VirtualDevice, Worklo
 Floats = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.int64]
 
+# Slots, after half of which the value grows evenly.
+_HORIZON = 600
+
 
 @dataclass(frozen=True, slots=True)
 class SmallCase:
@@ -42,8 +45,8 @@ class SmallCase:
         return range(1, self.within - self.fixed + 1)
 
 
-def best_share(case: SmallCase, slots: int = 600) -> float:
-    """The greatest share in time, from how the value grows over the second half of a horizon of `slots`."""
+def best_share(case: SmallCase) -> float:
+    """The greatest share in time, from how the value grows over the second half of the horizon."""
     everything = 1 << case.within
     masks = np.arange(everything, dtype=np.int64)
     aged = (masks << 1) & (everything - 1)
@@ -51,7 +54,7 @@ def best_share(case: SmallCase, slots: int = 600) -> float:
     # expected[j]: values j slots after the time at which they will be worth values[t], by j, newest time last.
     history: list[list[Floats]] = []
     values: list[Floats] = []
-    for slot in range(slots + 1):
+    for slot in range(_HORIZON + 1):
         value = history[slot - 1][1] if slot else np.zeros(everything)
         for size, left in zip(case.sizes, after, strict=True):
             took = case.fixed + size
@@ -61,8 +64,8 @@ def best_share(case: SmallCase, slots: int = 600) -> float:
         history.append(_passing(value, aged, case))
         if slot >= case.within:
             history[slot - case.within] = []
-    grown = float(values[slots][0] - values[slots // 2][0])
-    return grown / (slots - slots // 2) / case.chance
+    grown = float(values[_HORIZON][0] - values[_HORIZON // 2][0])
+    return grown / (_HORIZON - _HORIZON // 2) / case.chance
 
 
 def _passing(value: Floats, aged: Masks, case: SmallCase) -> list[Floats]:

@@ -30,6 +30,6 @@ def small_cases() -> list[SmallCase]:
     return [SmallCase(fixed, within, chance) for fixed, within in shapes for chance in (0.1, 0.3, 0.5, 0.7, 0.9)]
 
 
-def find_small(case: SmallCase, seeds: int, slots: int = _SLOTS) -> SmallFinding:
-    shares = [run_policy(small_workload(case, slots, seed), case.device).good_share for seed in range(seeds)]
+def find_small(case: SmallCase, seeds: int) -> SmallFinding:
+    shares = [run_policy(small_workload(case, _SLOTS, seed), case.device).good_share for seed in range(seeds)]
     return SmallFinding(case, best_share(case), statistics.fmean(shares))

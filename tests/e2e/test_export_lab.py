@@ -23,9 +23,11 @@ from convoy.export.data import ImageSet
 from convoy.export.options import ExportOptions
 from convoy.export.progress import SILENT
 from convoy.export.proof.verify import measure_accuracy
-from convoy.export.variants.making import plain_int8
+from convoy.export.variants.calibrate import Conversion
+from convoy.export.variants.making import plain_calibration
 from convoy.export.variants.pair_rules import violations
 from convoy.export.variants.precision import INT8_CPU, REFERENCE
+from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.export.variants.variant import opened
 from convoy.models.bundle import Bundle, Variant, open_bundle
 from convoy.models.datasets import load
@@ -172,7 +174,7 @@ def plain_loss_points(bundle: Bundle, folder: Path) -> float:
     }
     folder.mkdir()
     (folder / REFERENCE.file).write_bytes(bundle.path(REFERENCE.file).read_bytes())
-    plain_int8(folder, parts["calibration"], SILENT)
+    quantize_for_cpu(Conversion(plain_calibration(folder, parts["calibration"], SILENT)), folder / INT8_CPU.file)
     with opened(spec, [REFERENCE, INT8_CPU], folder) as candidates:
         _, score = measure_accuracy(candidates, parts["test"], SILENT)
     assert score.accuracy is not None
