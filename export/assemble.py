@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +45,7 @@ from convoy.models.bundle import (
     seal,
     sha256_file,
 )
-from convoy.models.checkpoint import convoy_version
+from convoy.models.checkpoint import convoy_version, installed_versions
 from convoy.models.spec import ModelSpec
 from convoy.models.store import Store
 
@@ -165,19 +164,12 @@ def provenance(plan: ExportPlan, data: ExportData, torch: TorchResult) -> Proven
             "convoy": convoy_version(),
             "python": platform.python_version(),
             **({"torch": torch.torch_version} if torch.torch_version else {}),
-            **{name: version for name in _TOOLS if (version := _installed(name))},
+            **installed_versions(*_TOOLS),
             "int8 weights": "8 bits" if has_int8_dot_product() else "7 bits, for want of 8-bit dot products",
         },
         created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
         weights_entry=torch.weights_entry,
     )
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def publish(

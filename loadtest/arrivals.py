@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convoy.loadtest.options import LoadTestOptions
-
-NS_PER_S = 1_000_000_000
+from convoy.loadtest.units import NS_PER_S
 
 Offsets = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]

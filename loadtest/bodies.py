@@ -153,7 +153,7 @@ def _binary(inputs: Sequence[Input], tensors: Sequence[Tensor]) -> Payload:
         {**_described(one), "parameters": {"binary_data_size": tensor.nbytes}}
         for one, tensor in zip(inputs, tensors, strict=True)
     ]
-    head = _dump({"inputs": described, "parameters": {"binary_data_output": True}})
+    head = compact_json({"inputs": described, "parameters": {"binary_data_output": True}})
     body = head + b"".join(tensor.tobytes() for tensor in tensors)
     length = ("Inference-Header-Content-Length", str(len(head)))
     return Payload(body, (("Content-Type", "application/octet-stream"), length))
@@ -163,12 +163,13 @@ def _json(inputs: Sequence[Input], tensors: Sequence[Tensor]) -> Payload:
     described = [
         {**_described(one), "data": tensor.ravel().tolist()} for one, tensor in zip(inputs, tensors, strict=True)
     ]
-    return Payload(_dump({"inputs": described}), (("Content-Type", "application/json"),))
+    return Payload(compact_json({"inputs": described}), (("Content-Type", "application/json"),))
 
 
 def _described(one: Input) -> dict[str, object]:
     return {"name": one.name, "shape": list(one.sent_shape), "datatype": one.datatype}
 
 
-def _dump(value: object) -> bytes:
+def compact_json(value: object) -> bytes:
+    """As clients send it: without a blank."""
     return json.dumps(value, separators=(",", ":")).encode()

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-NS_PER_S = 1_000_000_000
+from convoy.loadtest.units import NS_PER_S
+
 RESAMPLES = 500
 MOST_BLOCKS = 50
 LEAST_BLOCKS = 10

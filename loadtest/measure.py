@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from convoy.loadtest.arrivals import NS_PER_S, RateStep, schedule_of
+from convoy.loadtest.arrivals import RateStep, schedule_of
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.jobs import jobs_for
 from convoy.loadtest.options import LoadTestOptions
@@ -21,6 +21,7 @@ from convoy.loadtest.progress import RunProgress, Watcher
 from convoy.loadtest.records import Records, merged
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.statistics import Window
+from convoy.loadtest.units import NS_PER_S
 
 START_S = 0.03  # for the word to reach all processes before the time it names
 READY_S = 30.0  # beyond the time-out of connections, for interpreters to start on a busy machine

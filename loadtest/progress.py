@@ -13,9 +13,8 @@ import numpy as np
 
 from convoy.loadtest.records import Times
 from convoy.loadtest.rows import GOOD, Rows
+from convoy.loadtest.units import NS_PER_MS, NS_PER_S
 
-NS_PER_S = 1_000_000_000
-NS_PER_MS = 1_000_000
 LOOK_S = 0.5
 RECENT_S = 1.0
 MOST_ROWS = 50_000  # of each process

@@ -13,8 +13,9 @@ from convoy.loadtest.measure import Measurement
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.server_side import ServerSide
 from convoy.loadtest.stability import Stability, stability_of
-from convoy.loadtest.statistics import NS_PER_S, Summary, Window, summarise
+from convoy.loadtest.statistics import Summary, Window, summarise
 from convoy.loadtest.target import LoadTarget
+from convoy.loadtest.units import NS_PER_S
 from convoy.loadtest.verdict import Verdict, judge
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-NS_PER_S = 1_000_000_000
-NS_PER_MS = 1_000_000
+from convoy.loadtest.units import NS_PER_MS, NS_PER_S
+
 # The order in which a request passes them; the extension's names for those that it has.
 STAGES = ("decode", "queue", "copy in", "compute", "copy out", "encode")
 EXTENSION = {"queue": "queue", "compute_input": "copy in", "compute_infer": "compute", "compute_output": "copy out"}

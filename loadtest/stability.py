@@ -14,7 +14,8 @@ import numpy as np
 
 from convoy.loadtest.records import Records
 from convoy.loadtest.rows import GOOD
-from convoy.loadtest.statistics import NS_PER_MS, NS_PER_S, Window
+from convoy.loadtest.statistics import Window
+from convoy.loadtest.units import NS_PER_MS, NS_PER_S
 
 WINDOWS = 3
 MOST_WINDOWS = 10

@@ -17,9 +17,8 @@ from convoy.loadtest.bootstrap import Blocks, ConfidenceInterval
 from convoy.loadtest.problems import Problem
 from convoy.loadtest.records import Records
 from convoy.loadtest.rows import GOOD, PENDING
+from convoy.loadtest.units import NS_PER_MS, NS_PER_S
 
-NS_PER_S = 1_000_000_000
-NS_PER_MS = 1_000_000
 PERCENTILES = ("50", "90", "95", "99", "99.9")
 ANSWERS_BEYOND = 10  # a percentile needs this many answers above it, on average, to be more than luck
 

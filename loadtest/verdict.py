@@ -18,7 +18,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from convoy.loadtest.statistics import NS_PER_MS, Summary, nearest_rank
+from convoy.loadtest.statistics import Summary, nearest_rank
+from convoy.loadtest.units import NS_PER_MS
 
 LATENESS_FLOOR_MS = 1.0
 LATENESS_SHARE = 0.05  # of the objective, or of the median latency where there is no objective

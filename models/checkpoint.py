@@ -53,10 +53,16 @@ class CheckpointHeader:
 
 def convoy_version() -> str:
     """The installed version, or "unknown" where Convoy runs from a bare checkout."""
-    try:
-        return metadata.version("convoy-serve")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    return installed_versions("convoy-serve").get("convoy-serve", "unknown")
+
+
+def installed_versions(*distributions: str) -> dict[str, str]:
+    """Of those that are installed, by name, in this order."""
+    found = {}
+    for name in distributions:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def write_checkpoint(path: Path, weights: Mapping[str, npt.NDArray[np.generic]], header: CheckpointHeader) -> None:

@@ -9,12 +9,11 @@ import json
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from convoy.app.engines.cpu import fingerprint, has_int8_dot_product
 from convoy.app.engines.onnxruntime import LIBRARY
-from convoy.models.checkpoint import convoy_version, write_whole
+from convoy.models.checkpoint import convoy_version, installed_versions, write_whole
 from convoy.models.records import from_jsonable, to_jsonable
 
 _DATA = Path("results/zoo-table.json")
@@ -98,7 +97,7 @@ class Table:
     def timed(self, threads: int) -> Table:
         """The same rows, and the machine and tools of now."""
         tools = {"convoy": convoy_version(), "python": platform.python_version()}
-        tools |= {name: version for name in _TOOLS if (version := installed(name))}
+        tools |= installed_versions(*_TOOLS)
         dot = "with" if has_int8_dot_product() else "without"
         return replace(self, machine=f"{fingerprint(threads, LIBRARY)}; {dot} 8-bit dot products", tools=tools)
 
@@ -111,14 +110,6 @@ class Table:
         if self.find(row.model) is None:
             return replace(self, rows=(*self.rows, row))
         return replace(self, rows=tuple(row if known.model == row.model else known for known in self.rows))
-
-
-def installed(distribution: str) -> str | None:
-    """The version of an installed package."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def read_table(folder: Path) -> Table:

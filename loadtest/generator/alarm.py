@@ -15,7 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
-NS_PER_S = 1_000_000_000
+from convoy.loadtest.units import NS_PER_S
+
 CLOCK_MONOTONIC = 1
 TFD_NONBLOCK = os.O_NONBLOCK if sys.platform != "win32" else 0
 TFD_TIMER_ABSTIME = 1

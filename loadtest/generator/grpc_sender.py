@@ -21,9 +21,9 @@ from convoy.loadtest.generator.recorder import Recorder
 from convoy.loadtest.grpc_channel import channel_options, open_channel
 from convoy.loadtest.problems import Fault, Problem, one_line
 from convoy.loadtest.request_pool import RequestPool
+from convoy.loadtest.units import NS_PER_S
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
-NS_PER_S = 1_000_000_000
 SWEEP_S = 0.05
 # One connection carries many calls; several, because a server may give each of them a thread of its own.
 MOST_CHANNELS = 8

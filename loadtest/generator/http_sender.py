@@ -20,8 +20,8 @@ from convoy.loadtest.generator.recorder import Recorder
 from convoy.loadtest.generator.wire import IDLE, ClientConnection
 from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.request_pool import RequestPool
+from convoy.loadtest.units import NS_PER_S
 
-NS_PER_S = 1_000_000_000
 SWEEP_S = 0.05
 # Servers close idle connections (uvicorn after 5 s, some after 2); sending on one that is just being closed
 # would count a reset against the server that any client library would have hidden.

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from convoy.loadtest.generator.alarm import make_alarm
+from convoy.loadtest.units import NS_PER_S
 
-NS_PER_S = 1_000_000_000
 POLL_S = 0.02
 # A closed-loop client whose connection failed; without it, a dead server would cost a core in refusals.
 PAUSE_S = 0.1

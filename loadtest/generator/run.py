@@ -21,9 +21,9 @@ from convoy.loadtest.generator.loops import ClosedLoop, Loop, OpenLoop, Sender, 
 from convoy.loadtest.generator.recorder import Recorder
 from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.rows import Rows
+from convoy.loadtest.units import NS_PER_S
 
 STDIN, STDOUT = 0, 1
-NS_PER_S = 1_000_000_000
 LAST_WORD_S = 5.0  # beyond the time-out, for the sweep that declares it; a busy machine may be late by a second
 
 NEVER_SENT = Problem(Fault.GENERATOR, "the load generator never came to send it")

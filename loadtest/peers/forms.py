@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from convoy.loadtest.bodies import Payload
+from convoy.loadtest.bodies import Payload, compact_json
 
 Floats = npt.NDArray[np.float32]
 
@@ -43,7 +43,7 @@ def _read_raw(body: bytes) -> Floats:
 
 def _ask_v2_binary(name: str, sample: Floats) -> Payload:
     asked = {**_described(name, sample), "parameters": {"binary_data_size": sample.nbytes}}
-    head = _dump({"inputs": [asked], "parameters": {"binary_data_output": True}})
+    head = compact_json({"inputs": [asked], "parameters": {"binary_data_output": True}})
     return Payload(head + sample.tobytes(), (_BYTES, ("Inference-Header-Content-Length", str(len(head)))))
 
 
@@ -55,7 +55,7 @@ def _read_v2_binary(body: bytes) -> Floats:
 
 
 def _ask_v2_json(name: str, sample: Floats) -> Payload:
-    return Payload(_dump({"inputs": [{**_described(name, sample), "data": sample.ravel().tolist()}]}), _JSON)
+    return Payload(compact_json({"inputs": [{**_described(name, sample), "data": sample.ravel().tolist()}]}), _JSON)
 
 
 def _read_v2_json(body: bytes) -> Floats:
@@ -63,7 +63,7 @@ def _read_v2_json(body: bytes) -> Floats:
 
 
 def _ask_flat_json(_: str, sample: Floats) -> Payload:
-    return Payload(_dump({"input": sample.ravel().tolist()}), _JSON)
+    return Payload(compact_json({"input": sample.ravel().tolist()}), _JSON)
 
 
 def _read_flat_json(body: bytes) -> Floats:
@@ -71,7 +71,7 @@ def _read_flat_json(body: bytes) -> Floats:
 
 
 def _ask_nested_json(_: str, sample: Floats) -> Payload:
-    return Payload(_dump({"input": [sample.tolist()]}), _JSON)
+    return Payload(compact_json({"input": [sample.tolist()]}), _JSON)
 
 
 def _read_nested_json(body: bytes) -> Floats:
@@ -84,10 +84,6 @@ def _described(name: str, sample: Floats) -> dict[str, object]:
 
 def _flat(values: object) -> Floats:
     return np.array(values, np.float32).ravel()
-
-
-def _dump(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
 
 
 FORMS = {

@@ -12,7 +12,8 @@ from convoy.loadtest.capacity import SHARE
 from convoy.loadtest.report.series import TimeBin, distribution, over_time
 from convoy.loadtest.results import LoadTestOutcome, Result
 from convoy.loadtest.server_side import BatchCount, ServerSide
-from convoy.loadtest.statistics import NS_PER_S, Percentile
+from convoy.loadtest.statistics import Percentile
+from convoy.loadtest.units import NS_PER_S
 from convoy.models.page.axis import Axis, number, spanning
 from convoy.models.page.chart import Chart
 from convoy.models.page.markup import Content, element, table

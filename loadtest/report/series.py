@@ -8,7 +8,8 @@ import numpy as np
 
 from convoy.loadtest.records import Records
 from convoy.loadtest.rows import GOOD, PENDING
-from convoy.loadtest.statistics import ANSWERS_BEYOND, NS_PER_MS, NS_PER_S, Window
+from convoy.loadtest.statistics import ANSWERS_BEYOND, Window
+from convoy.loadtest.units import NS_PER_MS, NS_PER_S
 
 MOST_BINS = 100
 GOOD_PER_BIN = 50  # so that a bin's median is more than luck

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.loadtest.arrivals import NS_PER_S, bursts_s, constant_s, poisson_s, schedule_of
+from convoy.loadtest.arrivals import bursts_s, constant_s, poisson_s, schedule_of
 from convoy.loadtest.options import LoadTestOptions
+from convoy.loadtest.units import NS_PER_S
 
 rates = st.floats(0.1, 5000)
 durations_s = st.floats(0.01, 10)

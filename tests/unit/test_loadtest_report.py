@@ -25,8 +25,9 @@ from convoy.loadtest.report.page import render
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import LoadTestOutcome, by_step, whole
 from convoy.loadtest.server_side import BatchCount, ServerSide, StageMean
-from convoy.loadtest.statistics import NS_PER_MS, NS_PER_S, Window
+from convoy.loadtest.statistics import Window
 from convoy.loadtest.target import LoadTarget
+from convoy.loadtest.units import NS_PER_MS, NS_PER_S
 from convoy.loadtest.view import print_outcome
 
 ENDPOINT = Endpoint("http://h:1", "h", "127.0.0.1", 1, False, "")

@@ -11,7 +11,8 @@ from convoy.loadtest.generator.recorder import MAX_PROBLEMS, Recorder
 from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.records import ProcessRecords, Records, merged
 from convoy.loadtest.rows import GOOD, PENDING, Rows, size_bytes
-from convoy.loadtest.statistics import NS_PER_MS, NS_PER_S, PERCENTILES, Window, nearest_rank, percentile, summarise
+from convoy.loadtest.statistics import PERCENTILES, Window, nearest_rank, percentile, summarise
+from convoy.loadtest.units import NS_PER_MS, NS_PER_S
 
 START_NS = 5_000_000_000
 REFUSED = Problem(Fault.REFUSED, "nobody listens")
