@@ -18,7 +18,16 @@ import numpy as np
 
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.calibrate import Conversion, Ranges
-from convoy.export.variants.onnx_graph import array, consumers, front_nodes, initializers, producers, rewire, tidy
+from convoy.export.variants.onnx_graph import (
+    array,
+    attribute,
+    consumers,
+    front_nodes,
+    initializers,
+    producers,
+    rewire,
+    tidy,
+)
 from convoy.models.errors import JobError
 
 DATA_LIMIT = 512.0
@@ -93,7 +102,7 @@ def _join_fp32_islands(graph: Any) -> None:
 
     makers, readers = producers(graph), consumers(graph)
     for node in list(graph.node):
-        if node.op_type != "Cast" or _cast_to(node) != TensorProto.FLOAT:
+        if node.op_type != "Cast" or attribute(node, "to", None) != TensorProto.FLOAT:
             continue
         before = makers.get(node.input[0])
         if before is not None and _is_from_fp32(before):
@@ -117,10 +126,6 @@ def _give_out(graph: Any, makers: Mapping[str, Any], tensor: str, cast: Any) -> 
 def _is_from_fp32(node: Any) -> bool:
     """Whether it is the converter's cast of what a node left in FP32 gives."""
     return node.op_type == "Cast" and str(node.name).endswith("_cast_to_fp16_node")
-
-
-def _cast_to(node: Any) -> int:
-    return next(int(attribute.i) for attribute in node.attribute if attribute.name == "to")
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def write_page(path: Path, results: Results) -> None:
 def tables(results: Results) -> str:
     """Everything that is measured, in Markdown."""
     found = matches(results.pairs)
-    loads = list(dict.fromkeys(match.load for match in sorted(found, key=lambda one: _load_order(one.load))))
+    loads = sorted({match.load for match in found}, key=lambda load: (load.body, load.connections))
     parts = [_conditions(results)]
     parts += [_load_table(load, [match for match in found if match.load == load], results) for load in loads]
     if results.failures:
@@ -91,7 +91,3 @@ def _failures(results: Results) -> str:
         f"- {titles.get(one.peer, one.peer)} ({one.stage}): {' '.join(one.reason.split())}" for one in results.failures
     ]
     return "### What could not be measured\n\n" + "\n".join(rows)
-
-
-def _load_order(load: ClosedLoad) -> tuple[str, int]:
-    return load.body, load.connections

@@ -25,12 +25,8 @@ def _most_urgent(lines: list[ModelQueue]) -> ModelQueue | None:
     return min((line for line in lines if line.waiting), key=lambda line: line.due_ns, default=None)
 
 
-def _drop_expired(lines: list[ModelQueue], now_ns: int) -> None:
-    """Give up what is late already, as servers with a queue time-out do."""
-    _drop_late(lines, now_ns, 0)
-
-
 def _drop_late(lines: list[ModelQueue], now_ns: int, takes_ns: int) -> None:
+    """Give up what would be late if it took so long; with 0 what is late already, as a queue time-out does."""
     for line in lines:
         line.head = bisect_left(line.times_ns, now_ns + takes_ns - line.within_ns, line.head, line.tail)
 
@@ -65,7 +61,7 @@ class BatchWindow(_Rule):
     window_ns: int
 
     def choose(self, lines: list[ModelQueue], now_ns: int) -> Run | Sleep:
-        _drop_expired(lines, now_ns)
+        _drop_late(lines, now_ns, 0)
         full = self.device.max_batch
         waiting = [line for line in lines if line.waiting]
         ready = [line for line in waiting if line.waiting >= full or line.first_ns + self.window_ns <= now_ns]
