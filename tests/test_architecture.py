@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,10 @@ WALLS: dict[str, tuple[str, ...]] = {
     LOADTEST: (f"{MODELS}.errors", f"{MODELS}.page", f"{LOADTEST}.peers.bare", *app("scheduling", "engines.fake")),
     "convoy": (MODELS, EXPORT, LOADTEST, APP),
 }
+
+
+# Class names that the server still has twice.
+TWO_IN_THE_SERVER = {"Asked", "Found", "Known", "Part", "Place", "Prediction", "Probe", "Slot", "Staging"}
 
 
 # What a wall may allow beside the very rooms that have one: with all of their rooms, or a part of one.
@@ -233,6 +238,17 @@ def test_no_pickle_is_read() -> None:
 def test_a_module_says_what_it_is() -> None:
     for name, path in ROOMS.items():
         assert ast.get_docstring(parsed(path)), f"{name} has no docstring"
+
+
+def test_no_public_class_name_is_defined_twice() -> None:
+    """A name means one thing in the whole house; the peers' servers are programs of their own."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, path in ROOMS.items():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and path.name != "serve.py":
+                places[node.name].append(name)
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert twice.keys() <= TWO_IN_THE_SERVER, twice
 
 
 def test_the_docstring_test_and_the_circle_test_can_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
