@@ -93,12 +93,8 @@ class GrpcSender:
     def _end(self, ticket: int, problem: Problem | None) -> None:
         if self._calls.pop(ticket, None) is None:
             return  # given up meanwhile
-        now_ns = time.monotonic_ns()
         self.in_flight -= 1
-        if problem is None:
-            self._recorder.succeed(ticket, now_ns)
-        else:
-            self._recorder.fail(ticket, now_ns, problem)
+        self._recorder.finish(ticket, time.monotonic_ns(), problem)
         self.on_done(problem is None or problem.fault in (Fault.GRPC, Fault.GARBAGE))
 
     def _sweep(self) -> None:

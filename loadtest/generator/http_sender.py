@@ -100,10 +100,7 @@ class HttpSender:
         now_ns = time.monotonic_ns()
         problem = self._check(ticket, status, body)
         self.in_flight -= 1
-        if problem is None:
-            self._recorder.succeed(ticket, now_ns)
-        else:
-            self._recorder.fail(ticket, now_ns, problem)
+        self._recorder.finish(ticket, now_ns, problem)
         if reusable:
             self._free(connection, now_ns)
         else:
@@ -148,7 +145,7 @@ class HttpSender:
         if self._closed:
             return
         self.in_flight -= 1
-        self._recorder.fail(ticket, time.monotonic_ns(), problem)
+        self._recorder.finish(ticket, time.monotonic_ns(), problem)
         self.on_done(False)
 
     def _open_more(self) -> bool:

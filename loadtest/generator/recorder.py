@@ -39,21 +39,21 @@ class Recorder:
     def intended_ns(self, ticket: int) -> int:
         return int(self._intended_ns[ticket])
 
-    def succeed(self, ticket: int, now_ns: int) -> None:
+    def finish(self, ticket: int, now_ns: int, problem: Problem | None) -> None:
+        """A request ended; `problem` None: with a good answer."""
         self._finished_ns[ticket] = now_ns
-        self._outcome[ticket] = GOOD
-        self.good += 1
-
-    def fail(self, ticket: int, now_ns: int, problem: Problem) -> None:
-        self._finished_ns[ticket] = now_ns
-        self._outcome[ticket] = self._code(problem)
-        self.failed += 1
+        if problem is None:
+            self._outcome[ticket] = GOOD
+            self.good += 1
+        else:
+            self._outcome[ticket] = self._code(problem)
+            self.failed += 1
 
     def fail_pending(self, now_ns: int, problem: Problem) -> None:
         """Ends every row that has no end yet."""
         for ticket in range(self._begun):
             if self._outcome[ticket] == PENDING:
-                self.fail(ticket, now_ns, problem)
+                self.finish(ticket, now_ns, problem)
 
     def publish(self) -> None:
         """Tells those who share the memory how far it is written. Now and then, and at the end."""

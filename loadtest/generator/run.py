@@ -88,7 +88,7 @@ def _close_the_books(recorder: Recorder, unsent_ns: list[int], now_ns: int) -> N
     """Every request that was due has an end: a request left out would be a failure left out."""
     recorder.fail_pending(now_ns, NO_ANSWER)
     for intended_ns in unsent_ns:
-        recorder.fail(recorder.begin(intended_ns, now_ns), now_ns, NEVER_SENT)
+        recorder.finish(recorder.begin(intended_ns, now_ns), now_ns, NEVER_SENT)
 
 
 def _make_sender(job: GeneratorJob, recorder: Recorder) -> Sender:

@@ -51,9 +51,9 @@ def recorded(rows: list[tuple[int, int, str]]) -> Book:
         intended_ns = START_NS + due_ms * NS_PER_MS
         ticket = recorder.begin(intended_ns, intended_ns)
         if end == "good":
-            recorder.succeed(ticket, intended_ns + took_ms * NS_PER_MS)
+            recorder.finish(ticket, intended_ns + took_ms * NS_PER_MS, None)
         elif end == "failed":
-            recorder.fail(ticket, intended_ns + took_ms * NS_PER_MS, SHED)
+            recorder.finish(ticket, intended_ns + took_ms * NS_PER_MS, SHED)
     return book
 
 
@@ -113,7 +113,7 @@ def test_latency_counts_from_the_intended_time():
     book = Book()
     recorder = book.recorder
     ticket = recorder.begin(intended_ns=START_NS, taken_ns=START_NS + 3 * NS_PER_MS)
-    recorder.succeed(ticket, START_NS + 10 * NS_PER_MS)
+    recorder.finish(ticket, START_NS + 10 * NS_PER_MS, None)
     summary = summarise(book.read(), window(), None)
     assert summary.median_ms == summary.max_ms == 10
     assert summary.lateness_ns.tolist() == [3 * NS_PER_MS]
@@ -142,7 +142,7 @@ def test_errors_come_most_frequent_first():
     book = Book()
     recorder = book.recorder
     for problem in (REFUSED, SHED, SHED):
-        recorder.fail(recorder.begin(START_NS, START_NS), START_NS, problem)
+        recorder.finish(recorder.begin(START_NS, START_NS), START_NS, problem)
     errors = summarise(book.read(), window(), None).errors
     assert [(error.problem.title, error.count) for error in errors] == [("HTTP 429", 2), ("connection refused", 1)]
 
@@ -151,7 +151,7 @@ def test_texts_without_end_are_folded_together():
     book = Book()
     recorder = book.recorder
     for number in range(10 * MAX_PROBLEMS):
-        recorder.fail(recorder.begin(0, 0), 0, Problem(Fault.HTTP, f"request {number} failed", 500))
+        recorder.finish(recorder.begin(0, 0), 0, Problem(Fault.HTTP, f"request {number} failed", 500))
     records = book.read()
     assert len(records.problems) == MAX_PROBLEMS + 1
     assert np.bincount(records.outcome)[-1] == 9 * MAX_PROBLEMS
@@ -172,7 +172,7 @@ def test_rows_of_several_processes_are_merged_in_the_order_in_which_they_were_du
     for book, dues_ms, problem in ((first, (0, 20), SHED), (second, (10, 30), REFUSED)):
         for due_ms in dues_ms:
             ticket = book.recorder.begin(START_NS + due_ms * NS_PER_MS, START_NS + due_ms * NS_PER_MS)
-            book.recorder.fail(ticket, START_NS + 99 * NS_PER_MS, problem)
+            book.recorder.finish(ticket, START_NS + 99 * NS_PER_MS, problem)
         book.recorder.publish()
     records = merged([ProcessRecords(book.rows, book.recorder.problems) for book in (first, second)])
     assert ((records.intended_ns - START_NS) // NS_PER_MS).tolist() == [0, 10, 20, 30]
@@ -181,7 +181,7 @@ def test_rows_of_several_processes_are_merged_in_the_order_in_which_they_were_du
 
 def test_what_a_dead_process_wrote_is_kept_and_its_reasons_are_said_to_be_unknown():
     dead = Book()
-    dead.recorder.fail(dead.recorder.begin(START_NS, START_NS), START_NS, SHED)
+    dead.recorder.finish(dead.recorder.begin(START_NS, START_NS), START_NS, SHED)
     dead.recorder.publish()
     records = merged([ProcessRecords(dead.rows, [])])
     assert summarise(records, window(), None).errors[0].problem.fault is Fault.GENERATOR

@@ -20,7 +20,7 @@ def summary(lateness_ms: list[float], latency_ms: float = 10) -> Summary:
     recorder = Recorder(rows)
     for late_ms in lateness_ms:
         ticket = recorder.begin(0, int(late_ms * NS_PER_MS))
-        recorder.succeed(ticket, int(latency_ms * NS_PER_MS))
+        recorder.finish(ticket, int(latency_ms * NS_PER_MS), None)
     recorder.publish()
     return summarise(merged([ProcessRecords(rows, [])]), Window(0, 0, NS_PER_S), None)
 
