@@ -29,26 +29,28 @@ def refused(server: Server) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(path.name for path in DEMO.iterdir()))
-def test_one_wrong_byte_and_the_version_before_keeps_serving(store: StoreFolder, name: str) -> None:
-    store.add_digits(1)
-    flip_a_byte(store.add_digits(2) / name)
+def test_one_wrong_byte_and_the_version_before_keeps_serving(store: StoreFolder) -> None:
+    """For every file of a bundle there is a model whose second version has it with one byte wrong."""
+    files = {f"model-{number}": path.name for number, path in enumerate(DEMO.iterdir())}
+    for model, name in files.items():
+        store.add_digits(1, model)
+        flip_a_byte(store.add_digits(2, model) / name)
     with start_server(store=store.root) as server:
-        assert served(server) == {"digits/1"}
-        assert name in refused(server)["digits/2"]
-        lines = [line for line in server.log.splitlines() if "refused digits version 2" in line]
-        assert len(lines) == 1
-        assert name in lines[0]
-        answer = server.post("/predictions/digits", content=digit("seven")).json()
-        assert (answer["version"], answer["predictions"][0]["label"]) == ("1", "7")
-        assert server.post("/predictions/digits/2", content=digit("seven")).status_code == 404
-        index = {row["version"]: row["state"] for row in server.post("/v2/repository/index").json()}
-        assert index == {"1": "READY", "2": "UNAVAILABLE"}
+        assert served(server) == {f"{model}/1" for model in files}
+        index = {(row["name"], row["version"]): row["state"] for row in server.post("/v2/repository/index").json()}
+        for model, name in files.items():
+            assert name in refused(server)[f"{model}/2"]
+            (line,) = [line for line in server.log.splitlines() if f"refused {model} version 2" in line]
+            assert name in line
+            answer = server.post(f"/predictions/{model}", content=digit("seven")).json()
+            assert (answer["version"], answer["predictions"][0]["label"]) == ("1", "7")
+            assert server.post(f"/predictions/{model}/2", content=digit("seven")).status_code == 404
+            assert (index[model, "1"], index[model, "2"]) == ("READY", "UNAVAILABLE")
     inspected = run_convoy("inspect", "--store", str(store.root))
     assert inspected.returncode == 1
-    assert "broken" in inspected.stdout
-    assert name in inspected.stdout
-    assert "1 of 2 versions are broken" in inspected.stdout
+    for name in files.values():
+        assert any("broken" in line and name in line for line in inspected.stdout.splitlines()), inspected.stdout
+    assert f"{len(files)} of {2 * len(files)} versions are broken" in inspected.stdout
 
 
 def test_what_is_broken_does_not_stop_what_is_sound(store: StoreFolder) -> None:
@@ -62,31 +64,24 @@ def test_what_is_broken_does_not_stop_what_is_sound(store: StoreFolder) -> None:
     (store.root / "junk" / "1" / "model.onnx").write_bytes(b"not an onnx file")
     (store.root / "nojson" / "1").mkdir(parents=True)
     (store.root / "nojson" / "1" / MANIFEST).write_text("{")
+    # Every file of it is sound, but for its seal.
+    manifest = store.add_digits(1, "resealed") / MANIFEST
+    manifest.write_text(manifest.read_text().replace('"serve": true', '"serve": false', 1))
     (store.root / "digits" / ".writing-x").mkdir()
     (store.root / "digits" / "02").mkdir()
     (store.root / "digits" / "latest").mkdir()
     (store.root / "a file").write_text("")
     with start_server(store=store.root) as server:
         assert served(server) == {"digits/1", "simple/1"}
-        assert set(refused(server)) == {"half/1", "cut/1", "empty/1", "junk/1", "nojson/1"}
+        assert set(refused(server)) == {"half/1", "cut/1", "empty/1", "junk/1", "nojson/1", "resealed/1"}
         assert "canary.safetensors" in refused(server)["cut/1"]
+        assert "was changed" in refused(server)["resealed/1"]
         for reason in refused(server).values():
             assert "\n" not in reason
         assert server.is_ready()
         answer = server.post("/predictions/cut", content=digit("one"))
         assert answer.status_code == 404
         assert "has no available versions" in answer.json()["error"]
-
-
-@pytest.mark.slow
-def test_a_bundle_without_a_seal_is_refused_even_if_every_file_is_sound(store: StoreFolder) -> None:
-    store.add_digits(1)
-    folder = store.add_digits(2)
-    manifest = (folder / MANIFEST).read_text()
-    (folder / MANIFEST).write_text(manifest.replace('"serve": true', '"serve": false', 1))
-    with start_server(store=store.root) as server:
-        assert served(server) == {"digits/1"}
-        assert "was changed" in refused(server)["digits/2"]
 
 
 @pytest.mark.slow
@@ -276,25 +271,22 @@ def test_a_bare_model_is_what_its_configuration_says(store: StoreFolder) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ("max_batch_size: many", "cannot be read"),
-        (CONFIG.format(labels='label_filename: "nowhere.txt"'), "nowhere.txt"),
-        (CONFIG.format(labels="").replace("dims: [ 16 ]", "dims: [ 17 ]", 1), "INPUT0"),
-        (CONFIG.format(labels="").replace("max_batch_size: 4", ""), "make them agree"),
-        (CONFIG.format(labels="reshape: { shape: [ 4, 4 ] }"), "reshape"),
-    ],
-)
-def test_a_configuration_that_does_not_fit_is_refused_with_a_reason(
-    store: StoreFolder, config: str, words: str
-) -> None:
+def test_a_configuration_that_does_not_fit_is_refused_with_a_reason(store: StoreFolder) -> None:
+    refusals = {
+        "unreadable": ("max_batch_size: many", "cannot be read"),
+        "unlabelled": (CONFIG.format(labels='label_filename: "nowhere.txt"'), "nowhere.txt"),
+        "longer": (CONFIG.format(labels="").replace("dims: [ 16 ]", "dims: [ 17 ]", 1), "INPUT0"),
+        "unbatched": (CONFIG.format(labels="").replace("max_batch_size: 4", ""), "make them agree"),
+        "reshaped": (CONFIG.format(labels="reshape: { shape: [ 4, 4 ] }"), "reshape"),
+    }
     store.add_digits()
-    store.add_add_sub()
-    (store.root / "simple" / "config.pbtxt").write_text(config)
+    for name, (config, _) in refusals.items():
+        store.add_add_sub(name=name)
+        (store.root / name / "config.pbtxt").write_text(config.replace('"simple"', f'"{name}"'))
     with start_server(store=store.root) as server:
         assert served(server) == {"digits/1"}
-        assert words in refused(server)["simple/1"]
+        for name, (_, words) in refusals.items():
+            assert words in refused(server)[f"{name}/1"]
 
 
 def test_whether_a_bare_model_has_a_batch_is_found_out_by_running_it(store: StoreFolder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -28,8 +29,17 @@ def fake(**health: float) -> dict[str, Any]:
     return {"reload_ms": 400.0, "health": {**QUICK, **CALM, **health}}
 
 
-def test_a_hung_engine_is_replaced_and_its_requests_are_told() -> None:
-    with start_fake_server(fake=fake()) as server, ThreadPoolExecutor(1) as pool:
+@pytest.fixture(scope="module")
+def mending() -> Iterator[FakeServer]:
+    """A server that finds engines that went wrong."""
+    with start_fake_server(fake=fake()) as server:
+        yield server
+        assert server.is_ready()
+
+
+def test_a_hung_engine_is_replaced_and_its_requests_are_told(mending: FakeServer) -> None:
+    server, before = mending, len(mending.log)
+    with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(server.infer, HANG)
         not_ready = wait_until(lambda: _not_ready(server), "the server is not ready")
         assert "'rows' version 1" in not_ready
@@ -39,9 +49,10 @@ def test_a_hung_engine_is_replaced_and_its_requests_are_told() -> None:
         assert answer.headers["retry-after"] == "1"
         wait_until(server.is_ready, "the server is ready again")
         assert server.infer(3.0).json()["outputs"][0]["data"] == [3.0] * 4
-        assert "Thread 0x" in server.log, "the stacks must be in the log"
-        assert "a batch has run for" in server.log
-        assert "was replaced" in server.log
+        log = server.log[before:]
+        assert "Thread 0x" in log, "the stacks must be in the log"
+        assert "a batch has run for" in log
+        assert "was replaced" in log
 
 
 def _not_ready(server: FakeServer) -> str:
@@ -49,8 +60,9 @@ def _not_ready(server: FakeServer) -> str:
     return "" if answer.status_code == 200 else str(answer.json()["error"])
 
 
-def test_requests_that_wait_behind_a_hung_batch_are_answered_by_the_next_engine() -> None:
-    with start_fake_server(fake=fake()) as server, ThreadPoolExecutor(9) as pool:
+def test_requests_that_wait_behind_a_hung_batch_are_answered_by_the_next_engine(mending: FakeServer) -> None:
+    server = mending
+    with ThreadPoolExecutor(9) as pool:
         hanging = pool.submit(server.infer, HANG)
         wait_until(lambda: server.stats()["unfinished_requests"] == 1, "it runs")
         waiting = [pool.submit(server.infer, float(number)) for number in range(8)]
@@ -61,6 +73,7 @@ def test_requests_that_wait_behind_a_hung_batch_are_answered_by_the_next_engine(
             assert answer.status_code in (200, 503)
             if answer.status_code == 200:
                 assert answer.json()["outputs"][0]["data"] == [float(number)] * 4
+        wait_until(server.is_ready, "the server is ready again")
 
 
 def test_a_hung_model_does_not_stop_the_others() -> None:
@@ -72,13 +85,12 @@ def test_a_hung_model_does_not_stop_the_others() -> None:
         wait_until(server.is_ready, "the server is ready again")
 
 
-def test_an_engine_that_dies_is_replaced() -> None:
-    with start_fake_server(fake=fake()) as server:
-        answer = server.infer(DIE)
-        assert answer.status_code == 503
-        assert "fell off the bus" in answer.json()["error"]
-        wait_until(server.is_ready, "the server is ready again")
-        assert server.infer(1.0).status_code == 200
+def test_an_engine_that_dies_is_replaced(mending: FakeServer) -> None:
+    answer = mending.infer(DIE)
+    assert answer.status_code == 503
+    assert "fell off the bus" in answer.json()["error"]
+    wait_until(mending.is_ready, "the server is ready again")
+    assert mending.infer(1.0).status_code == 200
 
 
 @pytest.mark.parametrize("switch", ["fail_load", "hang_load"])

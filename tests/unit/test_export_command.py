@@ -26,16 +26,20 @@ from convoy.models.bundle import Interval, Manifest, open_bundle
 from convoy.models.errors import BundleError, JobError, UsageError
 
 
-@pytest.fixture(autouse=True)
-def quick_and_without_torch(monkeypatch, tmp_path):
+def make_quick_and_without_torch(monkeypatch, cache):
     make_quick(monkeypatch)
     monkeypatch.setattr("convoy.export.profiling.roofline._MATRIX", 64)
     monkeypatch.setattr(command, "to_onnx", fake_torch)
     monkeypatch.setattr("convoy.export.variants.precision.has_bf16", lambda: False)  # whatever processor this is
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+@pytest.fixture(autouse=True)
+def quick_and_without_torch(monkeypatch, tmp_path):
+    make_quick_and_without_torch(monkeypatch, tmp_path / "cache")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
     assert list(temporary.iterdir()) == []
 
@@ -43,6 +47,16 @@ def quick_and_without_torch(monkeypatch, tmp_path):
 @pytest.fixture
 def data(tmp_path):
     return str(write_images(tmp_path / "colour-photos"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a bundle of every precision, from images of two colours."""
+    folder = tmp_path_factory.mktemp("whole")
+    images = str(write_images(folder / "colour-photos"))
+    with pytest.MonkeyPatch.context() as patch:
+        make_quick_and_without_torch(patch, folder / "cache")
+        return export_bundle(options(folder, calibrate=images, evaluate=images))
 
 
 def verdicts(manifest: Manifest) -> dict[str, tuple[bool, str]]:
@@ -64,9 +78,9 @@ def left_behind(tmp_path) -> list[str]:
     return [str(path) for path in (tmp_path / "store").rglob("*") if path.is_file()]
 
 
-def test_a_bundle_has_all_that_serving_needs(tmp_path, data):
-    folder = export_bundle(options(tmp_path, calibrate=data, evaluate=data))
-    assert folder == tmp_path / "store" / "colours" / "1"
+def test_a_bundle_has_all_that_serving_needs(whole):
+    folder = whole
+    assert folder.parts[-3:] == ("store", "colours", "1")
     bundle = open_bundle(folder)
     variants = ["fp16.onnx", "fp32.onnx", "fp8.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
     assert sorted(bundle.manifest.files) == ["canary.safetensors", *variants, "labels.txt", "report.html"]
@@ -86,28 +100,27 @@ def test_a_bundle_has_all_that_serving_needs(tmp_path, data):
         assert (variant.latency is not None) == (variant.target == "cpu")
 
 
-def test_the_canary_is_real_images_and_their_fp32_answers(tmp_path, data):
-    canary = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).canary()
+def test_the_canary_is_real_images_and_their_fp32_answers(whole):
+    canary = open_bundle(whole).canary()
     assert 8 <= canary.samples <= 32
     means = canary.inputs["images"].reshape(canary.samples, -1, 3).mean(axis=1)[:, [0, 2]] / 255
     np.testing.assert_allclose(canary.outputs["logits"], means, rtol=1e-5)
 
 
-def test_provenance_names_sources_and_hashes_but_no_folder_of_this_machine(tmp_path, data):
-    folder = export_bundle(options(tmp_path, calibrate=data, evaluate=data))
-    origin = open_bundle(folder).manifest.provenance
+def test_provenance_names_sources_and_hashes_but_no_folder_of_this_machine(whole):
+    origin = open_bundle(whole).manifest.provenance
     assert origin.source == "net.py:make"
     assert origin.calibration is not None
     assert origin.evaluation is not None
     assert (origin.calibration.source, origin.calibration.images) == ("colour-photos", 24)
     assert origin.calibration.sha256 != origin.evaluation.sha256
     assert {"convoy", "python", "torch", "onnx", "onnxruntime", "int8 weights"} <= set(origin.tools)
-    assert not re.search(rb"/(tmp|home|root|usr)/", (folder / "manifest.json").read_bytes())
+    assert not re.search(rb"/(tmp|home|root|usr)/", (whole / "manifest.json").read_bytes())
 
 
 def test_a_slow_variant_is_kept_out_of_service(tmp_path, data, monkeypatch):
     measured_as(monkeypatch, Interval(1.05, 1.01, 1.09))
-    manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
+    manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data, precisions="int8"))).manifest
     assert verdicts(manifest)["fp32.onnx"][0]
     serve, reason = verdicts(manifest)["int8-cpu.onnx"]
     assert not serve
@@ -117,7 +130,7 @@ def test_a_slow_variant_is_kept_out_of_service(tmp_path, data, monkeypatch):
 
 def test_a_fast_and_right_variant_serves(tmp_path, data, monkeypatch):
     measured_as(monkeypatch, Interval(3.0, 2.9, 3.1))
-    manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
+    manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data, precisions="int8"))).manifest
     serve, reason = verdicts(manifest)["int8-cpu.onnx"]
     assert serve
     assert "loses 0.00 points of top-1 on 24 images" in reason
@@ -137,7 +150,7 @@ def lossy(monkeypatch):
 
 def test_a_variant_over_the_budget_is_kept_out_of_service(tmp_path, data, monkeypatch):
     lossy(monkeypatch)
-    manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data))).manifest
+    manifest = open_bundle(export_bundle(options(tmp_path, calibrate=data, evaluate=data, precisions="int8"))).manifest
     assert verdicts(manifest)["int8-cpu.onnx"] == (
         False,
         "loses 1.20 points of top-1 on 24 images, over the budget of 1; the best of 3 files that were tried, with "
