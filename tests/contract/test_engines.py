@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -103,8 +104,11 @@ def make_fake(model: Model, folder: Path) -> FakeEngine:
     return engine
 
 
-def make_onnxruntime(model: Model, folder: Path) -> OnnxRuntimeCpuEngine:
-    return OnnxRuntimeCpuEngine(
+Opened = TypeVar("Opened", OnnxRuntimeCpuEngine, OpenVinoEngine)
+
+
+def open_on_cpu(kind: type[Opened], model: Model, folder: Path) -> Opened:
+    return kind(
         write_onnx(model, folder),
         inputs=model.inputs,
         outputs=model.outputs,
@@ -112,6 +116,10 @@ def make_onnxruntime(model: Model, folder: Path) -> OnnxRuntimeCpuEngine:
         precision="fp32",
         threads=1,
     )
+
+
+def make_onnxruntime(model: Model, folder: Path) -> OnnxRuntimeCpuEngine:
+    return open_on_cpu(OnnxRuntimeCpuEngine, model, folder)
 
 
 def make_openvino(model: Model, folder: Path) -> OpenVinoEngine:
@@ -120,14 +128,7 @@ def make_openvino(model: Model, folder: Path) -> OpenVinoEngine:
     specs = (*model.inputs, *model.outputs)
     if {spec.dtype for spec in specs} & NOT_IN_OPENVINO or any(spec.sample_bytes is None for spec in specs):
         pytest.skip("OpenVINO would narrow such tensors, or has no place for them")
-    return OpenVinoEngine(
-        write_onnx(model, folder),
-        inputs=model.inputs,
-        outputs=model.outputs,
-        max_batch_size=model.max_batch_size,
-        precision="fp32",
-        threads=1,
-    )
+    return open_on_cpu(OpenVinoEngine, model, folder)
 
 
 def write_onnx(model: Model, folder: Path) -> Path:

@@ -19,7 +19,7 @@ from convoy.export.sources.torch_process import ask
 from convoy.export.zoo_table.proof import MAX_ERROR, prove
 from convoy.models.bundle import Bundle, open_bundle
 from convoy.models.errors import JobError
-from convoy.models.spec import ImageSpec
+from tests.support.pictures import SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -101,19 +101,7 @@ def answers(bundle: Bundle, images: np.ndarray) -> np.ndarray:
     ],
 )
 def test_six_families_equal_torch_at_every_batch_size(tmp_path, name):
-    image = ImageSpec(
-        height=64,
-        width=64,
-        channels=3,
-        resize_mode="exact",
-        resize_px=64,
-        interpolation="bilinear",
-        antialias=True,
-        mean=(0.5, 0.4, 0.3),
-        std=(0.2, 0.3, 0.4),
-        front="uint8_nhwc",
-    )
-    proof = prove(name, image, tmp_path, threads=2)
+    proof = prove(name, SMALL, tmp_path, threads=2)
     assert proof.error <= MAX_ERROR
     # Outputs that hardly differ between images would make the comparison worthless.
     assert proof.spread > 0.01

@@ -1,4 +1,4 @@
-"""The targets that are tested, a store of images for all tests, and the base that each of them stands on."""
+"""A store of images for all tests, the base that each of them stands on, and a container of a module's `image`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.containers import Images
+from tests.support.containers import Container, Images
+from tests.support.servers import Server
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +23,15 @@ def images() -> Iterator[Images]:
 @pytest.fixture(scope="session")
 def base(images: Images) -> str:
     return images.make_base()
+
+
+@pytest.fixture(scope="module")
+def container(images: Images, image: str) -> Iterator[Container]:
+    with images.container(image) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(container: Container) -> Iterator[Server]:
+    with container.serving() as started:
+        yield started

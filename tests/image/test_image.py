@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -38,18 +37,6 @@ def target(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def image(images: Images, base: str, target: str) -> str:
     return images.build(target, base)
-
-
-@pytest.fixture(scope="module")
-def container(images: Images, image: str) -> Iterator[Container]:
-    with images.container(image) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def server(container: Container) -> Iterator[Server]:
-    with container.serving() as started:
-        yield started
 
 
 def classify(server: Server, model: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,18 +28,6 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def image(images: Images, base: str) -> str:
     return images.build("rtx", base)
-
-
-@pytest.fixture(scope="module")
-def container(images: Images, image: str) -> Iterator[Container]:
-    with images.container(image) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def server(container: Container) -> Iterator[Server]:
-    with container.serving() as started:
-        yield started
 
 
 def plan_files(container: Container, *what: str) -> list[str]:

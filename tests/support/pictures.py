@@ -1,4 +1,4 @@
-"""Images that nobody should send."""
+"""Images that nobody should send, and what the small ones are that networks with random weights are given."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ import struct
 import zlib
 
 from PIL import Image
+
+from convoy.models.spec import ImageSpec
+
+SMALL = ImageSpec(
+    height=64,
+    width=64,
+    channels=3,
+    resize_mode="exact",
+    resize_px=64,
+    interpolation="bilinear",
+    antialias=True,
+    mean=(0.5, 0.4, 0.3),
+    std=(0.2, 0.3, 0.4),
+    front="uint8_nhwc",
+)
 
 
 def png_claiming(width: int, height: int) -> bytes:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 import shutil
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -15,14 +16,17 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
 from convoy.app.core import Core, CoreOptions
 from convoy.app.edge.http.application import create_app
 from convoy.app.edge.options import BodyLimits, EdgeOptions
-from convoy.app.engines.jobs import PlanWish
+from convoy.app.engines.jobs import Job, PlanWish
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.lifecycle.control import ControlMode, ControlOptions
+from convoy.app.loading.later import prove_plan
 from convoy.app.loading.load import LoadOptions
+from convoy.app.loading.proving import ProvedEngine
 from convoy.models.bundle import MANIFEST, read_manifest, seal
 from convoy.models.plans import PlanBuild
 from convoy.models.store import DEMO_STORE
@@ -149,3 +153,16 @@ def serving(metrics: str) -> list[str]:
 
 def run(job: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(job())  # type: ignore[arg-type]
+
+
+def hold_proofs(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """From now on a plan that is proved waits: one event says that it does, the other that it may go on."""
+    proves, may_go_on = threading.Event(), threading.Event()
+
+    def slowly(job: Job, wish: PlanWish) -> ProvedEngine:
+        proves.set()
+        assert may_go_on.wait(60)
+        return prove_plan(job, wish)
+
+    monkeypatch.setattr("convoy.app.lifecycle.upgrades.prove_plan", slowly)
+    return proves, may_go_on

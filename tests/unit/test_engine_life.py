@@ -136,15 +136,23 @@ def test_an_engine_for_a_version_that_has_left_is_closed_unused(workshop: Worksh
     in_workshop(workshop, scenario)
 
 
+async def swapping(
+    workshop: Workshop,
+) -> tuple[WatchedEngine, asyncio.Future[float], WatchedEngine, asyncio.Future[None]]:
+    """An engine with a request in it, which ends when its gate is set; and the one that has taken its place."""
+    (old,) = workshop.engines
+    old.gate, old.batches = threading.Event(), []
+    running = asyncio.ensure_future(workshop.ask())
+    await until(lambda: old.batches == [1])
+    new = workshop.make("gpu:0")
+    swap = asyncio.ensure_future(workshop.core.lanes.swap(workshop.served(), proved(new)))
+    await until(lambda: workshop.served().first.engine is new)
+    return old, running, new, swap
+
+
 def test_a_version_may_leave_while_its_engines_are_swapped(workshop: Workshop) -> None:
     async def scenario() -> None:
-        (old,) = workshop.engines
-        old.gate, old.batches = threading.Event(), []
-        running = asyncio.ensure_future(workshop.ask())
-        await until(lambda: old.batches == [1])
-        new = workshop.make("gpu:0")
-        swap = asyncio.ensure_future(workshop.core.lanes.swap(workshop.served(), proved(new)))
-        await until(lambda: workshop.served().first.engine is new)
+        old, running, new, swap = await swapping(workshop)
         leaving = workshop.core.lifecycle.take_out_of_service("rows", 1)
         assert leaving is not None
         await asyncio.sleep(0)
@@ -160,13 +168,7 @@ def test_a_version_may_leave_while_its_engines_are_swapped(workshop: Workshop) -
 
 def test_an_old_engine_that_is_lost_while_it_leaves_is_not_replaced(workshop: Workshop) -> None:
     async def scenario() -> None:
-        (old,) = workshop.engines
-        old.gate, old.batches = threading.Event(), []
-        running = asyncio.ensure_future(workshop.ask())
-        await until(lambda: old.batches == [1])
-        new = workshop.make("gpu:0")
-        swap = asyncio.ensure_future(workshop.core.lanes.swap(workshop.served(), proved(new)))
-        await until(lambda: workshop.served().first.engine is new)
+        old, running, new, swap = await swapping(workshop)
         old.failure = EngineFailure("it breaks at last", FailureScope.ENGINE)
         old.gate.set()
         with pytest.raises(Unavailable):

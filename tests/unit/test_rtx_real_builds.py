@@ -25,7 +25,7 @@ from convoy.export.variants.precision import RECIPES, REFERENCE
 from convoy.export.zoo_table.table import prove
 from convoy.models.errors import JobError
 from convoy.models.plans import BuildEvent, BuildOptions
-from convoy.models.spec import ImageSpec
+from tests.support.pictures import SMALL
 from tests.support.stores import DEMO
 
 # Of no use to RTX, and it says so each time.
@@ -104,19 +104,7 @@ def test_every_variant_of_networks_with_random_weights_is_built(name: str, tmp_p
 
 def _exported(name: str, folder: Path) -> list[Path]:
     """All files that TensorRT may be given of torchvision's `name`, with random weights and for small pictures."""
-    image = ImageSpec(
-        height=64,
-        width=64,
-        channels=3,
-        resize_mode="exact",
-        resize_px=64,
-        interpolation="bilinear",
-        antialias=True,
-        mean=(0.5, 0.4, 0.3),
-        std=(0.2, 0.3, 0.4),
-        front="uint8_nhwc",
-    )
-    samples = prove(name, image, folder, threads=2).samples
+    samples = prove(name, SMALL, folder, threads=2).samples
     graph = prepare(folder / REFERENCE.file, folder / "prepared.onnx")
     calibration = Calibration(graph, collect(graph, [Chunk(samples, np.zeros(len(samples), np.int64))], ["minmax"]))
     for recipe in RECIPES:

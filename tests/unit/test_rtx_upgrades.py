@@ -22,7 +22,7 @@ from convoy.models.store import DEMO_STORE, StoredVersion
 from tests.support.fake_cuda import FakeGpu
 from tests.support.fake_devices import until
 from tests.support.gpu_machine import GpuBench
-from tests.support.upgrade_bench import Running, ask, run, running, serving
+from tests.support.upgrade_bench import Running, ask, hold_proofs, run, running, serving
 
 # For `make test`: some seconds together.
 pytestmark = pytest.mark.slow
@@ -294,14 +294,7 @@ def test_a_build_that_fails_for_all_gpus_is_tried_once_and_told_of_each(tmp_path
 
 
 def test_a_version_that_is_unloaded_while_its_plan_is_compiled_leaves_nothing(tmp_path, bench, took_ms, monkeypatch):
-    compiles, may_go_on = threading.Event(), threading.Event()
-
-    def slowly(job: Job, wish: PlanWish) -> ProvedEngine:
-        compiles.set()
-        assert may_go_on.wait(60)
-        return prove_plan(job, wish)
-
-    monkeypatch.setattr("convoy.app.lifecycle.upgrades.prove_plan", slowly)
+    compiles, may_go_on = hold_proofs(monkeypatch)
     build_ahead(tmp_path, bench)
 
     async def job() -> None:

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 
 import numpy as np
 import pytest
 
-from convoy.app.engines.jobs import Job, PlanWish
-from convoy.app.loading.later import prove_plan
-from convoy.app.loading.proving import ProvedEngine
 from convoy.models.bundle import MANIFEST, open_bundle
 from tests.support.fake_cuda import FakeGpu
 from tests.support.fake_devices import until
 from tests.support.gpu_machine import GpuBench
-from tests.support.upgrade_bench import ask, run, running, serving
+from tests.support.upgrade_bench import ask, hold_proofs, run, running, serving
 
 # For `make test`: some seconds together.
 pytestmark = pytest.mark.slow
@@ -298,14 +294,7 @@ def test_where_no_plan_comes_the_fallback_is_tuned_beside_the_serving(tmp_path, 
 
 
 def test_stopping_while_a_plan_proves_itself_gives_all_memory_back(tmp_path, bench, monkeypatch):
-    proves, may_go_on = threading.Event(), threading.Event()
-
-    def slowly(job: Job, wish: PlanWish) -> ProvedEngine:
-        proves.set()
-        assert may_go_on.wait(60)
-        return prove_plan(job, wish)
-
-    monkeypatch.setattr("convoy.app.lifecycle.upgrades.prove_plan", slowly)
+    proves, may_go_on = hold_proofs(monkeypatch)
 
     async def job() -> None:
         async with running(tmp_path, bench) as server:
