@@ -90,7 +90,7 @@ simulate: $(VENV)/.dev
 zoo-table: $(VENV)/.dev
 	nice -n 19 $(BIN)/python -m convoy.export.zoo_table
 
-# Half an hour, on a machine that has nothing else to do: the engines of the CPU on ten networks.
+# A quarter of an hour, on a machine that has nothing else to do: the engines of the CPU on ten networks.
 engine-table: $(VENV)/.dev
 	$(BIN)/python -m convoy.export.engine_table
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from convoy.app.engines.cpu import cpu_budget, cpu_model
+from convoy.app.engines.cpu import cpu_budget, cpu_model, has_bf16, has_int8_dot_product
 from convoy.export.engine_table.page import render
 from convoy.export.engine_table.race import EngineResult, race
 from convoy.models.checkpoint import write_whole
@@ -21,7 +21,9 @@ _MODELS = (
 
 def main(arguments: Sequence[str]) -> None:
     page, names = Path(arguments[0] if arguments else "docs/engines.md"), arguments[1:] or _MODELS
-    machine = f"{cpu_model()}, {cpu_budget()} cores, {platform.system()} {platform.machine()}"
+    int8 = "8-bit dot products" if has_int8_dot_product() else "no 8-bit dot products"
+    bf16 = "BF16" if has_bf16() else "no BF16, so that there is no such variant"
+    machine = f"{cpu_model()}, {cpu_budget()} cores, {platform.system()} {platform.machine()}; {int8}, {bf16}"
     entries: list[EngineResult] = []
     for name in names:
         entries += race(name, cpu_budget())
