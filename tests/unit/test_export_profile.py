@@ -175,6 +175,14 @@ def test_the_server_chooses_by_the_same_rule(speedup, chosen):
     assert [variant.file for variant in choice.variants] == chosen
 
 
+def test_of_several_that_beat_the_exact_one_none_is_called_the_fastest_before_they_are_measured():
+    faster = table(2, 3, speedup=Interval(1.5, 1.4, 1.6))
+    fp32, int8 = variants(table(3, 4), faster)
+    choice = choose_on_cpu((fp32, int8, replace(int8, file="bf16.onnx", precision="bf16")), "auto", "here")
+    assert [variant.file for variant in choice.variants] == ["int8-cpu.onnx", "bf16.onnx"]
+    assert choice.reason == "measured at start-up, like all that beat fp32 on this device when it was exported"
+
+
 def test_a_variant_for_another_device_has_no_latency_here(tmp_path, monkeypatch):
     monkeypatch.setattr("convoy.export.profiling.profile.PACE", replace(PACE, budget_s=0))
     spec = ModelSpec(
