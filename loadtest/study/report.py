@@ -12,7 +12,7 @@ from convoy.loadtest.simulation.workload import Scenario, VirtualDevice, equal
 from convoy.loadtest.study.small_cases import SmallFinding
 from convoy.loadtest.study.study import CONVOY, OVERLOADS, Finding
 from convoy.models.page.axis import Axis
-from convoy.models.page.chart import Chart
+from convoy.models.page.chart import LEFT, RIGHT, Chart
 from convoy.models.page.markup import CHART_STYLE, add, element, rendered
 
 _BEGIN, _END = "<!-- study: written by `make simulate` -->", "<!-- end of study -->"
@@ -241,12 +241,13 @@ def _drawn(charts: Sequence[Chart]) -> str:
     )
     for number, chart in enumerate(charts):
         left = number * _WIDTH
-        add(drawn, element("text", chart.name, x=left + _WIDTH / 2, y=18, font_weight="bold", class_="label middle"))
+        middle = left + (LEFT + _WIDTH - RIGHT) / 2
+        add(drawn, element("text", chart.name, x=middle, y=18, font_weight="bold", class_="label middle"))
         chart.svg.attrib.update(x=f"{left}", y="24", width=f"{_WIDTH}", height=f"{_HEIGHT}")
         add(drawn, chart.svg)
-    x, y = 64, _HEIGHT + 44
+    x, y = LEFT, _HEIGHT + 44
     for name, class_ in charts[0].legend:
-        add(drawn, element("path", d=f"M{x} {y - 4} h22", class_=class_))
+        add(drawn, element("path", d=f"M{x:g} {y - 4} h22", class_=class_))
         add(drawn, element("text", name, x=x + 27, y=y))
         x += 50 + 6 * len(name)
     size = {"viewBox": f"0 0 {len(charts) * _WIDTH} {y + 14}", "font-family": "sans-serif"}

@@ -132,8 +132,8 @@ class Chart:
         self._draw("path", d=f"M{LEFT} {TOP} V{self._floor} H{self._end}", class_="axis")
         middle = (TOP + self._floor) / 2
         x_label = element("text", self._x.label, x=(LEFT + self._end) / 2, y=self._height - 8, class_="label middle")
-        turned = f"rotate(-90 14 {middle:g})"
-        y_label = element("text", self._y.label, x=14, y=middle, transform=turned, class_="label middle")
+        turned = f"rotate(-90 11 {middle:g})"
+        y_label = element("text", self._y.label, x=11, y=middle, transform=turned, class_="label middle")
         add(self.svg, x_label)
         add(self.svg, y_label)
 

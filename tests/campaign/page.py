@@ -21,7 +21,7 @@ from tests.campaign.records import PeriodRun, Records, Sample
 _WIDTH, _TALL, _LOW = 1120.0, 270.0, 150.0
 _STYLE = """\
   .wide figure { max-width: none; margin: .2rem 0 1rem; } .wide .legend { padding-left: 5.5%; }
-  .shade { fill: var(--colour); opacity: .28; } .edge { fill: none; stroke: var(--soft); stroke-width: .8; }
+  .edge { fill: none; stroke: var(--soft); stroke-width: .8; }
   td.bad, .bad > b { color: var(--bad); } table.words td { vertical-align: top; }
 """
 _NOT_ANSWERED = (
