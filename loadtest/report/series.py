@@ -1,4 +1,4 @@
-"""The points of the plots, from the rows of a run. Pure; draws nothing."""
+"""The points of the charts, from the rows of a run. Pure; draws nothing."""
 
 from __future__ import annotations
 

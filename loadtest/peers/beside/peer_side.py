@@ -1,7 +1,7 @@
 """What every peer's server script needs: its settings and the network, in ONNX Runtime as Convoy configures it.
 
 Runs in a peer's own environment, found through PYTHONPATH; knows the standard library, numpy and ONNX Runtime and
-nothing of Convoy. PeerSettings come from the environment, because every framework hands that on to the processes it
+nothing of Convoy. Settings come from the environment, because every framework hands that on to the processes it
 starts, while most of them read the command line themselves.
 """
 
