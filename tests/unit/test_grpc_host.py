@@ -40,6 +40,14 @@ def test_a_port_that_is_held_can_be_listened_on_by_the_library() -> None:
         library.listen()
 
 
+@pytest.fixture(autouse=True)
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The codes with which this process would be ended beside a thread that hangs, as another test may leave one."""
+    codes: list[int] = []
+    monkeypatch.setattr("convoy.app.host.grpc_host.end_if_held_up", codes.append)
+    return codes
+
+
 class Library:
     """A gRPC server whose library is there when `is_loaded` is set, and that loses its port to `thief`."""
 
@@ -118,7 +126,7 @@ def test_a_library_that_does_not_load_ends_the_server_with_its_trace(caplog: pyt
     assert "a broken wheel" in str(record.exc_info[1])
 
 
-def test_the_first_exit_code_that_is_not_0_stays() -> None:
+def test_the_first_exit_code_that_is_not_0_stays(ends: list[int]) -> None:
     library = Library(is_loaded=True)
 
     def end(http: HttpServer) -> None:
@@ -126,3 +134,4 @@ def test_the_first_exit_code_that_is_not_0_stays() -> None:
             http.stop(code)
 
     assert serve(library, end)[0] == 2
+    assert ends == [2], "and it is the one beside threads that hold up the end"
