@@ -20,6 +20,8 @@ from convoy.app.scheduling.queues import PATIENCE_NS
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey, Outcome
 from convoy.loadtest.simulation.simulator import End, Simulation
 
+pytestmark = pytest.mark.slow
+
 FIXED_MS, PER_SAMPLE_MS = 20.0, 1.0
 TRUTH = affine_ns(FIXED_MS, PER_SAMPLE_MS)
 

@@ -58,6 +58,7 @@ def _become(called: list[str], cwd: Path, env: dict[str, str], log_path: Path) -
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     # What the pytest process would write to is not what this one writes to.
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115

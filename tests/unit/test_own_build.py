@@ -14,6 +14,8 @@ from convoy.loadtest.peers.own_build import ensure_build
 from convoy.models.errors import JobError
 from tests.support.stores import ROOT
 
+pytestmark = pytest.mark.slow
+
 SETUP = """import os
 from setuptools import setup
 setup(name="small", version="1", packages=["convoy", "convoy.app"], description=os.environ["CONVOY_USE_MYPYC"])
