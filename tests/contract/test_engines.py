@@ -17,12 +17,12 @@ import pytest
 from convoy.app.batch import BatchResult, EngineFailure, FailureScope
 from convoy.app.engines import tensorrt
 from convoy.app.engines.base import Engine, Part, run_arrays
-from convoy.app.engines.fake import Arrays, FakeEngine
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.engines.openvino import OpenVinoEngine
 from convoy.models.errors import BundleError
 from convoy.models.spec import NUMPY_DTYPES, TensorSpec
 from convoy.models.tensors import pack, random_values, unpack
+from tests.support.fake_engine import Arrays, FakeEngine
 from tests.support.gpu_engines import (
     onnxruntime_on_fake,
     onnxruntime_on_gpu,

@@ -17,7 +17,6 @@ import numpy as np
 from convoy.app.batch import BatchResult, EngineFailure
 from convoy.app.core import Core, CoreOptions
 from convoy.app.engines.base import Part
-from convoy.app.engines.fake import FakeEngine
 from convoy.app.engines.machine import CPU_ONLY, Machine
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.lifecycle.health import HealthOptions
@@ -30,6 +29,7 @@ from convoy.models.bundle import LatencyPoint
 from convoy.models.errors import RequestError
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import StoredVersion
+from tests.support.fake_engine import FakeEngine
 
 ROW = 4
 MAX_BATCH = 8

@@ -41,7 +41,6 @@ from starlette.routing import Route
 
 from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.core import Core, CoreOptions
-from convoy.app.engines.fake import Arrays, FakeEngine
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.memory import check_batch
 from convoy.app.host import logs
@@ -58,6 +57,7 @@ from convoy.models.bundle import LatencyPoint
 from convoy.models.errors import BundleError
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec, ModelSpec, TensorSpec
 from convoy.models.store import StoredVersion
+from tests.support.fake_engine import Arrays, FakeEngine
 
 POISON, HANG, DIE, LOSE_GPU = 666.0, -1.0, -2.0, -3.0
 _SIDE = 8

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tests.support.forked", "convoy.command", "convoy.app.main", "convoy.app.engines.fake"])
+_FORKS.set_forkserver_preload(
+    ["tests.support.forked", "convoy.command", "convoy.app.main", "tests.support.fake_engine"]
+)
 
 
 class ForkedProcess:

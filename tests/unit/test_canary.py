@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from convoy.app.batch import EngineFailure
-from convoy.app.engines.fake import Arrays, FakeEngine
 from convoy.app.loading.canary import CanaryCheck, CanaryFailed
 from convoy.models.bundle import Canary, Variant
 from convoy.models.spec import TensorSpec
+from tests.support.fake_engine import Arrays, FakeEngine
 
 
 def engine(max_batch_size: int = 4, **options: object) -> FakeEngine:

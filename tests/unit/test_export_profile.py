@@ -11,7 +11,6 @@ from export_fixtures import IMAGE, write_red_or_blue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.engines.fake import FakeEngine
 from convoy.app.engines.measure import Pace, batch_knots, latency_tables, run_in_turns
 from convoy.app.engines.select import choose_on_cpu
 from convoy.app.engines.speedup import Line, best_per_sample_ms, fit_line, is_worthwhile, paired_speedup
@@ -21,6 +20,7 @@ from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import opened
 from convoy.models.bundle import Interval, LatencyPoint, LatencyTable, Variant
 from convoy.models.spec import ModelSpec, TensorSpec
+from tests.support.fake_engine import FakeEngine
 
 PACE = Pace(budget_s=10, limit_s=100, warm_up=1, fewest=3, most=20)
 TENSORS = (TensorSpec("x", "FP32", (3,)),), (TensorSpec("y", "FP32", (3,)),)

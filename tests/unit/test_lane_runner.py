@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from convoy.app.batch import EngineFailure
-from convoy.app.engines.fake import FakeEngine
 from convoy.app.lifecycle.lane_runner import lane_runner
 from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
 from convoy.app.scheduling.slab import Slab
 from convoy.models.spec import TensorSpec
+from tests.support.fake_engine import FakeEngine
 
 NBYTES = 4
 

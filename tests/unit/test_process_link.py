@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from convoy.app.core import Core, CoreOptions
 from convoy.app.edge.oip.exchange import Exchange, Inputs, Terms
 from convoy.app.edge.oip.tensors import TensorRef
-from convoy.app.engines.fake import FakeEngine
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.processes.channel import Channel
 from convoy.app.processes.edge_registry import EdgeRegistry
@@ -37,6 +36,7 @@ from convoy.models.errors import DeadlineExceeded, NotFound, RequestError, Unava
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import StoredVersion
 from tests.support.fake_devices import ROW, Workshop, proved, until
+from tests.support.fake_engine import FakeEngine
 from tests.support.pipes import join
 
 PART_BYTES = 4 * mmap.PAGESIZE

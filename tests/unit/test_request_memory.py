@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convoy.app.engines.fake import FakeEngine
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import StoredVersion
 from tests.support.fake_devices import Workshop, proved
+from tests.support.fake_engine import FakeEngine
 from tests.support.wire import WireReply, head
 from tests.unit.test_express import LENGTH, House, play, told
 

@@ -155,18 +155,12 @@ class Cuda:
             self._again("cudaFreeHost", address)
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Page-lock memory that exists, for every device. Pinning the same block again does nothing."""
+        """Page-lock memory that stays, for every device. Pinning the same block again does nothing."""
         if self._pinned.contains(address, nbytes):
             return
         with self._beside_every_capture():
             self._again("cudaHostRegister", address, nbytes, _PORTABLE, harmless=_ALREADY_PINNED)
         self._pinned.add(address, nbytes)
-
-    def unpin(self, address: int) -> None:
-        """Undo `pin`, before the memory goes away. Harmless for memory that was never pinned."""
-        if self._pinned.discard(address):
-            with self._beside_every_capture():
-                self._again("cudaHostUnregister", address)
 
     def is_pinned(self, address: int, nbytes: int) -> bool:
         """Whether the copy engine can read this host memory while the host goes on."""
@@ -361,12 +355,6 @@ class _PinnedRanges:
     def add(self, address: int, nbytes: int) -> None:
         with self._lock:
             self._ends = self._ends | {address: address + nbytes}
-
-    def discard(self, address: int) -> bool:
-        with self._lock:
-            known = address in self._ends
-            self._ends = {start: end for start, end in self._ends.items() if start != address}
-            return known
 
     def contains(self, address: int, nbytes: int) -> bool:
         return any(start <= address and address + nbytes <= end for start, end in self._ends.items())
