@@ -83,11 +83,6 @@ def from_bytes(data: memoryview, spec: TensorSpec, shape: tuple[int, ...]) -> np
     return strings.reshape(shape)
 
 
-def blank(spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray:
-    """Zeros, or empty strings."""
-    return np.full(shape, b"", object) if spec.is_strings else np.zeros(shape, spec.numpy_dtype)
-
-
 def random_values(generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray:
     """Numbers from 0 to 100 in the tensor's dtype; as strings, their digits."""
     if spec.dtype == "BOOL":

@@ -3,7 +3,7 @@
 The rules (TensorRT documentation, "Explicit quantization"; NVIDIA's Model Optimizer is their executable form):
 pairs stand at the inputs of convolutions and matrix products and never at their outputs or biases, so that
 convolution, activation and addition become one kernel; of a residual addition the skip input is quantised and
-the convolution's own branch is not. `violations` (`pair_rules`) checks a file for them. Knows where pairs stand, the
+the convolution's own branch is not. The tests hold files against them. Knows where pairs stand, the
 same for every precision of 8 bits (`Scheme`); knows nothing of accuracy, which `verify` and `recover` judge.
 """
 

@@ -25,13 +25,13 @@ from convoy.export.progress import SILENT
 from convoy.export.proof.verify import measure_accuracy
 from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.making import plain_calibration
-from convoy.export.variants.pair_rules import violations
 from convoy.export.variants.precision import INT8_CPU, REFERENCE
 from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.export.variants.variant import opened
 from convoy.models.bundle import Bundle, Variant, open_bundle
 from convoy.models.datasets import load
 from convoy.models.train import TrainOptions, train
+from tests.support.pair_rules import violations
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 

@@ -15,7 +15,7 @@ import numpy as np
 from convoy.app.batch import BatchResult, EngineFailure, FailureScope, StageTimes
 from convoy.app.engines.base import Engine, EngineInfo, Part
 from convoy.models.spec import TensorSpec
-from convoy.models.tensors import MalformedStrings, TensorBytes, blank, from_bytes, to_bytes
+from convoy.models.tensors import MalformedStrings, TensorBytes, from_bytes, to_bytes
 
 Arrays = tuple[np.ndarray, ...]
 RunRows = Callable[[Arrays], Sequence[np.ndarray]]
@@ -112,6 +112,11 @@ class FakeEngine(Engine):
             return tuple(from_bytes(data, spec, shape) for spec, data, shape in tensors)
         except MalformedStrings as error:
             raise EngineFailure(f"an input cannot be read as strings: {error}") from error
+
+
+def blank(spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray:
+    """Zeros, or empty strings."""
+    return np.full(shape, b"", object) if spec.is_strings else np.zeros(shape, spec.numpy_dtype)
 
 
 def _alike(one: TensorSpec, other: TensorSpec) -> bool:

@@ -16,10 +16,10 @@ from convoy.export.variants.fp16 import convert_to_fp16, out_of_range
 from convoy.export.variants.histogram import BINS, ActivationHistogram
 from convoy.export.variants.int8_trt import quantize_for_tensorrt, unprofitable
 from convoy.export.variants.onnx_graph import front_nodes
-from convoy.export.variants.pair_rules import violations
 from convoy.export.variants.quantize import layers, quantize_for_cpu
 from convoy.export.variants.simulate import write_rounding_twin
 from convoy.models.errors import JobError
+from tests.support.pair_rules import violations
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
 

@@ -11,7 +11,6 @@ from convoy.models.spec import NUMPY_DTYPES, TensorSpec
 from convoy.models.tensors import (
     MalformedStrings,
     as_numbers,
-    blank,
     from_bytes,
     objection_to_strings,
     pack,
@@ -19,6 +18,7 @@ from convoy.models.tensors import (
     to_bytes,
     unpack,
 )
+from tests.support.fake_engine import blank
 
 STRINGS = TensorSpec("x", "BYTES", (-1,))
 
