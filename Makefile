@@ -11,8 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # A GPU machine gets what can use it; the two builds of ONNX Runtime are one package and exclude each other.
 RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu,rtx || echo cpu)
-# Side by side, a file of tests after the other in each process; the slow ones come first.
-PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
+# Side by side, a file of tests after the other in each process. One process more than cores: tests wait for what they start.
+WORKERS := $(shell echo $$(($$(nproc) + 1)))
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.

@@ -153,9 +153,9 @@ def framing() -> Book:
         request("HEAD", "/v2"),
         request("POST", DIGITS, b"no image"),
     ]
-    book.raw("POST /mixed in a row", b"".join(mixed[:5]), replies=5, connection="fresh")
+    book.raw("POST /predictions/ among others in a row", b"".join(mixed[:5]), replies=5, connection="fresh")
     book.raw(
-        "POST /mixed in a row and packets",
+        "POST /predictions/ among others in a row and packets",
         mixed[0] + mixed[1][:20],
         mixed[1][20:] + mixed[6],
         replies=3,
