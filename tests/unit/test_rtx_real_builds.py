@@ -5,6 +5,7 @@ Neither a GPU nor a driver is needed.
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,6 +44,9 @@ class Builds:
 
     def tune(self, path: Path, precision: str = "fp32", batch_sizes: tuple[int, ...] = (1, 4)) -> Tuned:
         options = BuildOptions(precision, batch_sizes)  # type: ignore[arg-type]
+        # Freed while the library makes another one, the builder of a build that was stopped waits for itself for ever.
+        # A server's builds have a process each.
+        gc.collect()
         return tune(tensorrt_rtx, path, options, (), None, self.watch)
 
     def _told(self, event: BuildEvent) -> None:
