@@ -38,11 +38,11 @@ class ForkedProcess:
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
-        code = self._process.exitcode
+        code = self.returncode
         if code is None:
             raise subprocess.TimeoutExpired(self._called, timeout or 0.0)
         return code
@@ -56,11 +56,9 @@ class ForkedProcess:
 
 
 def _become(called: list[str], cwd: Path, env: dict[str, str], log_path: Path) -> None:
-    log = os.open(log_path, os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.close(log)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    with Path(os.devnull).open("rb") as nothing, log_path.open("ab") as log:
+        for stream, file in enumerate((nothing, log, log)):
+            os.dup2(file.fileno(), stream)
     # What the pytest process would write to is not what this one writes to.
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
