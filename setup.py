@@ -1,7 +1,7 @@
 """Compiles the hot path to C with mypyc, if CONVOY_USE_MYPYC=1; what the project is stands in pyproject.toml.
 
 The modules are the same files that Python runs as they are. They are what every request passes: the scheduler, the
-short way at the edge, the engine's hand-over.
+calls at the edge, the engine's hand-over.
 """
 
 import os
@@ -10,14 +10,23 @@ import sys
 from setuptools import setup
 
 COMPILED = (
+    "convoy/app/edge/oip/call.py",
     "convoy/app/edge/entry.py",
-    "convoy/app/edge/http/express.py",
+    "convoy/app/edge/http/body.py",
+    "convoy/app/edge/http/direct.py",
+    "convoy/app/edge/http/gate.py",
+    "convoy/app/edge/http/hot_route.py",
+    "convoy/app/edge/http/infer.py",
+    "convoy/app/edge/http/known_requests.py",
+    "convoy/app/edge/http/predictions.py",
     "convoy/app/edge/timing.py",
     "convoy/app/engines/delivery.py",
     "convoy/app/lifecycle/lane_runner.py",
+    "convoy/app/scheduling/decoding.py",
     "convoy/app/scheduling/extents.py",
     "convoy/app/scheduling/forecast.py",
     "convoy/app/scheduling/latency.py",
+    "convoy/app/scheduling/patience.py",
     "convoy/app/scheduling/placement.py",
     "convoy/app/scheduling/policy.py",
     "convoy/app/scheduling/queues.py",

@@ -23,6 +23,7 @@ from convoy.app.lifecycle.reports import Reports
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadOptions, load
+from convoy.app.outcomes import Refusal
 from convoy.app.scheduling.request import Done, Request
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import SharedPart, Slab, Slot
@@ -79,7 +80,7 @@ class Core(OpenCalls):
         self.initial_load_done = False
         self.listeners_opening = 0  # ports that will take requests, but do not yet
         self.load_failure: str | None = None
-        self.bytes_elsewhere = 0  # in flight in edge processes
+        self.bytes_elsewhere = self.open_calls_elsewhere = self.decoding_elsewhere = 0  # in edge processes
         self.next_request_id = count(1).__next__
         self._tasks = tasks = Tasks()
         gpus = options.load.machine.gpus
@@ -94,6 +95,7 @@ class Core(OpenCalls):
         self.metrics = metrics = Metrics(VERSION)
         recorder = CallRecorder(metrics, catalog.live)
         self.stage_took, self.call_ended, self.call_answered = recorder.stage, recorder.call, recorder.answered
+        self.turned_away = metrics.rejected
         self.gpus = GpuWatch(gpus)
         reports = Reports(catalog, metrics, on_lane_lost=lambda *lost: self.lanes.lost(*lost))
         self.scheduler = scheduler = Scheduler(self.slab, reports)
@@ -159,6 +161,16 @@ class Core(OpenCalls):
         return self.slab.used_bytes + self.bytes_elsewhere
 
     @property
+    def all_open_calls(self) -> int:
+        """Calls that are owed an answer, here and in edge processes."""
+        return self.open_calls + self.open_calls_elsewhere
+
+    @property
+    def all_waiting_to_decode(self) -> int:
+        """Images and other work that no decoder has begun, here and in edge processes."""
+        return self.waiting_to_decode() + self.decoding_elsewhere
+
+    @property
     def ready(self) -> bool:
         """Initial load ended, every loaded model's canary passed, no engine hangs, not draining."""
         served = self.catalog.served()
@@ -182,7 +194,6 @@ class Core(OpenCalls):
         """Memory for a body or a tensor. Raises Overloaded when too many bytes are in flight."""
         slot = self.slab.reserve(nbytes)
         if slot is None:
-            self.metrics.rejected("memory")
             raise no_room(nbytes, self.slab)
         return slot
 
@@ -193,12 +204,12 @@ class Core(OpenCalls):
         """
         served = self.catalog.live(request.key)
         if not served.takes_requests:
-            raise Unavailable(f"the engine of '{request.key.model}' is being replaced; send the request again")
+            sentence = f"the engine of '{request.key.model}' is being replaced; send the request again"
+            raise Unavailable(sentence, reason=Refusal.NOT_READY)
 
         refusal = self.scheduler.submit(request, on_done)
         if refusal is not None:
             served.statistics.record_failure("REJECTED", time.monotonic_ns() - request.arrival_ns)
-            self.metrics.rejected(refusal.reason.value)
             raise refused(request, refusal, self.max_queue)
 
     def cancel(self, request: Request, reason: str) -> None:

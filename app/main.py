@@ -24,7 +24,8 @@ from convoy.app.core import Core
 from convoy.app.edge.grpc.opening import grpc_host
 from convoy.app.edge.http.application import create_app
 from convoy.app.edge.http.connection import guarded_protocol
-from convoy.app.edge.http.express import Express
+from convoy.app.edge.http.direct import DirectWay
+from convoy.app.edge.http.hot_routes import HotRoutes
 from convoy.app.host import logs
 from convoy.app.host.exits import StopSignals, end_for, end_now, end_within
 from convoy.app.host.http_server import HttpServer
@@ -72,11 +73,11 @@ class Host:
         self._listener = listener
         self.core = make_core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._fatal)
         options = settings.edge_options()
-        express = Express(self.core, options)
-        protocol = guarded_protocol(settings.connection_limits(), express)
-        self._http = HttpServer(create_app(self.core, options, express), protocol)
+        hot = HotRoutes(self.core, options)
+        protocol = guarded_protocol(settings.connection_limits(), DirectWay(hot, self.core, options))
+        self._http = HttpServer(create_app(self.core, options, hot), protocol)
         holder = take_port(settings.host, settings.grpc_port)
-        self._grpc = grpc_host(self.core, options, holder, max_calls=settings.max_connections)
+        self._grpc = grpc_host(self.core, options, hot.decoder, holder, max_calls=settings.max_connections)
 
     async def run(self) -> int:
         self._signals = StopSignals(self._stop)

@@ -25,6 +25,7 @@ from convoy.app.lifecycle.control import EVERYTHING, ControlMode, ControlOptions
 from convoy.app.loading.load import DEFAULT_LIMIT_S, LoadOptions
 from convoy.app.submission.listing import Policy
 from convoy.models.errors import UsageError
+from convoy.models.images import DEFAULT_MAX_PIXELS
 from convoy.models.plan_cache import plan_folder
 from convoy.models.store import DEMO_STORE, check_name
 
@@ -55,8 +56,9 @@ class Settings(BaseSettings):
     load_timeout_s: float = Field(DEFAULT_LIMIT_S, gt=0, description="A version that takes longer to load is refused.")
     poll_interval_s: float = Field(2, gt=0, description="With poll: look at the store so often.")
     max_queue: int = Field(1024, ge=1, description="Samples that may wait per model.")
-    max_inflight_mb: int = Field(256, ge=1, description="Memory for requests in flight, MiB.")
+    max_inflight_mb: int = Field(1024, ge=1, description="Memory for requests in flight and for decoding, MiB.")
     max_body_mb: int = Field(64, ge=1, description="Largest request body, MiB.")
+    max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="Images with more pixels are refused undecoded.")
     default_timeout_ms: float = Field(0, ge=0, description="Deadline of requests that name none; 0: none.")
     drain_delay_s: float = Field(0, ge=0, description="After SIGTERM, keep serving so long while not ready.")
     drain_timeout_s: float = Field(30, ge=0, description="After that, so long to finish what was accepted.")
@@ -123,7 +125,10 @@ class Settings(BaseSettings):
         if self.edges != "auto":
             return EdgeCount(int(self.edges), "as --edges says")
         room = self.max_inflight_mb // self.max_body_mb - 1
-        return choose_edges(cpu_budget(), has_gpu=may_use_gpus(self.engine) and has_gpu_driver(), room=room)
+        return choose_edges(cpu_budget(), has_gpu=self._may_use_a_gpu(), room=room)
+
+    def _may_use_a_gpu(self) -> bool:
+        return may_use_gpus(self.engine) and has_gpu_driver()
 
     def versions(self) -> Policy:
         """The version policy, parsed. Raises ValueError."""
@@ -170,6 +175,8 @@ class Settings(BaseSettings):
             body=BodyLimits(self.max_body_mb * MIB, self.body_timeout_s),
             decode_threads=cpu_budget(),
             max_decoding=self.max_queue,
+            engines_on_cpu=not self._may_use_a_gpu(),
+            max_pixels=self.max_pixels,
             default_timeout_ms=self.default_timeout_ms,
             server_name=self.server_name,
             api_key=_secret("--api-key-file", self.api_key_file),

@@ -88,6 +88,8 @@ def export(
     accuracy_budget: Annotated[float, typer.Option(help="Points of top-1 a variant may lose.")] = 1.0,
     strict_gate: Annotated[bool, typer.Option(help="Refuse what is not proved to stay within the budget.")] = False,
     max_batch: Annotated[int, typer.Option(help="Largest batch.")] = 64,
+    priority_levels: Annotated[int, typer.Option(help="How many priorities requests may have, 1 the most urgent.")] = 3,
+    default_priority_level: Annotated[int, typer.Option(help="The one of those that name none.")] = 2,
     trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2, which can run any code.")] = False,
     activation: Annotated[
         str, typer.Option(help="What makes scores of outputs: auto (found out), softmax, sigmoid or none.")
@@ -127,6 +129,8 @@ def export(
         calibration_method=calibration_method,
         allow_random_calibration=allow_random_calibration,
         max_batch=max_batch,
+        priority_levels=priority_levels,
+        default_priority_level=default_priority_level,
         trust=trust,
         activation=activation,
         expect_accuracy_percent=expect_accuracy,

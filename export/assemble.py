@@ -23,8 +23,7 @@ from convoy.export.proof.gate import AccuracyGate
 from convoy.export.proof.sanity import NOTHING_FOUND, Sanity
 from convoy.export.proof.verify import Score
 from convoy.export.report.page import render
-from convoy.export.sources.to_onnx import TorchResult
-from convoy.export.sources.torch_job import EXTERNAL_DATA
+from convoy.export.sources.torch_job import EXTERNAL_DATA, TorchResult
 from convoy.export.variants.making import Made
 from convoy.export.variants.variant import OpenVariant
 from convoy.models.bundle import (
@@ -58,17 +57,6 @@ _DEVICES: dict[Target, str] = {
     "tensorrt": "a GPU",
 }
 _TOOLS = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow")
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What else the manifest says: why the outputs become scores as they do, and whether the reference is right."""
-
-    scores: str = ""
-    sanity: Sanity = NOTHING_FOUND
-
-
-NOTHING_TOLD = Told()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +169,13 @@ def publish(
     origin: Provenance,
     roofline: Roofline | None,
     *,
-    told: Told = NOTHING_TOLD,
+    scores: str = "",
+    sanity: Sanity = NOTHING_FOUND,
 ) -> Path:
     """Write the bundle as the model's next version and return its folder; `made` holds the variants' files.
 
-    Raises JobError when the disk is full or read-only; then nothing of it remains.
+    `scores` says why the outputs become scores as they do, `sanity` whether the reference is right. Raises JobError
+    when the disk is full or read-only; then nothing of it remains.
     """
     with store.writing(spec.name) as folder:
         for variant in variants:
@@ -198,9 +188,9 @@ def publish(
         files = {path.name: _record(path) for path in sorted(folder.iterdir())}
         content = Manifest(
             *(SCHEMA_VERSION, spec, tuple(variants), files, origin, roofline),
-            scores=told.scores,
-            findings=told.sanity.findings,
-            objections=told.sanity.objections,
+            scores=scores,
+            findings=sanity.findings,
+            objections=sanity.objections,
         )
         # The report tells of all other files; its own hash can only stand in the manifest.
         (folder / REPORT).write_text(render(content), encoding="utf-8")

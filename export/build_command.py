@@ -62,7 +62,8 @@ def _run(options: BuildAheadOptions, targets: tuple[str, ...], cache: Path, cons
     bundle = _newest(options)
     variants, left = _chosen(bundle, options.precisions)
     rows: list[_BuiltPlan] = []
-    with _drawn(console) as bars:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         for library in _builders(targets):
             for variant in variants:
                 suited = targets_for(variant, targets)
@@ -139,11 +140,6 @@ def _capabilities_here() -> tuple[str, ...]:
         return (find_gpu().compute_capability,)
     except JobError:
         return ()
-
-
-def _drawn(console: Console) -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _show(rows: list[_BuiltPlan], left: list[str], cache: Path, console: Console) -> None:

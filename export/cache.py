@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +22,8 @@ import safetensors.numpy
 
 from convoy import IMPORT_ROOT
 from convoy.app.engines.cpu import cpu_model
+from convoy.models.files import replace_file
+from convoy.models.plan_cache import default_plan_cache
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _PREFIX = ".writing-"
@@ -30,8 +31,7 @@ _PREFIX = ".writing-"
 
 def default_root() -> Path:
     """`~/.cache/convoy/export`, or where XDG_CACHE_HOME points."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "convoy" / "export"
+    return default_plan_cache() / "export"
 
 
 def step_key(step: str, *inputs: str) -> str:
@@ -84,15 +84,8 @@ class StepCache:
             return
         with suppress(OSError):
             self.root.mkdir(parents=True, exist_ok=True)
-            descriptor, aside = tempfile.mkstemp(prefix=_PREFIX, dir=self.root)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(hashlib.sha256(result).digest())
-                    file.write(result)
-                Path(aside).replace(self.root / key)
-            except BaseException:
-                Path(aside).unlink(missing_ok=True)
-                raise
+            content = hashlib.sha256(result).digest() + result
+            replace_file(self.root / key, content, prefix=_PREFIX, mode=0o600)
             self._shrink()
 
     def read_arrays(self, key: str) -> dict[str, np.ndarray] | None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.ahead import accepted
-from convoy.export.assemble import Measured, Told, judge, make_canary, provenance, publish, remarked
+from convoy.export.assemble import Measured, judge, make_canary, provenance, publish, remarked
 from convoy.export.cache import NO_CACHE, StepCache, default_root
 from convoy.export.data import ExportData, load_data
 from convoy.export.options import ExportOptions
@@ -36,8 +36,8 @@ from convoy.export.proof.verify import check_against_torch, observe
 from convoy.export.sources.ending import read_ending
 from convoy.export.sources.onnx_plain import export_plain, is_plain
 from convoy.export.sources.reuse import reused
-from convoy.export.sources.to_onnx import TorchResult, to_onnx
-from convoy.export.sources.torch_job import INPUT_NAME
+from convoy.export.sources.to_onnx import to_onnx
+from convoy.export.sources.torch_job import INPUT_NAME, TorchResult
 from convoy.export.terminal import RichProgress, summary
 from convoy.export.variants.fp8 import why_no_fp8
 from convoy.export.variants.making import Maker
@@ -68,7 +68,8 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
     manifest = read_manifest(folder)
     console.print(summary(manifest))
     console.print(f"published {folder}; its report.html shows it all", soft_wrap=True, highlight=False)
-    refused = refused_by_name(manifest.variants, options.precisions, _gate(options))
+    gate = AccuracyGate(options.accuracy_budget_points, options.strict_gate)
+    refused = refused_by_name(manifest.variants, options.precisions, gate)
     if refused:
         what = "; ".join(f"{variant.file} {variant.reason}" for variant in refused)
         # Where the images of calibration are to blame, the reason says so, and no budget would help.
@@ -82,7 +83,9 @@ def export_bundle(options: ExportOptions, progress: Progress = SILENT, cache: St
     if is_plain(options):
         return export_plain(options, progress)
     plan = make_plan(options)
-    recipes = select(plan.precisions, can_calibrate=plan.calibrate is not None or plan.allow_random_calibration)
+    recipes = select(
+        plan.asked.precisions, can_calibrate=plan.asked.calibrate is not None or plan.asked.allow_random_calibration
+    )
     with progress.step("read images") as step:
         data = load_data(plan, step)
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
@@ -90,7 +93,7 @@ def export_bundle(options: ExportOptions, progress: Progress = SILENT, cache: St
         with progress.step("export from torch"):
             torch = reused(plan, data.samples, folder, cache, to_onnx)
         torch.onnx.rename(folder / REFERENCE.file)
-        if plan.precisions is None:
+        if plan.asked.precisions is None:
             recipes, torch = _without_fp8(recipes, torch, folder / REFERENCE.file)
         try:
             return _prove_and_publish(plan, recipes, data, torch, progress, cache)
@@ -129,19 +132,22 @@ def _prove_and_publish(
     progress: Progress,
     cache: StepCache,
 ) -> Path:
-    folder, gate = torch.onnx.parent, AccuracyGate(plan.accuracy_budget_points, plan.strict_gate)
+    folder, gate = torch.onnx.parent, AccuracyGate(plan.asked.accuracy_budget_points, plan.asked.strict_gate)
     decision = _decision(plan, data, torch, folder / REFERENCE.file)
     spec = _spec(plan, torch, decision)
-    if plan.precisions is None:
+    if plan.asked.precisions is None:
         recipes, torch = _without_bf16(recipes, torch, spec)
     expected = _expected(plan, data)
     with progress.step("compare with torch"), opened(spec, [REFERENCE], folder) as (fp32,):
         are_shares = decision.activation == "none" and decision.are_shares
         torch_error = check_against_torch(fp32, data.samples, torch.reference, are_shares=are_shares)
         _first_look(plan, torch, fp32, data, expected, progress, cache)
-    rows = Prover(spec, folder, data, gate, progress, cache).make_and_score(
-        recipes, _maker(plan, spec, folder, data, progress, cache) if len(recipes) > 1 else None
-    )
+    maker = None
+    if len(recipes) > 1:
+        assert data.calibration is not None, "recipes that need images were chosen without any; this is a bug"
+        budget_points = plan.asked.accuracy_budget_points
+        maker = Maker(spec, folder, data.calibration, plan.calibration_method, budget_points, progress, cache)
+    rows = Prover(spec, folder, data, gate, progress, cache).make_and_score(recipes, maker)
     sanity = _sanity(plan, torch, rows[0][1].outcomes, expected)
     with opened(spec, recipes, folder) as candidates:
         tables = measure_latencies(candidates, progress)
@@ -153,8 +159,8 @@ def _prove_and_publish(
             roofline = measure_roofline(candidates[0], cpu_budget())
     with progress.step("publish"):
         origin = provenance(plan, data, torch)
-        told = Told(f"{decision.activation}: {decision.reason}", sanity)
-        return publish(plan.store, spec, folder, variants, canary, origin, roofline, told=told)
+        scores = f"{decision.activation}: {decision.reason}"
+        return publish(plan.store, spec, folder, variants, canary, origin, roofline, scores=scores, sanity=sanity)
 
 
 def _decision(plan: ExportPlan, data: ExportData, torch: TorchResult, graph: Path) -> Decision:
@@ -171,7 +177,7 @@ def _expected(plan: ExportPlan, data: ExportData) -> Expectations:
         return plan.expected
     is_same = stated.test_sha256 == evaluation.record.sha256
     # A folder's name says little; a built-in data set's says which images they are.
-    if not is_same and not (stated.dataset == plan.evaluate and source_labels(stated.dataset)):
+    if not is_same and not (stated.dataset == plan.asked.evaluate and source_labels(stated.dataset)):
         return plan.expected
     claim = Claim(stated.percent, "the checkpoint's header", is_same)
     return replace(plan.expected, claims=(claim, *plan.expected.claims))
@@ -187,7 +193,7 @@ def _first_look(
     cache: StepCache,
 ) -> None:
     """Fail on a few images before hours are spent on many. Raises JobError."""
-    if data.evaluation is None or plan.force:
+    if data.evaluation is None or plan.asked.force:
         return
     few = data.evaluation.thinned(_FIRST_LOOK_IMAGES)
     (outcomes,) = observe([fp32], few, progress, "is it right at all?", cache)
@@ -198,9 +204,9 @@ def _first_look(
 def _sanity(plan: ExportPlan, torch: TorchResult, outcomes: Outcomes | None, expected: Expectations) -> Sanity:
     """The verdict on all images, and what the user knows to be wrong. Raises JobError for what may not be published."""
     sanity = judge_reference(outcomes, plan.labels, expected) if outcomes else NOTHING_FOUND
-    if not plan.force:
+    if not plan.asked.force:
         _refuse(sanity.objections, torch)
-    if plan.random_weights:
+    if plan.asked.random_weights:
         return Sanity(sanity.findings, (_RANDOM, *sanity.objections))
     return sanity
 
@@ -214,17 +220,6 @@ def _refuse(objections: Sequence[str], torch: TorchResult) -> None:
         )
 
 
-def _maker(
-    plan: ExportPlan, spec: ModelSpec, folder: Path, data: ExportData, progress: Progress, cache: StepCache
-) -> Maker:
-    assert data.calibration is not None, "recipes that need images were chosen without any; this is a bug"
-    return Maker(spec, folder, data.calibration, plan.calibration_method, plan.accuracy_budget_points, progress, cache)
-
-
-def _gate(options: ExportOptions) -> AccuracyGate:
-    return AccuracyGate(options.accuracy_budget_points, options.strict_gate)
-
-
 def _spec(plan: ExportPlan, torch: TorchResult, decision: Decision) -> ModelSpec:
     """What the bundle promises. Raises JobError when the labels are not as many as the outputs."""
     outputs = torch.reference.shape[1]
@@ -235,11 +230,12 @@ def _spec(plan: ExportPlan, torch: TorchResult, decision: Decision) -> ModelSpec
             "pass the --labels that it was trained with"
         )
     return ModelSpec(
-        name=plan.name,
+        name=plan.asked.name,
         inputs=(TensorSpec(INPUT_NAME, plan.image.tensor_dtype, plan.image.tensor_shape),),
         outputs=(TensorSpec(torch.output_name, "FP32", (outputs,)),),
-        max_batch_size=min(plan.max_batch, torch.max_batch),
+        max_batch_size=min(plan.asked.max_batch, torch.max_batch),
         image=plan.image,
         activation=decision.activation,
         labels=plan.labels,
+        priorities=plan.priorities,
     )

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -38,30 +37,6 @@ class Chunk:
     labels: np.ndarray
 
 
-class Images(Protocol):
-    """What a network can be shown, a chunk at a time. `labels` is empty where the images have none of the model's."""
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def labels(self) -> tuple[str, ...]: ...
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def record(self) -> DatasetRecord: ...
-
-    @property
-    def key(self) -> str:
-        """A hash over contents, order, labels and preprocessing: equal keys give equal chunks."""
-
-    def chunks(self, step: Step, limit: int) -> Iterator[Chunk]: ...
-
-    def thinned(self, most: int) -> Images: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ImageSet:
     """Encoded images and how they become inputs; `source` is the data set as given, without its folder.
@@ -85,6 +60,7 @@ class ImageSet:
 
     @property
     def key(self) -> str:
+        """A hash over contents, order, labels and preprocessing: equal keys give equal chunks."""
         content = "".join(f"{sample.sha256}:{sample.label};" for sample in self.samples)
         return hashlib.sha256(f"{self.image}{self.labels}{content}".encode()).hexdigest()
 
@@ -161,6 +137,10 @@ class RandomImages:
         return normalised
 
 
+# What a network can be shown, a chunk at a time. `labels` is empty where the images have none of the model's.
+Images = ImageSet | RandomImages
+
+
 @dataclass(frozen=True, slots=True)
 class ExportData:
     """`samples` are inputs [n, ...] to compare outputs on; `real` tells images from random numbers."""
@@ -177,29 +157,28 @@ def load_data(plan: ExportPlan, step: Step) -> ExportData:
     Raises UsageError for an unknown data set, JobError when it is empty or broken, when its classes are not
     the model's, or when the two sets share an image.
     """
-    names = {name for name in (plan.calibrate, plan.evaluate) if name is not None}
-    datasets = {name: load(name, plan.data_root) for name in sorted(names)}
+    names = {name for name in (plan.asked.calibrate, plan.asked.evaluate) if name is not None}
+    datasets = {name: load(name, plan.asked.data_root) for name in sorted(names)}
     evaluation = calibration = held_out = None
-    if plan.evaluate is not None:
-        held_out = evaluation = _part(datasets[plan.evaluate].in_order_of(plan.labels), plan.evaluate, "test", plan)
-    if plan.calibrate is not None:
-        dataset = datasets[plan.calibrate]
+    if plan.asked.evaluate is not None:
+        held_out = evaluation = _part(
+            datasets[plan.asked.evaluate].in_order_of(plan.labels), plan.asked.evaluate, "test", plan
+        )
+    if plan.asked.calibrate is not None:
+        dataset = datasets[plan.asked.calibrate]
         if sorted(dataset.labels) == sorted(plan.labels):
             dataset = dataset.in_order_of(plan.labels)
-        calibration = _part(dataset, plan.calibrate, "calibration", plan).thinned(_CALIBRATION_IMAGES)
+        calibration = _part(dataset, plan.asked.calibrate, "calibration", plan).thinned(_CALIBRATION_IMAGES)
         if held_out is None and dataset.parts["test"]:
-            held_out = _part(dataset, plan.calibrate, "test", plan)
+            held_out = _part(dataset, plan.asked.calibrate, "test", plan)
     if calibration and evaluation:
         _refuse_shared(calibration, evaluation)
+    sample_bytes = int(np.prod(plan.image.tensor_shape)) * NUMPY_DTYPES[plan.image.tensor_dtype].itemsize
+    noise = RandomImages(max(2, min(_SAMPLES, _SAMPLES_BYTES // sample_bytes)), plan.image)
+    shown = calibration or (noise if plan.asked.allow_random_calibration else None)
     if held_out is None:
-        noise = RandomImages(_sample_count(plan.image), plan.image)
-        return ExportData(calibration or _noise_if_allowed(plan), evaluation, noise.samples(), real=False)
-    samples = _decoded(held_out.thinned(_sample_count(plan.image)), step)
-    return ExportData(calibration or _noise_if_allowed(plan), evaluation, samples, real=True)
-
-
-def _noise_if_allowed(plan: ExportPlan) -> RandomImages | None:
-    return RandomImages(_sample_count(plan.image), plan.image) if plan.allow_random_calibration else None
+        return ExportData(shown, evaluation, noise.samples(), real=False)
+    return ExportData(shown, evaluation, _decoded(held_out.thinned(noise.count), step), real=True)
 
 
 def _part(dataset: Dataset, source: str, part: Part, plan: ExportPlan) -> ImageSet:
@@ -223,8 +202,3 @@ def _decoded(images: ImageSet, step: Step) -> np.ndarray:
     if not chunks:
         raise JobError(f"no image of {images.source} can be read; repair the data set")
     return np.concatenate([chunk.images for chunk in chunks])
-
-
-def _sample_count(image: ImageSpec) -> int:
-    nbytes = int(np.prod(image.tensor_shape)) * NUMPY_DTYPES[image.tensor_dtype].itemsize
-    return max(2, min(_SAMPLES, _SAMPLES_BYTES // nbytes))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convoy.models.datasets import DEFAULT_DATA_ROOT
+from convoy.models.spec import Priorities
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class ExportOptions:
     calibration_method: str = "auto"
     allow_random_calibration: bool = False
     max_batch: int = 64
+    priority_levels: int = Priorities().levels
+    default_priority_level: int = Priorities().default
     trust: bool = False
     activation: str = "auto"
     expect_accuracy_percent: float | None = None

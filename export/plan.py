@@ -17,9 +17,9 @@ from convoy.export.sources.preprocess import parse_front, parse_input, resolve_i
 from convoy.export.sources.source import ModelSource, parse_source
 from convoy.export.sources.torch_job import WeightsFrom
 from convoy.models.datasets import source_labels
-from convoy.models.errors import UsageError
+from convoy.models.errors import BundleError, UsageError
 from convoy.models.plan_cache import plan_folder
-from convoy.models.spec import Activation, ImageSpec
+from convoy.models.spec import Activation, ImageSpec, Priorities
 from convoy.models.store import Store, check_name
 
 _MAX_BATCH = 4096
@@ -28,41 +28,32 @@ MethodChoice = Literal["auto", "minmax", "entropy", "percentile"]
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """`labels` is empty where none are known; then nothing can be evaluated.
+    """What was `asked` for, and what became of those options that mean more than they say.
 
-    `weights` is the file that holds the weights, for sources that carry their own the source itself. `activation` None
-    asks for it to be found out. `stated` is what the checkpoint says of its accuracy. `force` publishes what fails.
+    `labels` is empty where none are known; then nothing can be evaluated. `weights` is the file that holds the weights,
+    for sources that carry their own the source itself. `activation` None asks for it to be found out. `stated` is what
+    the checkpoint says of its accuracy.
     """
 
+    asked: ExportOptions
     source: ModelSource
-    name: str
     store: Store
     weights: Path | None
     weights_from: WeightsFrom
     image: ImageSpec
     labels: tuple[str, ...]
-    calibrate: str | None
-    evaluate: str | None
-    precisions: str | None
-    accuracy_budget_points: float
-    strict_gate: bool
     calibration_method: MethodChoice
-    allow_random_calibration: bool
-    max_batch: int
-    data_root: Path
+    priorities: Priorities
     activation: Activation | None
     expected: Expectations
     stated: Stated | None
-    weights_key: str | None
-    random_weights: bool
-    force: bool
     plan_cache: Path
 
 
 def make_plan(options: ExportOptions) -> ExportPlan:
     """Raises UsageError for what was called wrongly, JobError for a checkpoint that cannot be read."""
     source = parse_source(options.source, trust=options.trust)
-    name = check_name(options.name)
+    check_name(options.name)
     check_max_batch(options.max_batch)
     if not 0 <= options.accuracy_budget_points <= 100:
         raise UsageError(f"--accuracy-budget must be from 0 to 100 points, got {options.accuracy_budget_points}")
@@ -74,41 +65,37 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         raise UsageError("--evaluate needs to know which output is which class; pass --labels FILE, one class a line")
     if source.kind == "zoo" and not labels:
         raise UsageError("the zoo needs to know the number of classes; pass --labels FILE, one class a line")
+    is_of_pth = origin.weights_from == "file" and origin.weights and origin.weights.suffix != ".safetensors"
+    if options.weights_key is not None and not is_of_pth:
+        raise UsageError("--weights-key chooses between the entries of a .pth; pass such a file with --weights")
+    method = _known("--calibration-method", options.calibration_method, get_args(MethodChoice))
     return ExportPlan(
+        asked=options,
         source=replace(origin.source, published="random weights") if options.random_weights else origin.source,
-        name=name,
         store=Store(options.store),
         weights=origin.weights,
         weights_from=origin.weights_from,
         image=resolve_image(options.preprocess, size, origin.size, origin.image, front, origin.why_no_image),
         labels=labels,
-        calibrate=options.calibrate,
-        evaluate=options.evaluate,
-        precisions=options.precisions,
-        accuracy_budget_points=options.accuracy_budget_points,
-        strict_gate=options.strict_gate,
-        calibration_method=_calibration_method(options.calibration_method),
-        allow_random_calibration=options.allow_random_calibration,
-        max_batch=options.max_batch,
-        data_root=options.data_root,
+        calibration_method=cast(MethodChoice, method),
+        priorities=priorities_of(options),
         activation=parse_activation(options.activation),
         expected=_expectations(options),
         stated=origin.stated,
-        weights_key=_weights_key(options, origin),
-        random_weights=options.random_weights,
-        force=options.force,
         plan_cache=plan_folder(options.plan_cache),
     )
 
 
 def parse_activation(text: str) -> Activation | None:
     """None for `auto`. Raises UsageError."""
-    for activation in get_args(Activation):
-        if text == activation:
-            return cast(Activation, activation)
-    if text != "auto":
-        raise UsageError(f"--activation {text!r} is not known; use auto, {', '.join(get_args(Activation))}")
-    return None
+    known = _known("--activation", text, ("auto", *get_args(Activation)))
+    return None if known == "auto" else cast(Activation, known)
+
+
+def _known(option: str, text: str, choices: tuple[str, ...]) -> str:
+    if text not in choices:
+        raise UsageError(f"{option} {text!r} is not known; use {', '.join(choices)}")
+    return text
 
 
 def _expectations(options: ExportOptions) -> Expectations:
@@ -129,21 +116,6 @@ def _expectations(options: ExportOptions) -> Expectations:
     )
 
 
-def _weights_key(options: ExportOptions, origin: Origin) -> str | None:
-    if options.weights_key is None:
-        return None
-    if origin.weights_from != "file" or origin.weights is None or origin.weights.suffix == ".safetensors":
-        raise UsageError("--weights-key chooses between the entries of a .pth; pass such a file with --weights")
-    return options.weights_key
-
-
-def _calibration_method(text: str) -> MethodChoice:
-    for method in get_args(MethodChoice):
-        if text == method:
-            return cast(MethodChoice, method)
-    raise UsageError(f"--calibration-method {text!r} is not known; use {', '.join(get_args(MethodChoice))}")
-
-
 def _labels(options: ExportOptions, origin: Origin) -> tuple[str, ...]:
     """From `--labels`, else the weights' own, else those of a built-in data set that is evaluated."""
     if options.labels is not None:
@@ -158,6 +130,14 @@ def check_max_batch(largest: int) -> None:
     """Raises UsageError."""
     if not 1 <= largest <= _MAX_BATCH:
         raise UsageError(f"--max-batch must be from 1 to {_MAX_BATCH}, got {largest}")
+
+
+def priorities_of(options: ExportOptions) -> Priorities:
+    """Raises UsageError."""
+    try:
+        return Priorities(options.priority_levels, options.default_priority_level)
+    except BundleError as error:
+        raise UsageError(f"--priority-levels and --default-priority-level do not fit: {error}") from error
 
 
 def read_labels(path: Path) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def main(
     device: Callable[[], Gpu] = find_gpu,
 ) -> int:
     """Run the command and return its exit code; `load` and `device` are what tests replace."""
-    watch = BuildWatch(_tell_nobody)
+    watch = BuildWatch(lambda event: None)
     is_json = "--json-progress" in (sys.argv if arguments is None else arguments)
     try:
         given = _arguments(arguments)
@@ -109,10 +109,6 @@ def _seconds(text: str) -> float:
     if not seconds > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
-
-
-def _tell_nobody(event: BuildEvent) -> None:
-    return None
 
 
 def _tell_json(event: BuildEvent) -> None:

@@ -42,17 +42,13 @@ class Schedule:
 
 def schedule_of(options: LoadTestOptions) -> Schedule:
     """The open loop's schedule. A ladder of rates is one schedule: each step meets what the last one left."""
-    steps = _steps(options)
-    parts_s = [step.start_s + _one_step_s(options, step.rate, options.seed + index) for index, step in enumerate(steps)]
-    offsets_ns = (np.concatenate(parts_s) * NS_PER_S).astype(np.int64)
-    return Schedule(offsets_ns[offsets_ns < int(options.total_s * NS_PER_S)], steps)
-
-
-def _steps(options: LoadTestOptions) -> tuple[RateStep, ...]:
-    return tuple(
+    steps = tuple(
         RateStep(rate, index * options.duration_s, (index + 1) * options.duration_s)
         for index, rate in enumerate(options.rates)
     )
+    parts_s = [step.start_s + _one_step_s(options, step.rate, options.seed + index) for index, step in enumerate(steps)]
+    offsets_ns = (np.concatenate(parts_s) * NS_PER_S).astype(np.int64)
+    return Schedule(offsets_ns[offsets_ns < int(options.total_s * NS_PER_S)], steps)
 
 
 def _one_step_s(options: LoadTestOptions, rate: float, seed: int) -> Seconds:

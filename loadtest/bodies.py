@@ -97,7 +97,7 @@ def image_payloads(folder: Path = DATA) -> list[Payload]:
 
 def binary_payloads(inputs: Sequence[Input], seed: int) -> list[Payload]:
     """Requests with the binary tensor data extension, asking for binary answers."""
-    return [_binary(inputs, tensors) for tensors in draw_tensors(inputs, seed)]
+    return [binary_payload(inputs, tensors) for tensors in draw_tensors(inputs, seed)]
 
 
 def json_payloads(inputs: Sequence[Input], seed: int) -> list[Payload]:
@@ -105,7 +105,7 @@ def json_payloads(inputs: Sequence[Input], seed: int) -> list[Payload]:
     for one in inputs:
         if one.datatype == "FP16":
             raise JobError(f"input {one.name!r} is FP16, which JSON cannot carry; use --body binary")
-    return [_json(inputs, tensors) for tensors in draw_tensors(inputs, seed)]
+    return [json_payload(inputs, tensors) for tensors in draw_tensors(inputs, seed)]
 
 
 def request_bytes(endpoint: Endpoint, path: str, payload: Payload, api_key: str | None) -> bytes:
@@ -148,7 +148,7 @@ def _draw(one: Input, generator: np.random.Generator) -> Tensor:
     return generator.integers(0, below, one.sent_shape).astype(dtype)
 
 
-def _binary(inputs: Sequence[Input], tensors: Sequence[Tensor]) -> Payload:
+def binary_payload(inputs: Sequence[Input], tensors: Sequence[Tensor]) -> Payload:
     described = [
         {**_described(one), "parameters": {"binary_data_size": tensor.nbytes}}
         for one, tensor in zip(inputs, tensors, strict=True)
@@ -159,7 +159,7 @@ def _binary(inputs: Sequence[Input], tensors: Sequence[Tensor]) -> Payload:
     return Payload(body, (("Content-Type", "application/octet-stream"), length))
 
 
-def _json(inputs: Sequence[Input], tensors: Sequence[Tensor]) -> Payload:
+def json_payload(inputs: Sequence[Input], tensors: Sequence[Tensor]) -> Payload:
     described = [
         {**_described(one), "data": tensor.ravel().tolist()} for one, tensor in zip(inputs, tensors, strict=True)
     ]

@@ -12,12 +12,12 @@ far has been shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from pathlib import Path
 
 from rich.console import Console
 
-from convoy.loadtest.csv_table import table
-from convoy.loadtest.document import document
+from convoy.loadtest.document import document, table
 from convoy.loadtest.find_capacity import find_capacity
 from convoy.loadtest.observe import TargetObserver
 from convoy.loadtest.options import LoadTestOptions
@@ -25,7 +25,7 @@ from convoy.loadtest.report.page import render
 from convoy.loadtest.results import LoadTestOutcome, by_step, whole
 from convoy.loadtest.target import LoadTarget, find_target, open_client
 from convoy.loadtest.view import LiveView, print_outcome
-from convoy.loadtest.write import File, write
+from convoy.models.errors import JobError
 
 EXIT_GOOD = 0
 EXIT_FAILED = 1
@@ -43,9 +43,11 @@ def run(options: LoadTestOptions, console: Console) -> int:
     finally:
         client.close()
     print_outcome(console, outcome)
-    for file in _files(outcome):
-        write(file)
-        console.print(f"Written to {file.path}", markup=False, soft_wrap=True)
+    files = (("--json", options.json_file, document), ("--csv", options.csv_file, table))
+    for option, path, made in (*files, ("--report", options.report_file, render)):
+        if path is not None:
+            _write(path, option, made(outcome))
+            console.print(f"Written to {path}", markup=False, soft_wrap=True)
     return exit_code(outcome)
 
 
@@ -73,11 +75,13 @@ def _run_once(target: LoadTarget, options: LoadTestOptions, observer: TargetObse
     )
 
 
-def _files(outcome: LoadTestOutcome) -> Iterator[File]:
-    options = outcome.options
-    if options.json_file is not None:
-        yield File(options.json_file, "--json", document(outcome))
-    if options.csv_file is not None:
-        yield File(options.csv_file, "--csv", table(outcome))
-    if options.report_file is not None:
-        yield File(options.report_file, "--report", render(outcome))
+def _write(path: Path, option: str, text: str) -> None:
+    """Writes aside and renames, so that a reader never finds half a file. `option` named the path. Raises JobError."""
+    aside = path.with_name(path.name + ".part")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise JobError(f"cannot write {path} ({error.strerror}); choose another place with {option}") from None

@@ -1,10 +1,12 @@
-"""Everything about a run as one JSON document, for other programs and for later.
+"""Everything about a run as one JSON document, for other programs and for later, and its figures as CSV.
 
-Knows the document's layout, which is a promise: fields are added, never renamed.
+Knows the layout of both, which is a promise: fields and columns are added, never renamed.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import platform
@@ -18,8 +20,6 @@ from convoy.loadtest.capacity import Capacity
 from convoy.loadtest.measure import Measurement
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.results import LoadTestOutcome, Result
-from convoy.loadtest.server_side import ServerSide
-from convoy.loadtest.stability import Stability
 from convoy.loadtest.statistics import Summary
 from convoy.loadtest.verdict import Lateness
 
@@ -50,9 +50,41 @@ def document(outcome: LoadTestOutcome) -> str:
         **_result(shown),
         "rows": [{"name": row.name, "rate": row.rate, **_result(row)} for row in outcome.rows],
         "capacity": None if outcome.capacity is None else _capacity(outcome.capacity),
-        "server_side": None if outcome.server is None else _server_side(outcome.server),
+        "server_side": None if outcome.server is None else asdict(outcome.server),
     }
     return json.dumps(content, indent=2) + "\n"
+
+
+def table(outcome: LoadTestOutcome) -> str:
+    """The figures as comma-separated values with a header: one row for the run, or for each step or probe."""
+    rows = [_row(outcome, result) for result in outcome.rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _row(outcome: LoadTestOutcome, result: Result) -> Document:
+    summary, verdict = result.summary, result.verdict
+    return {
+        "name": result.name or "run",
+        "rate_rps": result.rate,
+        "clients": None if result.rate is not None else outcome.options.clients,
+        "window_s": summary.window_s,
+        "offered": summary.offered,
+        "good": summary.good,
+        "failed": summary.failed,
+        "offered_rps": summary.offered_rps,
+        "throughput_rps": summary.throughput_rps,
+        "goodput": summary.goodput,
+        "mean_ms": summary.mean_ms,
+        **{f"p{percentile.name}_ms": percentile.latency_ms for percentile in summary.percentiles},
+        "max_ms": summary.max_ms,
+        "lateness_p99_ms": verdict.lateness.p99_ms if verdict.lateness else None,
+        "stable": result.stability.why_not is None,
+        "void": verdict.void or "",
+    }
 
 
 def _result(result: Result) -> Document:
@@ -61,7 +93,11 @@ def _result(result: Result) -> Document:
         "void": verdict.void,
         "notes": list(verdict.notes),
         "generator": _generator(result.measurement, verdict.lateness),
-        "stability": _stability(result.stability),
+        "stability": {
+            "stable": result.stability.why_not is None,
+            "why_not": result.stability.why_not,
+            "windows": [asdict(window) for window in result.stability.windows],
+        },
         **_figures(result.summary),
     }
 
@@ -78,14 +114,6 @@ def _generator(measurement: Measurement, lateness: Lateness | None) -> Document:
         "lateness_max_ms": lateness and lateness.max_ms,
         "lateness_limit_ms": lateness and lateness.limit_ms,
         "deaths": list(measurement.deaths),
-    }
-
-
-def _stability(stability: Stability) -> Document:
-    return {
-        "stable": stability.why_not is None,
-        "why_not": stability.why_not,
-        "windows": [asdict(window) for window in stability.windows],
     }
 
 
@@ -132,13 +160,6 @@ def _capacity(capacity: Capacity) -> Document:
         "width_rps": capacity.width,
         "ending": capacity.ending,
         "probes": [asdict(probe) for probe in capacity.probes],
-    }
-
-
-def _server_side(server: ServerSide) -> Document:
-    return {
-        "stages": [asdict(stage) for stage in server.stages],
-        "batches": [asdict(batch) for batch in server.batches],
     }
 
 

@@ -29,12 +29,17 @@ def find_capacity(target: LoadTarget, options: LoadTestOptions, observer: Target
     """Ctrl-C ends the search; a probe that it cut short is not counted."""
     found = [_first_look(options, observer)]
     probes: list[CapacityProbe] = []
-    limits = _limits(options)
+    measured_s = options.duration_s - options.warm_up_cut_s
+    limits = Limits(least=LEAST_REQUESTS / measured_s, most=MAX_REQUESTS / options.duration_s)
     rate = next_rate(probes, FIRST_SHARE * found[0].result.summary.throughput_rps, limits)
     while rate is not None and not found[-1].observed.measurement.interrupted:
-        found.append(_try(replace(options, find_capacity=False, rate=rate), len(probes) + 1, observer))
-        if not found[-1].observed.measurement.interrupted:
-            probes.append(_probe(rate, found[-1].result))
+        at_rate = replace(options, find_capacity=False, rate=rate)
+        observed = observer.observe(at_rate)
+        result = whole(at_rate, observed.measurement, f"probe {len(probes) + 1}")
+        found.append(_Found(result, observed))
+        if not observed.measurement.interrupted:
+            good, void = result.summary.good, result.verdict.void
+            probes.append(CapacityProbe(rate, result.summary.goodput, void is not None, good))
             observer.audience.probed(probes[-1])
             rate = next_rate(probes, rate, limits)
     return _outcome(target, options, found, probes)
@@ -47,20 +52,6 @@ def _first_look(options: LoadTestOptions, observer: TargetObserver) -> _Found:
     )
     observed = observer.observe(closed)
     return _Found(whole(closed, observed.measurement, "closed loop"), observed)
-
-
-def _try(options: LoadTestOptions, number: int, observer: TargetObserver) -> _Found:
-    observed = observer.observe(options)
-    return _Found(whole(options, observed.measurement, f"probe {number}"), observed)
-
-
-def _probe(rate: float, result: Result) -> CapacityProbe:
-    return CapacityProbe(rate, result.summary.goodput, result.verdict.void is not None, result.summary.good)
-
-
-def _limits(options: LoadTestOptions) -> Limits:
-    measured_s = options.duration_s - options.warm_up_cut_s
-    return Limits(least=LEAST_REQUESTS / measured_s, most=MAX_REQUESTS / options.duration_s)
 
 
 def _outcome(

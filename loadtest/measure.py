@@ -6,20 +6,16 @@ and leaves their meaning to statistics and verdict.
 
 from __future__ import annotations
 
-import contextlib
 import selectors
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from convoy.loadtest.arrivals import RateStep, schedule_of
-from convoy.loadtest.endpoint import Endpoint
-from convoy.loadtest.jobs import jobs_for
+from convoy.loadtest.arrivals import RateStep
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.processes import GeneratorProcess
 from convoy.loadtest.progress import RunProgress, Watcher
 from convoy.loadtest.records import Records, merged
-from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.statistics import Window
 from convoy.loadtest.units import NS_PER_S
 
@@ -67,18 +63,7 @@ class Measurement:
         return tuple(generator.death for generator in self.generators if generator.death is not None)
 
 
-def measure(
-    options: LoadTestOptions, request_pool: RequestPool, endpoint: Endpoint, show: Callable[[RunProgress], None]
-) -> Measurement:
-    """Runs the load. Ctrl-C ends it early and is not an error: the measurement says `interrupted`."""
-    schedule = schedule_of(options) if options.rates else None
-    with contextlib.ExitStack() as stack:
-        jobs = stack.enter_context(jobs_for(options, request_pool, endpoint, schedule))
-        crew = [stack.enter_context(GeneratorProcess(number, job)) for number, job in enumerate(jobs, start=1)]
-        return _Run(options, crew, show, schedule.steps if schedule else ()).measure()
-
-
-class _Run:
+class CrewRun:
     """Listens to the crew from the first word to the last."""
 
     def __init__(
@@ -99,10 +84,12 @@ class _Run:
             self._selector.register(process, selectors.EVENT_READ)
 
     def measure(self) -> Measurement:
+        """Ctrl-C ends it early and is not an error: the measurement says `interrupted`."""
         try:
             self._await(lambda process: process.ready or process.is_over, self._options.timeout_s + READY_S)
             self._start()
-            self._await(lambda process: process.is_over, self._longest_s())
+            longest_s = self._options.total_s + self._options.timeout_s + OVERDUE_S
+            self._await(lambda process: process.is_over, longest_s)
         except KeyboardInterrupt:
             self._interrupted = True
             self._stop()
@@ -120,9 +107,6 @@ class _Run:
     def _stop(self) -> None:
         for process in self._crew:
             process.stop()
-
-    def _longest_s(self) -> float:
-        return self._options.total_s + self._options.timeout_s + OVERDUE_S
 
     def _await(self, condition: Callable[[GeneratorProcess], bool], timeout_s: float) -> None:
         """Until the condition holds for each. One that dies stops all: a run without it means nothing."""

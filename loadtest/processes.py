@@ -8,7 +8,6 @@ process group of its own, so that Ctrl-C reaches only the parent, which then tel
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import signal
@@ -16,9 +15,11 @@ import subprocess
 import sys
 import tempfile
 
+import msgspec
+
 from convoy import IMPORT_ROOT
-from convoy.loadtest.generator.job import Finished, GeneratorJob, start_line
-from convoy.loadtest.problems import Fault, Problem, one_line
+from convoy.loadtest.generator.job import READY, Finished, GeneratorJob, line_of
+from convoy.loadtest.problems import one_line
 from convoy.loadtest.records import ProcessRecords
 from convoy.loadtest.rows import Rows
 
@@ -31,9 +32,9 @@ class GeneratorProcess:
 
     def __init__(self, number: int, job: GeneratorJob) -> None:
         self.number = number
-        self._capacity = job.capacity
         self._memory = mmap.mmap(job.rows_descriptor, 0)
-        self._rows = Rows.over(memoryview(self._memory), job.capacity)
+        self.rows = Rows.over(memoryview(self._memory), job.capacity)  # as they stand; the process may be writing
+        path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         self._process = subprocess.Popen(
             COMMAND,
@@ -42,7 +43,7 @@ class GeneratorProcess:
             stderr=self._complaints,
             pass_fds=(job.requests_descriptor, job.schedule_descriptor, job.rows_descriptor),
             process_group=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(IMPORT_ROOT), *_python_path()])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(IMPORT_ROOT), *path])},
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -52,7 +53,7 @@ class GeneratorProcess:
         self.ready = False
         self.finished: Finished | None = None
         self.death: str | None = None
-        self._say(job.to_line())
+        self._say(line_of(job))
 
     def __enter__(self) -> GeneratorProcess:
         return self
@@ -66,7 +67,7 @@ class GeneratorProcess:
             self._process.wait()
         self._ears.close()
         self._complaints.close()
-        self._rows.release()
+        self.rows.release()
         self._memory.close()
 
     def fileno(self) -> int:
@@ -77,13 +78,8 @@ class GeneratorProcess:
     def is_over(self) -> bool:
         return self.finished is not None or self.death is not None
 
-    @property
-    def rows(self) -> Rows:
-        """As they stand; the process may be writing."""
-        return self._rows
-
     def start(self, start_ns: int) -> None:
-        self._say(start_line(start_ns))
+        self._say(b"%d\n" % start_ns)
 
     def stop(self) -> None:
         """Tells it to send no more. May be called again."""
@@ -101,17 +97,16 @@ class GeneratorProcess:
         self._heard += said
         *lines, self._heard = self._heard.split(b"\n")
         for line in lines:
-            message = json.loads(line)
-            self.ready = self.ready or "ready" in message
-            if "finished" in message:
-                self.finished = Finished.from_values(message["finished"])
+            if line == READY:
+                self.ready = True
+            else:
+                self.finished = msgspec.json.decode(line, type=Finished)
         if not said and not self.is_over:
             self.death = self._last_words(self._process.wait())
 
     def part(self) -> ProcessRecords:
         """Its rows and its problems. Only once it is over."""
-        told = () if self.finished is None else self.finished.problems
-        return ProcessRecords(self._rows, [Problem(Fault(fault), text, status) for fault, text, status in told])
+        return ProcessRecords(self.rows, self.finished.problems if self.finished else ())
 
     def _say(self, line: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has died: its end of the other pipe tells
@@ -123,7 +118,3 @@ class GeneratorProcess:
         complaints = self._complaints.read().decode(errors="replace").strip().splitlines()
         how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with code {exit_code}"
         return f"{how} ({one_line(complaints[-1])})" if complaints else how
-
-
-def _python_path() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

@@ -12,11 +12,15 @@ caller's business.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
+from convoy.loadtest.arrivals import schedule_of
 from convoy.loadtest.endpoint import Endpoint
-from convoy.loadtest.measure import Measurement, measure
+from convoy.loadtest.jobs import jobs_for
+from convoy.loadtest.measure import CrewRun, Measurement
 from convoy.loadtest.options import LoadTestOptions
+from convoy.loadtest.processes import GeneratorProcess
 from convoy.loadtest.progress import RunProgress
 from convoy.loadtest.request_pool import RequestPool
 
@@ -34,4 +38,8 @@ def run(
     say how each request ended. `results.whole` and `results.by_step` give figures and the verdict: no figure is
     to be believed without it.
     """
-    return measure(options, request_pool, endpoint, show)
+    schedule = schedule_of(options) if options.rates else None
+    with contextlib.ExitStack() as stack:
+        jobs = stack.enter_context(jobs_for(options, request_pool, endpoint, schedule))
+        crew = [stack.enter_context(GeneratorProcess(number, job)) for number, job in enumerate(jobs, start=1)]
+        return CrewRun(options, crew, show, schedule.steps if schedule else ()).measure()

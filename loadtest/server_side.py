@@ -1,8 +1,8 @@
 """What the server itself says of a run: its own counters, read before and after, and the difference.
 
 Knows two sources: the protocol's statistics extension (Triton's and Convoy's; queue, copies and compute per
-request, and how many batches of each size ran) and Convoy's histogram of stages in /metrics (decode and
-encode, which the extension does not have). Pure; asking is the client's. A server that has neither is no
+request, and how many batches of each size ran) and Convoy's histogram of stages in /metrics (decode_wait,
+decode and encode, which the extension does not have). Pure; asking is the client's. A server that has neither is no
 error: the report says that it offers nothing.
 
 The difference covers all requests between the two readings, warm-up included.
@@ -19,10 +19,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from convoy.loadtest.units import NS_PER_MS, NS_PER_S
 
 # The order in which a request passes them; the extension's names for those that it has.
-STAGES = ("decode", "queue", "copy in", "compute", "copy out", "encode")
+STAGES = ("decode wait", "decode", "queue", "copy in", "compute", "copy out", "encode")
 EXTENSION = {"queue": "queue", "compute_input": "copy in", "compute_infer": "compute", "compute_output": "copy out"}
 STAGE_METRIC = "convoy_stage_duration_seconds"
-EDGE_STAGES = ("decode", "encode")  # the metric's others are per batch, not per request
+EDGE_STAGES = {
+    "decode_wait": "decode wait",
+    "decode": "decode",
+    "encode": "encode",
+}  # the metric's others are per batch, not per request
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +115,8 @@ def _metric_totals(text: str, model: str) -> Iterable[StageTotal]:
         if family.name != STAGE_METRIC:
             continue
         for sample in family.samples:
-            stage = sample.labels.get("stage", "")
-            if stage not in EDGE_STAGES or sample.labels.get("model") != model:
+            stage = EDGE_STAGES.get(sample.labels.get("stage", ""))
+            if stage is None or sample.labels.get("model") != model:
                 continue
             if sample.name.endswith("_count"):
                 yield StageTotal(stage, int(sample.value), 0)

@@ -26,11 +26,6 @@ def anonymous(size_bytes: int) -> int:
     return descriptor
 
 
-def mapped(descriptor: int) -> mmap.mmap:
-    """The file as memory, readable and writable by all who have the descriptor."""
-    return mmap.mmap(descriptor, 0)
-
-
 def write_blobs(blobs: Sequence[bytes]) -> int:
     """A descriptor of a new file with the blobs behind the table of where each begins and the last ends."""
     table = array("q", [OFFSET_BYTES * (len(blobs) + 1)])
@@ -45,20 +40,6 @@ def write_blobs(blobs: Sequence[bytes]) -> int:
 
 def read_blobs(descriptor: int, count: int) -> list[bytes]:
     """The blobs that `write_blobs` wrote."""
-    with mapped(descriptor) as memory:
+    with mmap.mmap(descriptor, 0) as memory:
         table = array("q", memory[: OFFSET_BYTES * (count + 1)])
         return [memory[table[index] : table[index + 1]] for index in range(count)]
-
-
-def write_integers(values: bytes) -> int:
-    """A descriptor of a new file with 64-bit integers, given as their bytes."""
-    descriptor = anonymous(0)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(values)
-    return descriptor
-
-
-def read_integers(descriptor: int, count: int) -> list[int]:
-    """The first `count` 64-bit integers."""
-    with mapped(descriptor) as memory:
-        return array("q", memory[: 8 * count]).tolist()

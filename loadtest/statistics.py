@@ -89,6 +89,7 @@ class Summary:
 def summarise(records: Records, window: Window, slo_ms: float | None) -> Summary:
     """Raises nothing; a run without rows gives zeros and no percentiles."""
     chosen = (records.intended_ns >= window.start_ns) & (records.intended_ns < window.end_ns)
+    in_warm_up = (records.intended_ns >= window.run_start_ns) & (records.intended_ns < window.start_ns)
     outcome = records.outcome[chosen]
     is_good = outcome == GOOD
     latency_ns = (records.finished_ns - records.intended_ns)[chosen][is_good]
@@ -107,7 +108,7 @@ def summarise(records: Records, window: Window, slo_ms: float | None) -> Summary
         offered=finished,
         good=good,
         failed=finished - good,
-        failed_in_warm_up=int(np.count_nonzero(records.outcome[_warm_up(records, window)] > GOOD)),
+        failed_in_warm_up=int(np.count_nonzero(records.outcome[in_warm_up] > GOOD)),
         unfinished=len(outcome) - finished,
         offered_rps=_per_second(len(outcome), window.seconds),
         throughput_rps=_per_second(len(answered_ns), window.seconds),
@@ -136,9 +137,7 @@ def _percentiles(latency_ns: Latencies, intended_ns: Latencies, blocks: Blocks) 
 
 
 def _in_ms(interval_ns: ConfidenceInterval | None) -> ConfidenceInterval | None:
-    return (
-        None if interval_ns is None else ConfidenceInterval(interval_ns.low / NS_PER_MS, interval_ns.high / NS_PER_MS)
-    )
+    return interval_ns and ConfidenceInterval(interval_ns.low / NS_PER_MS, interval_ns.high / NS_PER_MS)
 
 
 def percentile(sorted_ns: Latencies, name: str) -> Percentile:
@@ -175,10 +174,6 @@ def per_second(records: Records, window: Window, *, good: bool) -> tuple[int, ..
     wanted = wanted & (records.intended_ns >= window.run_start_ns) & (records.intended_ns < window.end_ns)
     seconds = (records.finished_ns[wanted] - window.run_start_ns) // NS_PER_S
     return tuple(int(count) for count in np.bincount(seconds[seconds >= 0]))
-
-
-def _warm_up(records: Records, window: Window) -> npt.NDArray[np.bool_]:
-    return (records.intended_ns >= window.run_start_ns) & (records.intended_ns < window.start_ns)
 
 
 def _per_second(count: int, seconds: float) -> float:

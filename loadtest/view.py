@@ -20,7 +20,6 @@ from convoy.loadtest.capacity import CapacityProbe
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.progress import RunProgress
 from convoy.loadtest.results import LoadTestOutcome, Result
-from convoy.loadtest.statistics import Percentile
 
 ERRORS_SHOWN = 8
 HISTORY = 24
@@ -103,15 +102,11 @@ def _rows_table(outcome: LoadTestOutcome) -> Table:
             "" if row.rate is None else f"{row.rate:,.1f}",
             f"{summary.throughput_rps:,.1f}",
             f"{summary.failed:,}",
-            *(_short(summary.percentiles[index]) for index in (0, 3)),
+            *("–" if ms is None else f"{ms:.2f}" for ms in (summary.percentiles[i].latency_ms for i in (0, 3))),
             words.share(summary.goodput),
             words.standing(outcome, row),
         )
     return table
-
-
-def _short(percentile: Percentile) -> str:
-    return "–" if percentile.latency_ms is None else f"{percentile.latency_ms:.2f}"
 
 
 def _figures_table(outcome: LoadTestOutcome, result: Result) -> Table:

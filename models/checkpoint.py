@@ -23,6 +23,7 @@ from safetensors.numpy import save
 
 from convoy.models.errors import BundleError, JobError
 from convoy.models.files import replace_file
+from convoy.models.records import from_jsonable
 from convoy.models.spec import ImageSpec
 
 _KEY = "convoy"
@@ -45,7 +46,7 @@ class CheckpointHeader:
     labels: tuple[str, ...]
     image: ImageSpec
     dataset: str
-    split: Mapping[str, PartRecord]
+    split: dict[str, PartRecord]
     convoy_version: str
     seed: int
     test_accuracy: float
@@ -118,14 +119,7 @@ def _parse(fields: dict[str, Any]) -> CheckpointHeader:
     schema = fields.pop("schema")
     if schema != _SCHEMA_VERSION:
         raise ValueError(f"schema {schema}, this version reads {_SCHEMA_VERSION}")
-    image = fields.pop("image")
-    split = fields.pop("split")
-    return CheckpointHeader(
-        image=ImageSpec(**{**image, "mean": tuple(image["mean"]), "std": tuple(image["std"])}),
-        labels=tuple(fields.pop("labels")),
-        split={part: PartRecord(**record) for part, record in split.items()},
-        **fields,
-    )
+    return from_jsonable(CheckpointHeader, fields, "it")
 
 
 def _umask() -> int:

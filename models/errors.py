@@ -8,6 +8,7 @@
     └── RequestError            one request cannot be answered                  HTTP, gRPC
         ├── InvalidRequest      the request is wrong                            400, INVALID_ARGUMENT
         │   └── ImageError      the bytes are not an image we accept
+        │       └── ImageTooLarge       nor would the memory do                 413, INVALID_ARGUMENT
         ├── Unauthorized        the API key is missing or wrong                 401, UNAUTHENTICATED
         ├── Forbidden           a page of somebody else's asks          403, PERMISSION_DENIED
         ├── NotFound            no such model, version or page                  404, NOT_FOUND
@@ -55,11 +56,15 @@ class FileRefused(JobError):
 
 
 class RequestError(ConvoyError):
-    """One request cannot be answered; the server goes on."""
+    """One request cannot be answered; the server goes on.
+
+    `reason` is the metrics' word for why it was refused, and empty where it was not.
+    """
 
     http_status: ClassVar[int] = 500
     grpc_code: ClassVar[str] = "INTERNAL"
     retry_after_s: float | None = None
+    reason: str = ""
 
 
 class InvalidRequest(RequestError):
@@ -71,6 +76,12 @@ class InvalidRequest(RequestError):
 
 class ImageError(InvalidRequest):
     """The bytes are not an image, are cut off, or have more pixels than allowed."""
+
+
+class ImageTooLarge(ImageError):
+    """To decode the image takes more memory than there is for all requests."""
+
+    http_status = 413
 
 
 class Unauthorized(RequestError):
@@ -109,7 +120,7 @@ class RequestTimeout(RequestError):
 
 
 class Overloaded(RequestError):
-    """The server cannot take this request now; `reason` is the metric's label."""
+    """The server cannot take this request now."""
 
     http_status = 429
     grpc_code = "RESOURCE_EXHAUSTED"
@@ -136,13 +147,14 @@ class UnsupportedCompression(Unsupported):
 
 
 class Unavailable(RequestError):
-    """The server or the model cannot answer at present; later it can."""
+    """The server or the model cannot answer at present; later it can. Without a reason it had begun to."""
 
     http_status = 503
     grpc_code = "UNAVAILABLE"
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, *, reason: str = "", retry_after_s: float = 1.0) -> None:
         super().__init__(message)
+        self.reason = reason
         self.retry_after_s = retry_after_s
 
 

@@ -159,7 +159,8 @@ class Trainer:
         batches = torch.split(torch.randperm(len(labels), generator=self._generator), self._plan.batch_size)
         total = torch.zeros((), device=self._device)
         for step, chosen in enumerate(batches):
-            self._set_learning_rate((epoch + step / len(batches)) / self._plan.epochs)
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._plan.learning_rate * one_cycle((epoch + step / len(batches)) / self._plan.epochs)
             pixels, wanted = self._batch(images, labels, chosen)
             total += self._step(pixels, wanted) * len(chosen)
         return total.item() / len(labels)
@@ -188,10 +189,6 @@ class Trainer:
 
     def _autocast(self) -> AbstractContextManager[object]:
         return nullcontext() if self._amp_dtype is None else torch.autocast(self._device.type, self._amp_dtype)
-
-    def _set_learning_rate(self, fraction: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._plan.learning_rate * one_cycle(fraction)
 
 
 def _amp_dtype(plan: FitPlan, device: torch.device) -> torch.dtype | None:

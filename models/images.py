@@ -24,13 +24,15 @@ The rules, in the order in which they are applied:
 
 Pillow's JPEG draft mode (a smaller decode by scaled DCT) is left out on purpose: it is another filter than
 the model was trained with, and would make the answer depend on the size of the upload.
+
+Two ways are shorter and give the same pixels: `jpeg.py` decodes small plain JPEGs without Pillow, and `windowed.py`
+computes little more of a resized image than the crop keeps.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import re
 import warnings
 from collections.abc import Callable
 
@@ -46,8 +48,11 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from convoy.models.errors import ImageError
+from convoy.models.headers import JPEG_SEGMENT, Header
+from convoy.models.jpeg import baseline_pixels, decode_small_jpeg
 from convoy.models.resample import sample_without_antialias
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec
+from convoy.models.windowed import resized_window
 
 # 64 million pixels is above today's 50-megapixel cameras and costs Pillow 256 MB while it is decoded.
 DEFAULT_MAX_PIXELS = 64_000_000
@@ -57,18 +62,20 @@ MAX_ASPECT = 100
 MAX_JPEG_SCANS = 100
 MAX_JPEG_SEGMENTS = 5_000
 
+# Decoding a file within these limits takes some tens of microseconds, resizing to as few pixels as many.
+QUICK_BYTES = 16 << 10
+QUICK_PIXELS = 64 * 64
+_FEW_PNG_CHUNKS = 32
+_PLAIN_PNG_CHUNKS = frozenset(
+    (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"gAMA", b"cHRM", b"sRGB", b"pHYs", b"sBIT", b"bKGD", b"tIME")
+)
+
 Pixels = npt.NDArray[np.uint8]
 
 # Hostile bytes make Pillow warn (odd EXIF, odd TIFF tags) with texts of the attacker's choosing. The outcome is
 # an image or an ImageError in any case. `warnings.catch_warnings` is not thread-safe, hence one filter, once.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-_FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
 _EXIF_ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -90,8 +97,6 @@ _OPENERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "TIFF": TiffImageFile,
 }
 FORMATS = tuple(_OPENERS)
-# A marker with a length behind it, or the end: not stuffing (00), padding (ff), restarts or start (d0 to d8), TEM (01).
-_JPEG_SEGMENT = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
 _SIGNATURES = (
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -118,7 +123,7 @@ def decode_image_into(
 
     `out` is a writable view of exactly the sample's bytes: uint8 [height, width, channels] for front
     "uint8_nhwc", else float32 [channels, height, width]. When an error is raised, what `out` holds is
-    undefined. Safe to call from many threads at once; Pillow releases the GIL while it decodes.
+    undefined. Safe to call from many threads at once; decoding and resizing release the GIL.
 
     Raises ImageError where the bytes are no image that the rules above accept; Pillow's own limit of 178 million
     pixels stays in force for GIF, TIFF and WebP whatever `max_pixels` is. A wrong size of `out` is
@@ -133,6 +138,67 @@ def decode_image_into(
     values /= 255
     values -= np.array(image.mean, np.float32)[:, None, None]
     values /= np.array(image.std, np.float32)[:, None, None]
+
+
+def decoding_bytes(header: Header, image: ImageSpec) -> int:
+    """How much memory `decode_image_into` holds at most, beside its arguments and a copy of the file.
+
+    Pillow's images, each of which lives as long as the next is made of it, and numpy's copies of them.
+    """
+    pixel_bytes = header.pixel_bytes * (2 if header.may_turn else 1) + header.extra_bytes
+    if header.is_deep:
+        pixel_bytes += 12
+    elif header.has_alpha:
+        pixel_bytes += 9  # as RGBA, the mask of that, and white below it
+    elif image.channels == 1 or not header.is_rgb:
+        pixel_bytes += 4
+    resized_bytes = 4 * _full_size((max(1, header.width), max(1, header.height)), image)[0] * header.height
+    if not (image.antialias or image.interpolation == "nearest"):
+        pixel_bytes, resized_bytes = max(pixel_bytes, 10), 0
+    return pixel_bytes * header.pixels + resized_bytes + 16 * image.width * image.height
+
+
+def refuse_oversized(size: tuple[int, int], max_pixels: int, advice: str = "send a smaller one") -> None:
+    """Rule 2. Raises ImageError."""
+    width, height = size
+    if width * height > max_pixels:
+        raise ImageError(
+            f"the image has {width}x{height} = {width * height} pixels, more than the {max_pixels} allowed; {advice}"
+        )
+    if max(size) > MAX_ASPECT * min(size):
+        raise ImageError(
+            f"the image is {width}x{height}; its longer side may be at most {MAX_ASPECT} times the shorter, crop it"
+        )
+
+
+def is_quickly_decoded(encoded: memoryview, image: ImageSpec) -> bool:
+    """Whether `decode_image_into` surely takes less than handing it to another thread would.
+
+    Small PNGs of one frame and small baseline JPEGs are, for small models; told by the header, without decoding.
+    """
+    if len(encoded) > QUICK_BYTES or image.height * image.width > QUICK_PIXELS:
+        return False
+    match sniff(encoded):
+        case "PNG":
+            pixels = _plain_png_pixels(bytes(encoded))
+        case "JPEG":
+            pixels = baseline_pixels(bytes(encoded))
+        case _:
+            return False
+    return pixels is not None and pixels <= QUICK_PIXELS
+
+
+def _plain_png_pixels(encoded: bytes) -> int | None:
+    """None where there is more than an image: texts and profiles are compressed, and may become very long."""
+    position = 8
+    for _ in range(_FEW_PNG_CHUNKS):
+        length, kind = int.from_bytes(encoded[position : position + 4]), encoded[position + 4 : position + 8]
+        if kind == b"IEND":
+            return int.from_bytes(encoded[16:20]) * int.from_bytes(encoded[20:24])
+        if kind not in _PLAIN_PNG_CHUNKS:
+            return None
+        position += 12 + length
+    return None
 
 
 def preprocess(
@@ -156,8 +222,11 @@ def _upright_pixels(encoded: bytes, channels: int, max_pixels: int) -> Image.Ima
     try:
         if name == "JPEG":
             _refuse_endless(encoded)
+            if (small := decode_small_jpeg(encoded, max_pixels)) is not None:
+                refuse_oversized(small.size, max_pixels)
+                return _in_colour(small, channels)
         with _OPENERS[name](io.BytesIO(encoded)) as opened:
-            _refuse_oversized(opened.size, max_pixels)
+            refuse_oversized(opened.size, max_pixels)
             opened.load()
             return _in_colour(_turned_upright(opened), channels)
     except ImageError:
@@ -168,24 +237,13 @@ def _upright_pixels(encoded: bytes, channels: int, max_pixels: int) -> Image.Ima
         raise ImageError(f"this {name} image is broken or cut off and cannot be decoded ({_brief(error)})") from error
 
 
-def _refuse_oversized(size: tuple[int, int], max_pixels: int) -> None:
-    width, height = size
-    if width * height > max_pixels:
-        raise ImageError(
-            f"the image has {width}x{height} = {width * height} pixels, more than the {max_pixels} allowed; "
-            "send a smaller one"
-        )
-    if max(size) > MAX_ASPECT * min(size):
-        raise ImageError(
-            f"the image is {width}x{height}; its longer side may be at most {MAX_ASPECT} times the shorter, crop it"
-        )
-
-
 def _refuse_endless(encoded: bytes) -> None:
     """Counts a JPEG's segments up to its end marker; what is appended behind (videos, depth maps) is not decoded."""
+    if _has_few_markers(encoded):
+        return
     scans, position = 0, 2
     for _ in range(MAX_JPEG_SEGMENTS):
-        marker = _JPEG_SEGMENT.search(encoded, position)
+        marker = JPEG_SEGMENT.search(encoded, position)
         if marker is None or marker[1] == b"\xd9":
             return
         scans += marker[1] == b"\xda"
@@ -193,6 +251,14 @@ def _refuse_endless(encoded: bytes) -> None:
             break
         position = marker.end() + int.from_bytes(encoded[marker.end() : marker.end() + 2])
     raise ImageError(f"the JPEG has over {MAX_JPEG_SCANS} scans or {MAX_JPEG_SEGMENTS} segments; save it anew")
+
+
+def _has_few_markers(encoded: bytes) -> bool:
+    """Whether all that looks like a marker, wherever it stands, is within the limits; a third of a walk's cost."""
+    values = np.frombuffer(encoded, np.uint8)
+    markers = values[1:][values[:-1] == 0xFF]
+    scans = np.count_nonzero(markers == 0xDA)
+    return bool(np.count_nonzero(markers) < MAX_JPEG_SEGMENTS and scans <= MAX_JPEG_SCANS)
 
 
 def _turned_upright(image: Image.Image) -> Image.Image:
@@ -212,7 +278,8 @@ def _in_colour(image: Image.Image, channels: int) -> Image.Image:
         image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
     elif image.has_transparency_data:
         image = _on_white(image.convert("RGBA"))
-    return image.convert("RGB" if channels == 3 else "L")
+    mode = "RGB" if channels == 3 else "L"
+    return image if image.mode == mode else image.convert(mode)  # which would copy
 
 
 def _on_white(image: Image.Image) -> Image.Image:
@@ -228,9 +295,8 @@ def _resized(source: Image.Image, image: ImageSpec) -> Pixels:
     left, top = round((width - image.width) / 2), round((height - image.height) / 2)
     window = (left, top, left + image.width, top + image.height)
     if image.antialias or image.interpolation == "nearest":
-        if (width, height) != source.size:
-            source = source.resize((width, height), _FILTERS[image.interpolation])
-        pixels = np.asarray(source.crop(window))
+        kernel = Image.Resampling[image.interpolation.upper()]
+        pixels = np.asarray(resized_window(source, (width, height), window, kernel))
     else:
         pixels = sample_without_antialias(np.asarray(source), (width, height), window, image.interpolation)
     return pixels.reshape(image.height, image.width, image.channels)

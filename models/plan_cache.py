@@ -142,13 +142,9 @@ def _nothing_for(query: PlanQuery, records: Iterable[PlanRecord]) -> str:
     return f"{wanted}; those in the cache are {', '.join(others)}" if others else wanted
 
 
-def _records_of(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.json") if is_record(path))
-
-
 def _read_all(folder: Path) -> Iterator[tuple[Path, PlanRecord | NoPlan]]:
     """Every record of a folder, or why it cannot be read."""
-    for path in _records_of(folder):
+    for path in sorted(filter(is_record, folder.glob("*.json"))):
         try:
             yield path, _read_any_record(path)
         except NotTrusted as error:

@@ -27,10 +27,6 @@ class Kernel:
     reach: int
 
 
-def _triangle(distance: Floats) -> Floats:
-    return 1 - np.abs(distance)
-
-
 def _cubic(distance: Floats) -> Floats:
     """Keys' cubic convolution with a = -0.75, torch's choice."""
     a, x = -0.75, np.abs(distance)
@@ -43,7 +39,11 @@ def _lanczos(distance: Floats) -> Floats:
     return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0.0)
 
 
-KERNELS = {"bilinear": Kernel(_triangle, 1), "bicubic": Kernel(_cubic, 2), "lanczos": Kernel(_lanczos, 3)}
+KERNELS = {
+    "bilinear": Kernel(lambda distance: 1 - np.abs(distance), 1),
+    "bicubic": Kernel(_cubic, 2),
+    "lanczos": Kernel(_lanczos, 3),
+}
 
 
 def sample_without_antialias(

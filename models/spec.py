@@ -145,6 +145,23 @@ class ImageSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Priorities:
+    """Into how many levels a model's requests fall, 1 the most urgent, and where those belong that name none of them.
+
+    Who says nothing of levels has one above the ordinary and one below it.
+    """
+
+    levels: int = 3
+    default: int = 2
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.default <= self.levels:
+            raise BundleError(
+                f"the default priority level must be from 1 to the number of levels, {self.levels}; got {self.default}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """What a model takes and gives.
 
@@ -161,6 +178,7 @@ class ModelSpec:
     image: ImageSpec | None
     activation: Activation
     labels: tuple[str, ...]
+    priorities: Priorities = Priorities()
 
     @property
     def is_binary(self) -> bool:

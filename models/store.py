@@ -99,7 +99,8 @@ class Store:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             if not existed:
-                _remove_if_empty(parent)
+                with suppress(OSError):
+                    parent.rmdir()
             raise
 
     def _publish(self, partial: Path, name: str) -> None:
@@ -160,8 +161,3 @@ def _sync_tree(folder: Path) -> None:
             path.chmod(0o644)
         sync(path)
     sync(folder)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()

@@ -21,29 +21,31 @@ ROOT = Path(__file__).parent.parent
 MODELS, EXPORT, LOADTEST, APP = "convoy.models", "convoy.export", "convoy.loadtest", "convoy.app"
 # Rooms inside `models` that train; everything else there is vocabulary.
 TRAINING = tuple(f"{MODELS}.{name}" for name in ("zoo", "datasets", "train", "train_command", "fit", "augment"))
-VOCABULARY_LIBRARIES = {"numpy", "PIL", "safetensors"}
+VOCABULARY_LIBRARIES = {"numpy", "PIL", "safetensors", "simplejpeg"}
 
 
 def app(*rooms: str) -> tuple[str, ...]:
     return tuple(f"{APP}.{room}" for room in rooms)
 
 
-BELOW_THE_CORE = ("host", "batch", "scheduling", "engines", "loading", "telemetry", "submission", "lifecycle")
-BELOW_THE_EDGES = ("host", "batch", "scheduling", "telemetry.statistics", "telemetry.observed", "submission", "version")
+BELOW_ALL = ("host", "batch", "outcomes", "scheduling", "submission", "version")
+BELOW_THE_CORE = (*BELOW_ALL, "engines", "loading", "telemetry", "lifecycle")
+BELOW_THE_EDGES = (*BELOW_ALL, "telemetry.statistics", "telemetry.observed")
 # What each room may import of ours beside itself, from the bottom up. The first row that fits a module counts.
 WALLS: dict[str, tuple[str, ...]] = {
     MODELS: (),
     f"{APP}.version": (),
     f"{APP}.edge_count": (),
     f"{APP}.batch": (),
+    f"{APP}.outcomes": (f"{MODELS}.errors",),
     f"{APP}.host": (f"{MODELS}.errors", f"{MODELS}.files"),
     f"{APP}.scheduling": app("batch"),
     f"{APP}.engines": (MODELS, *app("batch")),
     f"{APP}.loading": (MODELS, *app("batch", "engines")),
-    f"{APP}.telemetry": (MODELS, *app("batch", "engines", "scheduling", "version")),
-    f"{APP}.submission": (MODELS, *app("scheduling", "telemetry")),
+    f"{APP}.telemetry": (MODELS, *app("batch", "outcomes", "engines", "scheduling", "version")),
+    f"{APP}.submission": (MODELS, *app("outcomes", "scheduling", "telemetry")),
     f"{APP}.lifecycle": (MODELS, *app("host", "batch", "scheduling", "engines", "loading", "telemetry", "submission")),
-    f"{APP}.core": (MODELS, *app(*BELOW_THE_CORE, "version")),
+    f"{APP}.core": (MODELS, *app(*BELOW_THE_CORE)),
     # What both wires need lies in these two, which know none; the wires do not know each other.
     f"{APP}.edge.oip": (MODELS, *app(*BELOW_THE_EDGES)),
     f"{APP}.edge.http": (MODELS, *app(*BELOW_THE_EDGES, "edge", "edge.oip")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import shutil
 import subprocess
@@ -20,22 +19,12 @@ from convoy.app.engines.machine import Machine, find_machine
 from convoy.app.engines.table import Availability, availabilities
 from convoy.app.engines.tensorrt_library import LIBRARIES, BuilderFound, find_builder
 from convoy.app.version import VERSION, is_compiled
+from convoy.models.checkpoint import installed_versions
 
 _LIBRARIES = (
     *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "openvino"),
-    *(
-        "tensorrt",
-        "tensorrt-cu13",
-        "tensorrt-rtx",
-        "cuda-python",
-        "cuda-bindings",
-        "nvidia-ml-py",
-        "onnx",
-        "onnxscript",
-        "torch",
-        "torchvision",
-    ),
-    "tritonclient",
+    *("simplejpeg", "tensorrt", "tensorrt-cu13", "tensorrt-rtx", "cuda-python", "cuda-bindings", "nvidia-ml-py"),
+    *("onnx", "onnxscript", "torch", "torchvision", "tritonclient"),
 )
 
 
@@ -92,7 +81,7 @@ def run(as_json: bool, plan_cache: Path, console: Console) -> None:
 
 
 def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
-    gpus = tuple(_found(gpu) for gpu in machine.gpus)
+    gpus, installed = tuple(_found(gpu) for gpu in machine.gpus), installed_versions(*_LIBRARIES)
     return Diagnosis(
         convoy=VERSION,
         compiled=is_compiled(),
@@ -103,7 +92,7 @@ def diagnose(machine: Machine, plan_cache: Path) -> Diagnosis:
         int8_dot_product=cpu.has_int8_dot_product(),
         gpus=tuple(_in_words(gpu) for gpu in gpus) or _seen_by_driver(),
         gpu_note=machine.no_gpu,
-        libraries={name: _version(name) for name in _LIBRARIES},
+        libraries={name: installed.get(name) for name in _LIBRARIES},
         engines=availabilities(machine),
         builders=tuple(find_builder(library, tuple(gpu.compute_capability for gpu in gpus)) for library in LIBRARIES),
         gpu_devices=gpus,
@@ -140,13 +129,6 @@ def _seen_by_driver() -> tuple[str, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(f"nvidia-smi shows {line.strip()}" for line in answer.stdout.splitlines() if line.strip())
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _machine(diagnosis: Diagnosis) -> Table:

@@ -61,10 +61,12 @@ def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:
         return _bare(version)
     manifest = open_bundle(version.folder).manifest
     spec, origin = manifest.spec, manifest.provenance
+    data = origin.evaluation
+    evaluated = f"accuracy on {data.images:,} images of {data.source}" if data else "not verified on labels"
     labels = f"{len(spec.labels)} labels, " if spec.labels else ""
     lines: list[RenderableType] = [
         _title(version, f"{origin.source}, exported {origin.created_at[:16].replace('T', ' ')} UTC"),
-        Text(f"{labels}batches up to {spec.max_batch_size}, {_evaluated(manifest)}"),
+        Text(f"{labels}batches up to {spec.max_batch_size}, {evaluated}"),
         variants_table(manifest),
         *(Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants),
         *_told(manifest),
@@ -95,11 +97,6 @@ def _bare(version: StoredVersion) -> Group:
 
 def _title(version: StoredVersion, rest: str) -> Text:
     return Text.assemble((version.name, "bold"), f" version {version.version}: {rest}")
-
-
-def _evaluated(manifest: Manifest) -> str:
-    data = manifest.provenance.evaluation
-    return f"accuracy on {data.images:,} images of {data.source}" if data else "not verified on labels"
 
 
 def variants_table(manifest: Manifest) -> Table:

@@ -1,4 +1,4 @@
-"""What every call has on either wire: its id, its key, its line in the access log, the word for how it ended."""
+"""What every call has on either wire: its id, its key, its line in the access log."""
 
 from __future__ import annotations
 
@@ -70,17 +70,6 @@ class Entry:
             return
         shown_trace = f" trace {trace.decode('latin-1')}" if trace else ""
         _log.info("%s %s %s %.1f ms%s", client, call, status, took_ms, shown_trace)
-
-
-def outcome_of(status: int) -> str:
-    """The metric's word for an error: few, and the same for every wire."""
-    if status == 429:
-        return "rejected"
-    if status == 504:
-        return "deadline_exceeded"
-    if status in (500, 503):
-        return "failed"
-    return "invalid"
 
 
 def _bearer(secret: str | None) -> bytes | None:

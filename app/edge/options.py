@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from convoy.models.images import DEFAULT_MAX_PIXELS
+
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
@@ -21,12 +23,16 @@ class BodyLimits:
 class EdgeOptions:
     """`default_timeout_ms` 0: none. `is_loopback`: nobody else can reach the server.
 
+    `decode_threads` are this process's, which is one of `processes` that decode; `engines_on_cpu`: on the same cores.
     `allowed_hosts`: names by which own pages reach the routes that change something, beside this machine's.
     """
 
     body: BodyLimits
     decode_threads: int
     max_decoding: int = 1024
+    processes: int = 1
+    engines_on_cpu: bool = False
+    max_pixels: int = DEFAULT_MAX_PIXELS
     default_timeout_ms: float = 0.0
     server_name: str = "convoy"
     api_key: str | None = None

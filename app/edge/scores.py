@@ -10,7 +10,7 @@ from convoy.models.errors import ModelFailed
 from convoy.models.spec import Activation, ModelSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would take five times as long to make
 class Prediction:
     """One class and its score; the label is None where the model has none for it."""
 
@@ -27,12 +27,18 @@ def best_classes(
     `logits` is the sample's output, flattened. Raises ModelFailed when a score is not a number.
     """
     scores = _scores(logits.astype(np.float32), spec)
-    if np.isnan(scores).any():
+    order = (-scores).argsort(kind="stable")  # behind all others comes what is not a number
+    if order.size and np.isnan(scores[order[-1]]):
         raise ModelFailed("the model produced NaN")
-    order = np.argsort(-scores, kind="stable")[:top_k]
+    order = order[:top_k]
     if threshold is not None:
         order = order[scores[order] >= threshold]
-    return [Prediction(int(i), spec.labels[i] if i < len(spec.labels) else None, float(scores[i])) for i in order]
+    labels, classes = spec.labels, order.tolist()
+    known = len(labels)
+    return [
+        Prediction(number, labels[number] if number < known else None, score)
+        for number, score in zip(classes, scores[order].tolist(), strict=True)
+    ]
 
 
 def _scores(outputs: np.ndarray, spec: ModelSpec) -> np.ndarray:
@@ -49,8 +55,8 @@ def activate(logits: np.ndarray, activation: Activation) -> np.ndarray:
     """Scores in float32; the softmax subtracts the maximum first, so that it cannot overflow."""
     with np.errstate(all="ignore"):
         if activation == "softmax":
-            powers = np.exp(logits - logits.max(initial=-np.inf))
-            return np.asarray(powers / powers.sum())
+            powers = np.exp(logits - np.maximum.reduce(logits, initial=-np.inf))
+            return np.asarray(powers / np.add.reduce(powers))
         if activation == "sigmoid":
             return np.asarray(1 / (1 + np.exp(-logits)))
     return logits

@@ -41,10 +41,6 @@ class Rounds:
     batch_size: int
     runs_ms: np.ndarray
 
-    @property
-    def round_s(self) -> float:
-        return float(np.median(self.runs_ms, axis=1).sum()) / 1e3
-
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -90,14 +86,16 @@ def run_in_turns(engines: Sequence[Engine], pace: Pace) -> Iterator[Rounds]:
     for size in batch_knots(min(engine.info.batch_sizes[-1] for engine in engines)):
         if previous is not None:
             # A larger batch never takes longer than the same samples in smaller ones, or hardly.
-            expected_s = previous.round_s * size / previous.batch_size
+            round_s = float(np.median(previous.runs_ms, axis=1).sum()) / 1e3
+            expected_s = round_s * size / previous.batch_size
             if expected_s * (pace.warm_up + pace.fewest) > pace.limit_s:
                 return
-        previous = Rounds(size, _take_turns([make_probe(engine, size) for engine in engines], pace))
+        previous = Rounds(size, take_turns([make_probe(engine, size) for engine in engines], pace))
         yield previous
 
 
-def _take_turns(probes: Sequence[Probe], pace: Pace) -> np.ndarray:
+def take_turns(probes: Sequence[Probe], pace: Pace) -> np.ndarray:
+    """Milliseconds of the probes' runs, float64 [probes, rounds]. Raises EngineFailure."""
     for _ in range(pace.warm_up):
         for probe in probes:
             probe.run_ms()

@@ -8,6 +8,7 @@ really costs, activations included.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -46,13 +47,10 @@ def resident_bytes(process: int | str = "self", proc: Path = _PROC) -> int:
 
 def sample_bytes(tensors: Sequence[TensorSpec]) -> int:
     """What one sample of all these tensors takes at least; a size that only a request tells counts as 1."""
-    total = 0
-    for spec in tensors:
-        elements = 1
-        for size in spec.shape:
-            elements *= max(1, size)
-        total += elements * (spec.numpy_dtype.itemsize if not spec.is_strings else 1)
-    return total
+    return sum(
+        math.prod(max(1, size) for size in spec.shape) * (1 if spec.is_strings else spec.numpy_dtype.itemsize)
+        for spec in tensors
+    )
 
 
 def check_batch(
@@ -93,8 +91,7 @@ class Growth:
         available: Callable[[], int | None] = available_bytes,
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
-        self._largest = largest
-        self._available, self._resident = available, resident
+        self._largest, self._available, self._resident = largest, available, resident
 
     def sizes(self) -> Iterator[int]:
         ran, start = 0, self._resident()

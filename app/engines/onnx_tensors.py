@@ -17,16 +17,8 @@ from convoy.app.engines.staged import StagingBuffer
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 
-_OIP_BY_ORT_TYPE = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
+_NAMED_ALIKE = ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64")
+_OIP_BY_ORT_TYPE = {f"tensor({name.lower()})": name for name in _NAMED_ALIKE} | {
     "tensor(float16)": "FP16",
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",

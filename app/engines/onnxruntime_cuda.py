@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.device import RESERVED_BYTES, Device
-from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle
+from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle, undisturbed
 from convoy.app.engines.cuda.engine import SLOTS, CudaEngine
 from convoy.app.engines.cuda.slots import DeviceSlot
 from convoy.app.engines.onnx_tensors import element_type
@@ -188,7 +188,8 @@ class OnnxRuntimeCudaEngine(CudaEngine):
             self._run_prepared(_Binding(self._sessions[size], binding, self._run_options(_WITHOUT_GRAPH)), 1)
         bound = _Binding(self._sessions[size], binding, self._run_options(str(self._graph_id(slot, size))))
         if self.tuning.graphs:
-            self._capture(bound)
+            # The provider captures for the whole process and on its own: alone on the device, and again if disturbed.
+            undisturbed(_PREPARING_ATTEMPTS, lambda: self._capture(bound))
         else:
             with self._cuda.beside_captures():
                 self._run_prepared(bound, _PREPARING_RUNS - 1)
@@ -203,15 +204,6 @@ class OnnxRuntimeCudaEngine(CudaEngine):
         return options
 
     def _capture(self, bound: _Binding) -> None:
-        """The provider captures for the whole process and on its own: alone on the device, and again if disturbed."""
-        for _ in range(_PREPARING_ATTEMPTS - 1):
-            try:
-                return self._capture_once(bound)
-            except CaptureDisturbed:
-                pass
-        return self._capture_once(bound)
-
-    def _capture_once(self, bound: _Binding) -> None:
         with self._cuda.capturing():
             self._run_prepared(bound, _PREPARING_RUNS)
 

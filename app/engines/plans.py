@@ -59,7 +59,7 @@ def _find(library: TensorRt, job: Job, variant: Variant, device: Device) -> Plan
         raise NotProved("TensorRT takes only numbers of fixed shapes")
     if job.plan_cache is None:
         raise NotProved(f"{variant.file}: there is no plan cache; give one with --plan-cache")
-    gpu = _gpu(device)
+    gpu = Gpu(device.properties.name, device.properties.compute_capability)
     if variant.precision == "fp8" and as_number(gpu.compute_capability) < as_number(FP8_SINCE):
         raise NotProved(
             f"{variant.file}: FP8 wants compute capability {FP8_SINCE} or later, not {gpu.compute_capability}"
@@ -172,10 +172,6 @@ class CapturesRecord:
     schema_version: int
     chosen: Captures
     tried_ms: dict[str, dict[str, float]]
-
-
-def _gpu(device: Device) -> Gpu:
-    return Gpu(device.properties.name, device.properties.compute_capability)
 
 
 def _driver(device: Device) -> str:

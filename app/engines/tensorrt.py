@@ -109,7 +109,9 @@ class TensorRtEngine(CudaEngine):
                 self._engine = self._load(plan)
                 self._contexts = open_contexts(trt, self._engine, kernels, captures=captures == "library")
             self._check_tensors(plan)
-            self._scratch_bytes = max(1, self._needed_scratch())
+            profiles = range(1 if self._has_one_profile else len(self.info.batch_sizes))
+            needed = (int(self._engine.get_device_memory_size_for_profile_v2(index)) for index in profiles)
+            self._scratch_bytes = max(1, *needed)
             self._open_slots(library_bytes=self._scratch_bytes)
             self._scratch = self._cuda.allocate(self._scratch_bytes)
         except BaseException:
@@ -166,10 +168,6 @@ class TensorRtEngine(CudaEngine):
         if self.batched and shape[:1] == (-1,):
             return (*self._plan_sizes, *shape[1:])
         return shape
-
-    def _needed_scratch(self) -> int:
-        profiles = range(1 if self._has_one_profile else len(self.info.batch_sizes))
-        return max(int(self._engine.get_device_memory_size_for_profile_v2(index)) for index in profiles)
 
     # Preparing
 

@@ -13,8 +13,12 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        if not message.isprintable():
+            # A client's bytes must not be able to write log lines of their own, or to steer a terminal.
+            message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = f"{moment}.{int(record.msecs):03d}Z {record.levelname:<7} {_one_line(record.getMessage())}"
+        line = f"{moment}.{int(record.msecs):03d}Z {record.levelname:<7} {message}"
         own_id = request_id.get()
         if own_id:
             line += f" [request {own_id}]"
@@ -37,8 +41,3 @@ def configure(level: str) -> None:
         logger.handlers[:] = []
         logger.propagate = True
         logger.setLevel(logging.WARNING)
-
-
-def _one_line(message: str) -> str:
-    # A client's bytes must not be able to write log lines of their own, or to steer a terminal.
-    return message if message.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)

@@ -31,6 +31,12 @@ def give_large_allocations_back() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
+def give_freed_memory_back() -> None:
+    """What the C library keeps of what was freed in small pieces; takes some milliseconds, and is for much of it."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def collect_only_what_comes() -> None:
     """Exempt whatever exists from garbage collection, and collect from now on.
 

@@ -81,13 +81,22 @@ class Served:
         return self.first.engine.text_only
 
     @property
+    def engines(self) -> int:
+        """How many are at work for it, or leave."""
+        return len(self.lanes)
+
+    @property
     def first(self) -> ProvedEngine:
         """The engine that is spoken of where only one can be."""
         return self.loaded.engines[0]
 
     @property
+    def at_work(self) -> list[ServedLane]:
+        """The lanes that take work; one that hangs or whose canary failed is not among the lanes any more."""
+        return [one for one in self.lanes if not one.lane.stopping]
+
+    @property
     def takes_requests(self) -> bool:
-        """Whether an engine takes work; one that hangs or whose canary failed is not among the lanes any more."""
         for one in self.lanes:  # noqa: SIM110 - every request asks, and this takes a third of the time
             if not one.lane.stopping:
                 return True
@@ -203,7 +212,11 @@ class Catalog:
     def index(self) -> list[Listing]:
         """Every version that is known, loaded or not, by name and version."""
         listings = dict(self._others)
-        listings |= {(s.key.model, s.key.version): _leaving(s) for s in self._live.values() if s.withdrawn}
+        listings |= {
+            (s.key.model, s.key.version): Listing(s.key.model, s.key.version, ModelState.UNLOADING)
+            for s in self._live.values()
+            if s.withdrawn
+        }
         for served in self.served():
             place = served.key.model, served.key.version
             # What is served may have been refused when it was loaded again.
@@ -229,7 +242,3 @@ class Catalog:
         self.edition += 1
         for watcher in self._watchers:
             watcher()
-
-
-def _leaving(served: Served) -> Listing:
-    return Listing(served.key.model, served.key.version, ModelState.UNLOADING)

@@ -77,6 +77,7 @@ class Lanes:
         here_below_ns = _SHORT_BATCH_NS if proved.engine.computes_in_caller else 0
         run = lane_runner(self._slab, proved.engine)
         self._scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns)
+        self._catalog.changed()  # so that edges know for how many engines they decode ahead
 
     async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
         """In a thread: it takes as long as the memory is large. Until then the host gathers what it could read."""
@@ -88,7 +89,7 @@ class Lanes:
             await asyncio.to_thread(proved.engine.close)
             return False
         device = proved.engine.info.device
-        before = [one for one in _at_work(served) if _gives_way(one.lane.device, device)]
+        before = [one for one in served.at_work if _gives_way(one.lane.device, device)]
         for one in before:
             # In the same turn of the loop as its successor begins: whatever waits goes there.
             one.lane.stopping = True
@@ -177,7 +178,7 @@ class Lanes:
 
     async def _take_over(self, served: Served, loaded: LoadedModel) -> None:
         """Of what was loaded again, take the engines for devices that have none; the others are not needed."""
-        has_one = {one.lane.device for one in _at_work(served)}
+        has_one = {one.lane.device for one in served.at_work}
         surplus: list[ProvedEngine] = []
         for proved in loaded.engines:
             if served.withdrawn or proved.engine.info.device in has_one:
@@ -185,13 +186,9 @@ class Lanes:
             else:
                 self.open(served, proved)
         if not served.withdrawn:
-            served.loaded = replace(loaded, engines=tuple(one.proved for one in _at_work(served)))
+            served.loaded = replace(loaded, engines=tuple(one.proved for one in served.at_work))
         for proved in surplus:
             await asyncio.to_thread(proved.engine.close)
-
-
-def _at_work(served: Served) -> list[ServedLane]:
-    return [one for one in served.lanes if not one.lane.stopping]
 
 
 def _gives_way(device: str, to: str) -> bool:

@@ -49,8 +49,14 @@ class ModelLifecycle:
         if before is not None:
             served.statistics = before.statistics  # readers difference them, so they never begin anew
             self._retire(before)
-        limit = max(1, loaded.spec.max_batch_size)
-        self._scheduler.add_queue(served.key, max_batch=limit, max_waiting=self._max_queue)
+        limit, priorities = max(1, loaded.spec.max_batch_size), loaded.spec.priorities
+        self._scheduler.add_queue(
+            served.key,
+            max_batch=limit,
+            max_waiting=self._max_queue,
+            levels=priorities.levels,
+            default_level=priorities.default,
+        )
         for proved in loaded.engines:
             self._lanes.open(served, proved)
         self._metrics.watch_model(served, lambda: self._scheduler.waiting_samples(served.key))

@@ -34,6 +34,7 @@ class Reports:
         samples, queued_ns = dispatch.samples, [one.queue_ns for one in done]
         total_ns = len(done) * now_ns - sum([one.request.arrival_ns for one in done])
         served.statistics.record_batch(samples, answers.times, total_ns, queued_ns)
+        self._metrics.computed_ns.add(dispatch.lane.device, answers.times.compute_ns)
         self._metrics.of(served).batch_ran(samples, dispatch.lane.padded(samples), answers.times, queued_ns)
 
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
@@ -46,5 +47,3 @@ class Reports:
         failure = _FAILURES.get(done.outcome, "BACKEND")
         served = self._catalog.live(done.request.key)
         served.statistics.record_failure(failure, time.monotonic_ns() - done.request.arrival_ns)
-        if failure == "REJECTED":
-            self._metrics.rejected(done.outcome.value)

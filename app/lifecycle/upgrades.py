@@ -19,7 +19,7 @@ from convoy.app.engines.jobs import Job, NotProved, PlanWish, Untried, refusal
 from convoy.app.engines.measure import Rounds
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.engines.tensorrt_library import library_named
-from convoy.app.lifecycle.catalog import Served, ServedLane
+from convoy.app.lifecycle.catalog import Served
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.loading.later import prove_plan, prove_tuned, still_refused
 from convoy.app.loading.proving import ProvedEngine, fastest, race
@@ -64,7 +64,8 @@ class Upgrades:
         try:
             # Looked for anew each time: while one plan is built, an engine may be lost and the version loaded again.
             while not served.withdrawn:
-                if (wish := _next_wish(served, failed)) is not None and _is_served(served, wish):
+                left = (one for one in served.loaded.wishes if (one.device.name, one.key) not in failed)
+                if (wish := next(left, None)) is not None and _is_served(served, wish):
                     _fulfilled(served, wish)  # it took over while the version was loaded again
                 elif wish is not None:
                     tried = await self._fulfil(served, wish)
@@ -172,7 +173,7 @@ class Upgrades:
 
     async def _check_pays(self, served: Served, proved: ProvedEngine) -> None:
         """Compare it with what serves on the same device, in turns: both bear the same load. Raises NotProved."""
-        rival = next((one for one in served.lanes if _competes(one, proved)), None)
+        rival = next((one for one in served.at_work if one.lane.device == proved.engine.info.device), None)
         if rival is None:
             return
         measured: list[Rounds] = []
@@ -213,7 +214,7 @@ def _in_file(file: str, reason: object) -> str:
 
 
 def _is_served(served: Served, wish: PlanWish) -> bool:
-    infos = [one.proved.engine.info for one in served.lanes if not one.lane.stopping]
+    infos = [one.proved.engine.info for one in served.at_work]
     wanted = (wish.device.name, wish.library, wish.variant.precision)
     return any((info.device, info.engine, info.precision) == wanted for info in infos)
 
@@ -224,15 +225,7 @@ def _fulfilled(served: Served, wish: PlanWish) -> None:
     served.loaded = replace(served.loaded, skipped=still_refused(served.loaded.skipped, wish), wishes=wishes)
 
 
-def _next_wish(served: Served, failed: set[tuple[str, PlanKey]]) -> PlanWish | None:
-    return next((wish for wish in served.loaded.wishes if (wish.device.name, wish.key) not in failed), None)
-
-
 def _job(served: Served) -> Job:
     """Raises JobError."""
     bundle, options = open_bundle(served.loaded.stored.folder), served.options
     return Job.of_bundle(bundle, served.spec.max_batch_size, options.precision, options.machine, options.plan_cache)
-
-
-def _competes(one: ServedLane, proved: ProvedEngine) -> bool:
-    return one.lane.device == proved.engine.info.device and not one.lane.stopping

@@ -72,31 +72,28 @@ def settle(before: Mapping[int, Seen] | None, now: Mapping[int, Seen]) -> tuple[
     looks have missed it: what copies or swaps folders does so in steps. Without a look before, what is there
     counts as complete.
     """
-    if before is None:
-        found = [VersionOnDisk(version, seen.stamp, True, seen.trouble) for version, seen in now.items()]
-    else:
-        found = [
-            VersionOnDisk(version, seen.stamp, seen.is_sealed or _is_unchanged(before.get(version), seen), seen.trouble)
-            for version, seen in now.items()
-        ]
-        found += [VersionOnDisk(version, seen.stamp, False) for version, seen in before.items() if version not in now]
+    past = now if before is None else before
+
+    def is_complete(version: int, seen: Seen) -> bool:
+        return seen.is_sealed or (version in past and past[version].stamp == seen.stamp)
+
+    found = [VersionOnDisk(number, one.stamp, is_complete(number, one), one.trouble) for number, one in now.items()]
+    found += [VersionOnDisk(number, one.stamp, False) for number, one in past.items() if number not in now]
     return tuple(sorted(found, key=lambda one: -one.version))
-
-
-def _is_unchanged(before: Seen | None, now: Seen) -> bool:
-    return before is not None and before.stamp == now.stamp
 
 
 def next_step(
     found: Collection[VersionOnDisk], known: Mapping[int, VersionRecord], policy: Policy
 ) -> Load | Unload | None:
     """The next thing to do for one model; None when all is as it should be."""
-    allowed = [one for one in sorted(found, key=lambda one: -one.version) if _allows(policy, one.version)]
+    in_order = sorted(found, key=lambda one: -one.version)
+    allowed = [one for one in in_order if policy in ("latest", "all") or one.version in policy]
     wanted = [one for one in allowed if _can_serve(one, known.get(one.version))]
     if policy == "latest":
         wanted = wanted[:1]
     for one in wanted:
-        if _must_load(one, known.get(one.version)):
+        own = known.get(one.version)
+        if one.is_complete and (own is None or one.stamp not in (own.loaded, own.refused)):
             return Load(one.version)
     numbers = {one.version for one in wanted}
     surplus = sorted(version for version, own in known.items() if own.loaded is not None and version not in numbers)
@@ -105,18 +102,8 @@ def next_step(
     return None
 
 
-def _allows(policy: Policy, version: int) -> bool:
-    return policy in ("latest", "all") or version in policy
-
-
 def _can_serve(one: VersionOnDisk, known: VersionRecord | None) -> bool:
     """Whether it serves, or may after loading it."""
     if known is not None and known.loaded is not None:
         return True
     return one.is_complete and (known is None or known.refused != one.stamp)
-
-
-def _must_load(one: VersionOnDisk, known: VersionRecord | None) -> bool:
-    if not one.is_complete:
-        return False
-    return known is None or one.stamp not in (known.loaded, known.refused)

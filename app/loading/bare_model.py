@@ -7,7 +7,7 @@ from `config.pbtxt` where there is one, and whether the first dimension really i
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from convoy.app.engines.signature import Signature
 from convoy.models.errors import BundleError
 from convoy.models.files import read_small, stays_inside
 from convoy.models.onnx_digest import check_onnx_files
-from convoy.models.spec import ModelSpec, TensorSpec
+from convoy.models.spec import ModelSpec, Priorities, TensorSpec
 from convoy.models.store import BARE_MODEL, CONFIG, StoredVersion
 
 DEFAULT_MAX_BATCH = 32
@@ -40,6 +40,7 @@ class _Config:
     max_batch_size: int
     dims: dict[str, tuple[int, ...]]
     labels: tuple[str, ...]
+    priorities: Priorities = field(default_factory=Priorities)
 
 
 def read_bare_model(stored: StoredVersion, threads: int, configured_batch: int | None = None) -> BareModel:
@@ -84,7 +85,9 @@ def _spec_from_config(stored: StoredVersion, signature: Signature, config: _Conf
     inputs, outputs = (
         tuple(_configured(stored, spec, config) for spec in side) for side in (signature.inputs, signature.outputs)
     )
-    return ModelSpec(stored.name, inputs, outputs, config.max_batch_size, None, "none", config.labels)
+    return ModelSpec(
+        stored.name, inputs, outputs, config.max_batch_size, None, "none", config.labels, config.priorities
+    )
 
 
 def _configured(stored: StoredVersion, spec: TensorSpec, config: _Config) -> TensorSpec:
@@ -118,7 +121,20 @@ def _read_config(path: Path) -> _Config:
         max_batch_size=message.max_batch_size,
         dims={tensor.name: tuple(tensor.dims) for tensor in tensors},
         labels=labels[0] if labels else (),
+        priorities=_priorities(path, message.dynamic_batching),
     )
+
+
+def _priorities(path: Path, batching: Any) -> Priorities:
+    levels, default = batching.priority_levels, batching.default_priority_level
+    if not levels and not default:
+        return Priorities()
+    try:
+        return Priorities(levels, default)
+    except BundleError as error:
+        raise BundleError(
+            f"{path}: {error}; correct priority_levels or default_priority_level in dynamic_batching"
+        ) from error
 
 
 def _read_labels(folder: Path, name: str) -> tuple[str, ...]:

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
 import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
-_log = logging.getLogger("convoy")
+if TYPE_CHECKING:  # the supervisor imports this, and next to nothing else
+    from convoy.app.submission.open_calls import OpenCalls
+
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 LEAVE, DRAIN, EXIT = "leave", "drain", "exit"
 SERVING, DRAINED = "serving", "drained"
@@ -36,12 +38,15 @@ def belong_to(parent_pid: int) -> None:
 
 
 class ControlLine:
-    """The child's end. `on_word` is called with each word of the supervisor's."""
+    """The child's end, and what it does at each word: `drain` says how many calls were left."""
 
-    def __init__(self, descriptor: int, on_word: Callable[[str], None]) -> None:
+    def __init__(
+        self, descriptor: int, calls: OpenCalls, drain: Callable[[], Awaitable[int]], exit_now: Callable[[], None]
+    ) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
-        self._on_word = on_word
+        self._calls, self._drain, self._exit = calls, drain, exit_now
+        self._draining: asyncio.Task[None] | None = None
 
     def listen(self) -> None:
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)
@@ -52,31 +57,12 @@ class ControlLine:
 
     def _read(self) -> None:
         for word in self._socket.recv(4096).decode().split():
-            self._on_word(word)
-
-
-class Orderly:
-    """What a child does at each word: `leave` at once, `drain` and then say how many were left, `exit`."""
-
-    def __init__(
-        self,
-        line: int,
-        *,
-        leave: Callable[[], None],
-        drain: Callable[[], Awaitable[int]],
-        exit_now: Callable[[], None],
-    ) -> None:
-        self._leave, self._drain, self._exit = leave, drain, exit_now
-        self._draining: asyncio.Task[None] | None = None
-        self.line = ControlLine(line, self._obey)
-
-    def _obey(self, word: str) -> None:
-        if word == LEAVE:
-            self._leave()
-        elif word == DRAIN:
-            self._draining = asyncio.get_running_loop().create_task(self._drain_and_say())
-        elif word == EXIT:
-            self._exit()
+            if word == LEAVE:
+                self._calls.leaving = True
+            elif word == DRAIN:
+                self._draining = asyncio.get_running_loop().create_task(self._drain_and_say())
+            elif word == EXIT:
+                self._exit()
 
     async def _drain_and_say(self) -> None:
-        self.line.say(DRAINED, await self._drain())
+        self.say(DRAINED, await self._drain())

@@ -18,12 +18,14 @@ from convoy.app.core import Core
 from convoy.app.edge.grpc.opening import grpc_host
 from convoy.app.edge.http.application import create_app
 from convoy.app.edge.http.connection import guarded_protocol
+from convoy.app.edge.http.hot_routes import HotRoutes
 from convoy.app.host import logs
 from convoy.app.host.exits import end_for
 from convoy.app.host.http_server import HttpServer
 from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, run
-from convoy.app.processes.control import SERVING, Orderly, belong_to
+from convoy.app.processes.control import SERVING, ControlLine, belong_to
 from convoy.app.processes.edge_registry import EdgeRegistry
+from convoy.app.processes.launch import decode_threads
 from convoy.app.processes.messages import Extent
 from convoy.app.processes.orders import NO_SOCKET, CoreOrders, own_orders
 from convoy.app.scheduling.slab import SharedPart
@@ -55,17 +57,20 @@ class _CoreProcess:
         self._core = make_core(options, on_loaded=collect_only_what_comes, on_fatal=self._fatal)
         self._edges = EdgeRegistry(self._core, [Extent(part.offset, part.nbytes) for part in edges])
         edge_options, limits = settings.edge_options(), settings.connection_limits()
+        edge_options = replace(edge_options, decode_threads=decode_threads(edge_options, len(edges)))
         # The edges' gates log every call, with the address that it came from.
-        app = create_app(self._core, replace(edge_options, access_log="off"))
+        quiet = replace(edge_options, access_log="off")
+        hot = HotRoutes(self._core, quiet)
+        app = create_app(self._core, quiet, hot)
         protocol = guarded_protocol(replace(limits, max_connections=1 << 20))
         self._http = HttpServer(app, protocol, on_started=self._open_registry)
         holder = None if fleet.grpc_fd == NO_SOCKET else socket.socket(fileno=fleet.grpc_fd)
-        self._grpc = grpc_host(self._core, edge_options, holder, max_calls=settings.max_connections)
-        self._orderly = Orderly(orders.control_fd, leave=self._leave, drain=self._drain, exit_now=self._http.stop)
+        self._grpc = grpc_host(self._core, edge_options, hot.decoder, holder, max_calls=settings.max_connections)
+        self._line = ControlLine(orders.control_fd, self._core, self._drain, self._http.stop)
         self._channel_server: asyncio.Server | None = None
 
     async def run(self) -> int:
-        self._orderly.line.listen()
+        self._line.listen()
         telling = asyncio.ensure_future(self._tell_when_ready())
         exit_code = await self._grpc.serve_beside(self._http, [socket.socket(fileno=self._orders.http_fd)])
         telling.cancel()
@@ -79,10 +84,7 @@ class _CoreProcess:
     async def _tell_when_ready(self) -> None:
         while not self._core.ready:  # noqa: ASYNC110 - of many things, and none of them announces it
             await asyncio.sleep(_LOOK_EVERY_S)
-        self._orderly.line.say(SERVING)
-
-    def _leave(self) -> None:
-        self._core.leaving = True
+        self._line.say(SERVING)
 
     async def _drain(self) -> int:
         """Only the calls that came here; those of the edges are theirs to wait for, and are still run."""

@@ -17,6 +17,7 @@ class EdgeServed:
         self.key: ModelKey = version.key
         self.spec: ModelSpec = version.spec
         self.text_only = version.text_only
+        self.engines = version.engines
         self._on_unused = on_unused
         self._users = 0
         self._is_withdrawn = False
@@ -56,6 +57,8 @@ class EdgeCatalog:
         versions = {version.key: version for version in update.served}
         withdrawn = [self._live.pop(key) for key in list(self._live) if key not in versions]
         new = [version for key, version in versions.items() if key not in self._live]
+        for key, served in self._live.items():
+            served.engines = versions[key].engines
         self._live |= {version.key: EdgeServed(version, self._on_unused) for version in new}
         self._served = {}
         for key, served in self._live.items():

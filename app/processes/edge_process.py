@@ -11,21 +11,19 @@ import mmap
 import socket
 from dataclasses import dataclass
 
-from starlette.types import ASGIApp
-
-from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.http.connection import ConnectionLimits, guarded_protocol
-from convoy.app.edge.http.express import Express
+from convoy.app.edge.http.direct import DirectWay
 from convoy.app.edge.http.gate import Gate
-from convoy.app.edge.http.hot_routes import Shortcut, hot_routes
+from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
 from convoy.app.edge.http.infer import InferRoute
+from convoy.app.edge.http.predictions import PredictionsRoute
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.host import logs
 from convoy.app.host.http_server import HttpServer
 from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, run
 from convoy.app.processes.acceptor import Acceptor
 from convoy.app.processes.balance import Balance
-from convoy.app.processes.control import SERVING, Orderly, belong_to
+from convoy.app.processes.control import SERVING, ControlLine, belong_to
 from convoy.app.processes.orders import EdgeOrders, channel_socket, http_socket, own_orders
 from convoy.app.processes.proxy import Proxy
 from convoy.app.processes.remote_core import RemoteCore
@@ -65,11 +63,12 @@ class _EdgeProcess:
         part = SharedPart(memory, own.offset, own.nbytes)
         self._balance = Balance(memory, fleet.edges, orders.number)
         self._core = RemoteCore(Slab(part.nbytes, part), orders.number, orders.incarnation)
-        self._pool = DecodePool(profile.options.decode_threads, profile.options.max_decoding)
-        express = Express(self._core, profile.options)
+        kinds = (PredictionsRoute, InferRoute) if profile.infers else (PredictionsRoute,)
+        self._hot = HotRoutes(self._core, profile.options, kinds)
+        rest = Proxy(self._core, http_socket(orders.folder))
         self._server = HttpServer(
-            self._application(express),
-            guarded_protocol(profile.limits, express),
+            Gate(Shortcut(rest, self._hot), self._core, profile.options),
+            guarded_protocol(profile.limits, DirectWay(self._hot, self._core, profile.options)),
             lifespan="off",
             on_started=self._accept,
             on_stopping=self._accept_no_more,
@@ -77,22 +76,14 @@ class _EdgeProcess:
         self._listener = socket.socket(fileno=fleet.listener_fd)
         self._acceptor: Acceptor | None = None
         self._publishing: asyncio.Task[None] | None = None
-        self._orderly = Orderly(orders.control_fd, leave=self._leave, drain=self._drain, exit_now=self._server.stop)
+        self._line = ControlLine(orders.control_fd, self._core, self._drain, self._server.stop)
 
     async def run(self) -> None:
         speaking = asyncio.ensure_future(self._core.stay_connected(channel_socket(self._orders.folder)))
-        self._orderly.line.listen()
+        self._line.listen()
         await self._server.serve(sockets=[])
         speaking.cancel()
-        self._pool.close()
-
-    def _application(self, express: Express) -> ASGIApp:
-        core, options = self._core, self._profile.options
-        rest = Proxy(core, http_socket(self._orders.folder))
-        routes = hot_routes(core, options, self._pool, express)
-        if not self._profile.infers:
-            routes = {path: route for path, route in routes.items() if not isinstance(route, InferRoute)}
-        return Gate(Shortcut(rest, routes), core, options)
+        self._hot.close()
 
     async def _accept(self) -> None:
         # Whoever comes before the core has been met would only hear that it is away.
@@ -102,7 +93,7 @@ class _EdgeProcess:
         )
         self._publishing = asyncio.ensure_future(self._publish_for_ever())
         collect_only_what_comes()
-        self._orderly.line.say(SERVING)
+        self._line.say(SERVING)
 
     def _accept_no_more(self) -> None:
         if self._acceptor is not None and self._publishing is not None:
@@ -116,9 +107,6 @@ class _EdgeProcess:
 
     def _publish(self, coming: int = 0) -> None:
         self._balance.publish(self._server.open_connections + coming)
-
-    def _leave(self) -> None:
-        self._core.leaving = True
 
     async def _drain(self) -> int:
         await self._core.drain(self._orders.fleet.drain_timeout_s)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from convoy.app.core import Core
 from convoy.app.lifecycle.catalog import Served
+from convoy.app.outcomes import Refusal
 from convoy.app.processes.channel import Channel
 from convoy.app.processes.messages import (
     PROTOCOL_VERSION,
@@ -81,15 +82,17 @@ class EdgeRegistry:
 
     def close(self, edge: _EdgeConnection) -> None:
         self._edges.discard(edge)
-        self.count_bytes()
+        self.count_held()
         self.update_is_known()
 
-    def count_bytes(self) -> None:
+    def count_held(self) -> None:
         self.core.bytes_elsewhere = sum(edge.used_bytes for edge in self._edges)
+        self.core.open_calls_elsewhere = sum(edge.open_calls for edge in self._edges)
+        self.core.decoding_elsewhere = sum(edge.waiting_to_decode for edge in self._edges)
 
     def update(self) -> CatalogUpdate:
         catalog = self.core.catalog
-        served = tuple(ServedVersion(one.key, one.spec, one.text_only) for one in catalog.served())
+        served = tuple(ServedVersion(one.key, one.spec, one.text_only, one.engines) for one in catalog.served())
         is_complete, pages_locked = self.core.initial_load_done, self.core.slab.keeps_pages
         return CatalogUpdate(self._update_number, served, tuple(catalog.others()), is_complete, pages_locked)
 
@@ -124,7 +127,7 @@ class _EdgeConnection:
 
     def __init__(self, registry: EdgeRegistry) -> None:
         self.channel = Channel(self._heard, self._lost)
-        self.used_bytes = 0
+        self.used_bytes = self.open_calls = self.waiting_to_decode = 0
         self.known_update = -1
         self._edges, self._core = registry, registry.core
         self._part: _Part | None = None
@@ -172,12 +175,12 @@ class _EdgeConnection:
         self.tell_catalog()
 
     def _submit(self, submit: Submit) -> None:
-        part, own_id = self._part, submit.request.id
+        part, own_id = self._part, submit.id
         if part is None or own_id in part.loans:
             raise WrongReference(f"request {own_id} comes before Hello, or a second time")
-        served = self._held.get(submit.request.key)
+        served = self._held.get(submit.key)
         if served is None:
-            self.channel.send(Refused(own_id, "Unavailable", _REPLACED, "", 0.0))
+            self.channel.send(Refused(own_id, "Unavailable", _REPLACED, Refusal.NOT_READY, 0.0))
             return
         check_request(submit, served)
         loan = _Loan(submit.extents, len(submit.extents))
@@ -194,8 +197,8 @@ class _EdgeConnection:
         del self._requests[request.id]
         loan.is_told = True
         self._core.slab.free(*request.slots)
-        reason, retry_after_s = getattr(error, "reason", ""), error.retry_after_s or 0.0
-        self.channel.send(Refused(request.id, type(error).__name__, str(error), reason, retry_after_s))
+        words, retry_after_s = str(error), error.retry_after_s or 0.0
+        self.channel.send(Refused(request.id, type(error).__name__, words, error.reason, retry_after_s))
 
     def _ended(self, done: Done, loan: _Loan) -> None:
         self._requests.pop(done.request.id, None)
@@ -205,17 +208,19 @@ class _EdgeConnection:
             self._core.slab.free(*done.request.slots)
 
     def _take_report(self, report: Report) -> None:
-        # What was found while another core spoke is not known here, and is nobody's to count.
+        # What was found while another core spoke is not known here: its calls are counted as those of no model.
         for (key, stage), values in report.stages.items():
             for ns in values if key in self._held else ():
                 self._core.stage_took(key, stage, ns)
-        for (called, protocol, outcome), values in report.calls.items():
-            for ns in values if called is None or called in self._held else ():
-                self._core.call_ended(called, protocol, outcome, ns)
-        for _ in range(report.rejected):
-            self._core.metrics.rejected("memory")
-        self.used_bytes = report.used_bytes
-        self._edges.count_bytes()
+        for (called, protocol, ending), values in report.calls.items():
+            found = called if called in self._held else None
+            for ns in values:
+                self._core.call_ended(found, protocol, ending, ns)
+        for reason, count in report.turned_away.items():
+            self._core.metrics.rejected(reason, count)
+        self.used_bytes, self.open_calls = report.used_bytes, report.open_calls
+        self.waiting_to_decode = report.waiting_to_decode
+        self._edges.count_held()
 
     def _lost(self) -> None:
         """The edge has died: its requests with it, as far as no engine has them."""

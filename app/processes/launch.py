@@ -13,6 +13,7 @@ import socket
 from dataclasses import replace
 from typing import NoReturn
 
+from convoy.app.edge.options import EdgeOptions
 from convoy.app.host.listening import take_port
 from convoy.app.processes.balance import BOARD_BYTES
 from convoy.app.processes.edge_process import EdgeProfile
@@ -64,14 +65,20 @@ def divide(nbytes: int, parts: int) -> tuple[MemoryPart, ...]:
     return tuple(MemoryPart(BOARD_BYTES + number * each, each) for number in range(parts))
 
 
+def decode_threads(options: EdgeOptions, edges: int) -> int:
+    """Of each of so many edges, and of the core, which reads what comes over gRPC: no more than the cores together."""
+    return max(1, options.decode_threads // (edges + 1))
+
+
 def edge_profile(settings: Settings, edges: int) -> EdgeProfile:
     """What each of so many edges is told: its share of what all of them may do at once."""
     options, limits = settings.edge_options(), settings.connection_limits()
     return EdgeProfile(
         options=replace(
             options,
-            decode_threads=math.ceil(options.decode_threads / edges),
+            decode_threads=decode_threads(options, edges),
             max_decoding=math.ceil(options.max_decoding / edges),
+            processes=edges,
         ),
         limits=replace(limits, max_connections=math.ceil(limits.max_connections / edges)),
         # A region of shared memory is registered with the core, and only the core can hold it.

@@ -16,8 +16,11 @@ import h11
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from convoy.app.edge.http.hot_routes import protocol_of
 from convoy.app.edge.http.replies import Headers, Reply, error_reply, send_reply
+from convoy.app.edge.oip.call import Call
 from convoy.app.host.logs import request_id
+from convoy.app.outcomes import Refusal
 from convoy.app.processes.remote_core import CORE_IS_AWAY, RemoteCore
 from convoy.models.errors import Unavailable
 
@@ -36,20 +39,31 @@ class Proxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._core.is_present:
-            await send_reply(send, _without_core(scope["path"]))
+            await self._answer_alone(scope, send)
             return
         try:
             reader, writer = await asyncio.open_unix_connection(self._address)
         except OSError:
-            await send_reply(send, _without_core(scope["path"]))
+            await self._answer_alone(scope, send)
             return
         upstream = _Upstream(reader, writer, scope["method"])
         pump = asyncio.ensure_future(_send_request(upstream, scope, receive))
         try:
-            await _send_answer(upstream, send)
+            if not await _send_answer(upstream, send):
+                await self._answer_alone(scope, send)
         finally:
             pump.cancel()
             writer.transport.abort()
+
+    async def _answer_alone(self, scope: Scope, send: Send) -> None:
+        """The process runs, and that is all that can be said. A call that a core never heard of is counted here."""
+        if scope["path"] == "/v2/health/live":
+            await send_reply(send, Reply(200, (orjson.dumps({"live": True}),)))
+            return
+        reply = error_reply(Unavailable(CORE_IS_AWAY, reason=Refusal.CORE_AWAY))
+        if (protocol := protocol_of(scope)) is not None:
+            Call(self._core, protocol).end(reply.ending)
+        await send_reply(send, reply)
 
 
 class _Upstream:
@@ -120,7 +134,8 @@ def _head(scope: Scope, *, is_chunked: bool) -> bytes:
     return b"".join((*lines, b"\r\n"))
 
 
-async def _send_answer(upstream: _Upstream, send: Send) -> None:
+async def _send_answer(upstream: _Upstream, send: Send) -> bool:
+    """Whether somebody has an answer, or nobody is there to have one."""
     has_begun = False
     try:
         while True:
@@ -133,16 +148,8 @@ async def _send_answer(upstream: _Upstream, send: Send) -> None:
                     await send({"type": "http.response.body", "body": bytes(data.data), "more_body": True})
                 case _:
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
-                    return
+                    return True
     except (OSError, h11.ProtocolError) as error:
         if has_begun:
             _log.warning("an answer of the core broke off: %s", error)
-        elif not upstream.is_abandoned:
-            await send_reply(send, error_reply(Unavailable(CORE_IS_AWAY)))
-
-
-def _without_core(path: str) -> Reply:
-    """The process runs, and that is all that can be said."""
-    if path == "/v2/health/live":
-        return Reply(200, (orjson.dumps({"live": True}),))
-    return error_reply(Unavailable(CORE_IS_AWAY))
+        return has_begun or upstream.is_abandoned

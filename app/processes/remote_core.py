@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from convoy.app.outcomes import ANSWERED, CallEnd, Refusal
 from convoy.app.processes.channel import Channel
 from convoy.app.processes.edge_catalog import EdgeCatalog
 from convoy.app.processes.messages import (
@@ -67,7 +68,7 @@ class RemoteCore(OpenCalls):
         self._takers: dict[type, Callable[[Any], None]] = {  # each takes its own kind
             Ended: self._ended,
             Refused: self._refused,
-            Released: self._released,
+            Released: lambda released: self._free(released.id),
             CatalogUpdate: self._catalog_changed,
             Welcome: self._welcomed,
         }
@@ -93,7 +94,7 @@ class RemoteCore(OpenCalls):
     async def _speak(self, address: Path) -> None:
         """Until the core is lost."""
         lost = asyncio.Event()
-        channel = Channel(self._heard, lost.set)
+        channel = Channel(lambda message: self._takers[type(message)](message), lost.set)
         await asyncio.get_running_loop().create_unix_connection(lambda: channel, str(address))
         self._channel = channel
         channel.send(self._hello)
@@ -107,7 +108,7 @@ class RemoteCore(OpenCalls):
     def begin_call(self) -> None:
         """The same as with a core at hand. Raises Unavailable also while there is none."""
         if not self.is_present:
-            raise Unavailable(CORE_IS_AWAY)
+            raise Unavailable(CORE_IS_AWAY, reason=Refusal.CORE_AWAY)
         super().begin_call()
 
     def reserve(self, nbytes: int) -> Slot:
@@ -115,14 +116,13 @@ class RemoteCore(OpenCalls):
         slot = self.slab.reserve(nbytes)
         self._report_soon()
         if slot is None:
-            self._report.rejected += 1
             raise no_room(nbytes, self.slab)
         return slot
 
     def take(self, request: Request, on_end: OnEnd) -> None:
         """Lend the request's memory to the core. Raises Unavailable while there is none."""
         if not self.is_present:
-            raise Unavailable(CORE_IS_AWAY)
+            raise Unavailable(CORE_IS_AWAY, reason=Refusal.CORE_AWAY)
         self.slab.move(request.slots, SlotState.QUEUED)
         self._lent[request.id] = request.slots
         self._waiting[request.id] = (request, on_end)
@@ -134,25 +134,28 @@ class RemoteCore(OpenCalls):
             self._say(Cancel(request.id, reason))
 
     def stage_took(self, key: ModelKey, stage: str, ns: int) -> None:
-        """A stage of one request that runs at the edge has ended: `decode` or `encode`."""
+        """A stage of one request that runs at the edge has ended: `decode_wait`, `decode` or `encode`."""
         self._report.stages.setdefault((key, stage), []).append(ns)
         self._report_soon()
 
-    def call_ended(self, key: ModelKey | None, protocol: str, outcome: str, ns: int) -> None:
+    def call_ended(self, key: ModelKey | None, protocol: str, ending: CallEnd, ns: int) -> None:
         """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
-        self._report.calls.setdefault((key, protocol, outcome), []).append(ns)
+        self._report.calls.setdefault((key, protocol, ending), []).append(ns)
         self._report_soon()
 
     def call_answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
         """Both at once, for a call that ended well."""
+        self.stage_took(key, "decode_wait", spent.decode_wait_ns)
         self.stage_took(key, "decode", spent.decode_ns)
         self.stage_took(key, "encode", spent.encode_ns)
-        self.call_ended(key, protocol, "success", spent.total_ns)
+        self.call_ended(key, protocol, ANSWERED, spent.total_ns)
+
+    def turned_away(self, reason: str) -> None:
+        """Something was refused that is no call, or part of one: a connection, a file among others."""
+        self._report.turned_away[reason] = self._report.turned_away.get(reason, 0) + 1
+        self._report_soon()
 
     # What the core says
-
-    def _heard(self, message: Message) -> None:
-        self._takers[type(message)](message)
 
     def _welcomed(self, welcome: Welcome) -> None:
         if welcome.version != PROTOCOL_VERSION:
@@ -171,6 +174,7 @@ class RemoteCore(OpenCalls):
             self.slab.keep_pages()
         self.catalog.update(update)
         self._presence.set()
+        self._report_soon()
         self._say(UpdateApplied(update.number))
 
     def _ended(self, ended: Ended) -> None:
@@ -182,17 +186,14 @@ class RemoteCore(OpenCalls):
         if ended.outcome is Outcome.ANSWERED:
             self.slab.move(self._lent.pop(ended.id), SlotState.ANSWERED)
         answers = answers_of(ended, request, self.slab)
-        _, outcome, _, times, queue_ns, batch_samples, reason = ended
-        on_end(Done(request, outcome, answers, times, queue_ns, batch_samples, reason))
+        times, queue_ns, batch_samples = ended.times, ended.queue_ns, ended.batch_samples
+        on_end(Done(request, ended.outcome, answers, times, queue_ns, batch_samples, ended.reason))
 
     def _refused(self, refused: Refused) -> None:
         self._free(refused.id)
         _, on_end = self._waiting.pop(refused.id, (None, None))
         if on_end is not None:
             on_end(_error(refused))
-
-    def _released(self, released: Released) -> None:
-        self._free(released.id)
 
     def _core_is_lost(self) -> None:
         """Whoever waits is told; what was lent stays lent until the next core says what it still uses."""
@@ -201,7 +202,6 @@ class RemoteCore(OpenCalls):
         waiting, self._waiting = self._waiting, {}
         for _, on_end in waiting.values():
             on_end(Unavailable(CORE_IS_AWAY))
-        self._report = Report()
 
     # What the core is told
 
@@ -224,14 +224,16 @@ class RemoteCore(OpenCalls):
     def _report_is_due(self) -> None:
         self._report_timer = None
         self._send_report()
-        if self.slab.used_bytes:
+        if self.slab.used_bytes or self.open_calls:
             self._report_soon()
 
     def _send_report(self) -> None:
+        if not self.is_present:
+            return  # the next core will hear of it
         report, self._report = self._report, Report()
-        report.used_bytes = self.slab.used_bytes
-        if self.is_present:
-            self._say(report)
+        report.used_bytes, report.open_calls = self.slab.used_bytes, self.open_calls
+        report.waiting_to_decode = self.waiting_to_decode()
+        self._say(report)
 
     def _free(self, own_id: int) -> None:
         self.slab.free(*self._lent.pop(own_id))
@@ -243,4 +245,4 @@ def _error(refused: Refused) -> RequestError:
             return Overloaded(refused.message, reason=refused.reason, retry_after_s=refused.retry_after_s)
         case "DeadlineExceeded":
             return DeadlineExceeded(refused.message)
-    return Unavailable(refused.message, retry_after_s=refused.retry_after_s)
+    return Unavailable(refused.message, reason=refused.reason, retry_after_s=refused.retry_after_s)

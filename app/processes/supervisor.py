@@ -20,6 +20,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -93,28 +94,24 @@ class Supervisor:
     # Starting
 
     def _start_core(self) -> None:
-        orders = self._orders
+        orders, sockets = self._orders, (self._channel.fileno(), self._http.fileno())
         grpc = () if orders.grpc_fd == NO_SOCKET else (orders.grpc_fd,)
-
-        sockets = (self._channel.fileno(), self._http.fileno())
-
-        def core_orders(control_fd: int) -> CoreOrders:
-            return CoreOrders(orders, os.getpid(), control_fd, *sockets)
-
-        inherited = (*sockets, orders.memory_fd, *grpc)
-        self._core = self._started(Child(orders.core_module, core_orders, inherited))
+        self._core = self._started(
+            orders.core_module,
+            lambda control_fd: CoreOrders(orders, os.getpid(), control_fd, *sockets),
+            (*sockets, orders.memory_fd, *grpc),
+        )
 
     def _start_edge(self, number: int) -> None:
-        orders = self._orders
+        orders, incarnation, folder = self._orders, next(self._incarnations), str(self._folder)
+        self._edges[number] = self._started(
+            _EDGE_MODULE,
+            lambda control_fd: EdgeOrders(orders, os.getpid(), control_fd, number, incarnation, folder),
+            (orders.listener_fd, orders.memory_fd),
+        )
 
-        def edge_orders(control_fd: int) -> EdgeOrders:
-            return EdgeOrders(
-                orders, os.getpid(), control_fd, number, next(self._incarnations), folder=str(self._folder)
-            )
-
-        self._edges[number] = self._started(Child(_EDGE_MODULE, edge_orders, (orders.listener_fd, orders.memory_fd)))
-
-    def _started(self, child: Child) -> Child:
+    def _started(self, module: str, orders: Callable[[int], object], inherited: tuple[int, ...]) -> Child:
+        child = Child(module, orders, inherited)
         asyncio.get_running_loop().add_reader(child.fileno(), self._hear, child)
         return child
 
@@ -135,7 +132,9 @@ class Supervisor:
             if (code := edge.exit_code()) is not None:
                 self._bury(edge)
                 del self._edges[number]
-                self._edge_died(number, edge, code)
+                if not self._signals.has_come:
+                    _log.error("edge process %d (%d) ended: %s", number, edge.pid, _how(code))
+                    self._restart(self._edge_restarts[number], edge, code, partial(self._start_edge, number))
         self._changed.set()
 
     def _bury(self, child: Child) -> None:
@@ -151,11 +150,6 @@ class Supervisor:
             self._exit_code = code  # it has said why nothing can be served
             return
         self._restart(self._core_restarts, core, code, self._start_core)
-
-    def _edge_died(self, number: int, edge: Child, code: int) -> None:
-        if not self._signals.has_come:
-            _log.error("edge process %d (%d) ended: %s", number, edge.pid, _how(code))
-            self._restart(self._edge_restarts[number], edge, code, lambda: self._start_edge(number))
 
     def _restart(self, restarts: Restarts, child: Child, code: int, start: Callable[[], None]) -> None:
         delay_s = restarts.after(child.lived_s)
@@ -185,7 +179,10 @@ class Supervisor:
         draining = self._children()
         self._tell(DRAIN)
         self._listener.close()  # who comes when the last edge has gone is refused, and does not wait in vain
-        await self._wait_for(self._is_drained, orders.drain_timeout_s + _GRACE_S)
+        await self._wait_for(
+            lambda: not self._edges and (self._core is None or self._core.left is not None),
+            orders.drain_timeout_s + _GRACE_S,
+        )
         left = sum(child.left or 0 for child in draining)
         silent = [str(child.pid) for child in draining if child.left is None]
         if silent:
@@ -198,9 +195,6 @@ class Supervisor:
         await self._wait_for(lambda: not self._children(), _GRACE_S)
         self._exit_code = 0
         self._changed.set()
-
-    def _is_drained(self) -> bool:
-        return not self._edges and (self._core is None or self._core.left is not None)
 
     def _children(self) -> list[Child]:
         return [*self._edges.values(), *([self._core] if self._core is not None else [])]

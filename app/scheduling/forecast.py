@@ -16,7 +16,6 @@ from convoy.app.scheduling.queues import (
     Queue,
     State,
     deadline_of,
-    order_of,
     urgency,
 )
 from convoy.app.scheduling.request import SECOND_NS, Request
@@ -70,17 +69,18 @@ def _living_ahead(queue: Queue, request: Request, start_ns: int) -> int:
     """How many of the same shapes go before the request and could still be in time from `start_ns` on."""
     entries = queue.by_shape.get(request.shapes, [])
     soonest_ns = start_ns + min(lane.behind_ns(1) for lane in queue.usable_lanes)
-    more_important = bisect_left(entries, (request.priority,))
-    living = bisect_left(entries, order_of(request)) - bisect_left(entries, (request.priority, soonest_ns))
+    own = queue.order_of(request)
+    more_important = bisect_left(entries, own[:1])
+    living = bisect_left(entries, own) - bisect_left(entries, (own[0], soonest_ns))
     return more_important + max(0, living)
 
 
 def _others_ns(state: State, queue: Queue, request: Request) -> int:
     """The work that surely goes before the request and shares no batch with it."""
-    total_ns = 0
+    total_ns, own = 0, queue.order_of(request)
     for other in _sharing(state, queue):
         ahead = sum(
-            _surely_ahead(entries, request)
+            _surely_ahead(entries, own)
             for shapes, entries in other.by_shape.items()
             if other is not queue or shapes != request.shapes
         )
@@ -101,17 +101,15 @@ def _sharing(state: State, queue: Queue) -> list[Queue]:
     ]
 
 
-def _surely_ahead(entries: list[Entry], request: Request) -> int:
+def _surely_ahead(entries: list[Entry], own: Entry) -> int:
     """How many of another group's requests go first: the more important, and those with no deadline to miss.
 
     Others may be given up. Were they counted, a model whose requests are refused for the queue of another could not
     have a queue of its own, and the other would keep the device for itself.
     """
-    priority, due_ns, _ = urgency(request)
-    more_important = bisect_left(entries, (priority,))
-    untimed = bisect_left(entries, (priority, NEVER_NS, due_ns - PATIENCE_NS)) - bisect_left(
-        entries, (priority, NEVER_NS)
-    )
+    level, due_ns, _ = urgency(own)
+    more_important = bisect_left(entries, (level,))
+    untimed = bisect_left(entries, (level, NEVER_NS, due_ns - PATIENCE_NS)) - bisect_left(entries, (level, NEVER_NS))
     return more_important + untimed
 
 

@@ -4,7 +4,8 @@ No clock, no await, no I/O: the same file decides in the server and in the simul
 
 The rules, in the order in which they bind:
  1. A request is never split. A batch is the longest prefix of requests with equal shapes that fits the
-    model's limit, in the order (priority, deadline, arrival).
+    model's limit, in the order (level, deadline, arrival). The level is the request's priority, 1 the most urgent, or
+    its model's default.
  2. Work-conserving and late-bound: a lane that is free takes what is there, at once; there is no window.
     While it runs, the next batch grows by itself. Where a device holds two batches, the second is started when
     it is full, or just so early that it can compute as soon as the first has ended; until then it grows.
@@ -20,7 +21,10 @@ The rules, in the order in which they bind:
     the latency model says of it; so a model that was wrong for a while always recovers.
  7. Among several devices a batch goes to the one that is expected to finish it first, even if that is busy
     and another is idle; a slower one is used when so much waits that it finishes before the faster ones would.
- 8. Among several models on a device, that one goes first whose first request must start soonest to be in time.
+ 8. Among several models on a device, that one goes first whose first request is of the most urgent level and, among
+    equals, must start soonest to be in time.
+ 9. One batch in eight of a device is for those who have waited for a second while more urgent ones went first, so that
+    nobody waits for ever (`patience`).
 
 Rules 2 to 4 follow the early drop of Nexus (Shen et al., SOSP 2019) with late binding.
 """
@@ -33,6 +37,7 @@ from typing import NamedTuple
 
 from convoy.app.scheduling.early_drop import early_drops, most_samples
 from convoy.app.scheduling.forecast import backlog_ns, lateness_ns
+from convoy.app.scheduling.patience import raise_overdue
 from convoy.app.scheduling.placement import LookAgain, Placement, place
 from convoy.app.scheduling.queues import NEVER_NS, Entry, Lane, LaneForecast, Queue, State, count_samples, urgency
 from convoy.app.scheduling.request import ModelKey, Outcome, Request
@@ -132,6 +137,7 @@ def decide(state: State, now_ns: int) -> Decision:
     expired = state.take_expired(now_ns)
     if expired:
         return Drop(expired, Outcome.EXPIRED)
+    raise_overdue(state, now_ns)
     expiry_ns = state.next_expiry_ns
     wake_ns = NEVER_NS if expiry_ns is None else expiry_ns
     plans: list[_Plan] = []
@@ -185,14 +191,14 @@ def _most_urgent(queue: Queue) -> list[Entry]:
     groups = queue.by_shape.values()
     if len(groups) == 1:
         return next(iter(groups))
-    return min(groups, key=lambda entries: urgency(entries[0][-1]))
+    return min(groups, key=lambda entries: urgency(entries[0]))
 
 
 def _urgency(plan: _Plan) -> tuple[int, int, int]:
     """By when the first request must start: else a slow model, always due later, would starve beside a fast one."""
     first, lane = plan.requests[0], plan.placement.forecast.lane
-    priority, due_ns, number = urgency(first)
-    return priority, due_ns - lane.behind_ns(first.samples), number
+    level, due_ns, number = urgency(plan.queue.order_of(first))
+    return level, due_ns - lane.behind_ns(first.samples), number
 
 
 def _latest_start_ns(state: State, forecast: LaneForecast, samples: int) -> int:
@@ -217,7 +223,7 @@ def _start(state: State, plan: _Plan) -> Dispatch | Drop:
     else:
         state.remove_heads(queue, plan.entries, len(requests))
     lane, samples = forecast.lane, count_samples(requests)
-    state.timeline(lane).batches.append(lane.in_flight_batch(requests[0].id, samples, forecast.now_ns))
+    state.timeline(lane).begin(lane.in_flight_batch(requests[0].id, samples, forecast.now_ns))
     lane.in_flight += 1
     return Dispatch(queue.key, lane, requests, samples, forecast.ends_ns(samples) - forecast.now_ns)
 

@@ -98,8 +98,10 @@ class LaneForecast(NamedTuple):
         return max(self.free_ns, self.now_ns + hidden_ns) + self.lane.expect_ns(samples) - hidden_ns
 
 
-# Sorted by what the order of service is: (priority, deadline, arrival, id).
+# Sorted by what the order of service is: (level, deadline, arrival, id).
 Entry = tuple[int, int, int, int, Request]
+# The level of those whose turn has come although others are more urgent; every model's own begin at 1.
+RAISED_LEVEL = 0
 
 
 def deadline_of(request: Request) -> int:
@@ -107,15 +109,10 @@ def deadline_of(request: Request) -> int:
     return NEVER_NS if request.deadline_ns is None else request.deadline_ns
 
 
-def order_of(request: Request) -> Entry:
-    """Where the request stands in its queue."""
-    return (request.priority, deadline_of(request), request.arrival_ns, request.id, request)
-
-
-def urgency(request: Request) -> tuple[int, int, int]:
+def urgency(entry: Entry) -> tuple[int, int, int]:
     """Where the request stands among those with which it can share no batch."""
-    due_ns = request.arrival_ns + PATIENCE_NS if request.deadline_ns is None else request.deadline_ns
-    return (request.priority, due_ns, request.id)
+    level, due_ns, arrival_ns, number, _ = entry
+    return (level, arrival_ns + PATIENCE_NS if due_ns == NEVER_NS else due_ns, number)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,18 +120,31 @@ class Queue:
     """What waits for one version of one model, by shape. `max_waiting` and `waiting` are in samples.
 
     `dated` is how many of the requests that wait have a deadline, `given_up_alone` how many were given up, or run to
-    learn from them, when they were late, alone in the queue and in the way of another.
+    learn from them, when they were late, alone in the queue and in the way of another. `levels` and `default_level` are
+    what the model makes of priorities; `raised` are the ids of those that go before every level.
     """
 
     key: ModelKey
     max_batch: int
     max_waiting: int
+    levels: int = 1
+    default_level: int = 1
     lanes: list[Lane] = field(default_factory=list)
     by_shape: dict[tuple[Shape, ...], list[Entry]] = field(default_factory=dict)
     retries: deque[tuple[Request, ...]] = field(default_factory=deque)
     waiting: int = 0
     dated: int = 0
     given_up_alone: int = 0
+    raised: set[int] = field(default_factory=set)
+
+    def order_of(self, request: Request) -> Entry:
+        """Where the request stands in the queue."""
+        return (self._level(request), deadline_of(request), request.arrival_ns, request.id, request)
+
+    def _level(self, request: Request) -> int:
+        if request.id in self.raised:
+            return RAISED_LEVEL
+        return request.priority if 1 <= request.priority <= self.levels else self.default_level
 
     @property
     def requests(self) -> int:
@@ -160,6 +170,7 @@ class State:
     timelines: dict[str | int, Timeline] = field(default_factory=dict)
     # A heap of (expiry, request id); entries of requests that left are thrown away when they surface.
     expiries: list[tuple[int, int]] = field(default_factory=list)
+    look_for_overdue_ns: int = 0
 
     def lanes(self) -> Iterator[Lane]:
         return (lane for queue in self.queues.values() for lane in queue.lanes)
@@ -214,7 +225,7 @@ class State:
     def enqueue(self, request: Request) -> None:
         """Let the request wait in its place."""
         queue = self.queues[request.key]
-        insort(queue.by_shape.setdefault(request.shapes, []), order_of(request))
+        insort(queue.by_shape.setdefault(request.shapes, []), queue.order_of(request))
         self._count_in(queue, request)
 
     def enqueue_halves(self, requests: tuple[Request, ...]) -> None:
@@ -228,9 +239,9 @@ class State:
     def remove(self, request: Request) -> None:
         """Take a waiting request out of wherever it waits. Raises KeyError if it does not wait."""
         queue = self.queues[request.key]
-        self._count_out(queue, request)
         entries = queue.by_shape.get(request.shapes, [])
-        position = bisect_left(entries, order_of(request))
+        position = bisect_left(entries, queue.order_of(request))
+        self._count_out(queue, request)
         if position < len(entries) and entries[position][-1] is request:
             del entries[position]
             if not entries:
@@ -246,6 +257,14 @@ class State:
             del queue.by_shape[entries[0][-1].shapes]
         else:
             del entries[:count]
+
+    def raise_up(self, queue: Queue, entries: list[Entry], first: int, end: int) -> None:
+        """Put these requests, all of one shape, before every level."""
+        requests = [entry[-1] for entry in entries[first:end]]
+        del entries[first:end]
+        queue.raised.update([request.id for request in requests])
+        for request in requests:
+            insort(entries, queue.order_of(request))
 
     def take_expired(self, now_ns: int) -> tuple[Request, ...]:
         """The requests for which waiting any longer is pointless; they wait no more.
@@ -281,6 +300,8 @@ class State:
         del self.waiting[request.id]
         queue.waiting -= request.samples
         queue.dated -= request.deadline_ns is not None
+        if queue.raised:
+            queue.raised.discard(request.id)
 
 
 def count_samples(requests: tuple[Request, ...]) -> int:

@@ -48,8 +48,9 @@ class Request(NamedTuple):
 
     `shapes` are the inputs' shapes without the batch dimension (whole where the model has none): requests
     with equal shapes can share a batch. `slots` are all that the request holds, each once. `outputs` has a place
-    for each wanted output, None where its size is not known before the run. A smaller `priority` goes first. Times
-    are CLOCK_MONOTONIC nanoseconds: the answer is worthless after `deadline_ns`, the run must begin before
+    for each wanted output, None where its size is not known before the run. `priority` is as the client said it: 1 is
+    the most urgent, 0 or a level that the model does not have its default. Times are CLOCK_MONOTONIC nanoseconds: the
+    answer is worthless after `deadline_ns`, the run must begin before
     `latest_start_ns`.
     """
 
@@ -78,6 +79,7 @@ class Request(NamedTuple):
 class Spent(NamedTuple):
     """Nanoseconds of a call that has its answer: of its stages at the edge, and from its arrival to its end."""
 
+    decode_wait_ns: int
     decode_ns: int
     encode_ns: int
     total_ns: int

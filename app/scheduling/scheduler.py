@@ -120,8 +120,10 @@ class Scheduler:
 
     # Queues and lanes
 
-    def add_queue(self, key: ModelKey, *, max_batch: int, max_waiting: int) -> None:
-        self.state.queues[key] = Queue(key, max_batch, max_waiting)
+    def add_queue(
+        self, key: ModelKey, *, max_batch: int, max_waiting: int, levels: int = 1, default_level: int = 1
+    ) -> None:
+        self.state.queues[key] = Queue(key, max_batch, max_waiting, levels, default_level)
 
     def remove_queue(self, key: ModelKey, reason: str) -> None:
         """Forget the queue; who still waits in it is told `reason`. Its lanes must have been stopped."""

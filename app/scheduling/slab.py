@@ -3,12 +3,14 @@
 One block, bounded for ever: reserving a slot before a body is read is how bytes in flight are admitted.
 
     FREE -> FILLING   the edge owns it and writes: a body, decoded inputs, or room for the outputs
+         -> DECODING  a decoder's thread may read or write it at any moment; only the decoder takes it back, to FILLING
          -> QUEUED    its request waits; the scheduler owns it
          -> COPYING   an engine may read or write it at any moment; only the engine's side takes it back
          -> ANSWERED  the outputs are in it; the edge owns it again and encodes from it
          -> FREE
 
-A request that is refused or cancelled frees its slot from FILLING, QUEUED or COPYING. One whose batch failed goes from
+A request that is refused or cancelled frees its slot from FILLING, QUEUED or COPYING, and from DECODING as soon as the
+decoder has returned. One whose batch failed goes from
 COPYING back to QUEUED, and one that ends while it waits goes from QUEUED to ANSWERED at once.
 
 A slot is named by a number that no later one ever gets, so a reference that outlived its slot is caught instead
@@ -37,6 +39,9 @@ ALIGNMENT_BYTES = 64
 # Touched memory up to here stays with the process when the slab falls empty; more is given back.
 KEEP_RESIDENT_BYTES = 16 << 20
 
+# Fewer are not worth asking the system for.
+VACATE_BYTES = 1 << 20
+
 
 class SlotState(IntEnum):
     """A number, which finds its place in a tuple; other enumerations hash in Python."""
@@ -46,15 +51,17 @@ class SlotState(IntEnum):
     QUEUED = 2
     COPYING = 3
     ANSWERED = 4
+    DECODING = 5
 
 
 # By state, where a slot may go from there.
 _NEXT: tuple[tuple[SlotState, ...], ...] = (
     (SlotState.FILLING,),
-    (SlotState.QUEUED, SlotState.FREE),
+    (SlotState.QUEUED, SlotState.FREE, SlotState.DECODING),
     (SlotState.COPYING, SlotState.ANSWERED, SlotState.FREE),
     (SlotState.QUEUED, SlotState.ANSWERED, SlotState.FREE),
     (SlotState.FREE,),
+    (SlotState.FILLING,),
 )
 
 
@@ -124,6 +131,25 @@ class Slab:
             raise SlotError(f"{nbytes} bytes at {offset} are not free; this is a bug")
         return self._add(offset, nbytes, extent)
 
+    def extend(self, slot: Slot, nbytes: int) -> bool:
+        """Make a slot that is being filled longer where it lies; False, and nothing has changed, where it cannot be."""
+        more = _aligned(nbytes) - slot.extent_bytes
+        if more and not self._extents.take_at(slot.offset + slot.extent_bytes, more):
+            return False
+        slot.extent_bytes += more
+        slot.view = self._view[slot.offset : slot.offset + nbytes]
+        self._count(slot, more)
+        return True
+
+    def trim(self, slot: Slot, nbytes: int) -> None:
+        """Make a slot that is being filled as short as this, and give back what was behind."""
+        extent = _aligned(max(1, nbytes))
+        rest = slot.extent_bytes - extent
+        if rest:
+            self._extents.give_back(slot.offset + extent, rest)
+            self.used_bytes -= rest
+        slot.extent_bytes, slot.view = extent, slot.view[:nbytes]
+
     def adopt(self, offset: int, nbytes: int, on_freed: Callable[[], None]) -> Slot:
         """A slot that another process has reserved and filled in its own part; `on_freed` hears when it is free.
 
@@ -152,6 +178,18 @@ class Slab:
     def free(self, *refs: SlotRef) -> None:
         """Give slots back. Raises SlotError for one that is already free."""
         self.move(refs, SlotState.FREE)
+
+    def vacate(self, refs: Iterable[SlotRef]) -> None:
+        """Give the pages of own, large slots back, of which nothing is read any more; they stay taken until freed.
+
+        So a copy elsewhere is counted, and the memory is not needed twice.
+        """
+        for ref in refs:
+            slot = self._slots[ref]
+            start = -(-slot.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+            nbytes = (slot.offset + slot.extent_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+            if nbytes >= VACATE_BYTES and not self.keeps_pages:
+                self._part.memory.madvise(self._advice, start, nbytes)
 
     def state(self, ref: SlotRef) -> SlotState:
         """The slot's state; FREE for a reference whose use has ended."""
@@ -198,12 +236,15 @@ class Slab:
 
     def _add(self, offset: int, nbytes: int, extent: int) -> Slot:
         """`extent` of this slab's own memory have been taken for it: 0 for a slot in somebody else's."""
-        if extent:
-            self.used_bytes += extent
-            self._high_water = max(self._high_water, offset + nbytes - self._part.offset)
         ref = next(self._refs)
         slot = self._slots[ref] = Slot(ref, offset, extent, self._view[offset : offset + nbytes])
+        if extent:
+            self._count(slot, extent)
         return slot
+
+    def _count(self, slot: Slot, more_bytes: int) -> None:
+        self.used_bytes += more_bytes
+        self._high_water = max(self._high_water, slot.offset + len(slot.view) - self._part.offset)
 
     def _give_back(self, slot: Slot) -> None:
         del self._slots[slot.ref]

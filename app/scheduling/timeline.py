@@ -25,10 +25,20 @@ class InFlightBatch(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Timeline:
-    """The batches in flight, in the order in which they compute. `begun_ns`: when the last one left."""
+    """The batches in flight, in the order in which they compute. `begun_ns`: when the last one left.
+
+    `turns` counts all that ever began.
+    """
 
     begun_ns: int = 0
     batches: list[InFlightBatch] = field(default_factory=list)
+    turns: int = 0
+    next_overdue_turn: int = 0  # whoever is overdue may be raised once so many have begun
+
+    def begin(self, batch: InFlightBatch) -> None:
+        """The device has one more batch before it."""
+        self.batches.append(batch)
+        self.turns += 1
 
     def free_at_ns(self, now_ns: int) -> int:
         """When everything in flight is expected to have ended; now, where nothing is."""

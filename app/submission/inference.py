@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from convoy.app.outcomes import CallEnd
 from convoy.app.scheduling.request import Done, ModelKey, Request, Spent
 from convoy.app.scheduling.slab import Slab, Slot
 from convoy.app.submission.shared_memory import SharedMemory
@@ -39,6 +40,10 @@ class ServedLike(Protocol):
     def text_only(self) -> bool:
         """Whether strings must be UTF-8."""
 
+    @property
+    def engines(self) -> int:
+        """How many are at work for it."""
+
     def enter(self) -> None:
         """A request has found this version, and holds it until `leave`."""
 
@@ -59,6 +64,9 @@ class InferenceCore(Protocol):
         """From here to `end_call` a client waits. Raises Unavailable."""
 
     def end_call(self) -> None: ...
+
+    def watch_decoding(self, waiting: Callable[[], int]) -> None:
+        """This many wait for the decoders of this process, whenever that is asked."""
 
     def reserve(self, nbytes: int) -> Slot:
         """Memory for a body or a tensor. Raises Overloaded."""
@@ -82,10 +90,13 @@ class InferenceCore(Protocol):
         """Nobody waits any more. `reason` is one of the statistics' failures. Harmless after the end."""
 
     def stage_took(self, key: ModelKey, stage: str, ns: int) -> None:
-        """A stage of one request that runs at the edge has ended: `decode` or `encode`."""
+        """A stage of one request that runs at the edge has ended: `decode_wait`, `decode` or `encode`."""
 
-    def call_ended(self, key: ModelKey | None, protocol: str, outcome: str, ns: int) -> None:
+    def call_ended(self, key: ModelKey | None, protocol: str, ending: CallEnd, ns: int) -> None:
         """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
 
     def call_answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
         """Both at once, for a call that ended well."""
+
+    def turned_away(self, reason: str) -> None:
+        """Something was refused that is no call, or part of one: a connection, a file among others."""

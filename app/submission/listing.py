@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, TypeVar
 
+from convoy.app.outcomes import Refusal
 from convoy.models.errors import NotFound, Unavailable
 
 Version = TypeVar("Version")
@@ -70,10 +71,11 @@ def choose(
     asked = f"'{name}'" if version is None else f"'{name}' version {version}"
     for listing in known:
         if listing.state is ModelState.LOADING and version in (None, listing.version):
-            raise Unavailable(f"Request for unknown model: {asked} is not at ready state; it is loading")
+            sentence = f"Request for unknown model: {asked} is not at ready state; it is loading"
+            raise Unavailable(sentence, reason=Refusal.NOT_READY)
     if known and not versions and version is None:
         raise NotFound(f"Request for unknown model: '{name}' has no available versions ({known[-1].reason})")
     unknown = f"Request for unknown model: {asked} is not found"
     if not is_complete:
-        raise Unavailable(f"{unknown}, yet: the models are being loaded")
+        raise Unavailable(f"{unknown}, yet: the models are being loaded", reason=Refusal.NOT_READY)
     raise NotFound(f"{unknown}; POST /v2/repository/index lists what is served")

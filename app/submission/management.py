@@ -89,6 +89,14 @@ class ManagedCore(InferenceCore, Protocol):
         """Bytes of memory that requests hold."""
 
     @property
+    def all_open_calls(self) -> int:
+        """Calls that are owed an answer, in this process and in those at the edge."""
+
+    @property
+    def all_waiting_to_decode(self) -> int:
+        """What no decoder has begun, in all of them."""
+
+    @property
     def ready(self) -> bool:
         """Whether requests are answered."""
 

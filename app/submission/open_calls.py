@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 
+from convoy.app.outcomes import Refusal
 from convoy.app.scheduling.request import Done, Outcome, Request
 from convoy.app.scheduling.slab import Slab
 from convoy.models.errors import RequestError, Unavailable
@@ -26,6 +27,7 @@ class OpenCalls(ABC):
         self.leaving = False  # said to be not ready, but still serving
         self.draining = False  # taking no new calls
         self.open_calls = 0
+        self.waiting_to_decode: Callable[[], int] = lambda: 0
         self._no_call_is_open = asyncio.Event()
         self._no_call_is_open.set()
 
@@ -36,7 +38,7 @@ class OpenCalls(ABC):
         is as much owed an answer as one that waits in the queue.
         """
         if self.draining:
-            raise Unavailable("the server is shutting down; send the request to another one")
+            raise Unavailable("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
         self.open_calls += 1
         self._no_call_is_open.clear()
 
@@ -45,6 +47,10 @@ class OpenCalls(ABC):
         self.open_calls -= 1
         if not self.open_calls:
             self._no_call_is_open.set()
+
+    def watch_decoding(self, waiting: Callable[[], int]) -> None:
+        """From now on `waiting_to_decode` tells what waits for the decoders of this process."""
+        self.waiting_to_decode = waiting
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no new call; whether every call that had begun ended within the time."""

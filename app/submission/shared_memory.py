@@ -45,22 +45,20 @@ class Region:
         while done < len(view):
             count = os.preadv(self._file, [view[done:]], self.offset + offset + done)
             if count == 0:
-                raise InvalidRequest(
-                    f"shared memory region '{self.name}' is shorter than it was when it was registered"
-                )
+                raise self._is_shorter()
             done += count
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write all of the data at `offset` within the region. Raises InvalidRequest."""
-        self._check_extent(self.offset + offset + len(data))
+        # Writing beyond the end would make the object larger than its owner made it.
+        if self.offset + offset + len(data) > os.fstat(self._file).st_size:
+            raise self._is_shorter()
         done = 0
         while done < len(data):
             done += os.pwritev(self._file, [data[done:]], self.offset + offset + done)
 
-    def _check_extent(self, end: int) -> None:
-        # Writing beyond the end would make the object larger than its owner made it.
-        if end > os.fstat(self._file).st_size:
-            raise InvalidRequest(f"shared memory region '{self.name}' is shorter than it was when it was registered")
+    def _is_shorter(self) -> InvalidRequest:
+        return InvalidRequest(f"shared memory region '{self.name}' is shorter than it was when it was registered")
 
 
 class SharedMemory:

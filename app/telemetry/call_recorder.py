@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 
+from convoy.app.outcomes import ANSWERED, CallEnd, CallOutcome
 from convoy.app.scheduling.request import ModelKey, Spent
 from convoy.app.telemetry.metrics import Metrics
 from convoy.app.telemetry.observed import Observed
@@ -22,19 +23,19 @@ class CallRecorder:
         self._metrics = metrics
         self._live = live
         self._stages: defaultdict[tuple[ModelKey, str], list[int]] = defaultdict(list)
-        self._calls: defaultdict[tuple[ModelKey | None, str, str], list[int]] = defaultdict(list)
+        self._calls: defaultdict[tuple[ModelKey | None, str, CallEnd], list[int]] = defaultdict(list)
         self._answered: defaultdict[tuple[ModelKey, str], list[Spent]] = defaultdict(list)
         self._is_due = False
 
     def stage(self, key: ModelKey, stage: str, ns: int) -> None:
-        """A stage of one request has ended: `decode` or `encode`."""
+        """A stage of one request has ended: `decode_wait`, `decode` or `encode`."""
         self._stages[key, stage].append(ns)
         if not self._is_due:
             self._count_soon()
 
-    def call(self, key: ModelKey | None, protocol: str, outcome: str, ns: int) -> None:
+    def call(self, key: ModelKey | None, protocol: str, ending: CallEnd, ns: int) -> None:
         """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
-        self._calls[key, protocol, outcome].append(ns)
+        self._calls[key, protocol, ending].append(ns)
         if not self._is_due:
             self._count_soon()
 
@@ -49,24 +50,28 @@ class CallRecorder:
         self._is_due = False
         answered, self._answered = self._answered, defaultdict(list)
         for (key, protocol), spent in answered.items():
-            decode_ns, encode_ns, total_ns = map(list, zip(*spent, strict=True))
+            wait_ns, decode_ns, encode_ns, total_ns = map(list, zip(*spent, strict=True))
+            self._stages[key, "decode_wait"] += wait_ns
             self._stages[key, "decode"] += decode_ns
             self._stages[key, "encode"] += encode_ns
-            self._calls[key, protocol, "success"] += total_ns
+            self._calls[key, protocol, ANSWERED] += total_ns
         stages, self._stages = self._stages, defaultdict(list)
         for (key, stage), values in stages.items():
             served = self._live(key)
             self._metrics.of(served).stage_took(stage, values)
-            served.statistics.rolling.record_stage(stage, values)
+            served.statistics.last_minute.record_stage(stage, values)
         calls, self._calls = self._calls, defaultdict(list)
-        for (called, protocol, outcome), values in calls.items():
+        for (called, protocol, ending), values in calls.items():
+            if ending.reason:
+                self._metrics.rejected(ending.reason, len(values))
             if called is None:
-                self._metrics.strangers_ended(protocol, outcome, len(values))
+                self._metrics.strangers_ended(protocol, ending, values)
                 continue
             served = self._live(called)
-            self._metrics.of(served).calls_ended(protocol, outcome, values)
-            if outcome == "success":
-                served.statistics.rolling.record_stage("total", values)
+            self._metrics.of(served).calls_ended(protocol, ending, values)
+            served.statistics.calls.add(ending.outcome.value, len(values))
+            if ending.outcome is CallOutcome.ANSWERED:
+                served.statistics.last_minute.record_stage("total", values)
 
     def _count_soon(self) -> None:
         # After this turn and before any later one's: nobody can read what has not been counted.

@@ -115,51 +115,32 @@ class GpuWatch(Collector):
         if not readings:
             return
         for row in _ROWS:
-            yield _ours(row, readings)
-            if row.triton is not None:
-                yield _tritons(row.triton, row, readings)
-        yield _names(readings)
-        yield _throttling(readings)
-        yield self._failures()
-
-    def _failures(self) -> Metric:
-        name, help_text = "convoy_gpu_query_failures", "Questions to NVML that went wrong"
-        family = CounterMetricFamily(name, help_text, labels=("device",))
+            yield from _figures(row, readings)
+        names = InfoMetricFamily("convoy_gpu", "Which GPU a device is", labels=("device",))
+        held_back = "1 while the clocks are held back"
+        throttled = GaugeMetricFamily("convoy_gpu_throttled", held_back, labels=("device", "reason"))
+        for reading in readings:
+            names.add_metric((reading.device,), {"name": reading.name, "uuid": reading.uuid})
+            if reading.throttled_by is not None:
+                for reason in THROTTLE_REASONS:
+                    throttled.add_metric((reading.device, reason), float(reason in reading.throttled_by))
+        wrong = "Questions to NVML that went wrong"
+        failures = CounterMetricFamily("convoy_gpu_query_failures", wrong, labels=("device",))
         for probe in self._probes:
-            family.add_metric((probe.device,), probe.failures)
-        return family
+            failures.add_metric((probe.device,), probe.failures)
+        yield from (names, throttled, failures)
 
 
-def _ours(row: _Row, readings: Sequence[GpuReading]) -> Metric:
+def _figures(row: _Row, readings: Sequence[GpuReading]) -> Iterable[Metric]:
+    """Under our name, and under Triton's exact name and label: untyped there, as its counters have no `_total`."""
+    told = [(reading, value) for reading in readings if (value := row.value(reading)) is not None]
     kind = GaugeMetricFamily if row.kind == "gauge" else CounterMetricFamily
-    metric = kind(f"convoy_gpu_{row.name}", row.help_text, labels=("device",))
-    for reading in readings:
-        if (value := row.value(reading)) is not None:
-            metric.add_metric((reading.device,), value)
-    return metric
-
-
-def _tritons(name: str, row: _Row, readings: Sequence[GpuReading]) -> Metric:
-    """Under Triton's exact name and label; untyped where ours counts, because its counters have no `_total`."""
-    metric = Metric(name, row.help_text, "gauge" if row.kind == "gauge" else "unknown")
-    for reading in readings:
-        if (value := row.value(reading)) is not None:
-            metric.add_sample(name, {"gpu_uuid": reading.uuid}, value)
-    return metric
-
-
-def _names(readings: Sequence[GpuReading]) -> Metric:
-    metric = InfoMetricFamily("convoy_gpu", "Which GPU a device is", labels=("device",))
-    for reading in readings:
-        metric.add_metric((reading.device,), {"name": reading.name, "uuid": reading.uuid})
-    return metric
-
-
-def _throttling(readings: Sequence[GpuReading]) -> Metric:
-    metric = GaugeMetricFamily("convoy_gpu_throttled", "1 while the clocks are held back", labels=("device", "reason"))
-    for reading in readings:
-        if reading.throttled_by is None:
-            continue
-        for reason in THROTTLE_REASONS:
-            metric.add_metric((reading.device, reason), float(reason in reading.throttled_by))
-    return metric
+    ours = kind(f"convoy_gpu_{row.name}", row.help_text, labels=("device",))
+    for reading, value in told:
+        ours.add_metric((reading.device,), value)
+    yield ours
+    if row.triton is not None:
+        tritons = Metric(row.triton, row.help_text, "gauge" if row.kind == "gauge" else "unknown")
+        for reading, value in told:
+            tritons.add_sample(row.triton, {"gpu_uuid": reading.uuid}, value)
+        yield tritons

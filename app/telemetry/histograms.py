@@ -79,10 +79,23 @@ class Histogram(Collector):
         """End every series whose first label values are these."""
         self._series = {key: one for key, one in self._series.items() if key[: len(first)] != first}
 
-    def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
-        bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+    def summed(self, labels: int) -> dict[tuple[str, ...], tuple[list[int], float]]:
+        """Counts by bucket and the sum of all values, by the first so many label values."""
+        found: dict[tuple[str, ...], tuple[list[int], float]] = {}
         for values, one in self._series.items():
-            buckets = list(zip(bounds, map(float, accumulate(one.counts)), strict=True))
-            family.add_metric(list(values), buckets, one.total)
-        return [family]
+            counts, total = found.get(values[:labels], ([0] * (len(self._bounds) + 1), 0.0))
+            added = [before + more for before, more in zip(counts, one.counts, strict=True)]
+            found[values[:labels]] = added, total + one.total
+        return found
+
+    def family(self, name: str, documentation: str, labels: int) -> HistogramMetricFamily:
+        """The series for Prometheus, those added up whose first so many label values are the same."""
+        family = HistogramMetricFamily(name, documentation, labels=self._labels[:labels])
+        bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        for values, (counts, total) in self.summed(labels).items():
+            buckets = list(zip(bounds, map(float, accumulate(counts)), strict=True))
+            family.add_metric(list(values), buckets, total)
+        return family
+
+    def collect(self) -> Iterable[Metric]:
+        return [self.family(self._name, self._documentation, len(self._labels))]

@@ -14,10 +14,12 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from convoy.app.batch import StageTimes
+from convoy.app.outcomes import CallEnd, CallOutcome, Refusal
 from convoy.app.scheduling.request import SECOND_NS, ModelKey
-from convoy.app.telemetry.histograms import Histogram
-from convoy.app.telemetry.observed import Observed, ObservedEngine
-from convoy.app.telemetry.statistics import STAGES
+from convoy.app.telemetry.histograms import Distribution, Histogram
+from convoy.app.telemetry.last_minute import STAGES, MinuteCounts
+from convoy.app.telemetry.observed import Observed
+from convoy.app.telemetry.statistics import ModelStatistics
 
 _LATENCY_BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -32,17 +34,17 @@ class ModelMeters:
     """The series of one version, found once: finding them costs more than adding to them."""
 
     def __init__(self, metrics: Metrics, labels: tuple[str, str]) -> None:
-        self._calls_by_labels = lru_cache(maxsize=None)(partial(metrics.requests.labels, *labels))
-        self._duration = metrics.duration.at(*labels)
+        self._calls = lru_cache(maxsize=None)(partial(metrics.calls_of, *labels))
         self._stages = {stage: metrics.stage.at(*labels, stage) for stage in STAGES if stage != "total"}
         self._copy_in, self._compute, self._copy_out = (self._stages[stage] for stage in _BATCH_STAGES)
         self._batch = metrics.batch.at(*labels)
         self._padding = metrics.padding.labels(*labels)
 
-    def calls_ended(self, protocol: str, outcome: str, took_ns: Sequence[int]) -> None:
+    def calls_ended(self, protocol: str, ending: CallEnd, took_ns: Sequence[int]) -> None:
         """Some calls ended alike, each after so many nanoseconds."""
-        self._calls_by_labels(protocol, outcome).inc(len(took_ns))
-        self._duration.observe(*took_ns)
+        requests, durations = self._calls(protocol, ending)
+        requests.inc(len(took_ns))
+        durations.observe(*took_ns)
 
     def stage_took(self, stage: str, took_ns: Iterable[int]) -> None:
         self._stages[stage].observe(*took_ns)
@@ -66,23 +68,23 @@ class Metrics:
         self.requests = Counter(
             "convoy_requests", "Requests by how they ended", (*_MODEL, "protocol", "outcome"), registry=registry
         )
-        self.duration = Histogram(
-            "convoy_request_duration_seconds",
-            "From the arrival of the headers to the answer",
-            _MODEL,
+        self.calls = Histogram(
+            "convoy_call_duration_seconds",
+            "From the arrival of the headers to the end of a call, by how it ended",
+            (*_MODEL, "protocol", "outcome"),
             _LATENCY_BUCKETS_S,
             per_unit=SECOND_NS,
         )
         self.stage = Histogram(
             "convoy_stage_duration_seconds",
-            "Time in one stage: decode, queue and encode per request, copy_in, compute and copy_out per batch",
+            "Time in one stage: decode_wait, decode, queue, encode per request, copy_in, compute, copy_out per batch",
             (*_MODEL, "stage"),
             _LATENCY_BUCKETS_S,
             per_unit=SECOND_NS,
         )
         self.batch = Histogram("convoy_batch_size", "Samples per batch", _MODEL, _BATCH_BUCKETS)
-        for histogram in (self.duration, self.stage, self.batch):
-            registry.register(histogram)
+        for collector in (self.calls, _RequestDurations(self.calls), self.stage, self.batch):
+            registry.register(collector)
         self.padding = Counter(
             "convoy_padding_samples", "Samples computed only to fill a batch", _MODEL, registry=registry
         )
@@ -91,6 +93,8 @@ class Metrics:
         self._rejected = Counter("convoy_rejected", "Requests turned away, by reason", ("reason",), registry=registry)
         Gauge("convoy_build_info", "The version of Convoy", ("version",), registry=registry).labels(version).set(1)
         self._meters: dict[ModelKey, ModelMeters] = {}
+        # Of the last minute: refusals by reason, calls for no model by outcome, nanoseconds of compute by device.
+        self.refusals, self.strangers, self.computed_ns = MinuteCounts(), MinuteCounts(), MinuteCounts()
 
     def watch_inflight_bytes(self, read: Callable[[], int]) -> None:
         self._inflight.set_function(read)
@@ -101,10 +105,9 @@ class Metrics:
 
     def forget_model(self, served: Observed) -> None:
         """End every series of a version that has left, so that the labels stay bounded by what is loaded."""
-        own = dict(zip(_MODEL, _labels(served), strict=True))
         for series in (self.requests, self.padding, self._depth):
-            series.remove_by_labels(own)
-        for histogram in (self.duration, self.stage, self.batch):
+            series.remove_by_labels(_model(served))
+        for histogram in (self.calls, self.stage, self.batch):
             histogram.forget(*_labels(served))
 
     def forget_meters(self, served: Observed) -> None:
@@ -118,16 +121,39 @@ class Metrics:
             found = self._meters[served.key] = ModelMeters(self, _labels(served))
         return found
 
-    def strangers_ended(self, protocol: str, outcome: str, count: int) -> None:
-        """Calls ended for which no model was found."""
-        self.requests.labels("", "", protocol, outcome).inc(count)
+    def calls_of(self, model: str, version: str, protocol: str, ending: CallEnd) -> tuple[Counter, Distribution]:
+        """The series of calls that ended alike."""
+        word = _WORDS_OF_REQUESTS.get(ending.outcome, str(ending.outcome))
+        requests = self.requests.labels(model, version, protocol, "failed" if ending.reason in _ONCE_FAILED else word)
+        return requests, self.calls.at(model, version, protocol, ending.outcome)
 
-    def rejected(self, reason: str) -> None:
-        self._rejected.labels(reason).inc()
+    def strangers_ended(self, protocol: str, ending: CallEnd, took_ns: Sequence[int]) -> None:
+        """Calls ended for which no model was found."""
+        self.strangers.add(ending.outcome.value, len(took_ns))
+        requests, durations = self.calls_of("", "", protocol, ending)
+        requests.inc(len(took_ns))
+        durations.observe(*took_ns)
+
+    def rejected(self, reason: str, count: int = 1) -> None:
+        self.refusals.add(str(reason), count)
+        self._rejected.labels(reason).inc(count)
 
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)
+
+
+class _RequestDurations(Collector):
+    """Every call to a model, however it ended, under a name that goes with the next version."""
+
+    def __init__(self, calls: Histogram) -> None:
+        self._calls = calls
+
+    def collect(self) -> Iterable[Metric]:
+        name, text = "convoy_request_duration_seconds", "All of convoy_call_duration_seconds together; use that"
+        family = self._calls.family(name, text, len(_MODEL))
+        family.samples = [one for one in family.samples if one.labels["model"]]  # it never knew any others
+        return [family]
 
 
 class EngineMetrics(Collector):
@@ -137,14 +163,18 @@ class EngineMetrics(Collector):
         self._served = served
 
     def collect(self) -> Iterable[Metric]:
-        engines = Metric(
-            "convoy_engine_info", "Which engine serves a model (1), why, and why others do not (0)", "gauge"
-        )
+        told = "Which engine serves a model (1), why, and why others do not (0)"
+        engines = Metric("convoy_engine_info", told, "gauge")
+
+        def add(served: Observed, engine: str, precision: str, device: str, reason: str, value: int) -> None:
+            about = {"engine": engine, "precision": precision, "device": device, "reason": reason}
+            engines.add_sample(engines.name, _model(served) | about, value)
+
         for served in self._served():
             for one in served.listed:
-                engines.add_sample(engines.name, _engine_labels(served, one), 1)
+                add(served, one.info.engine, one.info.precision, one.info.device, one.reason, 1)
             for reason in dict.fromkeys(served.loaded.skipped):
-                engines.add_sample(engines.name, _passed_over_labels(served, reason), 0)
+                add(served, "", "", "", reason, 0)
         return [engines]
 
 
@@ -165,9 +195,9 @@ class TritonMetrics(Collector):
         pending = Metric("nv_inference_pending_request_count", "Samples waiting", "gauge")
         counters = {name: Metric(name, help_text, "unknown") for name, help_text, _ in _TRITON_COUNTERS}
         for served in self._served():
-            labels = dict(zip(_MODEL, _labels(served), strict=True))
+            labels = _model(served)
             for name, _, read in _TRITON_COUNTERS:
-                counters[name].add_sample(name, labels, read(served))
+                counters[name].add_sample(name, labels, read(served.statistics))
             for reason, count in served.statistics.failures_by_reason.items():
                 failures.add_sample(failures.name, {**labels, "reason": reason}, count)
             load.add_sample(load.name, labels, served.loaded.load_s)
@@ -175,36 +205,30 @@ class TritonMetrics(Collector):
         return [*counters.values(), failures, load, pending]
 
 
-_TRITON_COUNTERS: tuple[tuple[str, str, Callable[[Observed], float]], ...] = (
-    ("nv_inference_request_success", "Number of successful requests", lambda s: s.statistics.success.count),
-    ("nv_inference_count", "Number of samples inferred", lambda s: s.statistics.inference_count),
-    ("nv_inference_exec_count", "Number of batches run", lambda s: s.statistics.execution_count),
-    ("nv_inference_request_duration_us", "Cumulative request time", lambda s: s.statistics.success.ns / 1e3),
-    ("nv_inference_queue_duration_us", "Cumulative queue time", lambda s: s.statistics.queue.ns / 1e3),
-    ("nv_inference_compute_input_duration_us", "Cumulative input time", lambda s: s.statistics.compute_input.ns / 1e3),
-    (
-        "nv_inference_compute_infer_duration_us",
-        "Cumulative compute time",
-        lambda s: s.statistics.compute_infer.ns / 1e3,
-    ),
-    (
-        "nv_inference_compute_output_duration_us",
-        "Cumulative output time",
-        lambda s: s.statistics.compute_output.ns / 1e3,
-    ),
+_TRITON_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    ("nv_inference_request_success", "Number of successful requests", lambda s: s.success.count),
+    ("nv_inference_count", "Number of samples inferred", lambda s: s.inference_count),
+    ("nv_inference_exec_count", "Number of batches run", lambda s: s.execution_count),
+    ("nv_inference_request_duration_us", "Cumulative request time", lambda s: s.success.ns / 1e3),
+    ("nv_inference_queue_duration_us", "Cumulative queue time", lambda s: s.queue.ns / 1e3),
+    ("nv_inference_compute_input_duration_us", "Cumulative input time", lambda s: s.compute_input.ns / 1e3),
+    ("nv_inference_compute_infer_duration_us", "Cumulative compute time", lambda s: s.compute_infer.ns / 1e3),
+    ("nv_inference_compute_output_duration_us", "Cumulative output time", lambda s: s.compute_output.ns / 1e3),
 )
+
+
+# The words of `convoy_requests_total` are older than the outcomes, and stay for one version.
+_WORDS_OF_REQUESTS = {
+    CallOutcome.ANSWERED: "success",
+    CallOutcome.REFUSED: "rejected",
+    CallOutcome.LATE: "deadline_exceeded",
+}
+_ONCE_FAILED = frozenset((Refusal.DRAINING, Refusal.NOT_READY, Refusal.CORE_AWAY))
 
 
 def _labels(served: Observed) -> tuple[str, str]:
     return served.key.model, str(served.key.version)
 
 
-def _engine_labels(served: Observed, engine: ObservedEngine) -> dict[str, str]:
-    info = engine.info
-    about = {"engine": info.engine, "precision": info.precision, "device": info.device, "reason": engine.reason}
-    return dict(zip(_MODEL, _labels(served), strict=True)) | about
-
-
-def _passed_over_labels(served: Observed, reason: str) -> dict[str, str]:
-    about = {"engine": "", "precision": "", "device": "", "reason": reason}
-    return dict(zip(_MODEL, _labels(served), strict=True)) | about
+def _model(served: Observed) -> dict[str, str]:
+    return dict(zip(_MODEL, _labels(served), strict=True))

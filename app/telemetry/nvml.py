@@ -124,12 +124,12 @@ class GpuProbe:
             memory_busy_ratio=_if_told(rates, lambda told: told.memory / 100),
             memory_total_bytes=_if_told(memory, lambda told: int(told.total)),
             memory_used_bytes=_if_told(memory, lambda told: int(told.used)),
-            power_w=_if_told(self._ask("nvmlDeviceGetPowerUsage"), _from_thousandths),
-            power_limit_w=_if_told(self._ask("nvmlDeviceGetEnforcedPowerLimit"), _from_thousandths),
-            energy_j=_if_told(self._ask("nvmlDeviceGetTotalEnergyConsumption"), _from_thousandths),
+            power_w=_if_told(self._ask("nvmlDeviceGetPowerUsage"), lambda milli: milli / 1000),
+            power_limit_w=_if_told(self._ask("nvmlDeviceGetEnforcedPowerLimit"), lambda milli: milli / 1000),
+            energy_j=_if_told(self._ask("nvmlDeviceGetTotalEnergyConsumption"), lambda milli: milli / 1000),
             temperature_c=self._ask("nvmlDeviceGetTemperature", _TEMPERATURE_OF_GPU),
-            sm_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM), _from_mega),
-            memory_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", _CLOCK_MEMORY), _from_mega),
+            sm_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM), lambda mega: mega * 1_000_000),
+            memory_clock_hz=_if_told(self._ask("nvmlDeviceGetClockInfo", _CLOCK_MEMORY), lambda mega: mega * 1_000_000),
             throttled_by=_if_told(self._throttle_bits(), _names_of),
             ecc_errors=self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _SINCE_DRIVER_LOAD),
         )
@@ -167,14 +167,6 @@ def open_nvml() -> Nvml:
 
 def _if_told(told: Any, convert: Callable[[Any], _Value]) -> _Value | None:
     return None if told is None else convert(told)
-
-
-def _from_thousandths(value: int) -> float:
-    return value / 1000
-
-
-def _from_mega(value: int) -> int:
-    return value * 1_000_000
 
 
 def _names_of(bits: int) -> tuple[str, ...]:

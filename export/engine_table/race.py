@@ -6,6 +6,7 @@ labels.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from convoy.app.batch import EngineFailure
 from convoy.app.engines.base import Engine, run_arrays
 from convoy.app.engines.jobs import Job, Place
 from convoy.app.engines.machine import find_cpu
-from convoy.app.engines.measure import Probe, make_probe
+from convoy.app.engines.measure import Pace, make_probe, take_turns
 from convoy.app.engines.speedup import paired_speedup
 from convoy.app.engines.table import ROWS, Row
 from convoy.export.progress import SILENT
@@ -31,7 +32,7 @@ from convoy.models.bundle import Interval, Variant
 from convoy.models.errors import ConvoyError
 
 BATCHES = (1, 8)
-_WARM_UP, _ROUNDS = 3, 25
+_PACE = Pace(budget_s=0, limit_s=math.inf, warm_up=3, fewest=25, most=25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,8 @@ def _open(row: Row, recipe: Recipe, proof: Proof, folder: Path, threads: int) ->
 
 
 def _entries(name: str, engines: Sequence[Engine], samples: np.ndarray) -> list[EngineResult]:
-    by_size = [_in_turns([make_probe(engine, size) for engine in engines]) for size in BATCHES]
-    answers = [_answers(engine, samples) for engine in engines]
+    by_size = [take_turns([make_probe(engine, size) for engine in engines], _PACE) for size in BATCHES]
+    answers = [run_arrays(one, {one.inputs[0].name: samples})[one.outputs[0].name] for one in engines]
     entries = []
     for index, engine in enumerate(engines):
         paces = tuple(
@@ -120,20 +121,3 @@ def _entries(name: str, engines: Sequence[Engine], samples: np.ndarray) -> list[
         info = engine.info
         entries.append(EngineResult(name, info.engine, info.library, info.precision, paces, agreement, error))
     return entries
-
-
-def _answers(engine: Engine, samples: np.ndarray) -> np.ndarray:
-    return run_arrays(engine, {engine.inputs[0].name: samples})[engine.outputs[0].name]
-
-
-def _in_turns(probes: Sequence[Probe]) -> np.ndarray:
-    """Milliseconds, float64 [engines, rounds]; every other round goes backwards."""
-    for _ in range(_WARM_UP):
-        for probe in probes:
-            probe.run_ms()
-    runs_ms = np.empty((len(probes), _ROUNDS))
-    for turn in range(_ROUNDS):
-        order = range(len(probes)) if turn % 2 == 0 else range(len(probes) - 1, -1, -1)
-        for index in order:
-            runs_ms[index, turn] = probes[index].run_ms()
-    return runs_ms

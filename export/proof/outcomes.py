@@ -49,14 +49,9 @@ class Outcomes:
     @staticmethod
     def joined(parts: Sequence[Outcomes]) -> Outcomes:
         """All of the parts' images, in order."""
-        return Outcomes.from_arrays(
-            {name: np.concatenate([getattr(part, name) for part in parts]) for name in Outcomes.__slots__}
+        return Outcomes(
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in Outcomes.__slots__}
         )
-
-    @staticmethod
-    def from_arrays(arrays: dict[str, np.ndarray]) -> Outcomes:
-        """The reverse of `arrays`."""
-        return Outcomes(**arrays)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """By field name."""

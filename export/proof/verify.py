@@ -133,7 +133,7 @@ def observe(
         if candidate.recipe.file in fresh:
             cache.write_arrays(key, fresh[candidate.recipe.file].arrays())
     return tuple(
-        fresh[candidate.recipe.file] if found is None else Outcomes.from_arrays(found)
+        fresh[candidate.recipe.file] if found is None else Outcomes(**found)
         for candidate, found in zip(candidates, known, strict=True)
     )
 

@@ -52,8 +52,8 @@ def pareto(variants: Sequence[Variant]) -> Element | None:
         if (worst := _proved(variant)) < top1:
             chart.whisker(ms, worst, top1, colour)
         mark = f"{'dot' if variant.serve else 'ring'} {colour}"
-        chart.dot(ms, top1, _said(ms, top1, variant), mark)
-        chart.explain(variant.file if variant.serve else f"{variant.file} (does not serve)", mark)
+        means = variant.file if variant.serve else f"{variant.file} (does not serve)"
+        chart.dot(ms, top1, _said(ms, top1, variant), mark, means)
     if len(front) > 1:
         chart.explain("no variant is both faster and better", "front")
     return chart.figure()
@@ -76,16 +76,14 @@ def latency(variants: Sequence[Variant]) -> Element | None:
     )
     for colour, variant, table in measured:
         chart.band([(p.batch_size, p.p10_ms, p.p90_ms) for p in table.points], colour)
-        chart.line([(p.batch_size, p.median_ms) for p in table.points], f"line {colour}")
+        chart.line([(p.batch_size, p.median_ms) for p in table.points], f"line {colour}", variant.file)
         for p in table.points:
             says = f"{variant.file}, batch {p.batch_size}: {p.median_ms:.3f} ms"
             chart.dot(p.batch_size, p.median_ms, says, f"dot {colour}")
-        chart.explain(variant.file, f"line {colour}")
         if table.fixed_ms is not None and table.per_sample_ms is not None:
             line = Line(table.fixed_ms, table.per_sample_ms)
-            chart.line([(size, line.at(size)) for size in _dense(table)], f"dotted {colour}")
             fitted = f"{number(line.fixed_ms)} ms + {number(line.per_sample_ms)} ms per image"
-            chart.explain(fitted, f"dotted {colour}")
+            chart.line([(size, line.at(size)) for size in _dense(table)], f"dotted {colour}", fitted)
     return chart.figure()
 
 
@@ -109,11 +107,10 @@ def throughput(variants: Sequence[Variant]) -> Element | None:
             [(p.batch_size, 1e3 * p.batch_size / p.p90_ms, 1e3 * p.batch_size / p.p10_ms) for p in table.points], colour
         )
         rates = [(p.batch_size, 1e3 * p.batch_size / p.median_ms) for p in table.points]
-        chart.line(rates, f"line {colour}")
+        chart.line(rates, f"line {colour}", variant.file)
         for size, rate in rates:
             says = f"{variant.file}, batch {size}: {number(rate)} images per second"
             chart.dot(size, rate, says, f"dot {colour}")
-        chart.explain(variant.file, f"line {colour}")
     return chart.figure()
 
 
@@ -144,12 +141,10 @@ def roofline(variants: Sequence[Variant], roof: Roofline) -> Element | None:
             corners = [
                 (at, min(rate, at * roof.device_gb_per_s)) for at in (x.low, rate / roof.device_gb_per_s, x.high)
             ]
-            chart.line(corners, f"dashed {colour}")
-            chart.explain(f"this device in {precision}: {number(rate)}", f"dashed {colour}")
+            chart.line(corners, f"dashed {colour}", f"this device in {precision}: {number(rate)}")
     for colour, variant, size, at, y in dots:
         mark = f"{'ring' if size == 1 else 'dot'} {colour}"
-        chart.dot(at, y, f"{variant.file} at batch {size}: {number(y)}", mark)
-        chart.explain(f"{variant.file}, batch {size}", mark)
+        chart.dot(at, y, f"{variant.file} at batch {size}: {number(y)}", mark, f"{variant.file}, batch {size}")
     return chart.figure()
 
 

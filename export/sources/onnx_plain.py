@@ -24,7 +24,7 @@ from convoy.app.engines.onnxruntime import LIBRARY, open_session, read_signature
 from convoy.export.ahead import accepted
 from convoy.export.assemble import publish
 from convoy.export.options import ExportOptions
-from convoy.export.plan import check_max_batch, parse_activation, read_labels
+from convoy.export.plan import check_max_batch, parse_activation, priorities_of, read_labels
 from convoy.export.profiling.profile import measure_latencies
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.verify import MAX_FP32_ERROR
@@ -53,6 +53,7 @@ def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
     source = parse_source(options.source)
     name = check_name(options.name)
     check_max_batch(options.max_batch)
+    priorities = priorities_of(options)
     _refuse_images(options)
     labels = read_labels(options.labels) if options.labels else ()
     assert source.file is not None
@@ -60,7 +61,7 @@ def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
         folder = Path(temporary)
         with progress.step("prove the batch"):
             batching = write_batched(source.file, folder / REFERENCE.file, cpu_budget(), to_onnx.INLINE_BYTES)
-        spec = _spec(name, source.file, batching, options.max_batch, labels)
+        spec = replace(_spec(name, source.file, batching, options.max_batch, labels), priorities=priorities)
         try:
             variant, canary = _prove(source, spec, batching, folder, progress)
         except EngineFailure as failure:

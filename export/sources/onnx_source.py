@@ -17,22 +17,12 @@ from convoy.app.engines.onnxruntime import open_session, read_signature
 from convoy.export.sources import onnx_file
 from convoy.export.sources.onnx_batch import write_batched
 from convoy.export.sources.preprocess import InputSize
-from convoy.export.sources.torch_job import INPUT_NAME, ONNX
+from convoy.export.sources.source import ModelSource
+from convoy.export.sources.torch_job import ANY_BATCH, INPUT_NAME, ONNX, TorchResult
 from convoy.models.errors import JobError
 from convoy.models.spec import ImageSpec, TensorSpec
 
 _AS_TENSORS = "leave --preprocess out to serve it with its own tensors"
-
-
-@dataclass(frozen=True, slots=True)
-class Wrapped:
-    """The graph behind the front, and the original's answers to the samples: float32 [n, outputs]."""
-
-    onnx: Path
-    reference: np.ndarray
-    output_name: str
-    batched: bool
-    batch_reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +46,15 @@ def image_size(path: Path) -> InputSize | None:
 
 
 def wrap(
-    original: Path, image: ImageSpec, samples: np.ndarray, folder: Path, threads: int, inline_bytes: int
-) -> Wrapped:
+    source: ModelSource, image: ImageSpec, samples: np.ndarray, folder: Path, threads: int, inline_bytes: int
+) -> TorchResult:
     """Write the graph with our front to `folder`. `samples` are as the image's front says.
 
     The input's name becomes `INPUT_NAME`, the output keeps its own. Raises JobError for a graph that does not take
     one image of that kind or does not give one row of numbers.
     """
+    assert source.file is not None
+    original = source.file
     found = _image_input(original, threads)
     output = _only_output(original, threads)
     if found.channels != image.channels or any(a not in (-1, b) for a, b in zip(found.size, _px(image), strict=True)):
@@ -70,13 +62,23 @@ def wrap(
             f"{original.name} takes {found.channels} channels of {_shown(found.size)}, the preprocessing gives "
             f"{image.channels} of {_shown(_px(image))}; pass another --input or --preprocess"
         )
+    import onnx
+
     target = folder / ONNX
     batching = write_batched(original, target, threads, inline_bytes)
-    model = _load_graph(target)
+    model = onnx.load(str(target), load_external_data=False)
     _add_front(model.graph, found, image, batched=batching.batched)
     target.write_bytes(model.SerializeToString())
     reference = _answers(original, found, _normalised(samples, image), threads)
-    return Wrapped(target, reference, output.name, batching.batched, batching.reason)
+    return TorchResult(
+        target,
+        reference,
+        torch_version="",
+        output_name=output.name,
+        max_batch=ANY_BATCH if batching.batched else 1,
+        remark=batching.reason,
+        original=f"{source.shown} in ONNX Runtime",
+    )
 
 
 def _image_input(path: Path, threads: int) -> _ImageInput:
@@ -105,12 +107,6 @@ def _only_output(path: Path, threads: int) -> TensorSpec:
         shown = f"{outputs[0].dtype} {list(outputs[0].shape)}"
         raise JobError(f"{path.name} gives {shown}, a classifier gives FP32 [N, classes]; {_AS_TENSORS}")
     return outputs[0]
-
-
-def _load_graph(path: Path) -> Any:
-    import onnx
-
-    return onnx.load(str(path), load_external_data=False)
 
 
 def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: bool) -> None:

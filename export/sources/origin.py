@@ -65,11 +65,13 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
         return Origin(source, source.file, "network", known, None, "the file does not say", (), True)
     header = _header(weights, source) if weights else None
     if header is not None:
-        size_px = _zoo_size(source)
-        return Origin(source, weights, weights_from, size_px, header.image, "", header.labels, True, _stated(header))
+        size_px, test = _zoo_size(source), header.split.get("test")
+        stated = Stated(100 * header.test_accuracy, header.dataset, test.sha256 if test else None)
+        return Origin(source, weights, weights_from, size_px, header.image, "", header.labels, True, stated)
     why = "the checkpoint does not say" if weights else "the network does not say"
     plain = Origin(source, weights, weights_from, _zoo_size(source), None, why, (), True)
-    if not source.has_registry or not _must_ask(options):
+    is_told = options.preprocess is not None and options.labels is not None and options.weights != PUBLISHED
+    if not source.has_registry or is_told:
         return plain
     said = ask(Inquiry(source.kind, source.name))
     return replace(
@@ -80,15 +82,6 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
         labels=_distinct(said.labels),
         are_labels_sure=weights_from == "registry",
     )
-
-
-def _must_ask(options: ExportOptions) -> bool:
-    return options.preprocess is None or options.labels is None or options.weights == PUBLISHED
-
-
-def _stated(header: CheckpointHeader) -> Stated:
-    test = header.split.get("test")
-    return Stated(100 * header.test_accuracy, header.dataset, test.sha256 if test else None)
 
 
 def _weights(weights: Path | None, source: ModelSource, *, is_random: bool) -> tuple[Path | None, WeightsFrom]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from convoy.export.cache import StepCache, step_key
 from convoy.export.plan import ExportPlan
-from convoy.export.sources.to_onnx import TorchResult
+from convoy.export.sources.torch_job import TorchResult
 from convoy.models.bundle import sha256_file
 
 _REUSABLE = frozenset({"zoo", "torchvision"})
@@ -56,10 +56,10 @@ def _key(plan: ExportPlan, samples: np.ndarray) -> str:
         "torch",
         plan.source.shown,
         sha256_file(plan.weights),
-        repr(plan.weights_key),
+        repr(plan.asked.weights_key),
         repr(plan.image),
         repr(plan.labels),
-        str(plan.max_batch),
+        str(plan.asked.max_batch),
         packages,
         hashlib.sha256(np.ascontiguousarray(samples).data).hexdigest(),
     )

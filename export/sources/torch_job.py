@@ -9,7 +9,10 @@ Knows neither torch nor the child's ways; both sides import it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from convoy.models.spec import ImageSpec
 
@@ -26,6 +29,7 @@ EXTERNAL_DATA = "fp32.onnx.data"
 TENSOR = "tensor"
 INPUT_NAME = "images"
 OUTPUT_NAME = "logits"
+ANY_BATCH = 1 << 30
 
 SourceKind = Literal["zoo", "torchvision", "timm", "file", "pt2", "onnx"]
 # From the network as it was built, a file, the registry that published it, or drawn at random to test graphs.
@@ -69,6 +73,25 @@ class TorchOutcome:
     error: str | None
     outputs: int
     torch_version: str
+    weights_entry: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchResult:
+    """The fp32 graph, and the original's own answers to the samples: float32 [n, outputs].
+
+    The graph's input is called `INPUT_NAME`, and its output `output_name`. `torch_version` is empty where
+    torch had no part in it. The graph takes at most `max_batch` samples a run, and `remark` is what else should be said
+    of it. `original` names what gave the answers; `weights_entry` is as in `TorchOutcome`.
+    """
+
+    onnx: Path
+    reference: np.ndarray
+    torch_version: str
+    output_name: str = OUTPUT_NAME
+    max_batch: int = ANY_BATCH
+    remark: str = ""
+    original: str = "torch"
     weights_entry: str = ""
 
 

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ import safetensors.numpy
 
 from convoy import IMPORT_ROOT
 from convoy.export.sources import torch_job as files
-from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, TorchJob, TorchOutcome, one_line
+from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, TorchJob, TorchOutcome, TorchResult, one_line
 from convoy.models.errors import JobError
 from convoy.models.records import from_jsonable, to_jsonable
 
@@ -29,17 +28,7 @@ _LOG = "child.log"
 _CHILD = ("-P", "-B", "-m", "convoy.export.sources.torch_child")
 
 
-@dataclass(frozen=True, slots=True)
-class TorchExport:
-    """The graph as a file, and torch's own answers to the samples: float32 [n, outputs]; and as in `TorchOutcome`."""
-
-    onnx: Path
-    reference: np.ndarray
-    torch_version: str
-    weights_entry: str = ""
-
-
-def run_job(job: TorchJob, samples: np.ndarray, folder: Path) -> TorchExport:
+def run_job(job: TorchJob, samples: np.ndarray, folder: Path) -> TorchResult:
     """Have a child do the job; `folder` is an empty one for the exchange.
 
     Raises JobError with the child's one line, or with what killed it.
@@ -50,7 +39,7 @@ def run_job(job: TorchJob, samples: np.ndarray, folder: Path) -> TorchExport:
     if outcome.error is not None:
         raise JobError(outcome.error)
     reference = safetensors.numpy.load((folder / files.REFERENCE).read_bytes())[TENSOR]
-    return TorchExport(folder / files.ONNX, reference, outcome.torch_version, outcome.weights_entry)
+    return TorchResult(folder / files.ONNX, reference, outcome.torch_version, weights_entry=outcome.weights_entry)
 
 
 def ask(inquiry: Inquiry) -> Description:

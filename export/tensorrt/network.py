@@ -33,7 +33,7 @@ def add_profiles(builder: Any, config: Any, network: Any, options: BuildOptions)
     Returns the inputs' shapes, -1 for the batch. Raises FileRefused for a shape that cannot be batched.
     """
     batch_sizes = options.batch_sizes
-    shapes = {tensor.name: _batched(tensor) for tensor in _inputs(network)}
+    shapes = {tensor.name: _batched(tensor) for tensor in map(network.get_input, range(network.num_inputs))}
     for name, shape in shapes.items():
         if shape[0] >= 0 and batch_sizes != (shape[0],):
             raise FileRefused(
@@ -61,10 +61,6 @@ def _flags(trt: Any) -> int:
     # 10.x must be told; 11.x knows nothing else, and may drop the name one day.
     flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     return 0 if flag is None else 1 << int(flag)
-
-
-def _inputs(network: Any) -> list[Any]:
-    return [network.get_input(index) for index in range(network.num_inputs)]
 
 
 def _batched(tensor: Any) -> tuple[int, ...]:

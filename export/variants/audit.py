@@ -19,19 +19,8 @@ from convoy.models.bundle import NodeAudit, Target
 # These change how a value is written down, not the value.
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "ReorderInput", "ReorderOutput"})
 _MOVES = frozenset(
-    {
-        "Transpose",
-        "Reshape",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Slice",
-        "Concat",
-        "Split",
-        "Gather",
-        "Identity",
-        "Shape",
-    }
+    {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Concat", "Split", "Gather"}
+    | {"Identity", "Shape"}
 )
 _ONNX_NAMES = {
     1: "fp32",

@@ -9,7 +9,7 @@ Sources: entropy is TensorRT's calibration (Migacz, 8-bit Inference with TensorR
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -131,14 +131,6 @@ def _count(histogram: ActivationHistogram, values: np.ndarray, name: str) -> Non
         ) from None
 
 
-def _min_max(histogram: ActivationHistogram) -> Range:
-    return histogram.lowest, histogram.highest
-
-
-def _percentile(histogram: ActivationHistogram) -> Range:
-    return histogram.percentile(_PERCENT)
-
-
 def _entropy(histogram: ActivationHistogram) -> Range:
     from onnxruntime.quantization.calibrate import HistogramCollector
 
@@ -150,4 +142,8 @@ def _entropy(histogram: ActivationHistogram) -> Range:
     return float(found[0]), float(found[1])
 
 
-_RANGE = {"minmax": _min_max, "entropy": _entropy, "percentile": _percentile}
+_RANGE: dict[Method, Callable[[ActivationHistogram], Range]] = {
+    "minmax": lambda histogram: (histogram.lowest, histogram.highest),
+    "entropy": _entropy,
+    "percentile": lambda histogram: histogram.percentile(_PERCENT),
+}

@@ -21,7 +21,6 @@ from convoy.export.variants.calibrate import Conversion, Ranges
 from convoy.export.variants.onnx_graph import (
     array,
     attribute,
-    consumers,
     front_nodes,
     initializers,
     producers,
@@ -100,16 +99,13 @@ def _join_fp32_islands(graph: Any) -> None:
     """Take out casts to FP16 and straight back between two FP32 nodes: the very values that do not fit go there."""
     from onnx import TensorProto
 
-    makers, readers = producers(graph), consumers(graph)
+    makers = producers(graph)
     for node in list(graph.node):
         if node.op_type != "Cast" or attribute(node, "to", None) != TensorProto.FLOAT:
             continue
         before = makers.get(node.input[0])
         if before is not None and _is_from_fp32(before):
-            for reader in readers[node.output[0]]:
-                for index, name in enumerate(reader.input):
-                    if name == node.output[0]:
-                        reader.input[index] = before.input[0]
+            rewire(graph, node.output[0], before.input[0])
             if node.output[0] in {output.name for output in graph.output}:
                 _give_out(graph, makers, before.input[0], node)
 

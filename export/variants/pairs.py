@@ -54,7 +54,9 @@ def quantize_in_pairs(scheme: Scheme, conversion: Conversion, target: Path) -> M
     unfit = scheme.unfit(graph)
     wide = out_of_range(graph, calibration.ranges["minmax"], _RESULT_LIMIT)
     wide |= _too_fine(graph, conversion.ranges, scheme)
-    weighted = [node.name for node in graph.node if _is_weighted(node, graph)]
+    constant = {tensor.name for tensor in graph.initializer}
+    by_weights = [node for node in graph.node if node.op_type in CONVOLUTIONS | PRODUCTS and len(node.input) > 1]
+    weighted = [node.name for node in by_weights if node.input[1] in constant]
     chosen = [name for name in weighted if name not in unfit and name not in wide and conversion.takes(name)]
     left = conversion.keep | wide.keys()
     followers = _additions(graph, set(chosen), left) + _pools(graph, set(chosen), left)
@@ -85,11 +87,6 @@ def _too_fine(graph: Any, ranges: Ranges, scheme: Scheme) -> dict[str, str]:
         for largest in [min((max(map(abs, ranges[name])) for name in node.input if name in ranges), default=math.inf)]
         if largest / scheme.largest < SMALLEST_SCALE
     }
-
-
-def _is_weighted(node: Any, graph: Any) -> bool:
-    constant = {tensor.name for tensor in graph.initializer}
-    return node.op_type in CONVOLUTIONS | PRODUCTS and len(node.input) > 1 and node.input[1] in constant
 
 
 def _additions(graph: Any, chosen: set[str], keep: frozenset[str]) -> list[str]:

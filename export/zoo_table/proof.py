@@ -14,8 +14,8 @@ import numpy as np
 from convoy.export.data import ImageSet
 from convoy.export.proof.verify import relative_error
 from convoy.export.sources.to_onnx import INLINE_BYTES
-from convoy.export.sources.torch_job import OUTPUT_NAME, Inquiry, TorchJob
-from convoy.export.sources.torch_process import TorchExport, ask, run_job
+from convoy.export.sources.torch_job import OUTPUT_NAME, Inquiry, TorchJob, TorchResult
+from convoy.export.sources.torch_process import ask, run_job
 from convoy.export.variants.precision import REFERENCE
 from convoy.export.variants.variant import OpenVariant, opened
 from convoy.models.errors import JobError
@@ -72,7 +72,7 @@ def samples_of(image: ImageSpec) -> np.ndarray:
     return np.stack([random_picture(image, seed) for seed in range(_IMAGES)])
 
 
-def export_random(name: str, image: ImageSpec, samples: np.ndarray, folder: Path, threads: int) -> TorchExport:
+def export_random(name: str, image: ImageSpec, samples: np.ndarray, folder: Path, threads: int) -> TorchResult:
     """`REFERENCE.file` in `folder`, and torch's own answers. Weights are drawn by what they make of the samples.
 
     Raises JobError for what cannot be exported.
@@ -99,7 +99,7 @@ def _job(name: str, image: ImageSpec, threads: int) -> TorchJob:
     )
 
 
-def _spec(name: str, image: ImageSpec, answer: TorchExport) -> ModelSpec:
+def _spec(name: str, image: ImageSpec, answer: TorchResult) -> ModelSpec:
     inputs = (TensorSpec("images", image.tensor_dtype, image.tensor_shape),)
     outputs = (TensorSpec(OUTPUT_NAME, "FP32", (answer.reference.shape[1],)),)
     return ModelSpec(name, inputs, outputs, max(BATCHES), image, "softmax", ())

@@ -52,10 +52,6 @@ class ZooRow:
     why: str = ""
     builder: tuple[BuilderCell, ...] = ()
 
-    def after(self, seconds: float) -> ZooRow:
-        """The row with the time that it took."""
-        return replace(self, seconds=round(seconds, 1))
-
     def with_times(self, fp32_ms: float, int8_ms: float | None, int8_error: float | None, why: str) -> ZooRow:
         """The row with what came of quantising and timing; `why` says why there is no int8."""
         return replace(self, fp32_ms=fp32_ms, int8_ms=int8_ms, int8_error=int8_error, why=why)

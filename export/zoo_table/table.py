@@ -8,6 +8,7 @@ row that only lacks the builder gets that alone.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from convoy.app.batch import EngineFailure
-from convoy.app.engines.measure import make_probe
+from convoy.app.engines.measure import Pace, make_probe, take_turns
 from convoy.export.progress import SILENT
 from convoy.export.proof.verify import relative_error
 from convoy.export.sources.torch_job import Inquiry
@@ -32,8 +33,7 @@ from convoy.export.zoo_table.proof import Proof, export_random, image_of, pictur
 from convoy.export.zoo_table.rows import BuilderCell, Table, ZooRow, read_table, write_table
 from convoy.models.errors import ConvoyError
 
-_TIMING_S = 3.0
-_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 100
+_PACE = Pace(budget_s=3.0, limit_s=math.inf, warm_up=1, fewest=5, most=100)
 # What the builder is shown. A file that is added here is built for every row that there is.
 BUILT_FILES = tuple(recipe for recipe in RECIPES if recipe.file in ("fp16.onnx", "int8-trt.onnx"))
 # What one model may cost its row, and never the run.
@@ -81,7 +81,7 @@ def try_model(name: str, threads: int) -> ZooRow:
             row = _try(name, Path(temporary), threads)
         except _FAILURES as error:
             row = ZooRow(name, "", exported=False, why=_reason(error))
-    return row.after(time.monotonic() - started_s)
+    return replace(row, seconds=round(time.monotonic() - started_s, 1))
 
 
 def try_builder(name: str, threads: int, recipes: Sequence[Recipe]) -> list[BuilderCell]:
@@ -154,12 +154,5 @@ def _time_alone(proof: Proof, folder: Path) -> float:
 
 def _race(candidates: Sequence[OpenVariant]) -> list[float]:
     """Median milliseconds of one image in each, taking turns because a machine's speed drifts."""
-    probes = [make_probe(candidate.engine, 1) for candidate in candidates]
-    runs_ms: list[list[float]] = [[] for _ in probes]
-    for probe in probes:
-        probe.run_ms()
-    end_s = time.monotonic() + _TIMING_S
-    while len(runs_ms[0]) < _FEWEST_ROUNDS or (len(runs_ms[0]) < _MOST_ROUNDS and time.monotonic() < end_s):
-        for probe, own in zip(probes, runs_ms, strict=True):
-            own.append(probe.run_ms())
+    runs_ms = take_turns([make_probe(candidate.engine, 1) for candidate in candidates], _PACE)
     return [float(np.median(own)) for own in runs_ms]

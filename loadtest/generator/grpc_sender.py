@@ -16,6 +16,7 @@ from collections.abc import Callable
 import grpc
 from tritonclient.grpc import service_pb2
 
+from convoy.loadtest.answers import FULL_EVERY, FULL_FIRST
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.generator.recorder import Recorder
 from convoy.loadtest.grpc_channel import channel_options, open_channel
@@ -28,8 +29,6 @@ SWEEP_S = 0.05
 # One connection carries many calls; several, because a server may give each of them a thread of its own.
 MOST_CHANNELS = 8
 
-FULL_FIRST = 100
-FULL_EVERY = 64
 
 # What the library says when it was not the server that answered.
 NOBODY_THERE = ("failed to connect", "connection refused", "connect failed")

@@ -5,19 +5,24 @@ Knows the line's layout, the same for the parent that writes it and the child th
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from array import array
+from dataclasses import dataclass
+
+import msgspec
 
 from convoy.loadtest.answers import AnswerCheck, Form
 from convoy.loadtest.endpoint import Endpoint
+from convoy.loadtest.problems import Problem
 from convoy.loadtest.request_pool import Protocol, RequestPool
-from convoy.loadtest.shared import read_blobs, read_integers
+from convoy.loadtest.shared import read_blobs
+
+# What a generator says first. It is told when to start, by a number in a line; after that, closing the pipe means stop.
+READY = b"ready"
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorJob:
-    """`clients` None: an open loop with `scheduled` due times. Descriptors are inherited from the parent."""
+    """`clients` None: an open loop with a schedule. Descriptors are inherited from the parent."""
 
     endpoint: Endpoint
     protocol: Protocol
@@ -27,7 +32,6 @@ class GeneratorJob:
     requests: int
     requests_descriptor: int
     clients: int | None
-    scheduled: int
     schedule_descriptor: int
     capacity: int
     rows_descriptor: int
@@ -36,48 +40,26 @@ class GeneratorJob:
     duration_s: float
     timeout_s: float
 
-    def to_line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> GeneratorJob:
-        values: dict[str, Any] = json.loads(line)
-        endpoint = Endpoint(**values.pop("endpoint"))
-        metadata = tuple((name, value) for name, value in values.pop("metadata"))
-        return cls(endpoint=endpoint, metadata=metadata, **values)
-
     def request_pool(self) -> RequestPool:
         requests = read_blobs(self.requests_descriptor, self.requests)
         check = AnswerCheck(self.form, self.word.encode("latin-1"))
         return RequestPool(requests, check, self.protocol, self.metadata)
 
     def offsets_ns(self) -> list[int]:
-        return read_integers(self.schedule_descriptor, self.scheduled)
+        return array("q", *read_blobs(self.schedule_descriptor, 1)).tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A generator's last words."""
 
-    problems: tuple[tuple[str, str, int | None], ...]  # fault, text, status
+    problems: tuple[Problem, ...]
     waited: int
     cpu_s: float
     event_loop: str
     timer: str
     stopped: bool
 
-    def to_line(self) -> bytes:
-        return json.dumps({"finished": asdict(self)}).encode() + b"\n"
 
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Finished:
-        problems = tuple((fault, text, status) for fault, text, status in values.pop("problems"))
-        return cls(problems=problems, **values)
-
-
-READY = b'{"ready": true}\n'
-
-
-def start_line(start_ns: int) -> bytes:
-    """The parent's second and last word. After it, closing the pipe means stop."""
-    return json.dumps({"start_ns": start_ns}).encode() + b"\n"
+def line_of(said: GeneratorJob | Finished) -> bytes:
+    return msgspec.json.encode(said) + b"\n"

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import mmap
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 
-from convoy.loadtest.generator.job import READY, Finished, GeneratorJob
+import msgspec
+
+from convoy.loadtest.generator.job import READY, Finished, GeneratorJob, line_of
 from convoy.loadtest.generator.loops import ClosedLoop, Loop, OpenLoop, Sender, until_over
 from convoy.loadtest.generator.recorder import Recorder
 from convoy.loadtest.problems import Fault, Problem
@@ -32,7 +33,7 @@ NO_ANSWER = Problem(Fault.TIMEOUT, "no answer by the end of the run")
 
 def main() -> None:
     """Reads the job from the standard input, says when it is ready, runs, and writes its last words."""
-    job = GeneratorJob.from_line(sys.stdin.buffer.readline())
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=GeneratorJob)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_generate(job))
 
@@ -44,12 +45,12 @@ async def _generate(job: GeneratorJob) -> None:
     loop = _make_loop(job, sender)
     try:
         await sender.warm(job.first_connections)
-        os.write(STDOUT, READY)
+        os.write(STDOUT, READY + b"\n")
         start_ns = await parent.start()
         if start_ns is not None:
             with _no_garbage_collection():
                 finished = await _run(job, loop, sender, recorder, start_ns, parent.stopped)
-            os.write(STDOUT, finished.to_line())
+            os.write(STDOUT, line_of(finished))
     finally:
         loop.stop()
         await sender.close()
@@ -69,7 +70,7 @@ async def _run(
         _close_the_books(recorder, unsent_ns, time.monotonic_ns())
     recorder.publish()
     return Finished(
-        problems=tuple((problem.fault.value, problem.text, problem.status) for problem in recorder.problems),
+        problems=tuple(recorder.problems),
         waited=sender.waited,
         cpu_s=time.process_time() - cpu_s,
         event_loop=type(asyncio.get_running_loop()).__module__.split(".")[0],
@@ -124,7 +125,7 @@ class _Parent:
     async def start(self) -> int | None:
         """When to start; None if the parent has ended or thought better of it."""
         await self._spoke.wait()
-        return int(json.loads(self._said)["start_ns"]) if b"\n" in self._said else None
+        return int(self._said) if b"\n" in self._said else None
 
     def _read(self) -> None:
         try:

@@ -28,9 +28,9 @@ from convoy.loadtest.peers.bare import Bare, open_bare
 from convoy.loadtest.peers.bound import Round, bound_table
 from convoy.loadtest.peers.contender import convoy_launch
 from convoy.loadtest.peers.generator import Generator, Salvo, choose_generator, write_requests
-from convoy.loadtest.peers.marks import replace_block
 from convoy.loadtest.peers.network import convoy
 from convoy.loadtest.peers.own_build import ensure_build
+from convoy.loadtest.peers.page import replace_block
 from convoy.loadtest.peers.results import write_text
 from convoy.loadtest.peers.server import RunningServer, free_ports, serving
 from convoy.loadtest.peers.stand import reading_of

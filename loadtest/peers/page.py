@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convoy.loadtest.peers.compare import Figures, Match, Spread, matches
-from convoy.loadtest.peers.marks import replace_block
-from convoy.loadtest.peers.results import ClosedLoad, Results
+from convoy.loadtest.peers.results import ClosedLoad, Results, write_text
+from convoy.models.errors import JobError
 
 MARK = "peers"
 
@@ -19,6 +19,23 @@ _HEAD = (
     "| Convoy's rate over its | its p50 over Convoy's | its CPU over Convoy's |\n"
     "|---|---|---|---|---|---|---|---|---|"
 )
+
+
+def replace_block(path: Path, name: str, text: str) -> None:
+    """Puts `text` between the marks of `name`; a page that is not there yet gets nothing but that.
+
+    Raises JobError where the page lacks the marks or cannot be written.
+    """
+    begin, end = f"<!-- measured: {name} -->", f"<!-- end of {name} -->"
+    block = f"{begin}\n{text}\n{end}"
+    if not path.exists():
+        write_text(path, block + "\n")
+        return
+    before, found_begin, rest = path.read_text().partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise JobError(f"{path} has no lines {begin!r} and {end!r}, between which the figures go; add them")
+    write_text(path, before + block + after)
 
 
 def write_page(path: Path, results: Results) -> None:

@@ -62,13 +62,11 @@ def answers_over_time(outcome: LoadTestOutcome) -> Element | None:
         spanning("requests / s", tops),
     )
     _mark_times(chart, result)
-    chart.line(_steps(bins, [one.per_s(one.due) for one in bins]), "dashed soft")
-    chart.line(_steps(bins, [one.per_s(one.good) for one in bins]), "line k2")
-    chart.explain("due" if result.rate is not None else "sent", "dashed soft")
-    chart.explain("answered well", "line k2")
+    offered = "due" if result.rate is not None else "sent"
+    chart.line(_steps(bins, [one.per_s(one.due) for one in bins]), "dashed soft", offered)
+    chart.line(_steps(bins, [one.per_s(one.good) for one in bins]), "line k2", "answered well")
     if any(one.failed for one in bins):
-        chart.line(_steps(bins, [one.per_s(one.failed) for one in bins]), "line bad")
-        chart.explain("failed", "line bad")
+        chart.line(_steps(bins, [one.per_s(one.failed) for one in bins]), "line bad", "failed")
     _explain_times(chart, result)
     return chart.figure()
 
@@ -140,16 +138,14 @@ def goodput_against_rate(outcome: LoadTestOutcome) -> Element | None:
         spanning("offered requests / s", [rate for _, rate, _ in drawn]),
         Axis("good within the objective, %", 0 if lowest < 0.5 else 100 * lowest - 2, 101),
     )
-    chart.level(100 * SHARE, "dashed soft")
-    chart.explain(f"{100 * SHARE:.0f} %", "dashed soft")
+    chart.level(100 * SHARE, "dashed soft", f"{100 * SHARE:.0f} %")
     believed = sorted((rate, 100 * share) for row, rate, share in drawn if row.verdict.void is None)
     chart.line(believed, "line thin k2")
     for row, rate, share in drawn:
         says = f"{row.name}: {100 * share:.2f} % at {number(rate)} requests/s"
         chart.dot(rate, 100 * share, says, "ring k1" if row.verdict.void is not None else "dot k2")
     if outcome.capacity is not None and outcome.capacity.sustained is not None:
-        chart.upright(outcome.capacity.sustained, "front")
-        chart.explain("capacity", "front")
+        chart.upright(outcome.capacity.sustained, "front", "capacity")
     return chart.figure()
 
 
@@ -163,12 +159,15 @@ def stages(outcome: LoadTestOutcome) -> Element | None:
     if rest_ms > 0:
         parts.append(("all else", rest_ms))
     total_ms = sum(ms for _, ms in parts)
-    bar = element("div", *(_piece(name, ms, total_ms, index) for index, (name, ms) in enumerate(parts)), class_="stack")
+    pieces = [
+        element("i", class_=f"k{index}", style=f"flex: {100 * ms / total_ms:.3f}", title=f"{name}: {ms:.3f} ms")
+        for index, (name, ms) in enumerate(parts)
+    ]
     rows: list[list[Content]] = [
         [element("span", element("i", class_=f"swatch k{index}"), name), f"{ms:.3f}", f"{100 * ms / total_ms:.1f} %"]
         for index, (name, ms) in enumerate(parts)
     ]
-    return element("div", bar, table(("stage", "mean, ms", "share"), rows))
+    return element("div", element("div", *pieces, class_="stack"), table(("stage", "mean, ms", "share"), rows))
 
 
 def batches(server: ServerSide) -> Element | None:
@@ -199,10 +198,6 @@ def _grouped(counts: Sequence[BatchCount]) -> list[tuple[int, int, int]]:
     return [(first + at * width, first + (at + 1) * width - 1, count) for at, count in sorted(groups.items())]
 
 
-def _piece(name: str, ms: float, total_ms: float, index: int) -> Element:
-    return element("i", class_=f"k{index}", style=f"flex: {100 * ms / total_ms:.3f}", title=f"{name}: {ms:.3f} ms")
-
-
 def _steps(bins: Sequence[TimeBin], values: Sequence[float]) -> list[tuple[float, float]]:
     """A line that is level within each bin."""
     pairs = zip(bins, values, strict=True)
@@ -230,8 +225,7 @@ def _explain_times(chart: Chart, result: Result) -> None:
 
 def _draw_objective(chart: Chart, slo_ms: float | None) -> None:
     if slo_ms is not None:
-        chart.level(slo_ms, "dashed bad")
-        chart.explain(f"objective, {slo_ms:g} ms", "dashed bad")
+        chart.level(slo_ms, "dashed bad", f"objective, {slo_ms:g} ms")
 
 
 def _common_percentile(rows: Sequence[Result]) -> str:

@@ -73,9 +73,11 @@ class Simulation:
     _sequence: int = 0
     _timer_ns: int | None = None
 
-    def add_model(self, name: str, *, max_batch: int, max_waiting: int = 1 << 30) -> ModelKey:
+    def add_model(
+        self, name: str, *, max_batch: int, max_waiting: int = 1 << 30, levels: int = 1, default_level: int = 1
+    ) -> ModelKey:
         key = ModelKey(name, 1)
-        self.state.queues[key] = Queue(key, max_batch, max_waiting)
+        self.state.queues[key] = Queue(key, max_batch, max_waiting, levels, default_level)
         return key
 
     def add_lane(

@@ -6,6 +6,7 @@ What it has found stays in `build/simulation`; a second call goes on where the f
 from __future__ import annotations
 
 import argparse
+import os
 
 from convoy import IMPORT_ROOT
 from convoy.loadtest.study import report
@@ -19,6 +20,7 @@ _FOUND = IMPORT_ROOT / "build" / "simulation"
 
 def main() -> None:
     argparse.ArgumentParser("python -m convoy.loadtest.study", description=__doc__).parse_args()
+    os.nice(19 - os.nice(0))
     chosen = scenarios()
     findings = []
     for finding in find(chosen, SEEDS, Kept(_FOUND, SEEDS)):

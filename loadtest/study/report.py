@@ -229,8 +229,7 @@ def _chart(title: str, x_label: str, y_label: str, xs: Sequence[float], lines: M
     x = Axis(x_label, 0.9 * xs[0], 1.1 * xs[-1], "log", tuple(xs))
     chart = Chart(title, f"{y_label} over {x_label}", x, Axis(y_label, 0, 1), width=_WIDTH, height=_HEIGHT)
     for name, ys in lines.items():
-        chart.line(list(zip(xs, ys, strict=True)), _CLASSES[name.partition(":")[0]])
-        chart.explain(name, _CLASSES[name.partition(":")[0]])
+        chart.line(list(zip(xs, ys, strict=True)), _CLASSES[name.partition(":")[0]], name)
     return chart
 
 

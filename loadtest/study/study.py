@@ -1,8 +1,7 @@
-"""The whole comparison: which scenarios, which figures of each, on every core at the lowest priority."""
+"""The whole comparison: which scenarios, which figures of each, on every core."""
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -100,7 +99,7 @@ class _SeedResult:
 def find(chosen: list[Scenario], seeds: int, kept: Kept) -> Iterator[Finding]:
     """The findings, in order, as they come; what is kept is not sought again."""
     known = {scenario: kept.figures(scenario) for scenario in chosen}
-    with ProcessPoolExecutor(initializer=_be_nice) as pool:
+    with ProcessPoolExecutor() as pool:
         sought = {
             scenario: [pool.submit(_one_seed, scenario, seed) for seed in range(seeds)]
             for scenario, figures in known.items()
@@ -113,10 +112,6 @@ def find(chosen: list[Scenario], seeds: int, kept: Kept) -> Iterator[Finding]:
                 yield finding
             else:
                 yield Finding(scenario, **figures)
-
-
-def _be_nice() -> None:
-    os.nice(19 - os.nice(0))
 
 
 def _finding(scenario: Scenario, results: list[_SeedResult]) -> Finding:

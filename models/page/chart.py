@@ -28,7 +28,8 @@ Point = tuple[float, float]
 class Chart:
     """Draws in the order of the calls. `about` is for those who cannot see it; `width` and `height` are pixels.
 
-    `class_` names what is drawn in `chart.css`, and its colour: "line k0", "dashed bad", "dot k3".
+    `class_` names what is drawn in `chart.css`, and its colour: "line k0", "dashed bad", "dot k3". What something
+    `means` stands in the legend.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Chart:
         self.svg = element("svg", viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=f"{name}. {about}")
         self._draw_axes()
 
-    def line(self, points: Sequence[Point], class_: str) -> None:
+    def line(self, points: Sequence[Point], class_: str, means: str = "") -> None:
         """Through the points in order."""
+        self.explain(means, class_)
         if points:
             path = "M" + " L".join(f"{self._px(x):.1f} {self._py(y):.1f}" for x, y in points)
             self._draw("path", d=path, class_=class_)
@@ -64,8 +66,9 @@ class Chart:
         ends = f"M{at - 4:.1f} {foot:.1f} h8 M{at - 4:.1f} {top:.1f} h8"
         self._draw("path", d=f"M{at:.1f} {top:.1f} V{foot:.1f} {ends}", class_=f"whisker {class_}")
 
-    def dot(self, x: float, y: float, says: str, class_: str) -> None:
+    def dot(self, x: float, y: float, says: str, class_: str, means: str = "") -> None:
         """A dot that says something when the mouse rests on it."""
+        self.explain(means, class_)
         self._draw("circle", element("title", says), cx=self._px(x), cy=self._py(y), r=5, class_=class_)
 
     def bar(self, x_from: float, x_to: float, y: float, says: str, class_: str) -> None:
@@ -81,13 +84,15 @@ class Chart:
         shape = {"x": left, "y": TOP, "width": self._px(x_to) - left, "height": self._floor - TOP}
         self._draw("rect", element("title", says), class_=class_, **shape)
 
-    def level(self, y: float, class_: str) -> None:
+    def level(self, y: float, class_: str, means: str = "") -> None:
         """A horizontal line from end to end."""
+        self.explain(means, class_)
         if self._y.low < y <= self._y.high:
             self._draw("path", d=f"M{LEFT} {self._py(y):.1f} H{self._end}", class_=class_)
 
-    def upright(self, x: float, class_: str) -> None:
+    def upright(self, x: float, class_: str, means: str = "") -> None:
         """A vertical line from top to floor."""
+        self.explain(means, class_)
         self._draw("path", d=f"M{self._px(x):.1f} {TOP} V{self._floor}", class_=class_)
 
     def words(self, x: float, y: float, text: str, class_: str = "tick") -> None:
@@ -95,8 +100,9 @@ class Chart:
         add(self.svg, element("text", text, x=self._px(x) + 3, y=self._py(y) + 3.5, class_=class_))
 
     def explain(self, text: str, class_: str) -> None:
-        """One more entry of the legend."""
-        self.legend.append((text, class_))
+        """One more entry of the legend, if there is a text for it."""
+        if text:
+            self.legend.append((text, class_))
 
     def figure(self, note: str = "") -> Element:
         """The chart under its name, above its legend."""

@@ -46,18 +46,13 @@ NOT_COMPARED = (
 KNOWN_DISAGREEMENTS: tuple[Known, ...] = (
     Known(
         "503 under too few descriptors, with edges",
-        "an edge that cannot hand a request on to the core says so itself, and nobody counts that",
+        "an edge that cannot hand a request on to the core says so itself, and counts that under no model's name",
         "failed",
         frozenset({"descriptors"}),
     ),
     Known(
-        "convoy_rejected_total",
-        "it misses refusals: under overload clients were refused 4,886 times and it said 196; "
-        "convoy_requests_total{outcome=rejected}, which is compared, did not miss any here",
-    ),
-    Known(
-        "refusals before a request is read: too many connections (503), headers too late (408) or too large (431)",
-        "no counter has them, so no client of the campaign that is compared provokes them",
+        "what ends before a request is read: too many connections (503), headers too late (408) or too large (431)",
+        "no counter of calls has it, so no client of the campaign that is compared provokes it",
     ),
     Known(
         "/v2/models/.../stats and nv_inference_*",
@@ -148,7 +143,9 @@ def check_books(period: Period, seen: Calls, counted: Calls) -> list[str]:
     changing = {*period.scene.changing, ""} if period.scene.changing else set()
     models = {(protocol, model) for protocol, model, _ in (*seen, *counted) if model not in changing}
     for protocol, model in sorted(models):
-        unsure = seen[protocol, model, "left"] + seen[protocol, model, "broken"]
+        # Over gRPC the model is in the message, which nobody may have read when its client leaves.
+        theirs = {name for wire, name in models if wire == protocol} if (protocol, model) == ("grpc", "") else {model}
+        unsure = sum(seen[protocol, name, how] for name in theirs for how in ("left", "broken"))
         surplus = 0
         for outcome in COUNTED:
             if outcome in known:

@@ -1,6 +1,7 @@
 """What bad input gets: a 4xx in one form that says what was expected, and a server that goes on.
 
-Every bad request goes over a connection that is used for a good request afterwards.
+Every bad request goes over a connection that is used for a good request afterwards. The tables go over connections
+in memory; what concerns memory, the order of bytes, or the connection itself goes over sockets, also through an edge.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.memory_server import MemoryServer, MemoryWire
 from tests.support.pictures import jpeg, png_claiming
 from tests.support.servers import Server, start_server, wait_until
 from tests.support.stores import StoreFolder, digit
@@ -43,13 +45,31 @@ def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterato
         wait_until(server.is_at_rest, "nothing is held after all these requests")
 
 
+@pytest.fixture(scope="module")
+def memory_server(filled_store: StoreFolder) -> Iterator[MemoryServer]:
+    server = MemoryServer(store=filled_store.root, max_body_mb=2, max_inflight_mb=64)
+    with server.running():
+        yield server
+
+
 @pytest.fixture
-def wire(server: Server) -> Iterator[Wire]:
+def wire(memory_server: MemoryServer) -> Iterator[MemoryWire]:
+    wire = MemoryWire(memory_server)
+    yield wire
+    check_good(wire)
+
+
+@pytest.fixture
+def socket_wire(server: Server) -> Iterator[Wire]:
     with Wire(server.port) as wire:
         yield wire
-        reply = wire.ask(DIGITS, digit("seven"))
-        assert reply.status == 200, reply
-        assert reply.json()["predictions"][0]["label"] == "7"
+        check_good(wire)
+
+
+def check_good(wire: Wire | MemoryWire) -> None:
+    reply = wire.ask(DIGITS, digit("seven"))
+    assert reply.status == 200, reply
+    assert reply.json()["predictions"][0]["label"] == "7"
 
 
 def tensor(_name: str, **changes: Any) -> dict[str, Any]:
@@ -84,7 +104,7 @@ def refused(reply: WireReply, status: int, *words: str) -> None:
         pytest.param(b"\0" * 100_000, ("image",), id="zeros"),
     ],
 )
-def test_bytes_that_are_no_image_are_a_400(wire: Wire, body: bytes, words: tuple[str, ...]) -> None:
+def test_bytes_that_are_no_image_are_a_400(wire: MemoryWire, body: bytes, words: tuple[str, ...]) -> None:
     refused(wire.ask(DIGITS, body), 400, *words)
 
 
@@ -106,11 +126,11 @@ def test_bytes_that_are_no_image_are_a_400(wire: Wire, body: bytes, words: tuple
         ("timeout_ms=1e400", ("timeout_ms",)),
     ],
 )
-def test_a_query_out_of_range_is_a_400(wire: Wire, query: str, words: tuple[str, ...]) -> None:
+def test_a_query_out_of_range_is_a_400(wire: MemoryWire, query: str, words: tuple[str, ...]) -> None:
     refused(wire.ask(f"{DIGITS}?{query}", digit("seven")), 400, *words)
 
 
-def test_more_classes_than_there_are_give_all(wire: Wire) -> None:
+def test_more_classes_than_there_are_give_all(wire: MemoryWire) -> None:
     assert len(wire.ask(f"{DIGITS}?top_k=1000", digit("seven")).json()["predictions"]) == 10
 
 
@@ -137,15 +157,15 @@ def test_more_classes_than_there_are_give_all(wire: Wire) -> None:
         ("//", ("Not Found",)),
     ],
 )
-def test_what_is_not_there_is_a_404(wire: Wire, path: str, words: tuple[str, ...]) -> None:
+def test_what_is_not_there_is_a_404(wire: MemoryWire, path: str, words: tuple[str, ...]) -> None:
     refused(wire.ask(path, b"x" * 1000), 404, *words)
 
 
-def test_an_unknown_model_is_told_before_a_wrong_body(wire: Wire) -> None:
-    refused(wire.ask("/v2/models/nobody/infer", b"{"), 404)
+def test_an_unknown_model_is_told_before_a_wrong_body(socket_wire: Wire) -> None:
+    refused(socket_wire.ask("/v2/models/nobody/infer", b"{"), 404)
 
 
-def test_a_name_may_be_percent_encoded(wire: Wire) -> None:
+def test_a_name_may_be_percent_encoded(wire: MemoryWire) -> None:
     assert wire.ask("/predictions/%64%69gits", digit("two")).status == 200
     assert wire.ask("/v2/models/si%6Dple/versions/%31/infer", simple()).status == 200
 
@@ -163,14 +183,16 @@ def test_a_name_may_be_percent_encoded(wire: Wire) -> None:
         ("OPTIONS", DIGITS),
     ],
 )
-def test_the_wrong_verb_is_a_405_that_names_the_right_one(wire: Wire, method: str, path: str) -> None:
+def test_the_wrong_verb_is_a_405_that_names_the_right_one(wire: MemoryWire, method: str, path: str) -> None:
     reply = wire.ask(path, b"", method=method)
     refused(reply, 405, "Method Not Allowed")
     assert reply.headers["allow"] in ("POST", "GET", "GET, HEAD", "HEAD, GET")
 
 
-def test_a_model_without_image_preprocessing_names_the_route_for_tensors(wire: Wire) -> None:
-    refused(wire.ask("/predictions/simple", digit("seven")), 400, "'simple'", "/v2/models/simple/versions/1/infer")
+def test_a_model_without_image_preprocessing_names_the_route_for_tensors(socket_wire: Wire) -> None:
+    refused(
+        socket_wire.ask("/predictions/simple", digit("seven")), 400, "'simple'", "/v2/models/simple/versions/1/infer"
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,23 +239,23 @@ def test_a_model_without_image_preprocessing_names_the_route_for_tensors(wire: W
         ({"parameters": []}, ("'parameters'", "INPUT0")),
     ],
 )
-def test_a_wrong_tensor_is_a_400_that_names_it(wire: Wire, first: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_a_wrong_tensor_is_a_400_that_names_it(wire: MemoryWire, first: dict[str, Any], words: tuple[str, ...]) -> None:
     refused(wire.ask(SIMPLE, simple(first)), 400, *words)
 
 
-def test_a_batch_above_the_limit_is_a_400(wire: Wire) -> None:
+def test_a_batch_above_the_limit_is_a_400(wire: MemoryWire) -> None:
     rows = {"shape": [33, 16], "data": [0] * 33 * 16}
     body = json.dumps({"inputs": [tensor("INPUT0", **rows), tensor("INPUT1", **rows)]}).encode()
     refused(wire.ask(SIMPLE, body), 400, "batch-size must be <= 32 for 'simple'", "33")
 
 
-def test_inputs_of_different_batch_sizes_are_a_400(wire: Wire) -> None:
+def test_inputs_of_different_batch_sizes_are_a_400(wire: MemoryWire) -> None:
     refused(wire.ask(SIMPLE, simple({"shape": [2, 16], "data": [0] * 32})), 400, "batch size does not match")
 
 
-def test_a_missing_input_is_named(wire: Wire) -> None:
+def test_a_missing_input_is_named(socket_wire: Wire) -> None:
     body = json.dumps({"inputs": [tensor("INPUT0")]}).encode()
-    refused(wire.ask(SIMPLE, body), 400, "expected 2 inputs but got 1", "['INPUT1']")
+    refused(socket_wire.ask(SIMPLE, body), 400, "expected 2 inputs but got 1", "['INPUT1']")
 
 
 @pytest.mark.parametrize(
@@ -256,7 +278,7 @@ def test_a_missing_input_is_named(wire: Wire) -> None:
         ({"inputs": None}, ("'inputs'",)),
     ],
 )
-def test_a_wrong_field_is_a_400_that_names_it(wire: Wire, more: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_a_wrong_field_is_a_400_that_names_it(wire: MemoryWire, more: dict[str, Any], words: tuple[str, ...]) -> None:
     refused(wire.ask(SIMPLE, simple(**more)), 400, *words)
 
 
@@ -274,24 +296,24 @@ def test_a_wrong_field_is_a_400_that_names_it(wire: Wire, more: dict[str, Any], 
         pytest.param(b'{"inputs":' + b"[" * 900 + b"]" * 900 + b"}", ("inputs",), id="inputs-900-deep"),
     ],
 )
-def test_json_that_cannot_be_read_is_a_400(wire: Wire, body: bytes, words: tuple[str, ...]) -> None:
+def test_json_that_cannot_be_read_is_a_400(wire: MemoryWire, body: bytes, words: tuple[str, ...]) -> None:
     refused(wire.ask(SIMPLE, body), 400, *words)
 
 
 @pytest.mark.parametrize("field", ["name", "datatype", "shape", "data", "parameters"])
-def test_nesting_inside_a_tensor_is_a_400(wire: Wire, field: str) -> None:
+def test_nesting_inside_a_tensor_is_a_400(wire: MemoryWire, field: str) -> None:
     body = simple({field: "@"}).replace(b'"@"', b"[" * 900 + b"]" * 900)
     refused(wire.ask(SIMPLE, body), 400)
 
 
 @pytest.mark.parametrize("field", ["id", "timeout", "priority", "binary_data_output"])
-def test_nesting_inside_a_parameter_is_a_400(wire: Wire, field: str) -> None:
+def test_nesting_inside_a_parameter_is_a_400(wire: MemoryWire, field: str) -> None:
     more = {"id": "@"} if field == "id" else {"parameters": {field: "@"}}
     body = simple(**more).replace(b'"@"', b"[" * 900 + b"]" * 900)
     refused(wire.ask(SIMPLE, body), 400)
 
 
-def test_a_huge_list_in_the_wrong_place_does_not_make_a_huge_message(wire: Wire) -> None:
+def test_a_huge_list_in_the_wrong_place_does_not_make_a_huge_message(wire: MemoryWire) -> None:
     body = simple({"shape": [-1] * 300_000})
     refused(wire.ask(SIMPLE, body), 400, "INPUT0")
 
@@ -316,13 +338,15 @@ def binary(size: object, tail: bytes, length: int | None = None) -> tuple[bytes,
         (1 << 63, b"\0" * 64, ("INPUT1",)),
     ],
 )
-def test_binary_data_of_the_wrong_size_is_a_400(wire: Wire, size: object, tail: bytes, words: tuple[str, ...]) -> None:
+def test_binary_data_of_the_wrong_size_is_a_400(
+    wire: MemoryWire, size: object, tail: bytes, words: tuple[str, ...]
+) -> None:
     body, headers = binary(size, tail)
     refused(wire.ask(SIMPLE, body, headers), 400, *words)
 
 
 @pytest.mark.parametrize("length", ["0", "-1", "abc", "1e3", "99999999999999999999", "100000", "3", "0x10", "", "٣"])
-def test_a_wrong_header_length_is_a_400(wire: Wire, length: str) -> None:
+def test_a_wrong_header_length_is_a_400(wire: MemoryWire, length: str) -> None:
     body, _ = binary(64, b"\0" * 64)
     wire.send(
         head(SIMPLE, {"Content-Length": str(len(body))})[:-2]
@@ -332,12 +356,12 @@ def test_a_wrong_header_length_is_a_400(wire: Wire, length: str) -> None:
     refused(wire.reply(), 400)
 
 
-def test_fp16_as_json_is_a_400_that_names_the_binary_form(wire: Wire) -> None:
+def test_fp16_as_json_is_a_400_that_names_the_binary_form(wire: MemoryWire) -> None:
     body = json.dumps({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP16", "data": [1.0]}]}).encode()
     refused(wire.ask("/v2/models/identity_fp16/infer", body), 400, "FP16", "binary data format", "x")
 
 
-def test_fp16_asked_for_as_json_is_a_400_that_names_the_binary_form(wire: Wire) -> None:
+def test_fp16_asked_for_as_json_is_a_400_that_names_the_binary_form(wire: MemoryWire) -> None:
     one = {"name": "x", "shape": [1, 1], "datatype": "FP16", "parameters": {"binary_data_size": 2}}
     document = json.dumps({"inputs": [one]}).encode()
     reply = wire.ask(
@@ -347,19 +371,19 @@ def test_fp16_asked_for_as_json_is_a_400_that_names_the_binary_form(wire: Wire) 
 
 
 @pytest.mark.parametrize("data", [[1], [0, 2], [0.0], ["true"]])
-def test_a_bool_tensor_takes_only_booleans(wire: Wire, data: list[Any]) -> None:
+def test_a_bool_tensor_takes_only_booleans(wire: MemoryWire, data: list[Any]) -> None:
     body = json.dumps({"inputs": [{"name": "x", "shape": [1, len(data)], "datatype": "BOOL", "data": data}]}).encode()
     refused(wire.ask("/v2/models/identity_bool/infer", body), 400, "BOOL")
 
 
-def test_integers_between_two_types_keep_their_value(wire: Wire) -> None:
+def test_integers_between_two_types_keep_their_value(wire: MemoryWire) -> None:
     values = [(1 << 64) - 1, 0, 1 << 63]
     body = json.dumps({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "UINT64", "data": values}]}).encode()
     reply = wire.ask("/v2/models/identity_uint64/infer", body)
     assert reply.json()["outputs"][0]["data"] == values
 
 
-def test_images_of_the_wrong_form_are_told_the_right_one(wire: Wire) -> None:
+def test_images_of_the_wrong_form_are_told_the_right_one(wire: MemoryWire) -> None:
     other = {"name": "images", "shape": [1, 3, 32, 32], "datatype": "FP32", "data": [0.0] * 3072}
     refused(wire.ask(IMAGES, json.dumps({"inputs": [other]}).encode()), 400, "images", "UINT8")
     other |= {"datatype": "UINT8", "data": [0] * 3072}
@@ -367,7 +391,7 @@ def test_images_of_the_wrong_form_are_told_the_right_one(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "identity, gzip", "gzip, gzip", "compress"])
-def test_an_unknown_compression_is_a_501_that_names_the_known_ones(wire: Wire, encoding: str) -> None:
+def test_an_unknown_compression_is_a_501_that_names_the_known_ones(wire: MemoryWire, encoding: str) -> None:
     reply = wire.ask(DIGITS, b"x" * 100, {"Content-Encoding": encoding})
     refused(reply, 501, "Unsupported compression type", "gzip or deflate")
     assert reply.headers["accept-encoding"] == "gzip, deflate"
@@ -390,7 +414,7 @@ SQUEEZE: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate"
     ],
 )
 def test_a_broken_compressed_body_is_a_400(
-    wire: Wire, encoding: str, spoil: Callable[[bytes], bytes], words: tuple[str, ...]
+    wire: MemoryWire, encoding: str, spoil: Callable[[bytes], bytes], words: tuple[str, ...]
 ) -> None:
     body = SQUEEZE[encoding](simple())
     refused(wire.ask(SIMPLE, spoil(body), {"Content-Encoding": encoding}), 400, encoding, *words)
@@ -399,30 +423,30 @@ def test_a_broken_compressed_body_is_a_400(
 @pytest.mark.parametrize("encoding", SQUEEZE)
 @pytest.mark.parametrize("path", [SIMPLE, DIGITS])
 def test_a_bomb_is_a_413_and_takes_no_more_memory_than_a_body_may(
-    server: Server, wire: Wire, encoding: str, path: str
+    server: Server, socket_wire: Wire, encoding: str, path: str
 ) -> None:
     bomb = SQUEEZE[encoding](bytes(200 << 20))
-    refused(wire.ask(path, bomb, {"Content-Encoding": encoding}), 413, "--max-body-mb")
+    refused(socket_wire.ask(path, bomb, {"Content-Encoding": encoding}), 413, "--max-body-mb")
     before = server.rss_bytes
     for _ in range(5):
-        refused(wire.ask(path, bomb, {"Content-Encoding": encoding}), 413)
+        refused(socket_wire.ask(path, bomb, {"Content-Encoding": encoding}), 413)
     assert server.rss_bytes - before < 20 << 20
 
 
 @pytest.mark.parametrize("encoding", SQUEEZE)
 @pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_a_compressed_body_may_be_as_large_as_a_plain_one(wire: Wire, encoding: str, extra: int) -> None:
+def test_a_compressed_body_may_be_as_large_as_a_plain_one(wire: MemoryWire, encoding: str, extra: int) -> None:
     body = simple()
     whole = body + b" " * ((2 << 20) - len(body) + extra)
     reply = wire.ask(SIMPLE, SQUEEZE[encoding](whole), {"Content-Encoding": encoding})
     assert reply.status == (200 if extra <= 0 else 413), reply
 
 
-def test_an_uncompressed_body_may_say_so(wire: Wire) -> None:
+def test_an_uncompressed_body_may_say_so(wire: MemoryWire) -> None:
     assert wire.ask(DIGITS, digit("one"), {"Content-Encoding": "Identity"}).status == 200
 
 
-def test_shared_memory_is_a_501_unless_it_is_allowed(wire: Wire) -> None:
+def test_shared_memory_is_a_501_unless_it_is_allowed(wire: MemoryWire) -> None:
     place = {"parameters": {"shared_memory_region": "region", "shared_memory_byte_size": 64}}
     words = ("Client shared memory is disabled", "--allow-shared-memory")
     refused(wire.ask(SIMPLE, simple(outputs=[{"name": "OUTPUT0", **place}])), 501, *words)
@@ -430,26 +454,26 @@ def test_shared_memory_is_a_501_unless_it_is_allowed(wire: Wire) -> None:
     refused(wire.ask(SIMPLE, json.dumps({"inputs": [first, tensor("INPUT1")]}).encode()), 501, *words)
 
 
-def test_a_body_declared_too_large_is_a_413_before_it_is_sent(wire: Wire) -> None:
+def test_a_body_declared_too_large_is_a_413_before_it_is_sent(socket_wire: Wire) -> None:
     body = b"x" * (3 << 20)
-    wire.send(head(DIGITS, {"Content-Length": str(len(body))}))
-    refused(wire.reply(), 413, str(len(body)), "--max-body-mb")
-    wire.send(body)  # a client that sends it all the same can still use its connection
+    socket_wire.send(head(DIGITS, {"Content-Length": str(len(body))}))
+    refused(socket_wire.reply(), 413, str(len(body)), "--max-body-mb")
+    socket_wire.send(body)  # a client that sends it all the same can still use its connection
 
 
-def test_a_chunked_body_is_read(wire: Wire) -> None:
+def test_a_chunked_body_is_read(socket_wire: Wire) -> None:
     image = digit("five")
-    wire.send(head(DIGITS, {"Transfer-Encoding": "chunked"}))
-    wire.send(b"".join(chunk(image[start : start + 100]) for start in range(0, len(image), 100)) + chunk(b""))
-    assert wire.reply().json()["predictions"][0]["label"] == "5"
+    socket_wire.send(head(DIGITS, {"Transfer-Encoding": "chunked"}))
+    socket_wire.send(b"".join(chunk(image[start : start + 100]) for start in range(0, len(image), 100)) + chunk(b""))
+    assert socket_wire.reply().json()["predictions"][0]["label"] == "5"
 
 
-def test_a_chunked_body_that_grows_too_large_is_a_413(wire: Wire) -> None:
-    wire.send(head(DIGITS, {"Transfer-Encoding": "chunked"}))
+def test_a_chunked_body_that_grows_too_large_is_a_413(socket_wire: Wire) -> None:
+    socket_wire.send(head(DIGITS, {"Transfer-Encoding": "chunked"}))
     for _ in range(48):
-        wire.send(chunk(b"x" * (64 << 10)))
-    refused(wire.reply(), 413, str(2 << 20))
-    wire.send(chunk(b""))
+        socket_wire.send(chunk(b"x" * (64 << 10)))
+    refused(socket_wire.reply(), 413, str(2 << 20))
+    socket_wire.send(chunk(b""))
 
 
 def test_an_early_error_does_not_cost_the_connection_while_a_large_body_is_still_coming(server: Server) -> None:
@@ -567,14 +591,14 @@ FILE = 'name="file"; filename="image.png"'
     ],
 )
 def test_a_form_without_a_sound_file_is_a_400(
-    wire: Wire, headers: dict[str, str], body: bytes, words: tuple[str, ...]
+    wire: MemoryWire, headers: dict[str, str], body: bytes, words: tuple[str, ...]
 ) -> None:
     reply = wire.ask(DIGITS, body, headers)
     assert reply.status == 400
     assert all(word in reply.json()["error"] for word in words), reply.json()["error"]
 
 
-def test_each_file_of_a_form_is_answered_in_its_place(wire: Wire) -> None:
+def test_each_file_of_a_form_is_answered_in_its_place(wire: MemoryWire) -> None:
     files = [digit("one"), b"no image", digit("three"), b"", jpeg()[:3000], digit("five")]
     parts = [('name="note"', b"a field that is not a file"), *((FILE, file) for file in files)]
     reply = wire.ask(DIGITS, form(*parts), FORM)
@@ -587,23 +611,23 @@ def test_each_file_of_a_form_is_answered_in_its_place(wire: Wire) -> None:
     assert all(list(result) == ["error"] for result in results if "predictions" not in result)
 
 
-def test_a_file_that_looks_like_a_boundary_stays_whole(wire: Wire) -> None:
+def test_a_file_that_looks_like_a_boundary_stays_whole(wire: MemoryWire) -> None:
     image = digit("four") + b"\r\n--frontie" * 9000
     reply = wire.ask(DIGITS, form((FILE, image), (FILE, digit("six"))), FORM)
     assert [result["predictions"][0]["label"] for result in reply.json()["results"]] == ["4", "6"]
 
 
-def test_a_form_of_one_file_is_a_list_of_one(wire: Wire) -> None:
+def test_a_form_of_one_file_is_a_list_of_one(wire: MemoryWire) -> None:
     reply = wire.ask(DIGITS, form((FILE, digit("eight"))), FORM)
     assert [result["predictions"][0]["label"] for result in reply.json()["results"]] == ["8"]
 
 
-def test_an_image_is_an_image_whatever_its_content_type_says(wire: Wire) -> None:
+def test_an_image_is_an_image_whatever_its_content_type_says(wire: MemoryWire) -> None:
     for kind in ("application/x-www-form-urlencoded", "text/plain", "application/json", FORM["Content-Type"], "\xe9;="):
         assert wire.ask(DIGITS, digit("nine"), {"Content-Type": kind}).json()["predictions"][0]["label"] == "9"
 
 
-def test_the_index_of_the_repository_takes_what_clients_send(wire: Wire) -> None:
+def test_the_index_of_the_repository_takes_what_clients_send(wire: MemoryWire) -> None:
     names = {row["name"] for row in wire.ask("/v2/repository/index").json()}
     assert {"digits", "simple"} <= names
     assert wire.ask("/v2/repository/index", b'{"ready": true}').status == 200

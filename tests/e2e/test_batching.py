@@ -7,7 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
 
 from tests.support.crowds import at_once
 from tests.support.servers import FakeServer, rows_request, start_fake_server, wait_until
@@ -125,6 +127,48 @@ def test_an_urgent_request_goes_first(server: FakeServer) -> None:
         for one in waiting:
             one.result()
     assert order[0] == "urgent"
+
+
+class FirstComes:
+    """Who is answered first of those who wait, over either wire."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self._server, self.order = server, list[int]()
+
+    def over_http(self, priority: int) -> None:
+        parameters = {"priority": priority} if priority else None
+        assert self._server.post(ROWS, json=rows_request(1.0, parameters=parameters)).status_code == 200
+        self.order.append(priority)
+
+    def over_grpc(self, priority: int) -> None:
+        given = triton.InferInput("x", [1, 4], "FP32").set_data_from_numpy(np.ones((1, 4), np.float32))
+        with triton.InferenceServerClient(self._server.grpc_address) as client:
+            client.infer("rows", [given], priority=priority)
+        self.order.append(priority)
+
+    @property
+    def waiting(self) -> int:
+        (rows,) = [one for one in self._server.stats()["models"] if one["name"] == "rows"]
+        return int(rows["waiting_samples"])
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_level_one_goes_before_none_and_none_before_level_three(edges: int) -> None:
+    """As in the protocol: 1 is the most urgent; 0, nothing, and what the model does not have are its default."""
+    settings = {"fake": {"latency_ms": 30, "max_batch": 1}, "edges": edges}
+    with start_fake_server(**settings) as server, ThreadPoolExecutor(11) as pool:
+        server.switch_on("hold")
+        first = pool.submit(server.infer, 1.0)
+        wait_until(lambda: server.stats()["unfinished_requests"] == 1, "the engine is busy")
+        coming, rest = FirstComes(server), []
+        for waiting, priority in enumerate((3, 0, 1, 9) * 2, start=1):
+            ask = coming.over_http if waiting <= 4 else coming.over_grpc
+            rest.append(pool.submit(ask, priority))
+            wait_until(lambda waiting=waiting: coming.waiting == waiting, "it waits")
+        server.switch_off("hold")
+        for one in (first, *rest):
+            one.result()
+    assert coming.order == [1, 1, 0, 9, 0, 9, 3, 3]
 
 
 def test_a_full_queue_is_a_429_and_empties_again(server: FakeServer) -> None:

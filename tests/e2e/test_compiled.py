@@ -27,10 +27,12 @@ pytestmark = [
 # Of the compiled modules, and of the servers that are made of them.
 TESTS = (
     *("tests/simulation/test_policy_properties.py", "tests/simulation/test_policy_over_time.py"),
+    "tests/simulation/test_decoding_policy.py",
     *("tests/unit/test_scheduler.py", "tests/unit/test_policy.py", "tests/unit/test_early_drop.py"),
     *("tests/unit/test_slab.py", "tests/unit/test_extents.py", "tests/unit/test_latency.py"),
-    *("tests/unit/test_lane_runner.py", "tests/unit/test_express.py", "tests/unit/test_garbage.py"),
-    *("tests/contract", "tests/e2e/test_short_way.py"),
+    *("tests/unit/test_lane_runner.py", "tests/unit/test_direct.py", "tests/unit/test_garbage.py"),
+    *("tests/unit/test_process_channel.py", "tests/unit/test_process_link.py", "tests/unit/test_decoder.py"),
+    *("tests/contract", "tests/e2e/test_direct_way.py"),
 )
 WHERE = "import importlib, sys; print(*(importlib.import_module(name).__file__ for name in sys.argv[1:]), sep='\\n')"
 

@@ -262,7 +262,8 @@ def test_what_is_too_much_for_the_queue_is_refused_in_the_same_words() -> None:
         assert set(statuses) == {200, 429}
         assert "Exceeds maximum queue size: 2 samples for 'rows'" in refused[0].json()["error"]
         assert int(refused[0].headers["retry-after"]) >= 1
-        assert 'convoy_rejected_total{reason="queue_full"}' in server.get("/metrics").text
+        told = 'convoy_rejected_total{reason="queue_full"}'
+        wait_until(lambda: told in server.get("/metrics").text, "the edge has told what it refused")
 
 
 def test_deadlines_are_kept_across_processes() -> None:

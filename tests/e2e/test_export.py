@@ -132,7 +132,8 @@ def test_from_a_checkpoint_to_a_verified_bundle(tmp_path):
         "zoo:simple_cnn", "digits", tmp_path / "store", weights=checkpoint, calibrate="digits", evaluate="digits"
     )
     bundle = open_bundle(run(options, console))
-    fp32, fp16, int8, int8_trt, fp8 = bundle.manifest.variants
+    files = ("fp32.onnx", "fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx", "fp8.onnx")
+    fp32, fp16, int8, int8_trt, fp8 = (bundle.manifest.variant(file) for file in files)
     assert (fp16.serve, int8_trt.serve, fp8.serve) == (True, True, True)
     assert fp32.serve
     assert fp32.max_relative_error < 1e-4

@@ -50,7 +50,7 @@ def test_convoy_over_http_tells_where_the_time_went(server, tmp_path, body):
     assert code == 0
     assert found["target"]["body"] == body
     stages = {stage["name"]: stage["mean_ms"] for stage in found["server_side"]["stages"]}
-    assert {"decode", "queue", "copy in", "compute", "copy out", "encode"} == set(stages)
+    assert {"decode wait", "decode", "queue", "copy in", "compute", "copy out", "encode"} == set(stages)
     assert 0 < stages["compute"] < found["latency_ms"]["max"]
     assert sum(batch["size"] * batch["count"] for batch in found["server_side"]["batches"]) >= found["good"]
     assert "server: compute, mean" in printed

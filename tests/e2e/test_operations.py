@@ -70,15 +70,14 @@ def test_metrics_count_requests_by_outcome(server: Server) -> None:
 
 
 def test_what_clients_make_up_does_not_become_a_label(server: Server) -> None:
-    before = len(server.get("/metrics").text.splitlines())
     server.post("/predictions/warm-up", content=b"")
+    server.post("/v2/models/digits/versions/999/infer", content=b"")
     once = len(server.get("/metrics").text.splitlines())
     for number in range(50):
         server.post(f"/predictions/made-up-{number}", content=b"")
         server.post(f"/v2/models/digits/versions/{number + 2}/infer", content=b"")
     assert "made-up" not in server.get("/metrics").text
-    assert len(server.get("/metrics").text.splitlines()) - once <= 4
-    assert once - before <= 4
+    assert len(server.get("/metrics").text.splitlines()) == once
 
 
 def test_statistics_and_metrics_agree(server: Server) -> None:
@@ -102,7 +101,7 @@ def test_stats_show_the_last_minute(server: Server) -> None:
     assert digits["engines"][0]["device_id"] == "cpu"
     assert digits["requests_per_s"] > 0
     assert digits["batch_sizes"]["1"] >= 1
-    for stage in ("decode", "queue", "copy_in", "compute", "copy_out", "encode", "total"):
+    for stage in ("decode_wait", "decode", "queue", "copy_in", "compute", "copy_out", "encode", "total"):
         assert digits["stages"][stage]["p50_ms"] <= digits["stages"][stage]["p99_ms"]
 
 
@@ -168,8 +167,9 @@ def test_answers_say_where_their_time_went(server: Server) -> None:
     tensors = {"inputs": [{"name": "INPUT0", **row}, {"name": "INPUT1", **row}]}
     answers = server.post(DIGITS, content=digit("six")), server.post("/v2/models/simple/infer", json=tensors)
     timing, other = (answer.headers["server-timing"] for answer in answers)
-    assert [part.split(";")[0] for part in other.split(", ")] == ["decode", "queue", "compute", "total"]
-    assert re.fullmatch(r"decode;dur=[\d.]+, queue;dur=[\d.]+, compute;dur=[\d.]+, total;dur=[\d.]+", timing)
+    assert [part.split(";")[0] for part in other.split(", ")] == ["decode_wait", "decode", "queue", "compute", "total"]
+    stages = ("decode_wait", "decode", "queue", "compute", "total")
+    assert re.fullmatch(", ".join(rf"{stage};dur=[\d.]+" for stage in stages), timing)
 
 
 def test_a_client_cannot_write_lines_or_colours_into_the_log(server: Server) -> None:

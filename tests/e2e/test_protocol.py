@@ -90,11 +90,13 @@ def test_configuration(client: triton.InferenceServerClient) -> None:
     assert config["input"][0]["format"] == "FORMAT_NHWC"
     assert config["input"][0]["data_type"] == "TYPE_UINT8"
     assert config["input"][0]["dims"] == [32, 32, 3]
-    assert "dynamic_batching" in config
+    assert config["dynamic_batching"]["preferred_batch_size"] == [64]
+    levels = config["dynamic_batching"]["priority_levels"], config["dynamic_batching"]["default_priority_level"]
+    assert levels == (3, 2)
     unbatched = client.get_model_config("mean")
     assert unbatched["max_batch_size"] == 0
     assert unbatched["input"][0]["dims"] == [-1, 4]
-    assert "dynamic_batching" not in unbatched
+    assert unbatched["dynamic_batching"]["preferred_batch_size"] == [], "it waits by priority all the same"
 
 
 def test_the_repository_index(client: triton.InferenceServerClient) -> None:
@@ -337,7 +339,7 @@ def test_predictions_are_the_softmax_of_the_logits(server: Server, images: np.nd
     assert answer["model"], answer["version"] == ("digits", "1")
     assert [row["class_id"] for row in answer["predictions"]] == np.argsort(-softmax).tolist()
     np.testing.assert_allclose([row["score"] for row in answer["predictions"]], np.sort(softmax)[::-1], atol=1e-5)
-    assert set(answer["timing_ms"]) == {"decode", "queue", "compute", "total"}
+    assert set(answer["timing_ms"]) == {"decode_wait", "decode", "queue", "compute", "total"}
     assert answer["timing_ms"]["total"] >= answer["timing_ms"]["compute"] > 0
 
 

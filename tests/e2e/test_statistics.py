@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -13,6 +15,7 @@ import pytest
 
 from tests.support.fake_server import POISON
 from tests.support.servers import FakeServer, rows_request, start_fake_server, wait_until
+from tests.support.wire import Wire
 
 CLIENTS, ROUNDS = 8, 40
 STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -174,3 +177,50 @@ def test_all_keys_are_there_before_the_first_request(server: FakeServer) -> None
     assert statistics["inference_stats"] == {name: {"count": 0, "ns": 0} for name in names}
     everything = server.get("/v2/models/stats").json()["model_stats"]
     assert statistics in everything
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("edges", [0, 1])
+def test_the_last_minute_is_a_minute(edges: int) -> None:
+    """Sixty large batches and 4,500 small ones behind them: of a minute's batches more than a percent took long."""
+    large, small = 60, 4500
+    fake = {"per_sample_ms": 0.5, "max_batch": 64}
+    with start_fake_server(fake=fake, access_log="off", edges=edges) as server:
+        with Wire(server.port) as wire:
+            sizes = [64] * large + [1] * small
+            bodies = {size: json.dumps(rows_request(*([1.0] * size))).encode() for size in (1, 64)}
+            assert {wire.ask("/v2/models/rows/infer", bodies[size]).status for size in sizes} == {200}
+        wait_until(server.is_at_rest, "the edges' figures are there")
+        (rows,) = [one for one in server.stats()["models"] if one["name"] == "rows"]
+    assert rows["batch_sizes"] == {"64": large, "1": small}
+    assert rows["stages"]["compute"]["p99_ms"] >= 0.99 * 32
+    assert rows["stages"]["total"]["p99_ms"] >= 0.99 * 32, "what the edges measure is of the same minute"
+    assert rows["stages"]["total"]["p50_ms"] < 32
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_stats_tell_how_calls_ended_what_is_open_and_how_busy_a_device_is(edges: int) -> None:
+    fake = {"per_sample_ms": 50, "max_batch": 1}
+    with start_fake_server(fake=fake, max_queue=1, edges=edges) as server, ThreadPoolExecutor(3) as pool:
+        assert {server.infer(1.0).status_code for _ in range(4)} == {200}
+        assert server.post("/v2/models/rows/infer", content=b"{").status_code == 400
+        assert server.post("/v2/models/nobody/infer", content=b"{}").status_code == 404
+        server.switch_on("hold")
+        running = pool.submit(server.infer, 1.0)
+        wait_until(lambda: server.stats()["unfinished_requests"] == 1, "one runs")
+        waiting = pool.submit(server.infer, 1.0)
+        wait_until(lambda: server.stats()["unfinished_requests"] == 2, "one waits")
+        assert server.infer(1.0).status_code == 429
+        wait_until(lambda: server.stats()["open_calls"] == 2, "two are owed an answer")
+        server.switch_off("hold")
+        assert {running.result().status_code, waiting.result().status_code} == {200}
+        wait_until(server.is_at_rest, "the edges' figures are there")
+        stats = server.stats()
+    (rows,) = [one for one in stats["models"] if one["name"] == "rows"]
+    assert stats["open_calls"] == 0
+    assert list(rows["calls_per_s"]) == ["answered", "invalid", "refused"]
+    assert rows["calls_per_s"]["answered"] == pytest.approx(6 * rows["calls_per_s"]["invalid"], rel=0.2)
+    assert list(stats["refused_per_s"]) == ["queue_full"]
+    assert list(stats["calls_for_no_model_per_s"]) == ["invalid"]
+    (device,) = stats["devices"]
+    assert 0 < device["utilisation"] <= 1

@@ -255,14 +255,19 @@ output [
 """
 
 
+LEVELS = "dynamic_batching { priority_levels: 5 default_priority_level: 4 }"
+
+
 def test_a_bare_model_is_what_its_configuration_says(store: StoreFolder) -> None:
     store.add_add_sub()
-    (store.root / "simple" / "config.pbtxt").write_text(CONFIG.format(labels='label_filename: "labels.txt"'))
+    (store.root / "simple" / "config.pbtxt").write_text(CONFIG.format(labels='label_filename: "labels.txt"') + LEVELS)
     (store.root / "simple" / "labels.txt").write_text("".join(f"class {number}\n" for number in range(16)))
     with start_server(store=store.root) as server:
         config = server.get("/v2/models/simple/config").json()
         assert config["max_batch_size"] == 4
         assert config["output"][0]["label_filename"] == "labels.txt"
+        batching = config["dynamic_batching"]
+        assert (batching["priority_levels"], batching["default_priority_level"]) == (5, 4)
         row = {"shape": [5, 16], "datatype": "INT32", "data": [0] * 80}
         body = {"inputs": [{"name": "INPUT0", **row}, {"name": "INPUT1", **row}]}
         answer = server.post("/v2/models/simple/infer", json=body)
@@ -278,6 +283,7 @@ def test_a_configuration_that_does_not_fit_is_refused_with_a_reason(store: Store
         "longer": (CONFIG.format(labels="").replace("dims: [ 16 ]", "dims: [ 17 ]", 1), "INPUT0"),
         "unbatched": (CONFIG.format(labels="").replace("max_batch_size: 4", ""), "make them agree"),
         "reshaped": (CONFIG.format(labels="reshape: { shape: [ 4, 4 ] }"), "reshape"),
+        "nameless": (CONFIG.format(labels="") + LEVELS.replace("4", "6"), "from 1 to the number of levels, 5; got 6"),
     }
     store.add_digits()
     for name, (config, _) in refusals.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.oracle import coverage
 from tests.oracle.build import Build, BuildFailure, build_of
-from tests.oracle.judge import Verdict, differing, judge, read_intended
+from tests.oracle.judge import Verdict, differing, intended_since, judge
 from tests.oracle.normal import RULES, Normaliser
 from tests.oracle.player import play
 from tests.oracle.records import Answers, Setup, load_corpus
@@ -75,7 +75,9 @@ def _compare(before: Build, after: Build, folder: Path, only: str | None, show: 
         print(f"  once more: {', '.join(sorted(again))}", flush=True)
         for build in (before, after):
             plays[build].append(play(build, repeated, folder))
-    verdict = judge(plays[before], plays[after], read_intended() if only is None else [], normaliser)
+    verdict = judge(
+        plays[before], plays[after], intended_since(before.tree, after.tree) if only is None else [], normaliser
+    )
     _report(verdict, show)
     coverage.report(after, setups, plays[after][0])
     idle = [rule.why for rule in RULES if not normaliser.used[rule]]

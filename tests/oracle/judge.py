@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.oracle.normal import Normaliser, plain_body
 from tests.oracle.records import Answer, Answers, Part
 
-INTENDED = Path(__file__).with_name("intended.toml")
+INTENDED = Path("tests/oracle/intended.toml")
 _LONGEST_LINE = 400
 _MOST_HEX_LINES = 200
 _NOTHING: Answer = (Part("was not asked"),)
@@ -23,19 +23,25 @@ _NOTHING: Answer = (Part("was not asked"),)
 @dataclass(slots=True)
 class Intended:
     """A difference that was meant: in the answers to `asks` (a pattern as for file names) the lines that match `before`
-    became those that match `after`, one for one and in this order. Patterns match whole lines.
+    became those that match `after`, one for one and in this order. Patterns match whole lines. `whole`: any lines did.
     """
 
     asks: str
     before: tuple[str, ...]
     after: tuple[str, ...]
     reason: str
+    whole: bool = False
     used: int = 0
 
     def settle(self, name: str, gone: list[str], come: list[str]) -> bool:
         """Take its lines out of those that differ, if all of them are there."""
         if not fnmatchcase(name, self.asks):
             return False
+        if self.whole and (gone or come):
+            gone.clear()
+            come.clear()
+            self.used += 1
+            return True
         places = _found(self.before, gone), _found(self.after, come)
         if places[0] is None or places[1] is None:
             return False
@@ -70,14 +76,23 @@ class Verdict:
         return not self.differences and not self.stale
 
 
-def read_intended(path: Path = INTENDED) -> list[Intended]:
-    """Raises ValueError for an entry without a reason or without a line."""
+def intended_since(before: Path, after: Path) -> list[Intended]:
+    """What the list in the tree `after` says and the one in `before` does not: that build has made it already."""
+    made = read_intended(before / INTENDED)
+    return [one for one in read_intended(after / INTENDED) if one not in made]
+
+
+def read_intended(path: Path) -> list[Intended]:
+    """Nothing where there is no list. Raises ValueError for an entry without a reason or without a line."""
+    if not path.exists():
+        return []
     entries = []
     for entry in tomllib.loads(path.read_text()).get("difference", []):
         one = Intended(
-            entry["asks"], tuple(entry.get("before", ())), tuple(entry.get("after", ())), entry.get("reason", "")
+            *(entry["asks"], tuple(entry.get("before", ())), tuple(entry.get("after", ())), entry.get("reason", "")),
+            whole=entry.get("whole", False),
         )
-        if not one.reason or not (one.before or one.after):
+        if not one.reason or not (one.before or one.after or one.whole):
             raise ValueError(f"{path.name}: the entry for {one.asks!r} needs a reason, and a line that differs")
         entries.append(one)
     return entries

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from traffic import affine_ns, make_request
 
 from convoy.app.scheduling.policy import Dispatch, RefusalReason, Refuse
-from convoy.app.scheduling.queues import order_of
 from convoy.app.scheduling.request import MILLISECOND_NS, ModelKey, Outcome, Request
 from convoy.loadtest.simulation.simulator import Simulation
 
@@ -66,7 +65,7 @@ request_plans = st.builds(
     arrival_ms=milliseconds,
     samples=st.sampled_from([1, 1, 1, 2, 5]),
     shape=st.sampled_from([1, 1, 1, 2]),
-    priority=st.sampled_from([0, 0, 0, 1]),
+    priority=st.sampled_from([0, 0, 0, 1, 3]),
     deadline_ms=limits,
     latest_start_ms=limits,
     leaves_after_ms=st.one_of(st.none(), st.none(), st.integers(0, 100)),
@@ -107,7 +106,9 @@ class Watched:
         simulation.run()
 
     def _add_model(self, name: str, plan: ModelPlan) -> ModelKey:
-        key = self.simulation.add_model(name, max_batch=plan.max_batch, max_waiting=plan.max_waiting)
+        key = self.simulation.add_model(
+            name, max_batch=plan.max_batch, max_waiting=plan.max_waiting, levels=3, default_level=2
+        )
         buckets = tuple(sorted({1, 4, plan.max_batch})) if plan.buckets else None
         if buckets is not None and plan.max_batch < 4:
             buckets = tuple(range(1, plan.max_batch + 1))
@@ -154,7 +155,7 @@ class Watched:
             assert request.id not in self.simulation.ends
         again = any(self.dispatched[request.id] for request in dispatch.requests)
         assert not again or not any(p.id in self.simulation.ends for p in dispatch.requests)
-        order = [order_of(request) for request in dispatch.requests]
+        order = [queue.order_of(request) for request in dispatch.requests]
         assert order == sorted(order)
         behind = queue.by_shape.get(shapes, [])
         if not again and behind:

@@ -24,7 +24,7 @@ from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.request import Request, TensorPlace
-from convoy.app.submission.refusals import check
+from convoy.app.submission.refusals import failure_of
 from convoy.models.bundle import LatencyPoint
 from convoy.models.errors import RequestError
 from convoy.models.spec import ModelSpec, TensorSpec
@@ -139,7 +139,9 @@ class Workshop:
                 core.slab.free(slot)
             raise
         else:
-            done = check(await future)
+            done = await future
+            if error := failure_of(done):
+                raise error
             rows = np.frombuffer(done.answers[0].data, np.float32) - value
             for slot in request.slots:
                 core.slab.free(slot)

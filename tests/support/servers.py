@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.forked import ForkedProcess
 from tests.support.stores import ROOT
@@ -97,10 +98,10 @@ class Server:
         return self.get("/v2/health/ready").status_code == 200
 
     def is_at_rest(self) -> bool:
-        """Whether nothing waits, runs or holds memory."""
+        """Whether nothing is open, waits, runs or holds memory."""
         stats = self.stats()
         waiting = sum(model["waiting_samples"] for model in stats["models"])
-        return (waiting, stats["unfinished_requests"], stats["inflight_bytes"]) == (0, 0, 0)
+        return (waiting, *(stats[name] for name in ("open_calls", "unfinished_requests", "inflight_bytes"))) == (0,) * 4
 
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)
@@ -208,6 +209,33 @@ class FakeServer(Server):
     def infer(self, *rows: float, model: str = "rows", **options: Any) -> httpx.Response:
         """One request whose samples start with the given values."""
         return self.post(f"/v2/models/{model}/infer", json=rows_request(*rows), **options)
+
+
+def metric(server: Server, name: str, **labels: str) -> float:
+    """The sum over all series that have these labels."""
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(server.get("/metrics").text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def peak_bytes(server: Server) -> int:
+    """The most memory that the server's process has ever held."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) << 10  # type: ignore[index]
+
+
+@contextmanager
+def on_one_cpu() -> Iterator[None]:
+    """Who is started meanwhile decodes in one thread, however many processors the machine has."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def rows_request(*rows: float, parameters: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 from dataclasses import replace
 from pathlib import Path
+
+from PIL import Image
 
 from convoy.models.bundle import MANIFEST, FileRecord, read_manifest, seal
 from tests.support import onnx_models
@@ -66,6 +69,13 @@ def make_int8_right_everywhere(folder: Path) -> None:
     manifest = read_manifest(folder)
     record = FileRecord(hashlib.sha256(exact).hexdigest(), len(exact))
     (folder / MANIFEST).write_bytes(seal(replace(manifest, files={**manifest.files, "int8-cpu.onnx": record})))
+
+
+def picture(side: int, mode: str, form: str) -> bytes:
+    """A square of one colour: few bytes for many pixels."""
+    out = io.BytesIO()
+    Image.new(mode, (side, side), (40, 80, 120, 200)[: len(mode)]).save(out, form)
+    return out.getvalue()
 
 
 def digit(word: str) -> bytes:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from convoy.app.engines.measure import Pace
 from convoy.export.options import ExportOptions
-from convoy.export.sources.to_onnx import TorchResult
+from convoy.export.sources.torch_job import TorchResult
 from convoy.models.spec import ImageSpec
 
 SIZE_PX = 8

@@ -115,6 +115,13 @@ def test_who_left_may_have_been_counted_as_anything_once() -> None:
     assert checks.check_books(period(), left, SEEN + Calls({("v2", "simple", "cancelled"): 3}))
 
 
+def test_who_left_over_grpc_may_have_named_no_model_yet() -> None:
+    left = SEEN + Calls({("grpc", "simple", "left"): 2})
+    assert not checks.check_books(period(), left, SEEN + Calls({("grpc", "", "cancelled"): 2}))
+    assert checks.check_books(period(), left, SEEN + Calls({("grpc", "", "cancelled"): 3}))
+    assert checks.check_books(period(), left, SEEN + Calls({("v2", "", "cancelled"): 1}))
+
+
 def test_books_are_not_compared_where_they_are_lost() -> None:
     assert not checks.check_books(period("kill core"), SEEN, Calls())
     missed = Calls({("v2", "simple", "failed"): 1})

@@ -10,8 +10,8 @@ import pytest
 
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.cuda.engine import CudaEngine
-from convoy.app.engines.cuda.tuning import tuned
 from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning
+from convoy.app.engines.onnxruntime_tuned import tuned
 from convoy.models.errors import BundleError
 from tests.support.gpu_bench import TwoEngines
 

@@ -8,7 +8,7 @@ import pytest
 
 from convoy.app.scheduling.early_drop import early_drops, most_samples
 from convoy.app.scheduling.latency import LatencyModel
-from convoy.app.scheduling.queues import Entry, Lane, LaneForecast, Queue, State, order_of
+from convoy.app.scheduling.queues import Entry, Lane, LaneForecast, Queue, State
 from convoy.app.scheduling.request import ModelKey, Request
 
 A, B = ModelKey("a", 1), ModelKey("b", 1)
@@ -22,7 +22,7 @@ def make_state(fixed: int, per_sample: int, *keys: ModelKey, max_batch: int = MA
     for number, key in enumerate(keys or (A,)):
         sizes = tuple(range(1, max_batch + 1))
         latency = LatencyModel({size: fixed + per_sample * size for size in (1, 2, 4, max_batch)})
-        state.queues[key] = Queue(key, max_batch, 1000, [Lane(number, 0, DEVICE, sizes, latency)])
+        state.queues[key] = Queue(key, max_batch, 1000, 3, 2, [Lane(number, 0, DEVICE, sizes, latency)])
     return state
 
 
@@ -67,7 +67,7 @@ def test_a_head_stays_when_it_costs_only_its_batch() -> None:
     assert give_up(make_state(100, 1000), [1200, 2400]) == 0
 
 
-@pytest.mark.parametrize(("important", "given_up"), [(0, 1), (1, 0)])
+@pytest.mark.parametrize(("important", "given_up"), [(0, 1), (3, 0)])
 def test_nobody_gives_way_to_a_lower_class(important: int, given_up: int) -> None:
     priorities = [0] + [important] * 7
     assert give_up(make_state(1000, 100), [1200] + [2000] * 7, priorities=priorities) == given_up
@@ -103,7 +103,8 @@ def test_time_is_dear_where_other_models_need_it(per_sample: int, others: int, g
 
 
 def heads(count: int, deadline_ns: int | None) -> list[Entry]:
-    return [order_of(Request(number, A, 1, ((1,),), (), (), (), (), 0, 0, deadline_ns)) for number in range(count)]
+    requests = [Request(number, A, 1, ((1,),), (), (), (), (), 0, 0, deadline_ns) for number in range(count)]
+    return [broad_queue(0).order_of(request) for request in requests]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_it_is_not_shortened_at_the_cost_of_those_who_wait(now_ns: int, most: in
 
 def test_where_a_request_costs_little_beyond_its_sample_batches_of_32_are_allowed() -> None:
     lane = Lane(0, 0, DEVICE, tuple(range(1, 257)), LatencyModel({size: 10 + 100 * size for size in (1, 16, 256)}))
-    queue = Queue(A, 256, 1000, [lane], waiting=33)
+    queue = Queue(A, 256, 1000, lanes=[lane], waiting=33)
     assert most_samples(queue, heads(1, 1000), LaneForecast(lane, 0, 0), 0) == 32
 
 
@@ -139,4 +140,4 @@ def broad_forecast(now_ns: int) -> LaneForecast:
 
 
 def broad_queue(waiting: int) -> Queue:
-    return Queue(A, 256, 1000, [broad_forecast(0).lane], waiting=waiting)
+    return Queue(A, 256, 1000, lanes=[broad_forecast(0).lane], waiting=waiting)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.fake_devices import Workshop
 from tests.support.wire import head
-from tests.unit.test_express import ROWS, Connection, House, held, play, rows
+from tests.unit.test_direct import ROWS, Connection, House, held, play, rows
 
 CALLS = 20
 
@@ -54,7 +54,7 @@ async def garbage_of(ask: Ask, connection: Connection) -> int:
 @pytest.mark.parametrize("ask", [short, usual, unknown, late])
 def test_a_call_leaves_nothing_to_the_garbage_collector(tmp_path: Path, ask: Ask) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
-        connection = await house.taught()
+        connection = await house.used()
         if ask is late:
             held(workshop)
             connection.send(rows(0.0))

@@ -190,7 +190,7 @@ from tests.unit.test_gpu_proof import DIGITS, GIB, RESNET, FakeGpu, GpuBench, fe
 makers = {RESNET: few_digits(RESNET)}
 run(GpuBench.of(FakeGpu("Fake H200", total_bytes=8 * GIB)), Path(sys.argv[1]), quick(makers=makers, http=True))
 """
-SERVER = ("fastapi", "uvicorn", "pydantic_settings", "orjson", "tritonclient", "multipart", "grpc_health")
+SERVER = ("fastapi", "uvicorn", "pydantic_settings", "orjson", "msgspec", "tritonclient", "multipart", "grpc_health")
 
 
 def run_without(libraries: tuple[str, ...], folder: Path) -> Proof:

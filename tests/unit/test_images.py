@@ -14,10 +14,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from convoy.models.errors import ImageError
-from convoy.models.images import FORMATS, MAX_JPEG_SCANS, MAX_JPEG_SEGMENTS, decode_image_into, preprocess, sniff
+from convoy.models.images import (
+    FORMATS,
+    MAX_JPEG_SCANS,
+    MAX_JPEG_SEGMENTS,
+    QUICK_BYTES,
+    decode_image_into,
+    is_quickly_decoded,
+    preprocess,
+    sniff,
+)
 from convoy.models.spec import ImageSpec
 
 EXACT = ImageSpec(
@@ -497,3 +506,48 @@ def test_values_of_torchvision_are_matched_bit_for_bit() -> None:
     expected = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])(picture).numpy()
     image = replace(EXACT, front="float32_nchw", mean=mean, std=std)
     assert np.array_equal(preprocess(encoded(picture), image), expected)
+
+
+# --- what may be decoded where others wait
+
+
+def with_text(nbytes: int) -> bytes:
+    """A small PNG with a text that is a thousand times as long as its bytes."""
+    text = PngImagePlugin.PngInfo()
+    text.add_text("a", "a" * nbytes, zip=True)
+    return encoded(plain(8, 8, "red"), pnginfo=text)
+
+
+@pytest.mark.parametrize(
+    ("picture", "is_quick"),
+    [
+        pytest.param(encoded(noise(64, 64)), True, id="png"),
+        pytest.param(encoded(noise(32, 32, "L")), True, id="grey"),
+        pytest.param(encoded(noise(8, 8, "RGBA")), True, id="alpha"),
+        pytest.param(encoded(noise(32, 32).convert("P")), True, id="palette"),
+        pytest.param(encoded(noise(65, 64)), False, id="many-pixels"),
+        pytest.param(encoded(noise(64, 64)) + bytes(QUICK_BYTES), False, id="many-bytes"),
+        pytest.param(with_text(500_000), False, id="a-text"),
+        pytest.param(encoded(plain(8, 8, "red"), icc_profile=bytes(3000)), False, id="a-profile"),
+        pytest.param(
+            encoded(noise(8, 8), save_all=True, append_images=[noise(8, 8, seed=1)]), False, id="an-animation"
+        ),
+        pytest.param(encoded(noise(64, 64))[:-20], False, id="cut-off"),
+        pytest.param(encoded(noise(32, 32), "JPEG"), True, id="jpeg"),
+        pytest.param(encoded(noise(32, 32), "JPEG", progressive=True), False, id="progressive"),
+        pytest.param(encoded(noise(80, 80), "JPEG"), False, id="jpeg-with-many-pixels"),
+        pytest.param(encoded(noise(8, 8), "JPEG", exif=Image.Exif().tobytes()), False, id="exif"),
+        pytest.param(encoded(noise(8, 8), "GIF"), False, id="gif"),
+        pytest.param(b"", False, id="nothing"),
+    ],
+)
+def test_only_small_plain_images_are_quick(picture: bytes, is_quick: bool) -> None:
+    assert is_quickly_decoded(memoryview(picture), EXACT) == is_quick
+    assert not is_quickly_decoded(memoryview(picture), replace(EXACT, height=224, width=224))
+
+
+@given(st.binary(max_size=400), st.integers(0, 400))
+def test_any_bytes_are_quick_or_not(noise_bytes: bytes, at: int) -> None:
+    for whole in (encoded(plain(8, 8, "red")), encoded(plain(8, 8, "red"), "JPEG")):
+        spoilt = whole[:at] + noise_bytes + whole[at + len(noise_bytes) :]
+        assert is_quickly_decoded(memoryview(spoilt), EXACT) in (True, False)

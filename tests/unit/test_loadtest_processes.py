@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
+from array import array
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.loadtest.answers import AnswerCheck
-from convoy.loadtest.cores import core_budget, process_count
 from convoy.loadtest.endpoint import Endpoint, wire_url
-from convoy.loadtest.generator.job import Finished, GeneratorJob
+from convoy.loadtest.generator.job import Finished, GeneratorJob, line_of
+from convoy.loadtest.jobs import core_budget, process_count
 from convoy.loadtest.options import LoadTestOptions
+from convoy.loadtest.problems import Fault, Problem
 from convoy.loadtest.request_pool import RequestPool
-from convoy.loadtest.shared import read_blobs, read_integers, write_blobs, write_integers
+from convoy.loadtest.shared import read_blobs, write_blobs
 from convoy.models.errors import UsageError
 
 ENDPOINT = Endpoint("http://h:1/p", "h", "127.0.0.1", 1, False, "/p")
@@ -31,10 +33,7 @@ def test_requests_pass_through_shared_memory_as_they_are(blobs):
 
 
 def test_a_job_is_one_line_and_comes_out_as_it_went_in():
-    requests, schedule = (
-        write_blobs([b"one", b"two"]),
-        write_integers(b"".join(i.to_bytes(8, "little") for i in (5, 9))),
-    )
+    requests, schedule = write_blobs([b"one", b"two"]), write_blobs([array("q", (5, 9)).tobytes()])
     job = GeneratorJob(
         endpoint=ENDPOINT,
         protocol="grpc",
@@ -44,7 +43,6 @@ def test_a_job_is_one_line_and_comes_out_as_it_went_in():
         requests=2,
         requests_descriptor=requests,
         clients=None,
-        scheduled=2,
         schedule_descriptor=schedule,
         capacity=2,
         rows_descriptor=99,
@@ -53,14 +51,14 @@ def test_a_job_is_one_line_and_comes_out_as_it_went_in():
         duration_s=1.5,
         timeout_s=2,
     )
-    line = job.to_line()
+    line = line_of(job)
     assert line.count(b"\n") == 1
-    found = GeneratorJob.from_line(line)
+    found = msgspec.json.decode(line, type=GeneratorJob)
     assert found == job
     request_pool = found.request_pool()
     assert request_pool.requests == [b"one", b"two"]
     assert request_pool.check.word == b"\xff\n\x00"
-    assert found.offsets_ns() == [5, 9] == read_integers(schedule, 2)
+    assert found.offsets_ns() == [5, 9]
     for descriptor in (requests, schedule):
         os.close(descriptor)
     assert isinstance(request_pool, RequestPool)
@@ -68,9 +66,8 @@ def test_a_job_is_one_line_and_comes_out_as_it_went_in():
 
 
 def test_last_words_come_out_as_they_went_in():
-    finished = Finished((("http", "the queue is full", 429),), 3, 0.5, "uvloop", "timerfd", False)
-    values = json.loads(finished.to_line())["finished"]
-    assert Finished.from_values(values) == finished
+    finished = Finished((Problem(Fault.HTTP, "the queue is full", 429),), 3, 0.5, "uvloop", "timerfd", False)
+    assert msgspec.json.decode(line_of(finished), type=Finished) == finished
 
 
 @pytest.mark.parametrize(

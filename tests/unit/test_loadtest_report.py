@@ -14,8 +14,7 @@ from convoy.loadtest import words
 from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.arrivals import RateStep
 from convoy.loadtest.capacity import Capacity, CapacityProbe
-from convoy.loadtest.csv_table import table
-from convoy.loadtest.document import document
+from convoy.loadtest.document import document, table
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.measure import GeneratorUse, Measurement
 from convoy.loadtest.options import LoadTestOptions

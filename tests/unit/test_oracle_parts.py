@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.oracle.judge import Intended, judge, lines_of, read_intended
+from tests.oracle.judge import INTENDED, Intended, intended_since, judge, lines_of, read_intended
 from tests.oracle.normal import RULES, Normaliser
 from tests.oracle.records import Answers, GrpcAsk, HttpAsk, Part, RegionAsk, Setup, load_corpus, save_corpus
+from tests.support.stores import ROOT
 
 HEAD = "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nx-request-id: {id}\r\n"
 PREDICT = "images/POST /predictions/digits seven"
@@ -102,7 +103,18 @@ def test_an_entry_needs_a_reason_and_a_line(tmp_path: Path) -> None:
             read_intended(path)
     path.write_text('[[difference]]\nasks = "*"\nafter = ["a"]\nreason = "b"\n')
     assert read_intended(path)[0].after == ("a",)
-    read_intended()  # the one that is in force can be read
+    read_intended(ROOT / INTENDED)  # the one that is in force can be read
+
+
+def test_what_the_build_before_has_made_already_is_not_intended_again(tmp_path: Path) -> None:
+    builds = tmp_path / "before", tmp_path / "after"
+    for build, asks in zip(builds, (["a"], ["a", "b"]), strict=True):
+        path = build / INTENDED
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(f'[[difference]]\nasks = "{one}"\nwhole = true\nreason = "c"\n' for one in asks))
+    assert [one.asks for one in intended_since(*builds)] == ["b"]
+    assert intended_since(ROOT, ROOT) == []
+    assert len(intended_since(tmp_path / "older than the list", builds[1])) == 2
 
 
 def test_every_row_of_the_normaliser_says_why() -> None:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from convoy.loadtest.peers.bound import Round, bound_table
 from convoy.loadtest.peers.compare import Spread, matches, ratio
-from convoy.loadtest.peers.marks import replace_block
-from convoy.loadtest.peers.page import tables
+from convoy.loadtest.peers.page import replace_block, tables
 from convoy.loadtest.peers.results import (
     ClosedLoad,
     Conditions,

@@ -47,7 +47,7 @@ def make_state(*keys: ModelKey, max_waiting: int = 100, slots: int | None = None
     if slots is not None:
         state.device_slots["device"] = slots
     for number, key in enumerate(keys or (A,)):
-        state.queues[key] = Queue(key, 8, max_waiting, [make_lane(number, depth=depth)])
+        state.queues[key] = Queue(key, 8, max_waiting, 3, 2, [make_lane(number, depth=depth)])
     return state
 
 
@@ -122,16 +122,89 @@ def test_only_equal_shapes_share_a_batch() -> None:
     assert dispatched(state, 2300).requests == (other,)
 
 
-def test_the_order_is_priority_then_deadline_then_arrival() -> None:
+def test_the_order_is_level_then_deadline_then_arrival() -> None:
     state = make_state()
     running = occupy(state)
-    last = let_in(state, 1, priority=1)
+    last = let_in(state, 1, priority=3)
     patient = let_in(state, 2)
     far = let_in(state, 3, deadline=90_000)
     near = let_in(state, 4, deadline=80_000)
     later = let_in(state, 5, deadline=90_000)
+    first = let_in(state, 6, priority=1)
     finish(state, running, 1100)
-    assert dispatched(state, 1100).requests == (near, far, later, patient, last)
+    assert dispatched(state, 1100).requests == (first, near, far, later, patient, last)
+
+
+@pytest.mark.parametrize("priority", [0, 2, 4, 1 << 53])
+def test_who_names_no_level_of_the_model_is_of_its_default(priority: int) -> None:
+    state = make_state()
+    running = occupy(state)
+    before, own, behind = (let_in(state, now, priority=level) for now, level in enumerate((1, priority, 3)))
+    ordinary = let_in(state, 5)
+    finish(state, running, 1100)
+    assert dispatched(state, 1100).requests == (before, own, ordinary, behind)
+
+
+# Rule 9: nobody waits for ever
+
+
+def served_after(state: State, waits: Request, now: int, stream: dict[str, object]) -> int:
+    """How many batches begin before it where more of the stream come than can be served."""
+    for begun in range(100):
+        for _ in range(9):
+            ask(state, now, **stream)  # type: ignore[arg-type]
+        batch = dispatched(state, now)
+        if waits in batch.requests:
+            return begun
+        now += took(batch.samples)
+        finish(state, batch, now)
+    return 100
+
+
+@pytest.mark.parametrize(
+    ("own", "stream"),
+    [
+        pytest.param({"priority": 3}, {"priority": 1}, id="less-urgent"),
+        pytest.param({"priority": 3}, {}, id="less-urgent-than-the-default"),
+        pytest.param({}, {"deadline": 2 * PATIENCE_NS}, id="without-a-deadline"),
+        pytest.param({"priority": 3, "shape": 2}, {"priority": 2}, id="of-another-shape"),
+        pytest.param({"priority": 3, "key": B}, {"priority": 2}, id="of-another-model"),
+    ],
+)
+def test_who_has_waited_for_a_second_goes_first_once(own: dict[str, object], stream: dict[str, object]) -> None:
+    state = make_state(A, B, max_waiting=1 << 30, slots=1)
+    waits = let_in(state, 0, **own)
+    assert served_after(state, waits, 0, stream) == 100
+    assert served_after(state, waits, PATIENCE_NS, stream) == 0
+
+
+def test_one_batch_in_eight_is_for_those_who_are_overdue_and_full_of_them() -> None:
+    state = make_state(max_waiting=1 << 30)
+    running = occupy(state)
+    overdue = [let_in(state, 0, priority=3) for _ in range(16)]
+    for _ in range(200):
+        let_in(state, 1, priority=1)
+    now = PATIENCE_NS
+    finish(state, running, now)
+    batches = []
+    for _ in range(16):
+        batch = dispatched(state, now)
+        now += took(batch.samples)
+        finish(state, batch, now)
+        batches.append(batch.requests)
+    assert (batches[0], batches[8]) == (tuple(overdue[:8]), tuple(overdue[8:]))
+    assert all(request.priority == 1 for batch in batches[1:8] + batches[9:] for request in batch)
+
+
+def test_whoever_is_overdue_can_leave() -> None:
+    state = make_state()
+    running = occupy(state)
+    overdue, urgent = let_in(state, 0, priority=3), let_in(state, 1, priority=1)
+    decide(state, PATIENCE_NS)
+    state.remove(overdue)
+    finish(state, running, PATIENCE_NS)
+    assert dispatched(state, PATIENCE_NS).requests == (urgent,)
+    assert not state.queues[A].raised
 
 
 def test_a_batch_is_cut_where_one_more_would_make_another_late() -> None:
@@ -340,7 +413,7 @@ def test_nobody_gives_way_to_a_lower_class() -> None:
     head = Request(next(ids), A, 1, ((1,),), (), (), (), (), 0, 0, predicted(1))
     state.enqueue(head)
     for _ in range(6):
-        state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), (), 0, 1, predicted(7)))
+        state.enqueue(Request(next(ids), A, 1, ((1,),), (), (), (), (), 0, 3, predicted(7)))
     assert dispatched(state, 0).requests == (head,)
 
 
@@ -429,15 +502,15 @@ def test_a_start_in_time_is_enough_for_who_asks_for_no_more() -> None:
 
 def test_another_models_queue_counts_where_it_surely_goes_first_on_the_same_device() -> None:
     deadline = predicted(1) + predicted(2)
-    for slots, priority, refused in ((1, 0, True), (None, 0, False), (1, 1, False)):
+    for slots, priority, refused in ((1, 0, True), (None, 0, False), (1, 3, False)):
         state = make_state(A, B, slots=slots)
         occupy(state, key=B)
         if slots is None:
             occupy(state, key=A)
-        let_in(state, 0, priority=1, deadline=90_000)
+        let_in(state, 0, priority=3, deadline=90_000)
         for _ in range(8):
             let_in(state, 0, key=B, priority=priority, deadline=90_000)
-        verdict = ask(state, 0, priority=1, deadline=deadline)
+        verdict = ask(state, 0, priority=3, deadline=deadline)
         assert isinstance(verdict, Refuse) is refused, (slots, priority)
 
 
@@ -487,7 +560,7 @@ def test_a_failed_batch_is_halved_and_goes_before_everything_else(wanted: int) -
     state = make_state()
     requests = [let_in(state) for _ in range(8)]
     batch = dispatched(state, 0)
-    let_in(state, 1, priority=-1)
+    let_in(state, 1, priority=1)
     complete(state, batch, 1100, None)
     assert blame(state, batch, tuple(requests[:wanted])) is None
     halves = []

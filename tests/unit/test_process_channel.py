@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
-import json
+import struct
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct, msgpack
 
 from convoy.app.processes.channel import Channel
-from convoy.app.processes.messages import AnswerAt, Cancel, Message, Released, Submit
-from convoy.app.scheduling.request import Request, SlotRef
+from convoy.app.processes.messages import Cancel, Message, Released
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 from tests.support.pipes import join
 
@@ -35,7 +35,12 @@ specs = st.sampled_from(
 def any_of(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a type as the fields of messages have it."""
     known: dict[Any, st.SearchStrategy[Any]] = {
-        **{bool: st.booleans(), bytes: st.binary(max_size=50), float: st.floats(0, 1e6), str: text},
+        **{
+            bool: st.booleans(),
+            memoryview: st.binary(max_size=50).map(memoryview),
+            float: st.floats(0, 1e6),
+            str: text,
+        },
         **{int: st.integers(0, (1 << 63) - 1), type(None): st.none(), ModelSpec: specs},
     }
     inner = typing.get_args(kind)
@@ -53,15 +58,14 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
         return known[kind]
     if issubclass(kind, enum.Enum):
         return st.sampled_from(kind)
-    assert dataclasses.is_dataclass(kind) or issubclass(kind, tuple), kind
-    fields = {name: any_of(of) for name, of in typing.get_type_hints(kind).items()}
-    # An edge's names of its memory stay with it.
-    values = st.builds(kind, **fields | ({"slots": st.just(())} if kind is Request else {}))
-    return values.map(_with_its_length) if kind is AnswerAt else values
+    assert dataclasses.is_dataclass(kind) or issubclass(kind, (tuple, Struct)), kind
+    return st.builds(kind, **{name: any_of(of) for name, of in typing.get_type_hints(kind).items()})
 
 
-def _with_its_length(answer: AnswerAt) -> AnswerAt:
-    return answer if answer.apart is None else answer._replace(nbytes=len(answer.apart))
+def framed(document: object) -> bytes:
+    """What is written for a document, in the place of a list of messages."""
+    body = msgpack.encode(document)
+    return struct.pack("<Q", len(body)) + body
 
 
 class Ends:
@@ -120,25 +124,38 @@ def test_messages_survive_however_the_bytes_are_cut(
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers(-5, 5) | text, lambda inner: st.lists(inner, max_size=4), max_leaves=20
+        st.none() | st.booleans() | st.integers(-5, 5) | text | st.binary(max_size=5),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=3),
+        max_leaves=20,
     ),
-    st.sampled_from((["s"], ["ended"], [])),
+    st.sampled_from((["Submit"], ["Ended"], ["ended"], [])),
 )
-def test_json_that_is_no_message_is_refused(runner: asyncio.Runner, document: object, kind: list[str]) -> None:
-    # In the place of a message that is longer than any of them.
-    frame = Ends(runner).say(Cancel(0, "x" * 5000))
-    begin, end = frame.index(b"[["), frame.rindex(b"]]") + 2
-    ends = Ends(runner)
-    ends.send(frame[:begin] + json.dumps([[*kind, document]]).encode().ljust(end - begin) + frame[end:])
-    assert sorted(ends.hung_up) == ["far", "near"]
-    assert ends.heard == []
+def test_a_document_that_is_no_message_is_refused(runner: asyncio.Runner, document: object, kind: list[str]) -> None:
+    assert framed([["Cancel", 7, "late"]]) == Ends(runner).say(Cancel(7, "late"))
+    for frame in (framed([[*kind, document]]), framed([*kind, document])):
+        ends = Ends(runner)
+        ends.send(frame)
+        assert sorted(ends.hung_up) == ["far", "near"]
+        assert ends.heard == []
 
 
-@given(any_of(Submit))
-def test_the_edges_names_of_its_memory_mean_nothing_elsewhere(runner: asyncio.Runner, one: Submit) -> None:
+@given(any_of(Message), st.lists(st.tuples(st.integers(min_value=0), st.integers(0, 255)), min_size=1, max_size=3))
+def test_spoilt_bytes_are_a_message_or_refused(
+    runner: asyncio.Runner, message: Message, changes: list[tuple[int, int]]
+) -> None:
+    frame = bytearray(Ends(runner).say(message))
+    head = len(framed([])) - len(msgpack.encode([]))
+    for at, byte in changes:
+        frame[head + at % (len(frame) - head)] = byte
     ends = Ends(runner)
-    ends.say(one._replace(request=one.request._replace(slots=(SlotRef(5), SlotRef(7)))))
-    assert ends.heard == [one]
+    ends.send(bytes(frame))
+    assert [isinstance(one, Message) for one in ends.heard] == [True] or sorted(ends.hung_up) == ["far", "near"]
+
+
+def test_what_cannot_be_written_ends_the_connection(runner: asyncio.Runner) -> None:
+    ends = Ends(runner)
+    assert ends.say(Cancel(0, "\ud800")) == b""
+    assert sorted(ends.hung_up) == ["far", "near"], "or whoever waits for an answer would wait for ever"
 
 
 def test_what_is_not_whole_waits(runner: asyncio.Runner) -> None:

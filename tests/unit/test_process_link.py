@@ -21,11 +21,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from convoy.app.core import Core, CoreOptions
-from convoy.app.edge.oip.exchange import Exchange, Inputs, Terms
+from convoy.app.edge.oip.call import Call, Inputs, Terms
 from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.loading.load import LoadedModel, LoadOptions
+from convoy.app.outcomes import ANSWERED, FAILED
 from convoy.app.processes.channel import Channel
 from convoy.app.processes.edge_registry import EdgeRegistry
 from convoy.app.processes.messages import Extent, Message, Submit
@@ -35,7 +37,7 @@ from convoy.app.scheduling.slab import SharedPart, Slab
 from convoy.models.errors import DeadlineExceeded, NotFound, RequestError, Unavailable
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import StoredVersion
-from tests.support.fake_devices import ROW, Workshop, proved, until
+from tests.support.fake_devices import ROW, WatchedEngine, Workshop, proved, until
 from tests.support.fake_engine import FakeEngine
 from tests.support.pipes import join
 
@@ -62,20 +64,19 @@ class Link:
     async def ask(self, value: float, samples: int = 1, timeout_ms: float | None = None) -> float:
         """What the engine added to the rows. Raises the RequestError that a client would get."""
         edge = self.edge
-        exchange = Exchange(edge)
+        call, ending = Call(edge, "v2"), FAILED
         try:
-            exchange.begin()
-            served = edge.catalog.find("rows", None)
-            exchange.hold(served)
+            served = call.begin("rows", None)
             nbytes = samples * ROW * 4
-            slot = exchange.reserve(nbytes)
+            slot = call.reserve(nbytes)
             slot.view[:] = np.full((samples, ROW), value, np.float32).tobytes()
             inputs = Inputs(samples, ((ROW,),), (TensorRef(slot.ref, 0, nbytes),))
-            done = await exchange.run(exchange.build_request(served, inputs, (0,), Terms(timeout_ms)))
+            done = await call.run(call.build_request(served, inputs, (0,), Terms(timeout_ms)))
             (added,) = set((np.frombuffer(done.answers[0].data, np.float32) - value).tolist())
+            ending = ANSWERED
             return float(added)
         finally:
-            exchange.close()
+            call.end(ending)
 
     def breaks(self) -> None:
         for part in self.registry.parts:
@@ -155,8 +156,7 @@ def test_requests_are_answered_and_counted(tmp_path: Path) -> None:
     async def scene(link: Link, _: Workshop) -> None:
         answers = await asyncio.gather(*(link.ask(float(value), 1 + value % 3) for value in range(40)))
         assert set(answers) == {OFFSET}
-        link.edge.call_ended(link.edge.catalog.find("rows", None).key, "v2", "success", 1_000_000)
-        await until(lambda: 'outcome="success",protocol="v2",version="1"} 1.0' in link.core.metrics.render().decode())
+        await until(lambda: 'outcome="success",protocol="v2",version="1"} 40.0' in link.core.metrics.render().decode())
 
     play(tmp_path, scene)
 
@@ -185,6 +185,19 @@ def test_a_version_stays_loaded_until_the_edge_needs_it_no_more(tmp_path: Path) 
         gate.set()
         assert await asking == OFFSET
         await until(lambda: engine.closed == 1)
+
+    play(tmp_path, scene)
+
+
+def test_an_edge_knows_for_how_many_engines_it_may_decode_ahead(tmp_path: Path) -> None:
+    async def scene(link: Link, workshop: Workshop) -> None:
+        def known() -> int:
+            return link.edge.catalog.find("rows", None).engines
+
+        before = known()
+        assert before == len(workshop.served().lanes)
+        link.core.lanes.open(workshop.served(), proved(WatchedEngine("fake:9", OFFSET)))
+        await until(lambda: known() == before + 1)
 
     play(tmp_path, scene)
 
@@ -371,7 +384,7 @@ def test_no_extent_outside_the_edges_part(tmp_path: Path) -> None:
         # Long enough for what is to lie there, where it can be.
         lies = Extent(offset, nbytes if nbytes < 0 or offset + nbytes > end else max(64, nbytes))
         link.tampered = lambda message: (
-            message._replace(extents=(lies, *message.extents[1:])) if isinstance(message, Submit) else message
+            structs.replace(message, extents=(lies, *message.extents[1:])) if isinstance(message, Submit) else message
         )
         assert is_hung_up_on(lend())
 

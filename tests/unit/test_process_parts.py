@@ -51,9 +51,9 @@ def test_a_number_of_edges_that_is_none(given: str) -> None:
 
 
 def test_each_part_must_hold_a_body() -> None:
-    assert read_settings({"edges": "3"}).edge_count().count == 3
+    assert read_settings({"edges": "3", "max_inflight_mb": 256}).edge_count().count == 3
     with pytest.raises(UsageError, match="max_inflight_mb to at least 320"):
-        read_settings({"edges": "4"})
+        read_settings({"edges": "4", "max_inflight_mb": 256})
     assert read_settings({"edges": "4", "max_inflight_mb": 320}).edge_count().count == 4
 
 

@@ -18,7 +18,7 @@ from convoy.models.store import StoredVersion
 from tests.support.fake_devices import Workshop, proved
 from tests.support.fake_engine import FakeEngine
 from tests.support.wire import WireReply, head
-from tests.unit.test_express import LENGTH, House, play, told
+from tests.unit.test_direct import LENGTH, House, play, told
 
 ROW = 2
 
@@ -52,7 +52,7 @@ async def anew(workshop: Workshop, request: bytes) -> WireReply:
     try:
         return await house.connect().ask(request)
     finally:
-        house.pool.close()
+        house.hot.close()
 
 
 def are_as_anew(folder: Path, requests: Sequence[bytes]) -> None:

@@ -97,9 +97,9 @@ def test_every_variant_of_the_demo_is_built(file: str) -> None:
     assert 0 < steps[-1].step == steps[-1].total
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
 def test_every_variant_of_networks_with_random_weights_is_built(name: str, tmp_path: Path) -> None:
     for path in _exported(name, tmp_path):
         tuned = Builds().tune(path, PRECISIONS[path.name], (1, 2))

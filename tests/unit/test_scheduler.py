@@ -70,7 +70,7 @@ class Shop:
         self.now_ns = 0
         self.slab = Slab(1 << 20)
         self.scheduler = Scheduler(self.slab, self, lambda: self.now_ns)
-        self.scheduler.add_queue(KEY, max_batch=max_batch, max_waiting=max_waiting)
+        self.scheduler.add_queue(KEY, max_batch=max_batch, max_waiting=max_waiting, levels=3, default_level=2)
         self.ended: dict[int, Done] = {}
         self.ran: list[list[Done]] = []
         self.failed: list[str] = []
@@ -776,7 +776,7 @@ def test_thousands_of_requests_with_departures_poison_and_lost_lanes(lanes: int,
                 shop.now_ns += chance.randint(0, MILLISECOND_NS // 10)
                 deadline_ns = shop.now_ns + chance.randint(1, 20) * MILLISECOND_NS if chance.random() < 0.2 else None
                 request = shop.make(
-                    deadline_ns=deadline_ns, samples=chance.choice([1, 1, 1, 3]), priority=chance.choice([0, 0, 1])
+                    deadline_ns=deadline_ns, samples=chance.choice([1, 1, 1, 3]), priority=chance.choice([0, 0, 1, 3])
                 )
                 if chance.random() < 0.02:
                     poisonous.add(request.id)

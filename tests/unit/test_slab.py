@@ -12,12 +12,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from convoy.app.scheduling.request import SlotRef, TensorPlace
-from convoy.app.scheduling.slab import ALIGNMENT_BYTES, KEEP_RESIDENT_BYTES, Slab, Slot, SlotError, SlotState
+from convoy.app.scheduling.slab import (
+    ALIGNMENT_BYTES,
+    KEEP_RESIDENT_BYTES,
+    VACATE_BYTES,
+    Slab,
+    Slot,
+    SlotError,
+    SlotState,
+)
 
 CAPACITY = 64 * ALIGNMENT_BYTES
 # The life of a slot as the module draws it, written out a second time on purpose.
 ALLOWED = {
-    SlotState.FILLING: {SlotState.QUEUED, SlotState.FREE},
+    SlotState.FILLING: {SlotState.QUEUED, SlotState.FREE, SlotState.DECODING},
+    SlotState.DECODING: {SlotState.FILLING},
     SlotState.QUEUED: {SlotState.COPYING, SlotState.ANSWERED, SlotState.FREE},
     SlotState.COPYING: {SlotState.QUEUED, SlotState.ANSWERED, SlotState.FREE},
     SlotState.ANSWERED: {SlotState.FREE},
@@ -51,6 +60,25 @@ class SlabMachine(RuleBasedStateMachine):
         self.live[slot.ref], self.marks[slot.ref] = slot, mark
         return slot
 
+    @rule(slot=live_slots, nbytes=st.integers(0, CAPACITY + 1))
+    def extend(self, slot: Slot, nbytes: int) -> None:
+        if slot.ref not in self.live or nbytes <= len(slot.view):
+            return
+        behind = slot.offset + slot.extent_bytes
+        in_use = [other.offset for other in self.live.values() if other.offset >= behind]
+        before = bytes(slot.view)
+        assert self.slab.extend(slot, nbytes) == (slot.offset + nbytes <= min(in_use, default=self.slab.capacity_bytes))
+        assert bytes(slot.view[: len(before)]) == before
+        assert len(slot.view) in (len(before), nbytes)
+        slot.view[:] = bytes([self.marks[slot.ref]]) * len(slot.view)
+
+    @rule(slot=live_slots, share=st.floats(0, 1))
+    def trim(self, slot: Slot, share: float) -> None:
+        if slot.ref in self.live:
+            before, nbytes = bytes(slot.view), int(share * len(slot.view))
+            self.slab.trim(slot, nbytes)
+            assert bytes(slot.view) == before[:nbytes]
+
     @rule(slot=live_slots, state=st.sampled_from(SlotState))
     def move(self, slot: Slot, state: SlotState) -> None:
         if slot.ref not in self.live:
@@ -70,9 +98,17 @@ class SlabMachine(RuleBasedStateMachine):
     @rule(target=dead_refs, slot=consumes(live_slots))
     def end(self, slot: Slot) -> SlotRef:
         if slot.ref in self.live:
-            self.slab.free(slot.ref)
+            self.give_back(slot.ref)
             del self.live[slot.ref]
         return slot.ref
+
+    def give_back(self, ref: SlotRef) -> None:
+        """As its owner does, who waits for the decoder."""
+        if self.slab.state(ref) is SlotState.DECODING:
+            with pytest.raises(SlotError):
+                self.slab.free(ref)
+            self.slab.move((ref,), SlotState.FILLING)
+        self.slab.free(ref)
 
     @rule(ref=dead_refs)
     def use_after_the_end(self, ref: SlotRef) -> None:
@@ -117,7 +153,7 @@ class SlabMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for ref in self.live:
-            self.slab.free(ref)
+            self.give_back(ref)
         self.live.clear()
         self.every_byte_is_accounted_for()
         whole = self.slab.reserve(CAPACITY)
@@ -180,3 +216,17 @@ def _resident_bytes() -> int:
     found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
+
+
+def test_a_slot_that_is_vacated_keeps_its_room_and_not_its_neighbours_bytes() -> None:
+    slab = Slab(8 * VACATE_BYTES)
+    slots = [slab.reserve(nbytes) for nbytes in (100, 3 * VACATE_BYTES, 100)]
+    assert all(slots)
+    first, large, last = (slot for slot in slots if slot is not None)
+    for slot in (first, large, last):
+        slot.view[:] = b"x" * len(slot.view)
+    used = slab.used_bytes
+    slab.vacate([first.ref, large.ref, last.ref])
+    assert slab.used_bytes == used
+    assert bytes(first.view) == bytes(last.view) == b"x" * 100
+    assert bytes(large.view[mmap.PAGESIZE : 2 * mmap.PAGESIZE]) == bytes(mmap.PAGESIZE)

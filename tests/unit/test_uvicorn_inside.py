@@ -1,6 +1,6 @@
 """What Convoy relies on of uvicorn's inside, by name: nothing that uvicorn promises, so its releases are bounded.
 
-Before the upper bound in pyproject.toml is raised, these must hold with that release, and the tests of the short way,
+Before the upper bound in pyproject.toml is raised, these must hold with that release, and the tests of the direct way,
 of slow clients and of the forms on the wire, too.
 """
 
@@ -27,7 +27,7 @@ from convoy.app.edge.http.replies import Reply, send_reply
 from convoy.app.host.http_server import HttpServer
 from tests.support.stores import ROOT
 from tests.support.wire import head
-from tests.unit.test_express import Connection
+from tests.unit.test_direct import Connection
 
 # What a connection of ours changes of uvicorn's, and what it calls there itself.
 REPLACED = {
@@ -39,7 +39,7 @@ KEPT_BY_A_CONNECTION = {
     *("config", "loop", "parser", "timeout_keep_alive", "server_state", "connections", "transport", "flow", "client"),
     *("pipeline", "scope", "headers", "expect_100_continue", "cycle"),
 }
-# `Passage` stands where uvicorn has its cycle, and must have what uvicorn asks of one.
+# `DirectCall` stands where uvicorn has its cycle, and must have what uvicorn asks of one.
 KEPT_BY_A_CYCLE = {
     *("scope", "flow", "message_event", "on_response", "disconnected", "keep_alive", "waiting_for_100_continue"),
     *("body", "more_body", "response_started", "response_complete"),

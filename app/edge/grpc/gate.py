@@ -1,8 +1,9 @@
 """What every gRPC call passes, on the way in and on the way out; the twin of `gate` for HTTP.
 
-In: a request id, the API key, the bytes as a message. Out: the id, a status with words for every error, the
-access log. Messages are parsed here and not by the library, which answers bytes that it cannot parse with
-an internal error.
+In: a request id, the API key, room for a message, the bytes as a message. Out: the id, a status with words for every
+error, the access log. Messages are parsed here and not by the library, which answers bytes that it cannot parse with
+an internal error. To the library every method takes a stream, because of those it reads a message when it is asked to;
+of a method with one request it reads all that its clients send at once. On the wire both are the same.
 
 The library's context must not be touched after its call has ended: its C object is gone then, and the process with
 it. So what is known of a call is read when it begins, and whoever handles it never sees the context.
@@ -14,18 +15,21 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
 from convoy.app.edge.entry import KEY_IS_WRONG, Entry
+from convoy.app.edge.grpc.room import MessageRoom, Turn
 from convoy.app.host.logs import request_id
+from convoy.app.outcomes import Refusal
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS
-from convoy.models.errors import InvalidRequest, RequestError, Unauthorized
+from convoy.models.errors import InvalidRequest, Overloaded, RequestError, Unauthorized
 
 _errors = logging.getLogger("convoy")
 # A client's own bytes may stand in an error, and metadata has a limit of 8 KiB.
@@ -43,71 +47,147 @@ class GrpcCall:
     metadata: dict[str, bytes]
     id: bytes
     client: str
+    turn: Turn
     deadline_ns: int | None = None
     status: str = "OK"
     started_ns: int = field(default_factory=time.monotonic_ns)
 
-    def timeout_ms(self) -> float | None:
-        """What is left of the client's deadline; None where it has none."""
+    def timeout_ms(self, since_ns: int) -> float | None:
+        """What was left of the client's deadline at that time; None where it has none."""
         if self.deadline_ns is None:
             return None
-        return max(0.001, (self.deadline_ns - time.monotonic_ns()) / MILLISECOND_NS)
+        return max(0.001, (self.deadline_ns - since_ns) / MILLISECOND_NS)
 
 
 Unary = Callable[[Any, GrpcCall], Awaitable[Message]]
+# The next message as bytes. Of a method with one request it raises where none comes, else it is None at the end.
+Read = Callable[[], Awaitable[bytes]]
+ReadOn = Callable[[], Awaitable[bytes | None]]
+# Bytes to bytes; what it reads has a turn, which it may end before it answers.
+RawUnary = Callable[[Read, GrpcCall], Awaitable[bytes]]
 # An asynchronous generator: the gate closes it when its call ends.
-Stream = Callable[[AsyncIterator[bytes], GrpcCall], AsyncGenerator[Message]]
+Stream = Callable[[ReadOn, GrpcCall], AsyncGenerator[bytes]]
+_Serve = Callable[[GrpcCall, Any], Awaitable[bytes | None]]
 
 
 class GrpcGate:
-    """Wraps every method of the service."""
+    """Wraps every method of the service. At most `max_calls` run at once; `on_turned_away` hears of each that may not.
 
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
+    The library could keep that number, but it would tell nobody of whom it refuses.
+    """
+
+    def __init__(
+        self, entry: Entry, room: MessageRoom, max_calls: int, on_turned_away: Callable[[str, RequestError], None]
+    ) -> None:
+        self._entry, self._room, self._max_calls, self._on_turned_away = entry, room, max_calls, on_turned_away
+        self._open_calls = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._open_calls >= self._max_calls
 
     def unary(self, method: str, message: type[Message], handle: Unary) -> Any:
         """The library's handler for a method with one request and one response."""
 
-        async def guarded(data: bytes, context: Any) -> bytes:
-            call = self._enter(method, context)
+        async def raw(read: Read, call: GrpcCall) -> bytes:
             try:
-                self._check_key(call)
-                reply: bytes = (await handle(parse(message, data), call)).SerializeToString()
-                return reply
-            except BaseException as error:
-                await self._fail(call, context, error)
-            finally:
-                self._log(call)
+                asked = parse(message, await read())
+            except RequestError as error:
+                self._on_turned_away(method, error)
+                raise
+            call.turn.end()
+            reply: bytes = (await handle(asked, call)).SerializeToString()
+            return reply
 
-        return grpc.unary_unary_rpc_method_handler(guarded)
+        return self.raw_unary(method, raw)
+
+    def raw_unary(self, method: str, handle: RawUnary) -> Any:
+        """The same for one that reads and writes bytes."""
+
+        async def serve(call: GrpcCall, context: Any) -> bytes:
+            self._open(call)
+            return await handle(partial(call.turn.read, context), call)
+
+        return grpc.stream_unary_rpc_method_handler(self._guarded(method, serve))
 
     def stream(self, method: str, handle: Stream) -> Any:
         """The library's handler for a method with a stream of each."""
 
         # Not a generator: of a call that is cancelled the library forgets one as it stands, and what it has to end
         # would end at some later time.
-        async def guarded(messages: AsyncIterator[bytes], context: Any) -> None:
+        async def serve(call: GrpcCall, context: Any) -> None:
+            async def read() -> bytes | None:
+                data = await context.read()
+                return data if isinstance(data, bytes) else None
+
+            self._open(call)
+            async with aclosing(handle(read, call)) as replies:
+                async for reply in replies:
+                    with _until_the_client_leaves():
+                        await context.write(reply)
+
+        return grpc.stream_stream_rpc_method_handler(self._guarded(method, serve))
+
+    def refusal(self, method: str) -> Any:
+        """The library's handler for a call that comes when too many run: no message is read."""
+
+        async def serve(call: GrpcCall, _: Any) -> None:
+            self._check(call, is_full=True)
+
+        return grpc.stream_stream_rpc_method_handler(self._guarded(method, serve))
+
+    def _guarded(self, method: str, serve: _Serve) -> Any:
+        async def guarded(messages: Any, context: Any) -> bytes | None:
             call = self._enter(method, context)
             try:
-                self._check_key(call)
-                async with aclosing(handle(messages, call)) as replies:
-                    async for reply in replies:
-                        with _until_the_client_leaves():
-                            await context.write(reply.SerializeToString())
-            except BaseException as error:
-                await self._fail(call, context, error)
+                try:
+                    return await serve(call, context)
+                except (asyncio.CancelledError, GeneratorExit):
+                    call.status = "CANCELLED"  # by the client, by its deadline, or by the end of the process
+                    raise
+                except BaseException as error:
+                    told = self._told(call, error)
+                abort = context.abort(*told)
+                # The library keeps what abort raises, and that keeps this frame: with the context it would be a circle.
+                del messages, context
+                with _until_the_client_leaves():
+                    await abort
+                raise AssertionError("abort always raises")
             finally:
+                call.turn.end()
                 self._log(call)
 
-        return grpc.stream_stream_rpc_method_handler(guarded)
+        return guarded
 
     def _enter(self, method: str, context: Any) -> GrpcCall:
         metadata = {name: _as_bytes(value) for name, value in context.invocation_metadata() or ()}
         own_id = self._entry.request_id(metadata.get("x-request-id"))
         request_id.set(own_id.decode())
-        call = GrpcCall(method, metadata, own_id, _address(context.peer()), _deadline_ns(context.time_remaining()))
+        deadline_ns = _deadline_ns(context.time_remaining())
+        call = GrpcCall(method, metadata, own_id, _address(context.peer()), Turn(self._room), deadline_ns)
         context.set_trailing_metadata(_trailer(call))
         return call
+
+    def _open(self, call: GrpcCall) -> None:
+        """Count it among those that run, until its answer is sent. Raises Unauthorized and Overloaded."""
+        self._check(call, is_full=self.is_full)
+        self._open_calls += 1
+        task = asyncio.current_task()
+        assert task is not None  # the library's, which sends the answer, too
+        task.add_done_callback(self._close)
+
+    def _close(self, _: object) -> None:
+        self._open_calls -= 1
+
+    def _check(self, call: GrpcCall, *, is_full: bool) -> None:
+        try:
+            self._check_key(call)
+            if is_full:
+                words = f"{self._max_calls} calls are open; send it again later"
+                raise Overloaded(words, reason=Refusal.CALLS, retry_after_s=1.0)
+        except RequestError as error:
+            self._on_turned_away(call.method, error)
+            raise
 
     def _check_key(self, call: GrpcCall) -> None:
         keys, given = self._entry.keys, call.metadata.get("authorization")
@@ -116,11 +196,8 @@ class GrpcGate:
         if not (keys.is_admin_token(given) and call.method in _ADMIN):
             raise Unauthorized(KEY_IS_WRONG)
 
-    async def _fail(self, call: GrpcCall, context: Any, error: BaseException) -> NoReturn:
-        """End the call with the error's status. Raises, as the library wants it."""
-        if isinstance(error, asyncio.CancelledError | GeneratorExit):
-            call.status = "CANCELLED"  # by the client, by its deadline, or by the end of the process
-            raise error
+    def _told(self, call: GrpcCall, error: BaseException) -> tuple[Any, str, tuple[tuple[str, str], ...]]:
+        """The status, the words and the trailing metadata with which an error ends the call."""
         if isinstance(error, RequestError):
             call.status, words, retry_after_s = error.grpc_code, str(error), error.retry_after_s
         else:
@@ -130,9 +207,7 @@ class GrpcGate:
         trailer = _trailer(call)
         if retry_after_s is not None:
             trailer += (("retry-after", str(max(1, math.ceil(retry_after_s)))),)
-        with _until_the_client_leaves():
-            await context.abort(getattr(grpc.StatusCode, call.status), words[:_MOST_DETAILS], trailer)
-        raise AssertionError("abort always raises")
+        return getattr(grpc.StatusCode, call.status), words[:_MOST_DETAILS], trailer
 
     def _log(self, call: GrpcCall) -> None:
         took_ms = (time.monotonic_ns() - call.started_ns) / 1e6

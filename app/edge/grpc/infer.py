@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 from tritonclient.grpc import service_pb2
 
-from convoy.app.edge.decode_pool import DecodePool
-from convoy.app.edge.entry import outcome_of
-from convoy.app.edge.grpc.gate import GrpcCall, parse
-from convoy.app.edge.grpc.tensors import asked_of, infer_response, parameters_of
+from convoy.app.edge.grpc.gate import GrpcCall, Read, ReadOn, parse
+from convoy.app.edge.grpc.tensors import asked_of, infer_response, parameters_of, split, stream_response
 from convoy.app.edge.oip.answers import is_heavy_answer
-from convoy.app.edge.oip.exchange import Exchange
-from convoy.app.edge.oip.inference import INLINE_BYTES, InferRequest, is_heavy, place_tensors, run_inference, understand
-from convoy.app.edge.oip.lookup import find_served
+from convoy.app.edge.oip.call import Call
+from convoy.app.edge.oip.decoder import Decoder, DecodeWork
+from convoy.app.edge.oip.inference import INLINE_BYTES, InferRequest, is_heavy, request_for, understand, within
 from convoy.app.edge.options import EdgeOptions
+from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, CallEnd, ending_of
+from convoy.app.scheduling.request import Request
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import RequestError
 
@@ -25,97 +25,145 @@ _PROTOCOL = "grpc"
 # So many requests of one stream may be in flight; more are left unread, which holds the client up.
 _STREAM_WINDOW = 64
 _WANTS_FINAL_FLAG = "triton_enable_empty_final_response"
-_Pending = asyncio.Queue["asyncio.Task[Any] | None"]
+_Pending = asyncio.Queue["tuple[Call, asyncio.Task[bytes]] | None"]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What is left of a message once its tensors are in the slab."""
+
+    own: Call
+    in_stream: bool = False
+    id: str = ""
+    model: str = ""
+    version: str = ""
+    wants_final: bool = False
 
 
 class GrpcInference:
     """Tensors in, tensors out."""
 
-    def __init__(self, core: InferenceCore, options: EdgeOptions, pool: DecodePool) -> None:
-        self._core, self._options, self._pool = core, options, pool
+    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
+        self._core, self._options, self._decoder = core, options, decoder
 
-    async def infer(self, message: Any, call: GrpcCall) -> Any:
-        """The ModelInferResponse to a ModelInferRequest. Raises RequestError."""
-        exchange = Exchange(self._core)
-        served: ServedLike | None = None
-        outcome = "cancelled"
+    async def infer(self, read: Read, call: GrpcCall) -> bytes:
+        """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
+        asked = _Asked(Call(self._core, _PROTOCOL))
         try:
-            exchange.begin()
-            served = find_served(self._core.catalog, message.model_name, message.model_version or None)
-            exchange.hold(served)
-            response = await self._answer(message, served, exchange, call)
-            outcome = "success"
-            return response
-        except RequestError as error:
-            outcome = outcome_of(error.http_status)
+            answering = self._answer(await read(), asked, call)
+        except BaseException as error:
+            asked.own.end(ending_of(error) if isinstance(error, RequestError) else CANCELLED)
             raise
-        finally:
-            exchange.close()
-            took_ns = time.monotonic_ns() - exchange.arrival_ns
-            self._core.call_ended(None if served is None else served.key, _PROTOCOL, outcome, took_ns)
+        reply = await answering
+        task = asyncio.current_task()
+        if task is not None:  # the library's, which sends the answer, too
+            task.add_done_callback(lambda _: asked.own.end(ANSWERED))
+        return reply
 
-    async def stream(self, messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncGenerator[Any]:
+    def turned_away(self, error: RequestError) -> None:
+        """Count a call whose message nobody has read, or could."""
+        Call(self._core, _PROTOCOL).end(ending_of(error))
+
+    async def stream(self, read: ReadOn, call: GrpcCall) -> AsyncGenerator[bytes]:
         """One response per request, in the order of the requests; several of them run at once."""
         pending: _Pending = asyncio.Queue()
         room = asyncio.Semaphore(_STREAM_WINDOW)
-        reader = asyncio.ensure_future(self._read(messages, call, pending, room))
+        reader = asyncio.ensure_future(self._read(read, call, pending, room))
         try:
             while (running := await pending.get()) is not None:
+                own, replying = running
                 try:
-                    yield await running
+                    yield await replying
                 finally:
-                    running.cancel()  # does nothing to one that has ended
+                    _give_up(own, replying)  # does nothing to one that has failed
                 room.release()
         finally:
             reader.cancel()
             while not pending.empty():
                 left = pending.get_nowait()
                 if left is not None:
-                    left.cancel()
+                    _give_up(*left)
             await asyncio.wait([reader])  # it reads from the call, which must not end before
 
-    async def _read(
-        self, messages: AsyncIterator[bytes], call: GrpcCall, pending: _Pending, room: asyncio.Semaphore
-    ) -> None:
+    async def _read(self, read: ReadOn, call: GrpcCall, pending: _Pending, room: asyncio.Semaphore) -> None:
         try:
-            async for data in messages:
+            while (data := await read()) is not None:
                 await room.acquire()
-                pending.put_nowait(asyncio.ensure_future(self._one_of_stream(data, call)))
+                own = Call(self._core, _PROTOCOL)
+                pending.put_nowait((own, asyncio.ensure_future(self._one_of_stream(data, own, call))))
+                del data  # it would be here until the next one has come
         finally:
             pending.put_nowait(None)
 
-    async def _one_of_stream(self, data: bytes, call: GrpcCall) -> Any:
+    async def _one_of_stream(self, data: bytes, own: Call, call: GrpcCall) -> bytes:
         """A stream outlives a request that fails: its error is a message like any other."""
-        message = service_pb2.ModelInferRequest()
+        asked = _Asked(own, in_stream=True)
+        answering = self._answer(data, asked, call)
+        del data
         try:
-            message = parse(service_pb2.ModelInferRequest, data)
-            response = await self.infer(message, call)
+            return stream_response(await answering)
         except RequestError as error:
-            named = service_pb2.ModelInferResponse(
-                id=message.id, model_name=message.model_name, model_version=message.model_version
-            )
-            return service_pb2.ModelStreamInferResponse(error_message=str(error), infer_response=named)
-        if parameters_of(message.parameters).get(_WANTS_FINAL_FLAG) is True:
-            response.parameters["triton_final_response"].bool_param = True
-        return service_pb2.ModelStreamInferResponse(infer_response=response)
+            named = service_pb2.ModelInferResponse(id=asked.id, model_name=asked.model, model_version=asked.version)
+            failed = service_pb2.ModelStreamInferResponse(error_message=str(error), infer_response=named)
+            encoded: bytes = failed.SerializeToString()
+            return encoded
 
-    async def _answer(self, message: Any, served: ServedLike, exchange: Exchange, call: GrpcCall) -> Any:
+    async def _answer(self, data: bytes, asked: _Asked, call: GrpcCall) -> bytes:
+        """The answer, encoded. The memory of one that is large is held until the call ends. Raises RequestError."""
+        own = asked.own
+        ending: CallEnd | None = CANCELLED
+        decoding = self._decode(data, asked, call)
+        del data  # whoever decodes has it alone: it must not stay while the request waits
+        try:
+            meaning, served, request = await decoding
+            call.turn.end()
+            done = await own.run(request)
+            if is_heavy_answer(meaning, done):
+                reply = await self._decoder.run_owed(infer_response, meaning, served, done, is_final=asked.wants_final)
+            else:
+                reply = infer_response(meaning, served, done, is_final=asked.wants_final)
+            if len(reply) <= INLINE_BYTES:
+                ending = ANSWERED
+            else:
+                own.vacate()
+                ending = None
+            return reply
+        except RequestError as error:
+            ending = ending_of(error)
+            raise
+        except Exception:
+            ending = FAILED  # a bug, of which the gate tells
+            raise
+        finally:
+            if ending is not None:
+                own.end(ending)
+
+    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> tuple[InferRequest, ServedLike, Request]:
+        """The request with its inputs in the slab; its meaning has them no longer."""
+        own, nbytes = asked.own, len(data)
         started_ns = time.monotonic_ns()
-        timeout_ms = call.timeout_ms() or self._options.default_timeout_ms or None
-        request = await self._decode(message, served)
-        inputs = place_tensors(request, exchange)
-        self._core.stage_took(served.key, "decode", time.monotonic_ns() - started_ns)
-        done = await run_inference(request, inputs, served, exchange, timeout_ms)
-        encode_ns = time.monotonic_ns()
-        if is_heavy_answer(request, done):
-            response = await self._pool.run_anyway(infer_response, request, served, done)
+        small, raw = split(data) if nbytes > INLINE_BYTES else (data, None)
+        message = parse(service_pb2.ModelInferRequest, small)
+        if not raw:
+            raw = message.raw_input_contents
+        asked.id, asked.model, asked.version = message.id, message.model_name, message.model_version
+        asked.wants_final = asked.in_stream and parameters_of(message.parameters).get(_WANTS_FINAL_FLAG) is True
+        served = own.begin(asked.model, asked.version or None)
+        timeout_ms = call.timeout_ms(own.arrival_ns) or self._options.default_timeout_ms or None
+        memory = self._core.shared_memory
+        if nbytes <= INLINE_BYTES or (raw and not is_heavy(nbytes, served)):
+            meaning, wait_ns = understand(asked_of(message, raw, memory), served), 0
         else:
-            response = infer_response(request, served, done)
-        self._core.stage_took(served.key, "encode", time.monotonic_ns() - encode_ns)
-        return response
+            work = DecodeWork("tensors", nbytes, deadline_ns=own.deadline_ns(timeout_ms))
+            meaning, wait_ns = await self._decoder.run(
+                own, work, lambda: understand(asked_of(message, raw, memory), served)
+            )
+        request = request_for(meaning, served, own, within(meaning.terms, timeout_ms))
+        own.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
+        return meaning._replace(tensors=()), served, request
 
-    async def _decode(self, message: Any, served: ServedLike) -> InferRequest:
-        nbytes = message.ByteSize()
-        if nbytes <= INLINE_BYTES or (message.raw_input_contents and not is_heavy(nbytes, served)):
-            return understand(asked_of(message, self._core.shared_memory), served)
-        return await self._pool.run(lambda: understand(asked_of(message, self._core.shared_memory), served))
+
+def _give_up(own: Call, replying: asyncio.Task[bytes]) -> None:
+    """Nobody waits any more: the answer is sent, or will not be."""
+    if not replying.cancel():
+        own.end(ANSWERED)

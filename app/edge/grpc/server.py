@@ -15,30 +15,32 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from tritonclient.grpc import service_pb2
 
-from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.entry import Entry
 from convoy.app.edge.grpc.control import GrpcControl, unsupported
 from convoy.app.edge.grpc.gate import GrpcGate, Unary
 from convoy.app.edge.grpc.infer import GrpcInference
 from convoy.app.edge.grpc.repository import GrpcRepository
+from convoy.app.edge.grpc.room import MessageRoom
 from convoy.app.edge.grpc.shared_memory import GrpcSharedMemory
+from convoy.app.edge.oip.decoder import Decoder
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.submission.management import ManagedCore
+from convoy.models.errors import RequestError
 
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 # What the standard health service is asked for: the server, or the service by its name.
 _HEALTH_NAMES = ("", _SERVICE.full_name)
+_INFER = frozenset({"ModelInfer", "ModelStreamInfer"})
 _WATCH_EVERY_S = 0.25
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 60_000, 20_000
 
 
 class GrpcServer:
-    """One listener over one core."""
+    """One listener over one core; the decoder is the process's, which others use, too."""
 
-    def __init__(self, core: ManagedCore, options: EdgeOptions, *, max_calls: int) -> None:
+    def __init__(self, core: ManagedCore, options: EdgeOptions, decoder: Decoder, *, max_calls: int) -> None:
         self._core = core
-        self._pool = DecodePool(options.decode_threads, options.max_decoding)
-        self._health = _Health(core)
+        self._health = _Health(core, max_calls)
         self._server = grpc.aio.server(
             options=[
                 # One limit for both wires; the library applies it after decompression, too.
@@ -46,23 +48,30 @@ class GrpcServer:
                 ("grpc.max_send_message_length", -1),
                 # Two servers on one port would share the calls at random; better to be told.
                 ("grpc.so_reuseport", 0),
+                # What is not read yet is held up at 64 KiB a call, however fast the line is.
+                ("grpc.http2.bdp_probe", 0),
                 # A client whose machine has gone holds its connection no longer than this.
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
             ],
-            maximum_concurrent_rpcs=max_calls,
         )
-        inference = GrpcInference(core, options, self._pool)
+        inference = GrpcInference(core, options, decoder)
         entry = Entry(options)
         methods = {
-            "ModelInfer": inference.infer,
             **GrpcControl(core, options.server_name).methods(),
             **GrpcRepository(core, entry.keys).methods(),
             **GrpcSharedMemory(core).methods(),
         }
-        handlers = _handlers(GrpcGate(entry), inference, methods)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers),))
+        room = MessageRoom(core.slab, options.body)
+        gate = GrpcGate(entry, room, max_calls, lambda method, error: self._turned_away(inference, method, error))
+        self._server.add_generic_rpc_handlers((_Service(gate, _handlers(gate, inference, methods)),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def _turned_away(self, inference: GrpcInference, method: str, error: RequestError) -> None:
+        if method in _INFER:
+            inference.turned_away(error)
+        elif error.reason:
+            self._core.turned_away(error.reason)
 
     async def start(self, host: str, port: int) -> None:
         """Take calls; from then on the core may be ready. Raises RuntimeError when the port is taken."""
@@ -79,7 +88,19 @@ class GrpcServer:
             await self._watching
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
-        self._pool.close()
+
+
+class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Where a call's handler is found. While too many run it is one that refuses before a message is read."""
+
+    def __init__(self, gate: GrpcGate, handlers: Mapping[str, Any]) -> None:
+        prefix = f"/{_SERVICE.full_name}/"
+        self._gate = gate
+        self._handlers = {prefix + name: handler for name, handler in handlers.items()}
+        self._refusals = {prefix + name: gate.refusal(name) for name in handlers}
+
+    def service(self, details: Any) -> Any:
+        return (self._refusals if self._gate.is_full else self._handlers).get(details.method)
 
 
 def _handlers(gate: GrpcGate, inference: GrpcInference, methods: Mapping[str, Unary]) -> dict[str, Any]:
@@ -89,6 +110,8 @@ def _handlers(gate: GrpcGate, inference: GrpcInference, methods: Mapping[str, Un
         name, message = method.name, getattr(service_pb2, method.input_type.name)
         if name == "ModelStreamInfer":
             handlers[name] = gate.stream(name, inference.stream)
+        elif name == "ModelInfer":
+            handlers[name] = gate.raw_unary(name, inference.infer)
         else:
             handlers[name] = gate.unary(name, message, methods.get(name) or unsupported(name))
     return handlers
@@ -97,14 +120,24 @@ def _handlers(gate: GrpcGate, inference: GrpcInference, methods: Mapping[str, Un
 class _Health(health_aio.HealthServicer):  # type: ignore[misc]
     """The standard health service: serving while the core is ready."""
 
-    def __init__(self, core: ManagedCore) -> None:
+    def __init__(self, core: ManagedCore, max_watchers: int) -> None:
         super().__init__()
         self._core = core
+        self._max_watchers, self._watchers = max_watchers, 0
         self._was_ready: bool | None = None
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the library's name
         await self._refresh()  # so that a probe never sees what was true a moment ago
         return await super().Check(request, context)
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 - the library's name
+        if self._watchers >= self._max_watchers:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._watchers} watch already")
+        self._watchers += 1
+        try:
+            await super().Watch(request, context)
+        finally:
+            self._watchers -= 1
 
     async def watch(self) -> None:
         """Tell those who watch, until cancelled."""

@@ -6,7 +6,7 @@ settled in `inference`. Answers are always raw, as every client expects, one ent
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +37,48 @@ _FIELDS = {
     "FP64": ("fp64_contents", np.float64),
 }
 
+# Fields of bytes: a number, and how it is encoded.
+_RAW_INPUT = 7 << 3 | 2  # ModelInferRequest.raw_input_contents
+_RAW_OUTPUT = bytes((6 << 3 | 2,))  # ModelInferResponse.raw_output_contents, its last field
+_STREAM_ANSWER = bytes((2 << 3 | 2,))  # ModelStreamInferResponse.infer_response
 
-def asked_of(message: Any, memory: SharedMemory) -> RawRequest:
+
+def split(data: bytes) -> tuple[bytes, list[memoryview]]:
+    """A ModelInferRequest without its raw tensors, and these, which stay where they are.
+
+    The library would copy them twice. What is no message is left to it, and whatever it has to say.
+    """
+    view, rest, raw, position = memoryview(data), list[memoryview](), list[memoryview](), 0
+    try:
+        while position < len(data):
+            tag, start = _varint(data, position)
+            match tag & 7:
+                case 0:
+                    _, end = _varint(data, start)
+                case 1:
+                    end = start + 8
+                case 2:
+                    nbytes, start = _varint(data, start)
+                    end = start + nbytes
+                case 5:
+                    end = start + 4
+                case _:  # a group, which this protocol does not have
+                    return data, []
+            if end > len(data):
+                return data, []
+            if tag == _RAW_INPUT:
+                raw.append(view[start:end])
+            else:
+                rest.append(view[position:end])
+            position = end
+    except IndexError:
+        return data, []
+    return b"".join(rest), raw
+
+
+def asked_of(message: Any, raw: Sequence[bytes | memoryview], memory: SharedMemory) -> RawRequest:
     """A ModelInferRequest as the neutral record. Raises InvalidRequest, NotFound or Unsupported."""
-    sources = _sources(message, memory)
+    sources = _sources(message, raw, memory)
     inputs = [
         TensorIn(tensor.name, tensor.datatype, list(tensor.shape), source)
         for tensor, source in zip(message.inputs, sources, strict=True)
@@ -56,20 +94,55 @@ def parameters_of(field: Any) -> dict[str, object]:
     return {name: getattr(parameter, kind) for name, parameter, kind in kinds if kind is not None}
 
 
-def infer_response(request: InferRequest, served: ServedLike, done: Done) -> Any:
-    """A ModelInferResponse that owns its bytes, so that the exchange may close."""
-    response = service_pb2.ModelInferResponse(
+def infer_response(request: InferRequest, served: ServedLike, done: Done, *, is_final: bool = False) -> bytes:
+    """A ModelInferResponse, encoded, which owns its bytes.
+
+    `is_final` is the word to a stream that asks for it.
+    """
+    head = service_pb2.ModelInferResponse(
         model_name=served.key.model, model_version=str(served.key.version), id=request.id or ""
     )
+    if is_final:
+        head.parameters["triton_final_response"].bool_param = True
+    parts: list[bytes | memoryview] = [b""]
     for answer in answers_of(request, served, done):
-        response.outputs.add(name=answer.spec.name, datatype=answer.spec.dtype, shape=answer.shape)
-        response.raw_output_contents.append(bytes(answer.data))
-    return response
+        head.outputs.add(name=answer.spec.name, datatype=answer.spec.dtype, shape=answer.shape)
+        parts += (_RAW_OUTPUT, _as_varint(answer.data.nbytes), answer.data)  # copied once, and never by the library
+    parts[0] = head.SerializeToString()
+    return b"".join(parts)
 
 
-def _sources(message: Any, memory: SharedMemory) -> Iterator[Source]:
+def stream_response(infer_response: bytes) -> bytes:
+    """A ModelStreamInferResponse around an encoded answer."""
+    return b"".join((_STREAM_ANSWER, _as_varint(len(infer_response)), infer_response))
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """The number that begins there, and where it ends. Raises IndexError where the data ends before."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise IndexError
+
+
+def _as_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _sources(message: Any, raw: Sequence[bytes | memoryview], memory: SharedMemory) -> Iterator[Source]:
     """Where each input's values are, in the inputs' order; inputs in shared memory have no raw contents."""
-    raw, used = message.raw_input_contents, 0
+    used = 0
     for tensor in message.inputs:
         where = f"'{tensor.name[:100]}' for model '{message.model_name[:100]}'"
         is_shared = REGION in tensor.parameters
@@ -101,7 +174,7 @@ def _sources(message: Any, memory: SharedMemory) -> Iterator[Source]:
 class _Raw:
     """A tensor as little-endian bytes."""
 
-    data: bytes
+    data: bytes | memoryview
 
     def read(self, target: Target) -> np.ndarray:
         target.check_bytes(memoryview(self.data))

@@ -19,12 +19,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.entry import Keys
 from convoy.app.edge.http.control import control_routes
-from convoy.app.edge.http.express import Express
 from convoy.app.edge.http.gate import Gate
-from convoy.app.edge.http.hot_routes import Shortcut, hot_routes
+from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
 from convoy.app.edge.http.not_offered import not_offered_routes
 from convoy.app.edge.http.openapi import document_hot_routes
 from convoy.app.edge.http.own_pages import OwnPages
@@ -38,18 +36,16 @@ from convoy.app.version import VERSION
 from convoy.models.errors import RequestError
 
 
-def create_app(core: ManagedCore, options: EdgeOptions, express: Express | None = None) -> FastAPI:
-    """The application; its lifespan starts and stops the core. `express` learns from what it answers."""
-    pool = DecodePool(options.decode_threads, options.max_decoding)
+def create_app(core: ManagedCore, options: EdgeOptions, routes: HotRoutes | None = None) -> FastAPI:
+    """The application; its lifespan starts and stops the core. `routes` are those that infer, where others use them."""
+    hot = routes or HotRoutes(core, options)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await core.start()
         yield
-        pool.close()
+        hot.close()
         await core.stop()
-
-    hot = hot_routes(core, options, pool, express)
 
     class Application(FastAPI):
         """FastAPI behind the gate and the shortcut, which must come before its own middlewares."""
@@ -76,7 +72,7 @@ def create_app(core: ManagedCore, options: EdgeOptions, express: Express | None 
         redirect_slashes=False,  # a page that is not there is a 404 with words, not an empty 307
     )
     # First in the list, because routes are tried in order.
-    app.router.routes[:0] = [Route(path, route, methods=["POST"]) for path, route in hot.items()]
+    app.router.routes[:0] = [Route(path, route, methods=["POST"]) for path, route in hot.by_path.items()]
     # The last one has `/v2/models/{model}`, so those that go on from there come before it.
     own_pages = OwnPages(options)
     for router in (not_offered_routes(), shared_memory_routes(core, own_pages), torchserve_routes(core)):
@@ -86,7 +82,7 @@ def create_app(core: ManagedCore, options: EdgeOptions, express: Express | None 
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    document_hot_routes(app, hot)
+    document_hot_routes(app, hot.by_path)
     return app
 
 

@@ -1,19 +1,18 @@
 """A request's body, read into the slab.
 
 The slot is reserved before the first byte is read, from the declared length where there is one, so bytes
-in flight are admitted and never only counted. A body without a declared length starts small and moves to
-a slot of twice the size when it is full. A client that sends too slowly is given up on.
+in flight are admitted and never only counted. A body without a declared length starts small and grows
+where it lies, or moves to a slot of twice the size. A client that sends too slowly is given up on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import NamedTuple
 
 from starlette.types import Receive
 
-from convoy.app.edge.oip.exchange import ClientGone, Exchange
+from convoy.app.edge.oip.call import Call, ClientGone
 from convoy.app.edge.options import BodyLimits
 from convoy.app.scheduling.slab import Slot
 from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestTimeout
@@ -46,64 +45,64 @@ def declared_length(headers: dict[bytes, bytes], limits: BodyLimits) -> int | No
     return int(raw)
 
 
-async def read_body(
-    receive: Receive,
-    exchange: Exchange,
-    declared: int | None,
-    limits: BodyLimits,
-    is_here: Callable[[], bool] = lambda: False,
-) -> Body:
-    """Read to the end. Raises BodyTooLarge, Overloaded, RequestTimeout or ClientGone.
+class BodyReader:
+    """A body on its way into the slab, piece by piece; `declared` bytes, None: nobody has said how many.
 
-    `is_here` tells whether more of it has come that nobody has read yet, as after a time in which the process stood
-    still; then the client is not too slow.
+    Raises Overloaded where there is no room for it.
     """
-    patience_s = limits.seconds_for(limits.max_bytes if declared is None else declared)
-    slot = exchange.reserve(_FIRST_SLOT_BYTES if declared is None else declared)
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle | None = None
+
+    __slots__ = ("_call", "_limits", "_slot", "filled_bytes", "patience_s")
+
+    def __init__(self, call: Call, declared: int | None, limits: BodyLimits) -> None:
+        self._call, self._limits, self.filled_bytes = call, limits, 0
+        self._slot = call.reserve(_FIRST_SLOT_BYTES if declared is None else declared)
+        self.patience_s = limits.seconds_for(limits.max_bytes if declared is None else declared)
+
+    def feed(self, piece: bytes) -> None:
+        """The next piece. Raises BodyTooLarge or Overloaded."""
+        end = self.filled_bytes + len(piece)
+        if end > len(self._slot.view):
+            if end > self._limits.max_bytes:
+                raise too_large(end, self._limits)
+            self._slot = grow(self._call, self._slot, self.filled_bytes, end, self._limits)
+        self._slot.view[self.filled_bytes : end] = piece
+        self.filled_bytes = end
+
+    def body(self) -> Body:
+        """All that has come; the room that it did not need is given back."""
+        self._call.core.slab.trim(self._slot, self.filled_bytes)
+        return Body(self._slot, self.filled_bytes)
+
+    def too_slow(self) -> RequestTimeout:
+        return RequestTimeout(f"the body did not arrive within {self.patience_s:.0f} s; send it faster")
+
+
+async def read_body(receive: Receive, reader: BodyReader) -> Body:
+    """Read to the end. Raises BodyTooLarge, Overloaded, RequestTimeout or ClientGone."""
     try:
-        async with asyncio.timeout(None) as limit:
-
-            def look() -> None:
-                nonlocal timer
-                if is_here():
-                    timer = loop.call_later(LOOK_AGAIN_S, look)
-                else:
-                    limit.reschedule(loop.time())
-
-            timer = loop.call_later(patience_s, look)
-            try:
-                return await _fill(receive, exchange, slot, limits)
-            finally:
-                timer.cancel()
+        async with asyncio.timeout(reader.patience_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                reader.feed(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return reader.body()
     except TimeoutError as error:
-        raise RequestTimeout(f"the body did not arrive within {patience_s:.0f} s; send it faster") from error
+        raise reader.too_slow() from error
 
 
-async def _fill(receive: Receive, exchange: Exchange, slot: Slot, limits: BodyLimits) -> Body:
-    filled = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunk: bytes = message.get("body", b"")
-        end = filled + len(chunk)
-        if end > limits.max_bytes:
-            raise too_large(end, limits)
-        if end > len(slot.view):
-            slot = grow(exchange, slot, filled, end, limits)
-        slot.view[filled:end] = chunk
-        filled = end
-        if not message.get("more_body", False):
-            return Body(slot, filled)
+def grow(call: Call, slot: Slot, filled: int, needed: int, limits: BodyLimits) -> Slot:
+    """A slot of twice the size, or of what is needed, with the same first bytes. Raises Overloaded.
 
-
-def grow(exchange: Exchange, slot: Slot, filled: int, needed: int, limits: BodyLimits) -> Slot:
-    """A slot of twice the size, or of what is needed, with the same first bytes. Raises Overloaded."""
-    larger = exchange.reserve(min(limits.max_bytes, max(needed, 2 * len(slot.view))))
+    It stays where it is if there is room behind it; else for a moment the body needs room twice.
+    """
+    wanted = min(limits.max_bytes, max(needed, 2 * len(slot.view)))
+    if call.core.slab.extend(slot, wanted) or call.core.slab.extend(slot, needed):
+        return slot
+    larger = call.reserve(wanted)
     larger.view[:filled] = slot.view[:filled]
-    exchange.release(slot)
+    call.release(slot)
     return larger
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 
-from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.http.body import Body, grow, too_large
 from convoy.app.edge.http.replies import Reply
-from convoy.app.edge.oip.exchange import Exchange
+from convoy.app.edge.oip.call import Call
+from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.options import BodyLimits
 from convoy.models.errors import InvalidRequest, UnsupportedCompression
 
@@ -38,19 +38,20 @@ def request_encoding(headers: Mapping[bytes, bytes]) -> bytes | None:
     return encoding
 
 
-async def inflate(body: Body, encoding: bytes, exchange: Exchange, pool: DecodePool, limits: BodyLimits) -> Body:
+async def inflate(body: Body, encoding: bytes, call: Call, decoder: Decoder, limits: BodyLimits) -> Body:
     """The body as it was before it was compressed. Raises InvalidRequest, BodyTooLarge or Overloaded."""
     inflater = _Inflater(body.view, encoding)
-    slot = exchange.reserve(min(limits.max_bytes, max(_READ_BYTES, _GUESSED_RATIO * body.nbytes)))
+    slot = call.reserve(min(limits.max_bytes, max(_READ_BYTES, _GUESSED_RATIO * body.nbytes)))
     filled = 0
     while True:
-        filled = await pool.run(inflater.fill, slot.view, filled)
+        work = DecodeWork("inflate", len(slot.view), (body.slot, slot))
+        filled = (await decoder.run(call, work, inflater.fill, slot.view, filled)).result
         if inflater.is_finished:
-            exchange.release(body.slot)
+            call.release(body.slot)
             return Body(slot, filled)
         if filled >= limits.max_bytes:
             raise too_large(filled + 1, limits)
-        slot = grow(exchange, slot, filled, filled + 1, limits)
+        slot = grow(call, slot, filled, filled + 1, limits)
 
 
 class _Inflater:
@@ -135,7 +136,7 @@ def compress(reply: Reply, encoding: bytes) -> Reply:
     if len(body) >= sum(len(piece) for piece in reply.pieces):
         return reply
     headers = (*reply.headers, (b"content-encoding", encoding))
-    return Reply(reply.status, (body,), reply.content_type, headers)
+    return reply._replace(pieces=(body,), headers=headers)
 
 
 def _q(parameter: bytes) -> float:

@@ -15,7 +15,6 @@ import asyncio
 import fcntl
 import logging
 import termios
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -25,9 +24,10 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from convoy.app.edge.http.body import LOOK_AGAIN_S
-from convoy.app.edge.http.direct import EXTENSION, DirectLine
-from convoy.app.edge.http.express import Express, Passage, Template
+from convoy.app.edge.http.direct import DirectCall, DirectWay, Repetition
+from convoy.app.edge.http.hot_route import HttpHead
 from convoy.app.edge.http.replies import error_body
+from convoy.app.outcomes import Refusal
 
 _log = logging.getLogger("convoy")
 
@@ -51,7 +51,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection."""
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
-    express: ClassVar[Express | None] = None
+    way: ClassVar[DirectWay | None] = None
     # uvicorn's base class keeps these; named here for the type checker.
     connections: Any
     transport: Any
@@ -69,16 +69,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._answering: Any = None
-        self._line: DirectLine | None = None
-        self._passage: Passage | None = None
-        # A request that may go the short way, until it is clear whether it does: when its headers were complete,
-        # and its body, if all of it has come.
-        self._undecided_since_ns = 0
-        self._body: bytes | None = None
-        # Between two messages: what the one before looked like, if the next may look the same. What has come since
-        # then, if it began there.
+        self._direct: DirectCall | None = None  # the latest that came past ASGI
+        # Between two messages: what the one before looked like, if the next may look the same; and what has come since.
         self._is_between = True
-        self._template: Template | None = None
+        self._repetition: Repetition | None = None
         self._data: bytes | None = None
         self._idle_since_s: float | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -96,6 +90,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections:
+            if self.way is not None:
+                self.way.core.turned_away(Refusal.CONNECTIONS)
             self._refuse(503, f"{self.limits.max_connections} connections are open; try again", retry_after=True)
             return
         self._await_headers()
@@ -107,41 +103,35 @@ class GuardedProtocol(HttpToolsProtocol):
         for timer in timers:
             if timer is not None:
                 timer.cancel()
-        if self._passage is not None and not self._passage.response_complete:
-            self._passage.client_left()
+        if self._direct is not None and not self._direct.response_complete:
+            self._direct.client_left()
         if self._answering is not None and not self._answering.response_complete:
             # uvicorn tells only the latest request; with pipelining an earlier one is being answered.
             self._answering.disconnected = True
             self._answering.message_event.set()
-            if self._line is not None and self._line.on_client_gone is not None:
-                self._line.on_client_gone()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        # The time to drain is over. uvicorn cancels the tasks that are left, and a passage is none.
-        if self._passage is not None and not self._passage.response_complete:
-            self._passage.give_up()
+        # The time to drain is over. uvicorn cancels the tasks that are left, and a direct call is none.
+        if self._direct is not None and not self._direct.response_complete:
+            self._direct.give_up()
         super().shutdown()
 
     def data_received(self, data: bytes) -> None:
-        template = self._template
-        if template is not None:
-            self._template = None
-            if len(data) == template.nbytes and data.startswith(template.opening) and self._repeats(template, data):
-                return
-        self._parse(data)
+        repetition, self._repetition = self._repetition, None
+        if repetition is None or not self._repeats(repetition, data):
+            self._parse(data)
 
-    def _repeats(self, template: Template, data: bytes) -> bool:
-        """Go the short way with what need not be parsed; False, and nothing has happened, where that is closed."""
-        if self.express is None or self.flow.write_paused or self.transport.is_closing():
+    def _repeats(self, repetition: Repetition, data: bytes) -> bool:
+        """Go on with what need not be parsed; False, and nothing has happened, where it must be."""
+        known, way = repetition.repeated(data), self.way
+        if known is None or way is None or way.core.catalog.edition != repetition.edition:
             return False
-        passage = self.express.repeated(self, template, time.monotonic_ns())
-        if passage is None:
+        if self.flow.write_paused or self.transport.is_closing():
             return False
         self._idle_since_s = None
-        passage.template = template
-        self.cycle = self._passage = passage
-        passage.begin(memoryview(data)[template.body_at :])
+        self.cycle = self._direct = DirectCall(way, self, repetition.found, repetition.head, repetition.lines)
+        self._direct.repeat(repetition, known, data)
         return True
 
     def _parse(self, data: bytes) -> None:
@@ -152,8 +142,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._data = None
         if self.transport.is_closing():
             return
-        if self._undecided_since_ns:
-            self._go_the_usual_way()  # the rest of the body is still to come, and somebody must bound its time
+        if self._direct is not None:
+            self._direct.wait()
         if not self._in_headers:
             # Bytes that are neither headers nor body nor an end: a trailer that never ends, empty lines.
             is_stuck = not self._has_moved and self._headers_begun == begun_before
@@ -225,29 +215,27 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
-        if self._may_go_express():
-            self._undecided_since_ns = time.monotonic_ns()
-        else:
+        if not self._goes_direct():
             self._begin_for_asgi()
 
     def on_body(self, body: bytes) -> None:
         self._has_moved = True
-        if self._undecided_since_ns:
-            if self._body is None:
-                self._body = body
-                return
-            self._go_the_usual_way()
-        super().on_body(body)
+        if self.cycle is self._direct and self._direct is not None:
+            self._direct.feed(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         self._has_moved = self._is_between = True
-        if self._undecided_since_ns:
-            if self._go_the_short_way():
-                return
-            self._go_the_usual_way()
-        super().on_message_complete()
+        if self.cycle is self._direct and self._direct is not None:
+            repetition = None
+            if self._data is not None and self.way is not None and self._direct.keep_alive:
+                repetition = self.way.repetition(self._direct, self._data)
+            self._direct.complete(repetition)
+        else:
+            super().on_message_complete()
         if self._linger_timer is not None:
             # The rest of a body that had been answered early is there; the connection is idle now.
             self._linger_timer.cancel()
@@ -256,8 +244,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._answering = cycle
-        self._line = DirectLine(self, cycle)
-        cycle.scope["extensions"] = {EXTENSION: self._line}
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -272,9 +258,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
         elif not waits_for_rest and not self._in_headers:  # those have time limits of their own
             self._arm_keep_alive()
-            passage = self._passage
-            if passage is not None and self.cycle is passage and self._is_between and not self._unparsed_bytes:
-                self._template = passage.template
+            direct = self._direct
+            if direct is not None and self.cycle is direct and self._is_between and not self._unparsed_bytes:
+                self._repetition = direct.repetition
         if waits_for_rest:
             # Answered before the body was read. The rest is thrown away for a while, because a client that
             # still sends does not read yet; uvicorn would do so for ever.
@@ -302,42 +288,25 @@ class GuardedProtocol(HttpToolsProtocol):
         """Whether the client has sent what has not been read yet."""
         return _bytes_in_kernel(self.transport, termios.FIONREAD) > 0
 
-    def _may_go_express(self) -> bool:
-        """Whether it is worth waiting for the body before ASGI is troubled."""
-        express, parser = self.express, self.parser
-        return (
-            express is not None
-            and self.url in express.targets
-            and (self.cycle is None or self.cycle.response_complete)
-            and parser.get_method() == b"POST"
-            and parser.get_http_version() == "1.1"
-            and not self.flow.write_paused
-        )
-
-    def _go_the_short_way(self) -> bool:
-        """Whether it was open; nothing has happened where it was not."""
-        express, body = self.express, self._body
-        if express is None or body is None:
+    def _goes_direct(self) -> bool:
+        """Whether ASGI need not be troubled: a call to a hot route with nothing before it."""
+        way, parser = self.way, self.parser
+        if (
+            way is None
+            or (self.cycle is not None and not self.cycle.response_complete)
+            or parser.get_method() != b"POST"
+            or parser.get_http_version() != "1.1"
+            or self.flow.write_paused
+        ):
             return False
-        found = express.find(self, body)
-        passage = None if found is None else express.passage(self, found.asked, self._undecided_since_ns)
-        if found is None or passage is None:
+        found = way.find(self.url)
+        if found is None:
             return False
-        self._undecided_since_ns, self._body = 0, None
-        passage.keep_alive = self.parser.should_keep_alive()
-        if passage.keep_alive and self._data is not None:
-            passage.template = express.template(self._data, body, found.asked)
-        self.cycle = self._passage = passage
-        passage.begin(found.data, found.decode_ns)
+        head = HttpHead(dict(self.headers), found.query_string)
+        self.cycle = self._direct = DirectCall(way, self, found, head, self.headers)
+        self._direct.keep_alive = parser.should_keep_alive()
+        self._direct.begin()
         return True
-
-    def _go_the_usual_way(self) -> None:
-        """ASGI begins after all, with what has come of the body."""
-        self._undecided_since_ns = 0
-        body, self._body = self._body, None
-        self._begin_for_asgi()
-        if body is not None:
-            super().on_body(body)
 
     def _begin_for_asgi(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue
@@ -345,8 +314,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
         super().on_headers_complete()
-        if len(self.pipeline) == 1 and self._passage is not None and not self._passage.response_complete:
-            # Behind a passage too only a connection that is read tells that its client has left.
+        if len(self.pipeline) == 1 and self._direct is not None and not self._direct.response_complete:
+            # Behind a direct call too only a connection that is read tells that its client has left.
             self.loop.call_soon(self.flow.resume_reading)
 
     def _await_headers(self) -> None:
@@ -442,6 +411,6 @@ def _bytes_in_kernel(transport: Any, question: int) -> int:
     return answer[0]
 
 
-def guarded_protocol(limits: ConnectionLimits, express: Express | None = None) -> type[GuardedProtocol]:
+def guarded_protocol(limits: ConnectionLimits, way: DirectWay | None = None) -> type[GuardedProtocol]:
     """The protocol class for these limits; uvicorn takes a class, not an object."""
-    return type("GuardedProtocol", (GuardedProtocol,), {"limits": limits, "express": express})
+    return type("GuardedProtocol", (GuardedProtocol,), {"limits": limits, "way": way})

@@ -10,18 +10,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from convoy.app.edge.http.error_docs import ERRORS
+from convoy.app.edge.http.replies import json_response
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.model_config import model_config
 from convoy.app.submission.listing import WHOLE_MODEL, Listing
 from convoy.app.submission.management import ManagedCore, ManagedVersion
 from convoy.app.telemetry.observed import ObservedEngine
-from convoy.app.telemetry.statistics import STAGES
 from convoy.app.version import VERSION
 from convoy.models.plans import PlanBuild
 
@@ -35,63 +34,66 @@ def control_routes(core: ManagedCore, server_name: str) -> APIRouter:
     _add_health(router, core)
     _add_statistics(router, core)  # before the metadata, whose `/v2/models/{model}` would take `stats` for a name
     _add_metadata(router, core, server_name)
-    _add_pages(router, core)
+
+    @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
+    async def page() -> Response:
+        return HTMLResponse(_PAGE.read_text())
+
     return router
 
 
 def _add_health(router: APIRouter, core: ManagedCore) -> None:
-    def verdict(is_well: bool, document: _Json) -> Response:
-        if is_well:
-            return _json(document)
-        return _json({"error": core.not_ready_reason()}, status=503, headers={"Retry-After": "1"})
+    def verdict(document: _Json, problem: str | None) -> Response:
+        if problem is None:
+            return json_response(document)
+        return json_response({"error": problem}, status=503, headers={"Retry-After": "1"})
 
     @router.get("/v2/health/live", tags=["health"], summary="Whether the process runs", responses=ERRORS)
     async def live() -> Response:
-        return _json({"live": True})
+        return json_response({"live": True})
 
     @router.get("/v2/health/ready", tags=["health"], summary="Whether requests are answered", responses=ERRORS)
     async def ready() -> Response:
-        return verdict(core.ready, {"ready": True})
+        return verdict({"ready": True}, None if core.ready else core.not_ready_reason())
 
     @router.get("/ping", tags=["health"], summary="Ready, in TorchServe's words", responses=ERRORS)
     async def ping() -> Response:
-        return verdict(core.ready, {"status": "Healthy"})
+        return verdict({"status": "Healthy"}, None if core.ready else core.not_ready_reason())
 
     @router.get("/v2/models/{model}/ready", tags=["health"], summary="Whether a model is ready", responses=ERRORS)
     @router.get("/v2/models/{model}/versions/{version}/ready", tags=["health"], responses=ERRORS)
     async def model_ready(model: str, version: str | None = None) -> Response:
         served = find_served(core.catalog, model, version)
-        if served.ready and not core.leaving:
-            return _json({"name": model, "ready": True})
-        return _json({"error": "Model version not ready"}, status=503, headers={"Retry-After": "1"})
+        is_ready = served.ready and not core.leaving
+        return verdict({"name": model, "ready": True}, None if is_ready else "Model version not ready")
 
 
 def _add_metadata(router: APIRouter, core: ManagedCore, server_name: str) -> None:
     @router.get("/v2", tags=["metadata"], summary="The server and its extensions", responses=ERRORS)
     @router.get("/v2/", include_in_schema=False)
     async def server() -> Response:
-        return _json(documents.server_metadata(core, server_name))
+        return json_response(documents.server_metadata(core, server_name))
 
     @router.get("/v2/models/{model}", tags=["metadata"], summary="A model's tensors", responses=ERRORS)
     @router.get("/v2/models/{model}/versions/{version}", tags=["metadata"], responses=ERRORS)
     async def metadata(model: str, version: str | None = None) -> Response:
-        return _json(documents.model_metadata(core, model, version))
+        return json_response(documents.model_metadata(core, model, version))
 
     @router.get("/v2/models/{model}/config", tags=["metadata"], summary="Triton's ModelConfig", responses=ERRORS)
     @router.get("/v2/models/{model}/versions/{version}/config", tags=["metadata"], responses=ERRORS)
     async def config(model: str, version: str | None = None) -> Response:
-        return _json(model_config(find_served(core.catalog, model, version)))
+        return json_response(model_config(find_served(core.catalog, model, version)))
 
 
 def _add_statistics(router: APIRouter, core: ManagedCore) -> None:
     @router.get("/v2/models/stats", tags=["statistics"], summary="Counters of every model", responses=ERRORS)
     async def all_statistics() -> Response:
-        return _json(documents.model_statistics(core, None, None))
+        return json_response(documents.model_statistics(core, None, None))
 
     @router.get("/v2/models/{model}/stats", tags=["statistics"], summary="A model's counters", responses=ERRORS)
     @router.get("/v2/models/{model}/versions/{version}/stats", tags=["statistics"], responses=ERRORS)
     async def model_statistics(model: str, version: str | None = None) -> Response:
-        return _json(documents.model_statistics(core, model, version))
+        return json_response(documents.model_statistics(core, model, version))
 
     @router.get("/metrics", tags=["statistics"], summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -99,13 +101,18 @@ def _add_statistics(router: APIRouter, core: ManagedCore) -> None:
 
     @router.get("/stats", tags=["statistics"], summary="The last minute, for people", responses=ERRORS)
     async def stats() -> Response:
-        return _json(
+        return json_response(
             {
                 "version": VERSION,
                 "ready": core.ready,
                 "uptime_s": round(time.monotonic() - core.started_s, 1),
                 "inflight_bytes": core.inflight_bytes,
+                "open_calls": core.all_open_calls,
+                "waiting_to_decode": core.all_waiting_to_decode,
                 "unfinished_requests": core.scheduler.unfinished,
+                "refused_per_s": _rounded(core.metrics.refusals.per_second()),
+                "calls_for_no_model_per_s": _rounded(core.metrics.strangers.per_second()),
+                "devices": _devices(core),
                 "models": [_last_minute(core, served) for served in core.catalog.served()],
                 "gpus": [dataclasses.asdict(reading) for reading in core.gpus.readings],
                 "refused": [_refused(one) for one in core.catalog.refused()],
@@ -113,16 +120,10 @@ def _add_statistics(router: APIRouter, core: ManagedCore) -> None:
         )
 
 
-def _add_pages(router: APIRouter, core: ManagedCore) -> None:
-    @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
-    async def page() -> Response:
-        return HTMLResponse(_PAGE.read_text())
-
-
 def _last_minute(core: ManagedCore, served: ManagedVersion) -> _Json:
-    rolling = served.statistics.rolling
-    requests_per_s, samples_per_s = rolling.per_second()
-    first, *_ = engines = [_engine(served, proved) for proved in served.loaded.engines]
+    last_minute = served.statistics.last_minute
+    requests_per_s, samples_per_s = last_minute.per_second()
+    first, *_ = engines = [_engine(engine) for engine in served.loaded.engines]
     return {
         "name": served.key.model,
         "version": str(served.key.version),
@@ -135,14 +136,26 @@ def _last_minute(core: ManagedCore, served: ManagedVersion) -> _Json:
         "why_not_others": list(served.loaded.skipped),
         "max_batch_size": served.spec.max_batch_size,
         "waiting_samples": core.scheduler.waiting_samples(served.key),
+        "calls_per_s": _rounded(served.statistics.calls.per_second()),
         "requests_per_s": round(requests_per_s, 2),
         "samples_per_s": round(samples_per_s, 2),
-        "stages": {stage: dataclasses.asdict(rolling.percentiles(stage)) for stage in STAGES},
-        "batch_sizes": {str(size): times for size, times in rolling.batch_sizes().items()},
+        "stages": {stage: dataclasses.asdict(one) for stage, one in last_minute.stages().items()},
+        "batch_sizes": {str(size): times for size, times in last_minute.batch_sizes().items()},
     }
 
 
-def _engine(served: ManagedVersion, engine: ObservedEngine) -> _Json:
+def _devices(core: ManagedCore) -> list[_Json]:
+    """Compute seconds a second; above 1 where batches run beside each other."""
+    used = core.metrics.computed_ns.per_second()
+    loaded = {engine.info.device for served in core.catalog.served() for engine in served.loaded.engines}
+    return [{"device": one, "utilisation": round(used.get(one, 0.0) / 1e9, 4)} for one in sorted({*loaded, *used})]
+
+
+def _rounded(rates: dict[str, float]) -> dict[str, float]:
+    return {name: round(rate, 2) for name, rate in rates.items()}
+
+
+def _engine(engine: ObservedEngine) -> _Json:
     info = engine.info
     return {
         "engine": info.engine,
@@ -164,7 +177,3 @@ def _refused(one: Listing) -> _Json:
     """`version` is null where it is the model's folder that cannot be read."""
     version = None if one.version == WHOLE_MODEL else one.version
     return dataclasses.asdict(one) | {"version": version, "state": one.state.value}
-
-
-def _json(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(document), status, headers, "application/json")

@@ -1,99 +1,367 @@
-"""A hot route's direct line to its connection, past ASGI's messages.
+"""A call to a hot route on a connection of our own: from the parser to the route and back, without ASGI between.
 
-ASGI passes a body as copies, an answer in two writes, and the news that a client has left only to a task that
-waits for it. For a small request each of these costs as much as the inference's own bookkeeping. Where our own
-protocol class serves the connection, its requests carry this line among ASGI's extensions; on any other server
-there is none, and the routes use plain ASGI.
+ASGI costs a task, a scope, a body that is copied twice and an answer in two writes, which is more than the inference of
+a small request. Here the body goes from the parser into its slot as it comes, the route's coroutine begins in the very
+turn in which the body is whole, and goes on when what it waits for has come.
+
+What a route does, and what is counted and logged, is the same as with ASGI, which any other server may use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple, Protocol
 
-from starlette.types import Scope
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from convoy.app.edge.http.replies import Headers, answer_head
+from convoy.app.edge.entry import SHUT_DOWN, Entry
+from convoy.app.edge.http.body import LOOK_AGAIN_S, BodyReader
+from convoy.app.edge.http.compression import is_long_enough
+from convoy.app.edge.http.gate import Visit
+from convoy.app.edge.http.hot_route import HotRoute, HttpHead
+from convoy.app.edge.http.hot_routes import HotRoutes
+from convoy.app.edge.http.infer import HEADER_LENGTH, InferRoute
+from convoy.app.edge.http.known_requests import Known, id_in, is_plain
+from convoy.app.edge.http.replies import Reply, answer_head, error_reply, lines_of
+from convoy.app.edge.oip.call import Call, ClientGone
+from convoy.app.edge.options import EdgeOptions
+from convoy.app.host.logs import request_id
+from convoy.app.outcomes import CANCELLED, FAILED, CallEnd
+from convoy.app.submission.inference import InferenceCore, ServedLike
+from convoy.models.errors import RequestError, Unavailable
 
-EXTENSION = "convoy.direct"
+_LONGEST_TARGET_BYTES = 512  # that is worth remembering
+# Requests with one of these are parsed each time.
+_UNUSUAL = frozenset((b"content-encoding", b"transfer-encoding", b"expect", b"x-request-id", b"traceparent"))
 
 
 class Connection(Protocol):
-    """What a request asks of the connection that it came by: `GuardedProtocol`, most of it by what uvicorn keeps."""
+    """What a call asks of the connection that it came by: `GuardedProtocol`, most of it by what uvicorn keeps."""
 
     url: bytes
     headers: list[tuple[bytes, bytes]]
+    expect_100_continue: bool
     client: tuple[str, int] | None
     transport: Any
     config: Any
+    loop: asyncio.AbstractEventLoop
 
     def has_unread_bytes(self) -> bool: ...
 
     def on_response_complete(self) -> None: ...
 
 
-class DirectLine:
-    """One request on one connection. Used on the event loop, until the answer is complete."""
+class Found(NamedTuple):
+    """Where a request's target leads: the route, the names in its path, and both parts of the target."""
 
-    __slots__ = ("_connection", "_cycle", "decorate", "on_client_gone")
+    route: HotRoute
+    names: dict[str, str]
+    path: str
+    query_string: bytes
 
-    def __init__(self, connection: Connection, cycle: Any) -> None:
-        self._connection: Any = connection
-        self._cycle = cycle
-        # Called once if the client leaves before its answer is complete.
-        self.on_client_gone: Callable[[], None] | None = None
-        # The gate's headers for an answer of this status; called once, when the answer goes.
-        self.decorate: Callable[[int], Headers] = lambda status: []
+
+class Repetition(NamedTuple):
+    """A whole request as it came in one piece; one that differs in its id and its tensors alone need not be parsed.
+
+    `before` and `after` are all else, from the method to the end of the JSON, around an id of `id_bytes`. It holds for
+    one `edition` of the catalog, on the connection that sent it, between two requests.
+    """
+
+    before: bytes
+    after: bytes
+    id_bytes: int
+    nbytes: int
+    body_at: int
+    edition: int
+    found: Found
+    served: ServedLike
+    known: Known
+    head: HttpHead
+    lines: list[tuple[bytes, bytes]]
+
+    def repeated(self, data: bytes) -> Known | None:
+        """What is known of these bytes; None where they differ in more."""
+        id_at = len(self.before)
+        id_end = id_at + self.id_bytes
+        if len(data) != self.nbytes or not data.startswith(self.before) or not data.startswith(self.after, id_end):
+            return None
+        if not self.id_bytes:
+            return self.known
+        own_id = data[id_at:id_end]
+        return self.known.with_id(own_id) if is_plain(own_id) else None
+
+
+class DirectWay:
+    """The way from our connections to the hot routes."""
+
+    def __init__(self, routes: HotRoutes, core: InferenceCore, options: EdgeOptions) -> None:
+        self.core, self.entry, self._routes = core, Entry(options), routes
+        self._find = lru_cache(1024)(self._found)
+
+    def find(self, target: bytes) -> Found | None:
+        """Where the target leads; None where that is not for here."""
+        return self._find(target) if len(target) <= _LONGEST_TARGET_BYTES else None
+
+    def _found(self, target: bytes) -> Found | None:
+        path, _, query_string = target.partition(b"?")
+        if not path.isascii() or b"%" in path or b"#" in target:  # the framework knows how to read them
+            return None
+        found = self._routes.find(path.decode())
+        return None if found is None else Found(*found, path.decode(), query_string)
+
+    def repetition(self, call: DirectCall, data: bytes) -> Repetition | None:
+        """For requests like this one, which is all of `data`; None where that may not be, or is not worth it."""
+        head, route, served = call.head, call.found.route, call.served
+        if not isinstance(route, InferRoute) or served is None or head.query_string:
+            return None
+        length, body_at = head.headers.get(HEADER_LENGTH, b""), data.find(b"\r\n\r\n") + 4
+        if (
+            not length.isdigit()
+            or len(length) > 4
+            or not _UNUSUAL.isdisjoint(head.headers)
+            or len(data) - body_at != call.body_bytes
+        ):
+            return None
+        header = data[body_at : body_at + int(length)]
+        known = route.known.find(served.key, header, len(data) - body_at)
+        if known is None or known.answer is None:
+            return None
+        longest_bytes = len(known.answer) + known.room_bytes + len(header)
+        if b"accept-encoding" in head.headers and is_long_enough(longest_bytes):
+            return None
+        id_at, id_end = (body_at + at for at in id_in(header))
+        before, after, edition = data[:id_at], data[id_end : body_at + len(header)], self.core.catalog.edition
+        return Repetition(
+            *(before, after, id_end - id_at, len(data), body_at, edition), call.found, served, known, head, call.lines
+        )
+
+
+class _Heard:
+    """In the place of the event that uvicorn's cycle wakes its application with."""
+
+    def set(self) -> None:
+        pass
+
+
+class DirectCall:
+    """One request on its way. Stands where uvicorn has its cycle, for whoever asks a connection how far it is."""
+
+    message_event: ClassVar = _Heard()
+
+    def __init__(
+        self, way: DirectWay, connection: Connection, found: Found, head: HttpHead, lines: list[tuple[bytes, bytes]]
+    ) -> None:
+        """`lines` are its headers as they came, one of a name after the other."""
+        self._connection, self.found, self.head, self.lines = connection, found, head, lines
+        self._visit = Visit(way.entry, way.core, self.head.headers)
+        self._call = Call(way.core, found.route.protocol)
+        self._reader: BodyReader | None = None
+        self._answering: _Steps | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_ended = self.response_complete = self.disconnected = False
+        self.keep_alive = self.more_body = True
+        self.repetition: Repetition | None = None  # for the next request of the connection
 
     @property
-    def client_is_gone(self) -> bool:
-        return bool(self._cycle.disconnected)
+    def served(self) -> ServedLike | None:
+        return self._call.served
 
-    def has_unread_bytes(self) -> bool:
-        """Whether the client has sent what nobody has read yet."""
-        return bool(self._connection.has_unread_bytes())
+    @property
+    def body_bytes(self) -> int:
+        """Of the body, so far."""
+        return 0 if self._reader is None else self._reader.filled_bytes
 
-    def hang_up(self) -> None:
-        """The call is over. Here the references would go in a circle, which only the garbage collector undoes."""
-        self._cycle = self._connection = None
-        self.on_client_gone = None
-        del self.decorate
+    def repeat(self, repetition: Repetition, known: Known, data: bytes) -> None:
+        """All of it has come, and is understood already."""
+        self.more_body, self.repetition = False, repetition
+        try:
+            self._call.begin_with(repetition.served)
+            route = self.found.route
+            assert isinstance(route, InferRoute)
+            route.repeat(self._call, known, memoryview(data)[repetition.body_at :], self._answered, self._failed)
+        except Exception as error:
+            self._failed(error)
 
-    def whole_body(self) -> bytearray | None:
-        """The body, if all of it has arrived and nobody has received a part of it; it is the caller's then."""
-        cycle = self._cycle
-        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
-            return None
-        # A large body has stopped the reading, and only a connection that is read tells that its client has left.
-        cycle.flow.resume_reading()
-        body: bytearray = cycle.body
-        cycle.body = bytearray()
-        return body
+    def begin(self) -> None:
+        """The headers have come: let the call in, or answer at once that it is not."""
+        try:
+            self._visit.check_key(self.found.path, self.head.headers)
+            self._reader = self.found.route.begin(self._call, self.head, self.found.names)
+        except Exception as error:
+            self._failed(error)
+            return
+        if self._connection.expect_100_continue:
+            self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def reply(self, status: int, headers: Headers, pieces: Iterable[bytes | memoryview]) -> bool:
-        """Send the whole answer in one write; whether it was sent.
+    def feed(self, piece: bytes) -> None:
+        """A piece of the body. What comes behind an answer is thrown away."""
+        if self._reader is None:
+            return
+        try:
+            self._reader.feed(piece)
+        except Exception as error:
+            self._failed(error)
 
-        It is not where the client does not read what it already has: then somebody must wait for it, and that is
-        the usual way's business. Headers are ours and not checked; `content-length` must be among them.
-        """
-        cycle, connection = self._cycle, self._connection
-        if cycle.flow.write_paused or cycle.response_started or cycle.disconnected:
-            return False
-        headers = [*headers, *self.decorate(status)]
-        if any(name == b"connection" for name, _ in headers):
-            cycle.keep_alive = False
-        elif not cycle.keep_alive:
+    def wait(self) -> None:
+        """The body is not whole, and nothing more of it is here: from now on its time is bounded."""
+        if self.more_body and self._reader is not None and self._timer is None:
+            self._timer = self._connection.loop.call_later(self._reader.patience_s, self._look)
+
+    def complete(self, repetition: Repetition | None) -> None:
+        """The body is whole; `repetition` is for the next request of the connection."""
+        if self._reader is None:
+            return
+        self.more_body, self.repetition = False, repetition
+        self._stop_timer()
+        reply = self.found.route.reply(self._call, self.head, self._reader.body())
+        self._answering = _Steps(reply, self._answered, self._failed)
+        self._answering.step()
+
+    def client_left(self) -> None:
+        """Nobody reads the answer."""
+        self.disconnected = True
+        if self._answering is None:
+            self._failed(ClientGone())
+        else:
+            self._call.client_left()
+
+    def give_up(self) -> None:
+        """The time to answer what was accepted is over."""
+        self.keep_alive = False
+        if self._answering is None:
+            self._failed(asyncio.CancelledError())
+        else:
+            self._answering.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._connection.has_unread_bytes():  # after a time in which the process stood still
+            self._timer = self._connection.loop.call_later(LOOK_AGAIN_S, self._look)
+        elif self._reader is not None:
+            self._failed(self._reader.too_slow())
+
+    def _answered(self, reply: Reply) -> None:
+        self._send(reply)
+        self._end(reply.ending)
+
+    def _failed(self, error: BaseException) -> None:
+        """However else it ends: refused, left by its client, given up, or by a bug."""
+        ending = CANCELLED
+        if isinstance(error, RequestError):
+            reply = error_reply(error)
+            ending = reply.ending
+            self._send(reply)
+        elif isinstance(error, asyncio.CancelledError):
+            self._send(error_reply(Unavailable(SHUT_DOWN)))
+        elif not isinstance(error, ClientGone):
+            ending = FAILED
+            with self._log_lines():
+                self._send(self._visit.failed(self._name, error))
+        self._end(ending)
+
+    def _send(self, reply: Reply) -> None:
+        if self.response_complete or self.disconnected:
+            return
+        headers = [*reply.headers, *self._visit.headers(reply.status)]
+        if headers[-1][0] == b"connection":
+            self.keep_alive = False
+        elif not self.keep_alive:
             headers.append((b"connection", b"close"))
-        cycle.response_started = cycle.response_complete = True
-        connection.transport.write(b"".join((answer_head(status, headers), b"\r\n", *pieces)))
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            connection.transport.close()
-        cycle.on_response()
-        return True
+        answer = b"".join((answer_head(reply), *lines_of(headers), b"\r\n", *reply.pieces))
+        self.response_complete = True
+        transport = self._connection.transport
+        transport.write(answer)
+        if not self.keep_alive:
+            transport.close()
+
+    def _end(self, ending: CallEnd) -> None:
+        """Count the call: it has its answer, or nobody waits for one."""
+        try:
+            self._call.end(ending)
+        except Exception as error:  # else the parser would call the client's next request malformed
+            if ending is not FAILED:
+                self._visit.failed(self._name, error)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = self.response_complete = True
+        self._stop_timer()
+        self._reader = self._answering = None
+        if self._visit.wants_line():
+            with self._log_lines():
+                self._visit.log(_client(self._connection, self.lines), self._name)
+        if not self.disconnected:
+            self._connection.on_response_complete()
+
+    @property
+    def _name(self) -> str:
+        return f"POST {self.found.path}"
+
+    @contextmanager
+    def _log_lines(self) -> Iterator[None]:
+        """Whatever is logged meanwhile is about this request."""
+        token = request_id.set(self._visit.own_id.decode())
+        yield
+        request_id.reset(token)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
-def direct_line(scope: Scope) -> DirectLine | None:
-    """The request's direct line, where its server has one."""
-    extensions = scope.get("extensions")
-    return extensions.get(EXTENSION) if extensions else None
+class _Steps:
+    """Runs a coroutine without a task: its first step at once, each other one when what it waits for has come."""
+
+    __slots__ = ("_coroutine", "_on_error", "_on_result", "_waits_for")
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, None, Reply],
+        on_result: Callable[[Reply], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._coroutine, self._on_result, self._on_error = coroutine, on_result, on_error
+        self._waits_for: asyncio.Future[Any] | None = None
+
+    def step(self, _: object = None) -> None:
+        self._waits_for = None
+        try:
+            future = self._coroutine.send(None)
+        except StopIteration as end:
+            self._finish(end.value)
+        except BaseException as error:
+            self._on_error(error)
+            error.__traceback__ = None  # its frames hold the future that holds it, and an upload
+        else:
+            # What a task does with a future that its coroutine awaits.
+            future._asyncio_future_blocking = False
+            self._waits_for = future
+            future.add_done_callback(self.step)
+
+    def cancel(self) -> None:
+        """What it waits for is cancelled, as a task's would be."""
+        if self._waits_for is not None:
+            self._waits_for.cancel()
+
+    def _finish(self, reply: Reply) -> None:
+        try:
+            self._on_result(reply)
+        except Exception as error:  # else the client would wait for ever
+            self._on_error(error)
+
+
+def _client(connection: Connection, headers: list[tuple[bytes, bytes]]) -> str:
+    """Who asked: as uvicorn has it for ASGI, which believes what a proxy on this machine says."""
+    host, _ = connection.client or ("-", 0)
+    given = [value for name, value in headers if name == b"x-forwarded-for"]
+    middleware = connection.config.loaded_app
+    if not given or not isinstance(middleware, ProxyHeadersMiddleware) or host not in middleware.trusted_hosts:
+        return host
+    forwarded, _ = middleware.trusted_hosts.get_trusted_client_address(b", ".join(given).decode("latin-1"))
+    return forwarded or host

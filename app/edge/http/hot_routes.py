@@ -7,46 +7,70 @@ paths included, goes the usual way, where the same routes are mounted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from convoy.app.edge.decode_pool import DecodePool
-from convoy.app.edge.http.calls import HotRoute
-from convoy.app.edge.http.express import Express
+from convoy.app.edge.http.hot_route import HotRoute
 from convoy.app.edge.http.infer import InferRoute
 from convoy.app.edge.http.predictions import PredictionsRoute
+from convoy.app.edge.oip.decoder import Decoder
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.submission.inference import InferenceCore
 
+_PATHS: dict[type[HotRoute], tuple[str, ...]] = {
+    PredictionsRoute: ("/predictions/{model}", "/predictions/{model}/{version}"),
+    InferRoute: ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"),
+}
+_PROTOCOLS = [(path.split("/"), kind.protocol) for kind, paths in _PATHS.items() for path in paths]
 
-def hot_routes(
-    core: InferenceCore, options: EdgeOptions, pool: DecodePool, express: Express | None
-) -> dict[str, HotRoute]:
+
+def protocol_of(scope: Scope) -> str | None:
+    """The metrics' name for calls of this kind, wherever they are answered; None where they do not infer."""
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return None
+    words = scope["path"].split("/")
+    return next((name for path, name in _PROTOCOLS if len(path) == len(words) and _matched(path, words)), None)
+
+
+class HotRoutes:
     """By path; what stands in braces are its parameters. All are asked with POST."""
-    infer, predictions = InferRoute(core, options, pool, express), PredictionsRoute(core, options, pool)
-    return {
-        "/predictions/{model}": predictions,
-        "/predictions/{model}/{version}": predictions,
-        "/v2/models/{model}/infer": infer,
-        "/v2/models/{model}/versions/{version}/infer": infer,
-    }
+
+    def __init__(
+        self, core: InferenceCore, options: EdgeOptions, kinds: Iterable[type[HotRoute]] = tuple(_PATHS)
+    ) -> None:
+        self.decoder = Decoder(
+            options.decode_threads, options.max_decoding, options.processes, shares_cores=options.engines_on_cpu
+        )
+        core.watch_decoding(lambda: self.decoder.waiting)
+        made = {kind: kind(core, options, self.decoder) for kind in kinds}
+        self.by_path = {path: route for kind, route in made.items() for path in _PATHS[kind]}
+        self._templates = [(path.split("/"), route) for path, route in self.by_path.items()]
+
+    def find(self, path: str) -> tuple[HotRoute, dict[str, str]] | None:
+        """The route of a path, and the parameters in it."""
+        words = path.split("/")
+        for template, route in self._templates:
+            if len(template) == len(words) and (found := _matched(template, words)):
+                return route, found
+        return None
+
+    def close(self) -> None:
+        self.decoder.close()
 
 
 class Shortcut:
-    """In front of the framework's application, to which goes what none of `routes` is for."""
+    """In front of the framework's application, to which goes what is for none of the routes."""
 
-    def __init__(self, app: ASGIApp, routes: Mapping[str, ASGIApp]) -> None:
-        self._app = app
-        self._routes = [(path.split("/"), route) for path, route in routes.items()]
+    def __init__(self, app: ASGIApp, routes: HotRoutes) -> None:
+        self._app, self._routes = app, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
-            words = scope["path"].split("/")
-            for template, route in self._routes:
-                if len(template) == len(words) and (found := _matched(template, words)):
-                    scope["path_params"] = found
-                    return await route(scope, receive, send)
+            found = self._routes.find(scope["path"])
+            if found is not None:
+                route, scope["path_params"] = found
+                return await route(scope, receive, send)
         return await self._app(scope, receive, send)
 
 

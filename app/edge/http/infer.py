@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
-from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.http.body import Body
-from convoy.app.edge.http.calls import Call, HotRoute
-from convoy.app.edge.http.express import HEADER_LENGTH, Express
-from convoy.app.edge.http.infer_request import RequestParser, parse_infer
-from convoy.app.edge.http.infer_response import render_infer
+from convoy.app.edge.http.hot_route import HotRoute, HttpHead
+from convoy.app.edge.http.infer_request import parse_infer
+from convoy.app.edge.http.infer_response import InferResponse, render_infer, repeat_response, repeatable_json
 from convoy.app.edge.http.json_documents import INLINE_JSON_BYTES
+from convoy.app.edge.http.known_requests import Known, KnownRequests
 from convoy.app.edge.http.replies import Reply
 from convoy.app.edge.oip.answers import is_heavy_answer
-from convoy.app.edge.oip.inference import is_heavy, place_tensors, run_inference
+from convoy.app.edge.oip.call import Call
+from convoy.app.edge.oip.decoder import Decoded, Decoder, DecodeWork
+from convoy.app.edge.oip.inference import InferRequest, is_heavy, request_for, within
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import server_timing, timing_ms
+from convoy.app.scheduling.request import Done
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import InvalidRequest
+
+HEADER_LENGTH = b"inference-header-content-length"
 
 
 class InferRoute(HotRoute):
@@ -25,43 +30,81 @@ class InferRoute(HotRoute):
 
     protocol = "v2"
 
-    def __init__(
-        self, core: InferenceCore, options: EdgeOptions, pool: DecodePool, express: Express | None = None
-    ) -> None:
-        super().__init__(core, options, pool)
-        self._parser = RequestParser()
-        self._express = express
+    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
+        super().__init__(core, options, decoder)
+        self.known = KnownRequests()
 
-    async def answer(self, call: Call, served: ServedLike, body: Body) -> Reply:
+    async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
         started_ns = time.monotonic_ns()
-        timeout_ms = self.timeout_ms(call)
-        header_length = _header_length(call)
+        timeout_ms, wait_ns = self.timeout_ms(head), 0
+        header_length = _header_length(head)
+        header = bytes(body.view[:header_length]) if header_length else b""
+        known = self.known.find(served.key, header, body.nbytes) if header_length else None
+        if known is not None:
+            meaning, terms = known.meaning, within(known.meaning.terms, timeout_ms)
+            slots = (body.slot.ref, call.reserve(known.room_bytes).ref) if known.room_bytes else (body.slot.ref,)
+            request = call.repeat_request(known.pattern, slots, terms)
+        else:
+            meaning, wait_ns = await self._parse(call, body, header_length, served, timeout_ms)
+            request = request_for(meaning, served, call, within(meaning.terms, timeout_ms))
+        call.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
+        done = await call.run(request)
+        if known is not None and known.answer is not None:
+            return _reply(call, done, repeat_response(known.answer, meaning, done))
+        if is_heavy_answer(meaning, done):
+            response = await self.decoder.run_owed(render_infer, meaning, served, done)
+        else:
+            response = render_infer(meaning, served, done)
+        if header_length and known is None:
+            learned = Known.of(meaning, request, body.nbytes, repeatable_json(meaning, served, done))
+            self.known.learn(header, body.nbytes, served.spec, learned)
+        return _reply(call, done, response)
+
+    def repeat(
+        self,
+        call: Call,
+        known: Known,
+        body: memoryview,
+        on_reply: Callable[[Reply], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        """Answer a body of which all is known but its tensors and its answers' values. Raises RequestError."""
+        terms, json_part = within(known.meaning.terms, self.options.default_timeout_ms or None), known.answer
+        assert json_part is not None, "only such are repeated; this is a bug"
+        slot = call.reserve(known.packed_bytes)
+        slot.view[: len(body)] = body
+        request = call.repeat_request(known.packed, (slot.ref,), terms)
+        call.decoded(time.monotonic_ns() - call.arrival_ns)
+
+        def on_end(end: Done | Exception) -> None:
+            if isinstance(end, Done):
+                on_reply(_reply(call, end, repeat_response(json_part, known.meaning, end)))
+            else:
+                on_error(end)
+
+        call.take(request, on_end)
+
+    async def _parse(
+        self, call: Call, body: Body, header_length: int | None, served: ServedLike, timeout_ms: float | None
+    ) -> Decoded[InferRequest]:
+        memory = self.core.shared_memory
         json_bytes = body.nbytes if header_length is None else header_length
         if json_bytes <= INLINE_JSON_BYTES and not is_heavy(body.nbytes, served):
-            request = self._parser.parse(body, header_length, served, self.core.shared_memory)
-        else:
-            request = await self.pool.run(parse_infer, body, header_length, served, self.core.shared_memory)
-        inputs = place_tensors(request, call.exchange)
-        decode_ns = time.monotonic_ns() - started_ns
-        self.core.stage_took(served.key, "decode", decode_ns)
-        done = await run_inference(request, inputs, served, call.exchange, timeout_ms)
-        if is_heavy_answer(request, done):
-            response = await self.pool.run_anyway(render_infer, request, served, done)
-        else:
-            response = render_infer(request, served, done)
-        headers: tuple[tuple[bytes, bytes], ...] = (
-            server_timing(timing_ms(done, decode_ns, time.monotonic_ns() - call.exchange.arrival_ns)),
-        )
-        if response.header_length is not None:
-            headers = (*headers, (HEADER_LENGTH, str(response.header_length).encode()))
-        reply = Reply(200, response.pieces, response.content_type, headers)
-        if self._express is not None and header_length != 0:
-            self._express.learn(call, body, header_length, request, served, reply)
-        return reply
+            return Decoded(parse_infer(body, header_length, served, memory), 0)
+        work = DecodeWork("tensors", body.nbytes, (body.slot,), call.deadline_ns(timeout_ms))
+        return await self.decoder.run(call, work, parse_infer, body, header_length, served, memory)
 
 
-def _header_length(call: Call) -> int | None:
-    raw = call.headers.get(HEADER_LENGTH)
+def _reply(call: Call, done: Done, response: InferResponse) -> Reply:
+    timing = server_timing(timing_ms(done, call.decode_wait_ns, call.decode_ns, time.monotonic_ns() - call.arrival_ns))
+    if response.header_length is None:
+        return Reply(200, response.pieces, response.content_type, (timing,))
+    length = (HEADER_LENGTH, b"%d" % response.header_length)
+    return Reply(200, response.pieces, response.content_type, (timing, length))
+
+
+def _header_length(head: HttpHead) -> int | None:
+    raw = head.headers.get(HEADER_LENGTH)
     if raw is None:
         return None
     if not raw.isdigit() or len(raw) > 12:

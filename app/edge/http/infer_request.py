@@ -18,7 +18,6 @@ import orjson
 from convoy.app.edge.http.binary_tensors import BinaryTail, raw_request
 from convoy.app.edge.http.body import Body
 from convoy.app.edge.http.json_documents import loads
-from convoy.app.edge.http.json_forms import JsonForm, json_form
 from convoy.app.edge.oip.inference import InferRequest, understand, wrong_request
 from convoy.app.edge.oip.shared_tensors import REGION, SharedInput, shared_place
 from convoy.app.edge.oip.tensors import (
@@ -28,21 +27,15 @@ from convoy.app.edge.oip.tensors import (
     Source,
     Target,
     TensorIn,
-    TensorRef,
     brief,
     in_range,
     shown,
 )
-from convoy.app.scheduling.request import ModelKey
 from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import SharedMemory
 from convoy.models.errors import InvalidRequest
-from convoy.models.spec import ModelSpec
 
 _Json = dict[str, Any]
-_MOST_KNOWN = 256
-_LONGEST_KNOWN_BYTES = 4 << 10
-_MOST_FORMS = 16
 # numpy's kinds of values that JSON may bring for a tensor of each kind.
 _ACCEPTED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
@@ -70,69 +63,6 @@ def parse_infer(body: Body, header_length: int | None, served: ServedLike, memor
             asked.id, f"unexpected additional input data for model '{served.key.model}': {extra} bytes too many"
         )
     return request
-
-
-class RequestParser:
-    """`parse_infer` for the event loop, with a memory: a client sends the same JSON around every tensor.
-
-    What a header means depends on its bytes, the model and the body's size, and on nothing else as long as all
-    inputs are binary tensors of numbers in the body. So the last few hundred meanings are kept. Where the only input is
-    a flat list of JSON numbers, it depends on what is around that list; there the last few meanings are.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[ModelKey, int, bytes], _Known] = {}
-        self._forms: dict[ModelKey, list[tuple[JsonForm, InferRequest]]] = {}
-
-    def parse(self, body: Body, header_length: int | None, served: ServedLike, memory: SharedMemory) -> InferRequest:
-        """Raises as `parse_infer` does."""
-        if header_length is None:
-            return self._parse_json(body, served, memory)
-        if not header_length or header_length > _LONGEST_KNOWN_BYTES:
-            return parse_infer(body, header_length, served, memory)
-        place = (served.key, body.nbytes, bytes(body.view[:header_length]))
-        known = self._known.get(place)
-        if known is not None:
-            slot = body.slot.ref
-            tensors = tuple(TensorRef(slot, tensor.offset, tensor.nbytes) for tensor in known.tensors)
-            return known.request._replace(tensors=tensors)
-        request = parse_infer(body, header_length, served, memory)
-        if has_plain_inputs(request, served.spec):
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            tensors = tuple(tensor for tensor in request.tensors if isinstance(tensor, TensorRef))
-            self._known[place] = _Known(request, tensors)
-        return request
-
-    def _parse_json(self, body: Body, served: ServedLike, memory: SharedMemory) -> InferRequest:
-        text = bytes(body.view)
-        forms = self._forms.get(served.key, [])
-        for form, meaning in forms:
-            values = form.values(text)
-            if values is not None:
-                return meaning._replace(tensors=(values,))
-        request = parse_infer(body, None, served, memory)
-        learned = json_form(text, request, served.spec)
-        if learned is not None:
-            if served.key not in self._forms and len(self._forms) >= _MOST_FORMS:
-                self._forms.clear()
-            self._forms[served.key] = [(learned, request._replace(tensors=())), *forms][:_MOST_FORMS]
-        return request
-
-
-def has_plain_inputs(request: InferRequest, spec: ModelSpec) -> bool:
-    """Whether its JSON and its size settle all about its inputs: they are numbers, and bytes of its body."""
-    # Strings are checked in the body, and regions come and go.
-    is_in_body = all(isinstance(tensor, TensorRef) for tensor in request.tensors) and not request.regions
-    return is_in_body and not any(tensor.is_strings for tensor in spec.inputs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What a header meant, and where in its body the tensors lay."""
-
-    request: InferRequest
-    tensors: tuple[TensorRef, ...]
 
 
 def _asked(document: _Json, tail: BinaryTail, memory: SharedMemory) -> RawRequest:

@@ -30,7 +30,7 @@ class InferResponse(NamedTuple):
 def render_infer(request: InferRequest, served: ServedLike, done: Done) -> InferResponse:
     """Encode the answers in the order in which they were asked for.
 
-    The pieces are views of the slab: they must be sent before the exchange closes. Raises InvalidRequest for
+    The pieces are views of the slab: they must be sent before the call ends. Raises InvalidRequest for
     an answer that does not fit the form in which it was asked for.
     """
     outputs: list[dict[str, Any]] = []
@@ -51,8 +51,26 @@ def render_infer(request: InferRequest, served: ServedLike, done: Done) -> Infer
             is_strict_json &= values.dtype.kind != "f" or bool(np.isfinite(values).all())
             document["data"] = values
         outputs.append(document)
-    header = _dump(_envelope(request, served, outputs), is_strict_json)
+    envelope: dict[str, Any] = {"id": request.id} if request.id is not None else {}
+    envelope |= {"model_name": served.key.model, "model_version": str(served.key.version), "outputs": outputs}
+    header = _dump(envelope, is_strict_json)
     return InferResponse((header, *binary), len(header) if binary else None)
+
+
+def repeatable_json(request: InferRequest, served: ServedLike, done: Done) -> bytes | None:
+    """The JSON of every answer to such a request, without an id; None where it may be another each time."""
+    for wanted in request.outputs:
+        if not wanted.binary or wanted.classes or wanted.place or not served.spec.outputs[wanted.index].sample_bytes:
+            return None
+    json_part = render_infer(request._replace(id=None), served, done).pieces[0]
+    return bytes(json_part)
+
+
+def repeat_response(json_part: bytes, request: InferRequest, done: Done) -> InferResponse:
+    """What `render_infer` makes of it, where `repeatable_json` has told its JSON."""
+    if request.id is not None:
+        json_part = b'{"id":%b,%b' % (orjson.dumps(request.id), json_part[1:])
+    return InferResponse((json_part, *[answer.data for answer in done.answers]), len(json_part))
 
 
 def _texts(name: str, data: memoryview) -> list[str]:
@@ -62,11 +80,6 @@ def _texts(name: str, data: memoryview) -> list[str]:
         raise InvalidRequest(
             f"output '{name}' holds bytes that are not UTF-8, which JSON cannot carry; ask for it as binary data"
         ) from error
-
-
-def _envelope(request: InferRequest, served: ServedLike, outputs: list[dict[str, Any]]) -> dict[str, Any]:
-    own = {"id": request.id} if request.id is not None else {}
-    return {**own, "model_name": served.key.model, "model_version": str(served.key.version), "outputs": outputs}
 
 
 def _dump(document: dict[str, Any], is_strict_json: bool) -> bytes:

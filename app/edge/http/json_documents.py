@@ -40,17 +40,6 @@ def loads(view: memoryview) -> Any:
     return orjson.loads(view)
 
 
-def numbers(text: bytes) -> np.ndarray | None:
-    """What `loads` makes of a list of numbers that stands for itself; None for whatever else it is."""
-    if text.find(b"[", 1) >= 0:
-        return None
-    try:
-        found = _parse(text)
-        return np.frombuffer(found.as_buffer(of_type="d"), np.float64) if isinstance(found, simdjson.Array) else None
-    except (ValueError, RuntimeError, TypeError):
-        return None
-
-
 class _NotHere(Exception):
     """Not the form that a request has."""
 

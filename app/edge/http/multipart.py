@@ -23,6 +23,8 @@ _READ_BYTES = 64 << 10
 
 def boundary_of(content_type: bytes) -> bytes | None:
     """The boundary of a multipart form, or None for every other content type."""
+    if b"multipart" not in content_type.lower():
+        return None
     message = Message()
     message["content-type"] = content_type.decode("latin-1")
     if message.get_content_type() != "multipart/form-data":

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from convoy.app.edge.http.calls import HotRoute
+from convoy.app.edge.http.hot_route import HotRoute
 from convoy.app.edge.http.infer import InferRoute
 from convoy.app.edge.http.predictions import PredictionsRoute
 from convoy.models.spec import NUMPY_DTYPES
@@ -19,77 +19,57 @@ _STATUSES = {
     401: "The API key is missing or wrong",
     404: "There is no such model or version",
     408: "The body came too slowly",
-    413: "The body is too large",
+    413: "The body, or an image in it, is too large",
     429: "Queue or memory full, or the answer would be late; Retry-After says when to try again",
     500: "The model fails on this request",
     501: "An extension that is not offered",
     503: "Not ready or shutting down; Retry-After says when to try again",
     504: "The deadline passed",
 }
-_TENSOR_IN = {
-    "type": "object",
-    "required": ["name", "shape", "datatype"],
-    "properties": {
-        "name": {"type": "string"},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "datatype": {"type": "string", "enum": list(NUMPY_DTYPES)},
-        "parameters": {"type": "object"},
-        "data": {"type": "array", "items": {}},
-    },
-}
-_INFER_REQUEST = {
-    "type": "object",
-    "required": ["inputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "parameters": {"type": "object"},
-        "inputs": {"type": "array", "items": _TENSOR_IN},
-        "outputs": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["name"],
-                "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
-            },
-        },
-    },
-}
-_INFER_RESPONSE = {
-    "type": "object",
-    "required": ["model_name", "model_version", "outputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "model_name": {"type": "string"},
-        "model_version": {"type": "string"},
-        "outputs": {"type": "array", "items": _TENSOR_IN},
-    },
-}
-_PREDICTION = {
-    "type": "object",
-    "required": ["class_id", "label", "score"],
-    "properties": {
-        "class_id": {"type": "integer"},
-        "label": {"type": ["string", "null"]},
-        "score": {"type": "number"},
-    },
-}
-_PREDICTED = {
-    "type": "object",
-    "required": ["model", "version"],
-    "properties": {
-        "model": {"type": "string"},
-        "version": {"type": "string"},
-        "predictions": {"type": "array", "items": _PREDICTION},
-        "timing_ms": {"type": "object", "additionalProperties": {"type": "number"}},
-        "results": {"type": "array", "items": {"type": "object"}},
-    },
-}
+_TEXT, _OBJECT, _FILE = {"type": "string"}, {"type": "object"}, {"type": "string", "format": "binary"}
+
+
+def _object(*required: str, **properties: _Json) -> _Json:
+    return {"type": "object", "required": [*required], "properties": properties}
+
+
+def _list(items: _Json) -> _Json:
+    return {"type": "array", "items": items}
+
+
+_TENSOR = _object(
+    *("name", "shape", "datatype"),
+    name=_TEXT,
+    shape=_list({"type": "integer", "minimum": 0}),
+    datatype={"type": "string", "enum": list(NUMPY_DTYPES)},
+    parameters=_OBJECT,
+    data=_list({}),
+)
+_OUTPUT = _object("name", name=_TEXT, parameters=_OBJECT)
+_INFER_REQUEST = _object("inputs", id=_TEXT, parameters=_OBJECT, inputs=_list(_TENSOR), outputs=_list(_OUTPUT))
+_INFER_RESPONSE = _object(
+    *("model_name", "model_version", "outputs"), id=_TEXT, model_name=_TEXT, model_version=_TEXT, outputs=_list(_TENSOR)
+)
+_PREDICTION = _object(
+    *("class_id", "label", "score"),
+    class_id={"type": "integer"},
+    label={"type": ["string", "null"]},
+    score={"type": "number"},
+)
+_PREDICTED = _object(
+    *("model", "version"),
+    model=_TEXT,
+    version=_TEXT,
+    predictions=_list(_PREDICTION),
+    timing_ms={"type": "object", "additionalProperties": {"type": "number"}},
+    results=_list(_OBJECT),
+)
 _IMAGE_TYPES = ("image/jpeg", "image/png", "application/octet-stream")
 _PREDICTED_EXAMPLE = {
     "model": "digits",
     "version": "1",
     "predictions": [{"class_id": 7, "label": "7", "score": 0.9993}],
-    "timing_ms": {"decode": 0.21, "queue": 0.05, "compute": 0.12, "total": 0.61},
+    "timing_ms": {"decode_wait": 0.05, "decode": 0.21, "queue": 0.05, "compute": 0.12, "total": 0.61},
 }
 _INFER_EXAMPLE = {
     "inputs": [{"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [0.1, 0.2, 0.3, 0.4]}],
@@ -121,7 +101,10 @@ def _drop_framework_errors(document: _Json) -> None:
 
 
 def _hot_paths(routes: Mapping[str, HotRoute]) -> _Json:
-    parameters = {name: _path_parameter(name, kind) for name, kind in (("model", "string"), ("version", "integer"))}
+    parameters = {
+        name: {"name": name, "in": "path", "required": True, "schema": {"type": kind}}
+        for name, kind in (("model", "string"), ("version", "integer"))
+    }
     return {
         path: {"post": _OPERATIONS[type(route)]([one for name, one in parameters.items() if f"{{{name}}}" in path])}
         for path, route in routes.items()
@@ -129,8 +112,7 @@ def _hot_paths(routes: Mapping[str, HotRoute]) -> _Json:
 
 
 def _predictions(path: list[_Json]) -> _Json:
-    file = {"type": "string", "format": "binary"}
-    form = {"type": "object", "properties": {"file": {"type": "array", "items": file}}}
+    form = {"type": "object", "properties": {"file": _list(_FILE)}}
     return {
         "tags": ["inference"],
         "summary": "Classify an image, or several in a form",
@@ -145,7 +127,7 @@ def _predictions(path: list[_Json]) -> _Json:
         "requestBody": {
             "required": True,
             "content": {
-                **{kind: {"schema": file} for kind in _IMAGE_TYPES},
+                **{kind: {"schema": _FILE} for kind in _IMAGE_TYPES},
                 "multipart/form-data": {"schema": form},
             },
         },
@@ -156,7 +138,7 @@ def _predictions(path: list[_Json]) -> _Json:
 def _infer(path: list[_Json]) -> _Json:
     length = {"name": "Inference-Header-Content-Length", "in": "header", "schema": {"type": "integer", "minimum": 0}}
     responses = _responses(_INFER_RESPONSE, None)
-    responses["200"]["content"]["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
+    responses["200"]["content"]["application/octet-stream"] = {"schema": _FILE}
     return {
         "tags": ["inference"],
         "summary": "Infer on tensors (Open Inference Protocol)",
@@ -170,7 +152,7 @@ def _infer(path: list[_Json]) -> _Json:
             "required": True,
             "content": {
                 "application/json": {"schema": _INFER_REQUEST, "example": _INFER_EXAMPLE},
-                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+                "application/octet-stream": {"schema": _FILE},
             },
         },
         "responses": responses,
@@ -180,14 +162,8 @@ def _infer(path: list[_Json]) -> _Json:
 def _responses(schema: _Json, example: _Json | None) -> _Json:
     content = {"schema": schema} if example is None else {"schema": schema, "example": example}
     answers: _Json = {"200": {"description": "The answer", "content": {"application/json": content}}}
-    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
-    for status, description in _STATUSES.items():
-        answers[str(status)] = {"description": description, "content": {"application/json": {"schema": error}}}
-    return answers
-
-
-def _path_parameter(name: str, kind: str) -> _Json:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": kind}}
+    error = {"application/json": {"schema": _object("error", error=_TEXT)}}
+    return answers | {str(status): {"description": words, "content": error} for status, words in _STATUSES.items()}
 
 
 def _query(name: str, schema: _Json) -> _Json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from functools import lru_cache
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -11,18 +11,20 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Send
 
+from convoy.app.outcomes import ANSWERED, FAILED, CallEnd, ending_of
 from convoy.models.errors import RequestError, UnsupportedCompression
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class Reply(NamedTuple):
-    """A status, a body in pieces, and headers beside type and length."""
+    """A status, a body in pieces, headers beside type and length, and how a call ends that is answered so."""
 
     status: int
     pieces: tuple[bytes | memoryview, ...]
     content_type: str = "application/json"
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    ending: CallEnd = ANSWERED
 
     @property
     def length(self) -> int:
@@ -32,11 +34,11 @@ class Reply(NamedTuple):
 
 def headers_of(reply: Reply) -> Headers:
     """All that the reply itself has to say."""
-    return [
-        (b"content-type", reply.content_type.encode()),
-        (b"content-length", b"%d" % reply.length),
-        *reply.headers,
-    ]
+    return [*_form(reply.content_type, reply.length), *reply.headers]
+
+
+def _form(content_type: str, length: int) -> Headers:
+    return [(b"content-type", content_type.encode()), (b"content-length", b"%d" % length)]
 
 
 _STATUS_LINES = {
@@ -44,9 +46,19 @@ _STATUS_LINES = {
 }
 
 
-def answer_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The status line and these headers on the wire, without the empty line that ends them. Checks nothing."""
-    return b"".join((_STATUS_LINES[status], *[b"%b: %b\r\n" % header for header in headers]))
+def answer_head(reply: Reply) -> bytes:
+    """The status line, type and length as they go over the wire; its other headers are left out."""
+    return _answer_head(reply.status, reply.content_type, reply.length)
+
+
+@lru_cache(1024)
+def _answer_head(status: int, content_type: str, length: int) -> bytes:
+    return b"".join((_STATUS_LINES[status], *lines_of(_form(content_type, length))))
+
+
+def lines_of(headers: Headers) -> list[bytes]:
+    """Headers as they go over the wire. Checks nothing."""
+    return [b"%b: %b\r\n" % header for header in headers]
 
 
 # Small pieces are cheaper to join than to send one by one.
@@ -59,7 +71,7 @@ async def send_reply(send: Send, reply: Reply) -> None:
     bodies = reply.pieces if reply.length > _JOIN_BELOW_BYTES else (b"".join(reply.pieces),)
     last = len(bodies) - 1
     for index, body in enumerate(bodies):
-        # The transport may keep what it is given; a slot is reused as soon as its exchange closes.
+        # The transport may keep what it is given; a slot is reused as soon as its call ends.
         await send({"type": "http.response.body", "body": bytes(body), "more_body": index < last})
 
 
@@ -70,17 +82,22 @@ def error_reply(error: RequestError) -> Reply:
         headers = ((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()),)
     if isinstance(error, UnsupportedCompression):
         headers = ((b"accept-encoding", b"gzip, deflate"),)
-    return Reply(error.http_status, (error_body(str(error)),), headers=headers)
+    return Reply(error.http_status, (error_body(str(error)),), headers=headers, ending=ending_of(error))
 
 
 def internal_error(own_id: bytes) -> Reply:
     """For whatever nobody foresaw in the request of this id."""
-    return Reply(500, (error_body(f"internal error; the log has it under request {own_id.decode()}"),))
+    return Reply(500, (error_body(f"internal error; the log has it under request {own_id.decode()}"),), ending=FAILED)
 
 
 def error_body(message: str) -> bytes:
     # A client's own bytes may stand in the message, and they need not be text.
     return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
+
+
+def json_response(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A document for Starlette, from the routes that do not infer."""
+    return Response(orjson.dumps(document), status, headers, "application/json")
 
 
 def as_response(reply: Reply) -> Response:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from convoy.app.edge.entry import Keys
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.http.own_pages import OwnPages
+from convoy.app.edge.http.replies import json_response
 from convoy.app.edge.http.small_body import read_object
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.repository import check_repository, load_model, unload_model
@@ -29,7 +29,8 @@ def repository_routes(core: ManagedCore, keys: Keys, own_pages: OwnPages) -> API
 
     def check_admin(request: Request) -> None:
         core.control.check_explicit()
-        keys.check_admin(_authorization(request))
+        authorization = request.headers.get("authorization")
+        keys.check_admin(None if authorization is None else authorization.encode("latin-1"))
         own_pages.check(request.headers)
 
     @router.post(f"{_REPOSITORY}/index", summary="What is served and what not, and why")
@@ -37,9 +38,7 @@ def repository_routes(core: ManagedCore, keys: Keys, own_pages: OwnPages) -> API
         only_ready = (await read_object(request, '{"ready": true}')).get("ready", False)
         if not isinstance(only_ready, bool):
             raise InvalidRequest("'ready' must be true or false")
-        return Response(
-            orjson.dumps(await documents.repository_index(core, only_ready=only_ready)), media_type="application/json"
-        )
+        return json_response(await documents.repository_index(core, only_ready=only_ready))
 
     @router.post(f"{_REPOSITORY}/models/{{model}}/load", summary="Load a model, or load it again if it changed")
     async def load(model: str, request: Request) -> Response:
@@ -61,11 +60,6 @@ def repository_routes(core: ManagedCore, keys: Keys, own_pages: OwnPages) -> API
         raise AssertionError("a name in a path is never empty")
 
     return router
-
-
-def _authorization(request: Request) -> bytes | None:
-    given = request.headers.get("authorization")
-    return None if given is None else given.encode("latin-1")
 
 
 def _parameters(document: Mapping[str, object]) -> Mapping[str, object]:

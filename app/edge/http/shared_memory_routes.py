@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.http.own_pages import OwnPages
+from convoy.app.edge.http.replies import json_response
 from convoy.app.edge.http.small_body import read_object
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.tensors import brief
@@ -30,7 +28,7 @@ def _add_system(router: APIRouter, core: ManagedCore, own_pages: OwnPages) -> No
     @router.get(f"{_SYSTEM}/status", summary="All registered regions")
     @router.get(f"{_SYSTEM}/region/{{name}}/status", summary="One registered region")
     async def status(name: str | None = None) -> Response:
-        return _json(documents.regions(core.shared_memory.status(name)))
+        return json_response(documents.regions(core.shared_memory.status(name)))
 
     @router.post(
         f"{_SYSTEM}/region/{{name}}/register", summary="Register a shared memory object", response_class=Response
@@ -56,7 +54,7 @@ def _add_system(router: APIRouter, core: ManagedCore, own_pages: OwnPages) -> No
 def _add_cuda(router: APIRouter) -> None:
     @router.get(f"{_CUDA}/status", summary="No region: CUDA shared memory is not offered")
     async def status() -> Response:
-        return _json([])
+        return json_response([])
 
     @router.get(f"{_CUDA}/region/{{name}}/status", summary="Not found: CUDA shared memory is not offered")
     async def status_of_one(name: str) -> Response:
@@ -73,7 +71,3 @@ def _add_cuda(router: APIRouter) -> None:
     )
     async def unregister(name: str | None = None) -> Response:
         return Response()
-
-
-def _json(document: Any) -> Response:
-    return Response(orjson.dumps(document), media_type="application/json")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Query, Response
 
 from convoy.app.edge.http.error_docs import ERRORS
+from convoy.app.edge.http.replies import json_response
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.submission.management import ManagedCore, ManagedVersion
 
@@ -29,7 +29,7 @@ def torchserve_routes(core: ManagedCore) -> APIRouter:
         document: dict[str, Any] = {"models": [{"modelName": name, "modelUrl": _url(name)} for name in page]}
         if next_page_token + limit < len(names):
             document["nextPageToken"] = str(next_page_token + limit)
-        return _json(document)
+        return json_response(document)
 
     @router.get("/models/{model}", summary="The version of a model that is served")
     @router.get("/models/{model}/{version}", summary="One version of a model, or `all`")
@@ -39,7 +39,7 @@ def torchserve_routes(core: ManagedCore) -> APIRouter:
             chosen = core.catalog.versions(model)
         else:
             chosen = [find_served(core.catalog, model, version)]
-        return _json([_description(core, served) for served in chosen])
+        return json_response([_description(core, served) for served in chosen])
 
     return router
 
@@ -71,7 +71,3 @@ def _description(core: ManagedCore, served: ManagedVersion) -> dict[str, Any]:
 def _url(name: str) -> str:
     """Where the model is described here; TorchServe names the archive that it was loaded from."""
     return f"/v2/models/{name}"
-
-
-def _json(document: Any) -> Response:
-    return Response(orjson.dumps(document), media_type="application/json")

@@ -20,12 +20,12 @@ from convoy.models.spec import TensorSpec
 
 
 def answers_of(request: InferRequest, served: ServedLike, done: Done) -> tuple[TensorOut, ...]:
-    """The answers for either wire to encode; their views must be used up before the exchange closes.
+    """The answers for either wire to encode; their views must be used up before the call ends.
 
     Raises InvalidRequest for an answer that does not fit the form in which it was asked for.
     """
     return tuple(
-        _plain_answer(served, wanted, answer)
+        TensorOut(served.spec.outputs[wanted.index], answer.shape, answer.data, wanted.binary)
         if not wanted.classes and wanted.place is None
         else _other_answer(served, wanted, answer)
         for wanted, answer in zip(request.outputs, done.answers, strict=True)
@@ -37,10 +37,6 @@ def is_heavy_answer(request: InferRequest, done: Done) -> bool:
     if sum(len(answer.data) for answer in done.answers) <= INLINE_BYTES:
         return False
     return any(wanted.classes or not wanted.binary for wanted in request.outputs)
-
-
-def _plain_answer(served: ServedLike, wanted: WantedOutput, answer: Answer) -> TensorOut:
-    return TensorOut(served.spec.outputs[wanted.index], answer.shape, answer.data, wanted.binary)
 
 
 def _other_answer(served: ServedLike, wanted: WantedOutput, answer: Answer) -> TensorOut:

@@ -13,7 +13,7 @@ from convoy.app.submission.listing import WHOLE_MODEL, Listing
 from convoy.app.submission.management import ManagedCore
 from convoy.app.submission.shared_memory import Region
 from convoy.app.telemetry.observed import Observed
-from convoy.app.telemetry.statistics import BatchSizeStatistics, Duration
+from convoy.app.telemetry.statistics import Duration
 from convoy.app.version import VERSION
 from convoy.models.errors import NotFound
 from convoy.models.spec import TensorSpec
@@ -119,10 +119,8 @@ def _statistics(served: Observed) -> Document:
         "execution_count": own.execution_count,
         "inference_stats": {name: dataclasses.asdict(duration) for name, duration in durations.items()},
         "response_stats": {},
-        "batch_stats": [_batch_statistics(size, one) for size, one in sorted(own.by_batch_size.items())],
+        "batch_stats": [
+            {"batch_size": size, **dataclasses.asdict(one)} for size, one in sorted(own.by_batch_size.items())
+        ],
         "memory_usage": [],
     }
-
-
-def _batch_statistics(size: int, one: BatchSizeStatistics) -> Document:
-    return {"batch_size": size, **dataclasses.asdict(one)}

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from convoy.app.edge.oip.exchange import Exchange, Inputs, Terms
+from convoy.app.edge.oip.call import Call, Inputs, Terms
 from convoy.app.edge.oip.outputs import WantedOutput, read_outputs
 from convoy.app.edge.oip.parameters import check_parameters, whole_number
 from convoy.app.edge.oip.shared_tensors import SharedBytes
 from convoy.app.edge.oip.tensors import Elsewhere, RawRequest, Target, TensorIn, TensorRef, Values, brief, shown
-from convoy.app.scheduling.request import Done, Shape
+from convoy.app.scheduling.request import Request, Shape
 from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import Region
 from convoy.models.errors import InvalidRequest
@@ -36,7 +36,7 @@ _NO_TERMS = Terms()
 
 
 class InferRequest(NamedTuple):
-    """A request that fits its model. Inputs may be anywhere until `place_tensors` has found room for them.
+    """A request that fits its model. Inputs may be anywhere until `request_for` has found room for them.
 
     `samples` is the batch size, `shapes` are the inputs' without it, in the model's order. `regions` are the
     shared memory that it reads or writes.
@@ -59,12 +59,12 @@ def understand(asked: RawRequest, served: ServedLike) -> InferRequest:
     return _Reader(asked, served).read()
 
 
-def place_tensors(request: InferRequest, exchange: Exchange) -> Inputs:
+def _place_tensors(request: InferRequest, call: Call) -> Inputs:
     """The request's inputs, all of them in the slab. Raises Overloaded, or InvalidRequest for shared memory."""
     for region in request.regions:
-        exchange.hold_region(region)
+        call.hold_region(region)
     references = tuple(
-        tensor if isinstance(tensor, TensorRef) else _written(tensor, exchange) for tensor in request.tensors
+        tensor if isinstance(tensor, TensorRef) else _written(tensor, call) for tensor in request.tensors
     )
     return Inputs(request.samples, request.shapes, references)
 
@@ -75,13 +75,15 @@ def is_heavy(nbytes: int, served: ServedLike) -> bool:
     return nbytes > INLINE_BYTES and any(spec.is_strings for spec in served.spec.inputs)
 
 
-async def run_inference(
-    request: InferRequest, inputs: Inputs, served: ServedLike, exchange: Exchange, timeout_ms: float | None
-) -> Done:
-    """Queue it and wait for its answers. Raises RequestError, or ClientGone when nobody waits any more."""
-    terms = request.terms if timeout_ms is None else replace(request.terms, timeout_ms=timeout_ms)
-    wanted = tuple(output.index for output in request.outputs)
-    return await exchange.run(exchange.build_request(served, inputs, wanted, terms))
+def request_for(meaning: InferRequest, served: ServedLike, call: Call, terms: Terms) -> Request:
+    """For the scheduler, with its inputs in the slab. Raises Overloaded, or InvalidRequest for shared memory."""
+    inputs = _place_tensors(meaning, call)
+    return call.build_request(served, inputs, tuple(output.index for output in meaning.outputs), terms)
+
+
+def within(terms: Terms, timeout_ms: float | None) -> Terms:
+    """The client's terms, and its time where the wire has its own word for that."""
+    return terms if timeout_ms is None else replace(terms, timeout_ms=timeout_ms)
 
 
 def wrong_request(request_id: str | None, message: str) -> InvalidRequest:
@@ -89,8 +91,8 @@ def wrong_request(request_id: str | None, message: str) -> InvalidRequest:
     return InvalidRequest(_prefix(request_id) + message)
 
 
-def _written(values: np.ndarray | Elsewhere, exchange: Exchange) -> TensorRef:
-    slot = exchange.reserve(values.nbytes)
+def _written(values: np.ndarray | Elsewhere, call: Call) -> TensorRef:
+    slot = call.reserve(values.nbytes)
     if isinstance(values, np.ndarray):
         np.frombuffer(slot.view, values.dtype)[:] = values.reshape(-1)
     else:

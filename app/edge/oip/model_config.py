@@ -13,15 +13,22 @@ _TRITON_TYPE_OF = {"BOOL": "TYPE_BOOL", "BYTES": "TYPE_STRING"}
 def model_config(served: ManagedVersion) -> dict[str, Any]:
     """The ModelConfig as JSON, with the protobuf's field names."""
     spec = served.spec
-    config: dict[str, Any] = {
+    labels = "labels.txt" if spec.labels else ""
+    return {
         "name": served.key.model,
         "platform": served.first.platform,
         "backend": "onnxruntime",
         "runtime": "",
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": spec.max_batch_size,
-        "input": [_input(spec, tensor) for tensor in spec.inputs],
-        "output": [_output(spec, tensor, index) for index, tensor in enumerate(spec.outputs)],
+        "input": [
+            {**_tensor(one), "format": _format(spec, one), "optional": False, "is_shape_tensor": False}
+            for one in spec.inputs
+        ],
+        "output": [
+            {**_tensor(one), "label_filename": "" if index else labels, "is_shape_tensor": False}
+            for index, one in enumerate(spec.outputs)
+        ],
         "instance_group": [{"name": served.key.model, "kind": "KIND_CPU", "count": 1, "gpus": [], "profile": []}],
         "default_model_filename": "model.onnx",
         "parameters": {},
@@ -29,23 +36,14 @@ def model_config(served: ManagedVersion) -> dict[str, Any]:
         "optimization": {},
         "model_transaction_policy": {"decoupled": False},
         "response_cache": {"enable": False},
-    }
-    if spec.max_batch_size > 1:
-        config["dynamic_batching"] = {
-            "preferred_batch_size": [spec.max_batch_size],
+        "dynamic_batching": {
+            "preferred_batch_size": [spec.max_batch_size] if spec.max_batch_size > 1 else [],
             "max_queue_delay_microseconds": 0,
             "preserve_ordering": False,
-        }
-    return config
-
-
-def _input(spec: ModelSpec, tensor: TensorSpec) -> dict[str, Any]:
-    return {**_tensor(tensor), "format": _format(spec, tensor), "optional": False, "is_shape_tensor": False}
-
-
-def _output(spec: ModelSpec, tensor: TensorSpec, index: int) -> dict[str, Any]:
-    label_filename = "labels.txt" if index == 0 and spec.labels else ""
-    return {**_tensor(tensor), "label_filename": label_filename, "is_shape_tensor": False}
+            "priority_levels": spec.priorities.levels,
+            "default_priority_level": spec.priorities.default,
+        },
+    }
 
 
 def _tensor(tensor: TensorSpec) -> dict[str, Any]:

@@ -80,8 +80,8 @@ class Device:
         free = self.cuda.free_bytes()
         if nbytes + RESERVED_BYTES > free:
             raise EngineFailure(
-                f"{what} needs {_mib(nbytes)} MiB on {self.name} and {_mib(RESERVED_BYTES)} MiB must stay free, "
-                f"but {_mib(free)} MiB are; unload a model, or lower --max-batch",
+                f"{what} needs {nbytes >> 20} MiB on {self.name} and {RESERVED_BYTES >> 20} MiB must stay free, "
+                f"but {free >> 20} MiB are; unload a model, or lower --max-batch",
                 FailureScope.MEMORY,
             )
 
@@ -144,7 +144,3 @@ def open_devices() -> tuple[Device, ...]:
 def are_cores_few(cores: int, gpus: int) -> bool:
     """Whether a core that only waits for a GPU is one that others lack."""
     return cores < _CORES_FOR_SPINNING * gpus
-
-
-def _mib(nbytes: int) -> int:
-    return nbytes >> 20

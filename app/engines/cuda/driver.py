@@ -12,10 +12,10 @@ import importlib.util
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.engines.cuda.captures import CaptureGate
@@ -46,6 +46,7 @@ _NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the legacy default
 _BLOCKING_SYNC = 1  # cudaEventBlockingSync: who waits for the event sleeps
 
 Handle = Any  # a stream, an event or a graph of the bindings
+Result = TypeVar("Result")
 
 
 class CudaUnavailable(Exception):
@@ -54,6 +55,14 @@ class CudaUnavailable(Exception):
 
 class CaptureDisturbed(EngineFailure):
     """A capture and something that no capture survives came together: nothing is broken, and again it may succeed."""
+
+
+def undisturbed(attempts: int, work: Callable[[], Result]) -> Result:
+    """What `work` gives, tried again where it came together with a capture. Raises what the last one raises."""
+    for _ in range(attempts - 1):
+        with suppress(CaptureDisturbed):
+            return work()
+    return work()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +130,8 @@ class Cuda:
 
     def driver_version(self) -> str:
         """The newest CUDA that the driver speaks, such as "13.0"."""
-        return _version(self._ask("cudaDriverGetVersion"))
+        number = self._ask("cudaDriverGetVersion")
+        return f"{number // 1000}.{number % 1000 // 10}"
 
     def free_bytes(self) -> int:
         """What is free on the current device now, whoever uses the rest."""
@@ -234,12 +244,7 @@ class Cuda:
         when something came between all the same. Raises what `work` raises, CaptureDisturbed, and EngineFailure if
         something cannot be recorded; the stream can be used in any case.
         """
-        for _ in range(_CAPTURE_ATTEMPTS - 1):
-            try:
-                return self._captured(stream, work)
-            except CaptureDisturbed:
-                pass
-        return self._captured(stream, work)
+        return undisturbed(_CAPTURE_ATTEMPTS, lambda: self._captured(stream, work))
 
     def _captured(self, stream: Handle, work: Callable[[], None]) -> Handle:
         with self.capturing():
@@ -331,11 +336,8 @@ class Cuda:
 
     def _failure(self, name: str, status: Any) -> EngineFailure:
         kind = CaptureDisturbed if int(status) in _DISTURBED else EngineFailure
-        return kind(f"{name}: {self._describe(status)}", self._scope_of(status))
-
-    def _describe(self, status: Any) -> str:
         text = _text(self._runtime.cudaGetErrorString(status)[1])
-        return f"{text} (CUDA error {int(status)})"
+        return kind(f"{name}: {text} (CUDA error {int(status)})", self._scope_of(status))
 
     @staticmethod
     def _scope_of(status: Any) -> FailureScope:
@@ -401,7 +403,3 @@ def _text(raw: bytes | str) -> str:
     """Up to the first NUL: some bindings give the whole buffer, and behind it lies anything."""
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
     return text.partition("\0")[0]
-
-
-def _version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"

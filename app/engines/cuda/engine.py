@@ -21,7 +21,7 @@ import numpy as np
 from convoy.app.batch import BatchResult, EngineFailure, FailureScope, StageTimes
 from convoy.app.engines.base import Engine, EngineInfo, Part
 from convoy.app.engines.cuda.device import Device
-from convoy.app.engines.cuda.driver import CaptureDisturbed, Handle
+from convoy.app.engines.cuda.driver import Handle, undisturbed
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
 from convoy.app.engines.cuda.slots import DeviceSlot, Layout
 from convoy.app.engines.delivery import scatter
@@ -125,11 +125,8 @@ class CudaEngine(Engine):
             raise EngineFailure(self._device.lost, FailureScope.DEVICE)
         slot = self._free_slots.get()
         try:
-            for _ in range(_ATTEMPTS - 1):
-                # Somebody's capture says nothing of this batch or of this engine, and is soon over.
-                with suppress(CaptureDisturbed):
-                    return self._run_on(slot, parts)
-            return self._run_on(slot, parts)
+            # Somebody's capture says nothing of this batch or of this engine, and is soon over.
+            return undisturbed(_ATTEMPTS, lambda: self._run_on(slot, parts))
         finally:
             self._free_slots.put(slot)
 
@@ -189,7 +186,7 @@ class CudaEngine(Engine):
         samples = sum(part.samples for part in parts)
         self._cuda.record(slot.begun, slot.stream)
         self._gather.copy_in(slot, parts)
-        size = self._padded(samples)
+        size = next(one for one in self.info.batch_sizes if one >= samples)
         if size > samples:
             slot.clear_padding(samples, size)
         self._compute_and_copy_out(slot, size, samples)
@@ -219,9 +216,6 @@ class CudaEngine(Engine):
             cuda.make_stream_wait(slot.stream, slot.computed)
         slot.copy_out(samples)
         cuda.record(slot.copied_out, slot.stream)
-
-    def _padded(self, samples: int) -> int:
-        return next(size for size in self.info.batch_sizes if size >= samples)
 
     def _measured_threshold(self) -> int:
         """By the largest input: where copying costs anything worth saving."""

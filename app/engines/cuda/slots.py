@@ -8,14 +8,14 @@ them. Knows nothing of what computes.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
 from convoy.app.engines.cuda.device import Device
-from convoy.app.engines.cuda.driver import Cuda, Handle
+from convoy.app.engines.cuda.driver import Result
 from convoy.app.engines.delivery import Landed
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
@@ -59,14 +59,22 @@ class DeviceSlot:
         cuda = self._cuda = device.cuda
         self._inputs, self._outputs = inputs, outputs
         with ExitStack() as owned:
-            self.stream = cuda.make_stream()
-            owned.callback(cuda.destroy_stream, self.stream)
-            events = [_make_event(device, owned) for _ in range(4)]
-            self.begun, self.copied_in, self.computing, self.computed = events
-            # The only one that a thread waits for.
-            self.copied_out = _make_event(device, owned, sleeps=device.sleeps)
-            self._device_in, self._device_out = (_allocate(cuda, one.nbytes, owned) for one in (inputs, outputs))
-            self._host_in, self._host_out = (_allocate_host(cuda, one.nbytes, owned) for one in (inputs, outputs))
+
+            def own(thing: Result, *give_back: Callable[[Result], None]) -> Result:
+                for one in give_back:
+                    owned.callback(one, thing)
+                return thing
+
+            self.stream = own(cuda.make_stream(), cuda.destroy_stream)
+            # The last is the only one that a thread waits for.
+            events = [
+                own(cuda.make_event(sleeps=sleeps), cuda.destroy_event, device.forget)
+                for sleeps in (False, False, False, False, device.sleeps)
+            ]
+            self.begun, self.copied_in, self.computing, self.computed, self.copied_out = events
+            sizes = (inputs.nbytes, outputs.nbytes)
+            self._device_in, self._device_out = (own(cuda.allocate(nbytes), cuda.free) for nbytes in sizes)
+            self._host_in, self._host_out = (own(cuda.allocate_host(nbytes), cuda.free_host) for nbytes in sizes)
             self._staging, self._answers = _bytes_at(self._host_in, inputs), _bytes_at(self._host_out, outputs)
             self._answers_view = self._answers.data
             self._staging.fill(0)
@@ -114,25 +122,6 @@ class DeviceSlot:
     def close(self) -> None:
         """Give everything back. The stream must have nothing to do."""
         self._owned.close()
-
-
-def _make_event(device: Device, owned: ExitStack, *, sleeps: bool = False) -> Handle:
-    event = device.cuda.make_event(sleeps=sleeps)
-    owned.callback(device.cuda.destroy_event, event)
-    owned.callback(device.forget, event)
-    return event
-
-
-def _allocate(cuda: Cuda, nbytes: int, owned: ExitStack) -> int:
-    address = cuda.allocate(nbytes)
-    owned.callback(cuda.free, address)
-    return address
-
-
-def _allocate_host(cuda: Cuda, nbytes: int, owned: ExitStack) -> int:
-    address = cuda.allocate_host(nbytes)
-    owned.callback(cuda.free_host, address)
-    return address
 
 
 def _bytes_at(address: int, layout: Layout) -> np.ndarray:

@@ -33,10 +33,6 @@ def _from_file(job: TorchJob) -> Any:
     return call_factory(Path(job.file), job.name)
 
 
-def _from_zoo(job: TorchJob) -> Any:
-    return importlib.import_module("convoy.models.zoo").create(job.name, job.classes)
-
-
 def _from_torchvision(job: TorchJob) -> Any:
     models = registries.torchvision_models()
     registries.check_torchvision_name(models, job.name)
@@ -76,7 +72,7 @@ def _from_archive(job: TorchJob) -> Any:
 
 
 _BUILDERS = {
-    "zoo": _from_zoo,
+    "zoo": lambda job: importlib.import_module("convoy.models.zoo").create(job.name, job.classes),
     "torchvision": _from_torchvision,
     "timm": _from_timm,
     "file": _from_file,

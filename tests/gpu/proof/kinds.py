@@ -15,10 +15,10 @@ from typing import Any
 
 from convoy.app.engines.base import Engine
 from convoy.app.engines.cuda.trials import best_of, try_all
-from convoy.app.engines.cuda.tuning import OpenTrial
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.measure import make_probe
 from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
+from convoy.app.engines.onnxruntime_tuned import OpenTrial
 from convoy.app.engines.tensorrt import Captures, TensorRtEngine
 from convoy.app.engines.tensorrt_contexts import Kernels
 from convoy.app.engines.tensorrt_library import RTX as RTX_LIBRARY

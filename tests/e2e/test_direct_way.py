@@ -1,4 +1,4 @@
-"""Requests that say what an earlier one said take a shorter way through the server, and no client can tell."""
+"""Calls to the routes that infer go past ASGI, those that repeat others past the parser, and no client can tell."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.fake_server import DIE, POISON
-from tests.support.servers import FakeServer, Server, start_fake_server, start_server, wait_until
-from tests.support.stores import StoreFolder
+from tests.support.servers import FakeServer, Server, metric, start_fake_server, start_server, wait_until
+from tests.support.stores import StoreFolder, digit
 from tests.support.wire import Wire, WireReply, chunk, head
 
 # Many servers are started here, and much is waited for.
 pytestmark = pytest.mark.slow
 
+MIB = 1 << 20
+DIGITS = "/predictions/digits"
 SIMPLE = "/v2/models/simple/infer"
 ROWS = "/v2/models/rows/infer"
 BROAD = 16 << 10  # values of a sample of `broad`
 EDGES = pytest.mark.parametrize("edges", ["0", "1"], ids=["one-process", "an-edge"])
-# A query, even an empty one, is for the usual way.
-BOTH_WAYS = pytest.mark.parametrize("query", ["", "?"], ids=["the-short-way", "the-usual-way"])
+# An escape in a path is for the framework to read.
+ROWS_THROUGH_ASGI = ROWS.replace("rows", "%72ows")
+BOTH_WAYS = pytest.mark.parametrize("path", [ROWS, ROWS_THROUGH_ASGI], ids=["direct", "through-asgi"])
 LENGTH = "Inference-Header-Content-Length"
-STAGES = ("decode", "queue", "encode")
+STAGES = ("decode_wait", "decode", "queue", "encode")
 CHANGING = {"server-timing", "x-request-id"}
 
 
@@ -104,16 +106,6 @@ def alike(one: WireReply, other: WireReply) -> None:
     assert one.body == other.body
     assert {*one.headers} == {*other.headers}
     assert {name for name, value in one.headers.items() if other.headers[name] != value} <= CHANGING
-
-
-def metric(server: Server, name: str, **labels: str) -> float:
-    """The sum over all series that have these labels."""
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(server.get("/metrics").text)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
 
 
 @pytest.fixture(scope="module")
@@ -325,10 +317,10 @@ def test_an_answer_is_compressed_for_whom_it_was_the_first_time(server: Server) 
 )
 def test_what_is_wrong_is_refused_as_on_the_first_time(wire: Wire, spoil: Callable[[Asked], Asked]) -> None:
     wrong = spoil(simple())
-    short, usual = ask(wire, wrong), ask(wire, wrong._replace(path=f"{SIMPLE}?"))
-    assert short.status == 400
-    assert short.error
-    alike(short, usual)
+    direct, usual = ask(wire, wrong), ask(wire, wrong._replace(path=SIMPLE.replace("simple", "%73imple")))
+    assert direct.status == 400
+    assert direct.error
+    alike(direct, usual)
 
 
 @pytest.mark.parametrize("length", ["999999", "-1", "one", "", "0"])
@@ -365,7 +357,7 @@ def test_every_request_is_counted_exactly_once(server: Server) -> None:
             check(wire.reply(), seed)
     # An edge may be a moment behind with its own counts.
     wait_until(lambda: min(counts()) >= 100, "all are counted")
-    assert counts() == [100.0] * 9
+    assert counts() == [100.0] * 10
 
 
 def test_each_request_has_one_line_in_the_access_log(server: Server, wire: Wire) -> None:
@@ -492,8 +484,8 @@ def unfinished(server: Server) -> int:
 
 
 @BOTH_WAYS
-def test_a_client_that_leaves_is_counted_and_leaves_nothing_behind(held: FakeServer, query: str) -> None:
-    asked = rows(1.0, ROWS + query)
+def test_a_client_that_leaves_is_counted_and_leaves_nothing_behind(held: FakeServer, path: str) -> None:
+    asked = rows(1.0, path)
     before = held.statistics("rows")["inference_stats"]
     cancelled = metric(held, "convoy_requests_total", outcome="cancelled")
     wires = []
@@ -515,11 +507,11 @@ def test_a_client_that_leaves_is_counted_and_leaves_nothing_behind(held: FakeSer
 
 
 @BOTH_WAYS
-def test_a_full_queue_turns_away_those_it_knows_too(held: FakeServer, query: str) -> None:
+def test_a_full_queue_turns_away_those_it_knows_too(held: FakeServer, path: str) -> None:
     rejected = metric(held, "convoy_rejected_total", reason="queue_full")
     wires = [Wire(held.port) for _ in range(12)]
     for number, wire in enumerate(wires):
-        wire.send(rows(float(number), ROWS + query).whole())
+        wire.send(rows(float(number), path).whole())
     wait_until(lambda: metric(held, "convoy_rejected_total", reason="queue_full") > rejected, "some are refused")
     held.switch_off("hold")
     replies = [wire.reply() for wire in wires]
@@ -533,7 +525,7 @@ def test_a_full_queue_turns_away_those_it_knows_too(held: FakeServer, query: str
     refusals = sum(reply.status == 429 for reply in replies)
     assert metric(held, "convoy_rejected_total", reason="queue_full") == rejected + refusals
     for wire in wires:
-        tensors(ask(wire, rows(1.0, ROWS + query)))
+        tensors(ask(wire, rows(1.0, path)))
         wire.close()
 
 
@@ -611,3 +603,16 @@ def test_who_is_not_answered_in_time_is_told_so(edges: str) -> None:
         assert "the server shut down" in reply.error
         assert server.wait() == 0
         assert "1 requests were not answered in time" in server.log
+
+
+def test_a_chunked_body_that_is_allowed_is_read_behind_an_edge() -> None:
+    body = digit("seven") + bytes(5 * MIB)  # what is appended to a PNG is not looked at
+    with start_server("--edges", "1", "--max-body-mb", "8", "--max-inflight-mb", "16") as server:
+        with Wire(server.port) as wire:
+            assert wire.ask(DIGITS, body).status == 200
+        for _ in range(3):
+            wait_until(server.is_at_rest, "nothing else holds memory")
+            with Wire(server.port) as wire:
+                pieces = [chunk(body[start : start + MIB]) for start in range(0, len(body), MIB)]
+                wire.send(head(DIGITS, {"Transfer-Encoding": "chunked"}) + b"".join(pieces) + chunk(b""))
+                assert wire.reply().status == 200

@@ -1,4 +1,4 @@
-"""The short way past ASGI: who may take it, that nobody can tell, and what becomes of those who are on it.
+"""The direct way past ASGI: who takes it, that nobody can tell, and what becomes of those who are on it.
 
 A core, the gate and the infer route over fake engines, and connections whose other end is the test.
 """
@@ -6,8 +6,8 @@ A core, the gate and the infer route over fake engines, and connections whose ot
 from __future__ import annotations
 
 import asyncio
-import io
 import json
+import math
 import random
 import re
 import threading
@@ -24,11 +24,10 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from convoy.app.batch import BatchResult, EngineFailure
-from convoy.app.edge.decode_pool import DecodePool
 from convoy.app.edge.http.connection import ConnectionLimits, GuardedProtocol, guarded_protocol
-from convoy.app.edge.http.express import Express
+from convoy.app.edge.http.direct import DirectWay
 from convoy.app.edge.http.gate import Gate
-from convoy.app.edge.http.hot_routes import Shortcut, hot_routes
+from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
 from convoy.app.edge.http.replies import Reply, send_reply
 from convoy.app.edge.options import BodyLimits, EdgeOptions
 from convoy.app.engines.base import Part
@@ -37,7 +36,8 @@ from convoy.app.scheduling.request import Request
 from convoy.models.errors import Overloaded
 from convoy.models.tensors import TensorBytes
 from tests.support.fake_devices import MAX_BATCH, ROW, Workshop, in_workshop, until
-from tests.support.wire import WireReply, chunk, head, read_reply
+from tests.support.memory_server import Connection
+from tests.support.wire import WireReply, chunk, head
 
 OPTIONS = EdgeOptions(BodyLimits(1 << 20), decode_threads=1, access_log="all")
 ROWS = "/v2/models/rows/infer"
@@ -84,82 +84,17 @@ def shift(reply: WireReply, samples: int = 1) -> float:
     return float(value)
 
 
-class Connection(asyncio.Transport):
-    """A connection of which the test is the client. What the server has written is in `sent`."""
-
-    def __init__(self, make: Callable[[], GuardedProtocol]) -> None:
-        super().__init__()
-        self.sent = bytearray()
-        self.is_read = True
-        self._is_closing = False
-        self.protocol = make()
-        self.protocol.connection_made(self)
-
-    def send(self, data: bytes) -> None:
-        self.protocol.data_received(data)
-
-    @property
-    def replies(self) -> list[WireReply]:
-        """All that came so far; they must be whole."""
-        file, found = io.BytesIO(self.sent), []
-        while file.tell() < len(self.sent):
-            found.append(read_reply(file))
-        return found
-
-    async def reply(self, count: int = 1) -> list[WireReply]:
-        """So many answers, which are taken away."""
-        await until(lambda: len(self.replies) >= count)
-        found = self.replies
-        assert len(found) == count
-        self.sent.clear()
-        return found
-
-    async def ask(self, data: bytes) -> WireReply:
-        self.send(data)
-        (one,) = await self.reply()
-        return one
-
-    def leave(self) -> None:
-        self.protocol.connection_lost(ConnectionResetError())
-
-    # What the server sees
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"sockname": ("127.0.0.1", 8000), "peername": ("192.0.2.7", 5000)}.get(name, default)
-
-    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        if not self._is_closing:
-            self.sent += data
-
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def close(self) -> None:
-        if not self._is_closing:
-            self._is_closing = True
-            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        self.is_read = False
-
-    def resume_reading(self) -> None:
-        self.is_read = True
-
-
 class House:
     """A host of the workshop's core. `usual` counts the requests that went through ASGI."""
 
     def __init__(self, workshop: Workshop, options: EdgeOptions = OPTIONS) -> None:
         core = self.core = workshop.core
         self.usual = 0
-        self.express = Express(core, options)
-        self.pool = DecodePool(1, 16)
-        routes = hot_routes(core, options, self.pool, self.express)
-        self._app = Gate(Shortcut(_elsewhere, routes), core, options)
-        self._kind = guarded_protocol(ConnectionLimits(), self.express)
+        self.hot = HotRoutes(core, options)
+        self.way = DirectWay(self.hot, core, options)
+        self._app = Gate(Shortcut(_elsewhere, self.hot), core, options)
+        self._kind = guarded_protocol(ConnectionLimits(), self.way)
+        self._asgi_kind = guarded_protocol(ConnectionLimits())
         self._config = uvicorn.Config(
             self._counted,
             http=self._kind,
@@ -176,10 +111,11 @@ class House:
         self.usual += 1
         await self._app(scope, receive, send)
 
-    def connect(self, loop: Any = None) -> Connection:
-        return Connection(lambda: self._kind(self._config, self.state, {}, _loop=loop or asyncio.get_running_loop()))
+    def connect(self, loop: Any = None, *, through_asgi: bool = False) -> Connection:
+        kind = self._asgi_kind if through_asgi else self._kind
+        return Connection(lambda: kind(self._config, self.state, {}, _loop=loop or asyncio.get_running_loop()))
 
-    async def taught(self) -> Connection:
+    async def used(self) -> Connection:
         """A connection after the first request of the kind `rows(...)`."""
         connection = self.connect()
         assert shift(await connection.ask(rows(0.0))) == OFFSET
@@ -213,12 +149,11 @@ def play(workshop: Workshop, scene: Scene, **options: Any) -> None:
         for engine in workshop.engines:
             if engine.gate is not None:
                 engine.gate.set()
-        await until(lambda: workshop.core.slab.slots_in_use == 0)
-        assert workshop.core.open_calls == 0
+        await until(lambda: workshop.core.slab.slots_in_use == workshop.core.open_calls == 0)
         assert [served.users for served in workshop.core.catalog.all_live()] == [0] * len(
             workshop.core.catalog.served()
         )
-        house.pool.close()
+        house.hot.close()
         for served in workshop.core.catalog.served():
             leaving = workshop.core.lifecycle.take_out_of_service(served.key.model, served.key.version)
             assert leaving is not None
@@ -236,50 +171,125 @@ def held(workshop: Workshop) -> threading.Event:
 
 # Who goes there
 
+CHANGING = {"server-timing", "x-request-id"}
 
-def test_the_second_request_of_a_kind_takes_the_short_way_and_its_answer_looks_the_same(workshop: Workshop) -> None:
+
+async def through_both(house: House, request: bytes) -> WireReply:
+    """The answer on a connection of ours, which must be that of plain ASGI; the request has an answer of its own."""
+    ours, asgi = house.connect(), house.connect(through_asgi=True)
+    for _ in range(3):  # also when it has been asked before
+        before = house.usual
+        direct = await ours.ask(request)
+        assert house.usual == before
+        usual = await asgi.ask(request)
+        assert house.usual == before + 1
+        assert (direct.status, direct.body) == (usual.status, usual.body)
+        assert {*direct.headers} == {*usual.headers}
+        assert {name for name in usual.headers if usual.headers[name] != direct.headers[name]} <= CHANGING
+    return direct
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        pytest.param(rows, id="binary"),
+        pytest.param(lambda value: rows(value, id="mine"), id="an-id"),
+        pytest.param(lambda value: rows(value, id='q"uo\\te'), id="an-id-with-escapes"),
+        pytest.param(lambda value: rows(value, id="mine", parameters={"x": math.nan}), id="what-json-has-no-word-for"),
+        pytest.param(lambda value: rows(value, samples=3), id="several"),
+        pytest.param(
+            lambda value: rows(value, headers={"X-Request-Id": "r1", "traceparent": "00-ab-cd-01"}), id="trace"
+        ),
+        pytest.param(lambda value: rows(value, path="/v2/models/rows/versions/1/infer"), id="a-version"),
+        pytest.param(lambda value: rows(value, path=f"{ROWS}?timeout_ms=30000"), id="a-time-limit"),
+        pytest.param(lambda value: rows(value, path=f"{ROWS}?"), id="an-empty-query"),
+        pytest.param(lambda value: rows(value, parameters={"timeout": 10_000_000}), id="a-latest-start"),
+        pytest.param(lambda value: rows(value, parameters={"priority": 1}), id="a-priority"),
+        pytest.param(lambda value: rows(value, headers={"Content-Encoding": "identity"}), id="identity"),
+        pytest.param(lambda value: rows(value, outputs=JSON_OUT), id="binary-to-json"),
+        pytest.param(lambda value: in_json(value), id="json-to-json"),
+        pytest.param(lambda value: in_json(value, outputs=BINARY_OUT), id="json-to-binary"),
+        pytest.param(lambda value: in_json(value, samples=3, id="mine"), id="json-with-an-id"),
+        pytest.param(lambda value: in_json(value, samples=MAX_BATCH, headers={"Accept-Encoding": "gzip"}), id="gzip"),
+    ],
+)
+def test_a_call_goes_past_asgi_and_no_client_can_tell(workshop: Workshop, request_of: Callable[[float], bytes]) -> None:
     async def scene(house: House, _: Workshop) -> None:
-        connection = house.connect()
-        first = await connection.ask(rows(1.0, id="mine"))
-        assert house.usual == 1
-        second, third = [await connection.ask(rows(value, id="mine")) for value in (1.0, 2.0)]
-        assert house.usual == 1
-        assert [shift(reply) for reply in (first, second, third)] == [101.0, 101.0, 102.0]
-        assert second.body == first.body
-        changing = {"server-timing", "x-request-id"}
-        assert {*second.headers} == {*first.headers}
-        assert {name for name in first.headers if first.headers[name] != second.headers[name]} <= changing
-        assert first.headers["x-request-id"] != second.headers["x-request-id"] != third.headers["x-request-id"]
+        assert (await through_both(house, request_of(1.5))).status == 200
 
     play(workshop, scene)
 
 
-def test_another_connection_may_take_it_too(workshop: Workshop) -> None:
+@pytest.mark.parametrize(
+    ("request_of", "status"),
+    [
+        pytest.param(lambda: rows(1.0, headers={"Content-Encoding": "gzip"}), 400, id="not-gzip"),
+        pytest.param(lambda: rows(1.0, headers={"Content-Encoding": "br"}), 501, id="unknown-compression"),
+        pytest.param(lambda: rows(1.0, headers={LENGTH: "9"}), 400, id="a-wrong-length"),
+        pytest.param(lambda: rows(1.0, headers={LENGTH: "one"}), 400, id="no-length"),
+        pytest.param(lambda: rows(1.0, headers={LENGTH: "99999"}), 400, id="too-long"),
+        pytest.param(lambda: rows(1.0, headers={LENGTH: "9" * 5000}), 400, id="absurdly-long"),
+        pytest.param(lambda: rows(1.0, path="/v2/models/nothing/infer"), 404, id="no-model"),
+        pytest.param(lambda: rows(1.0, path=f"{ROWS}?timeout_ms=soon"), 400, id="no-time-limit"),
+        pytest.param(lambda: rows(1.0, headers={"Content-Length": str(2 << 20)}), 413, id="too-large"),
+        pytest.param(lambda: in_json("[1, 2, 3]"), 400, id="too-few"),
+        pytest.param(lambda: in_json("[1, 2, 3, 4, 5]"), 400, id="too-many"),
+        pytest.param(lambda: in_json('[1, 2, 3, "4"]'), 400, id="a-text"),
+        pytest.param(lambda: in_json("[1, 2, 3, 4"), 400, id="no-end"),
+    ],
+)
+def test_what_is_wrong_is_told_in_the_words_of_asgi(
+    workshop: Workshop, request_of: Callable[[], bytes], status: int
+) -> None:
     async def scene(house: House, _: Workshop) -> None:
-        await house.taught()
-        assert shift(await house.connect().ask(rows(3.0))) == 103.0
+        direct = await house.connect().ask(request_of())
         assert house.usual == 0
+        usual = await house.connect(through_asgi=True).ask(request_of())
+        assert (direct.status, direct.body) == (status, usual.body)
+        assert {*direct.headers} == {*usual.headers}
 
     play(workshop, scene)
 
 
-def test_another_kind_goes_the_usual_way_first(workshop: Workshop) -> None:
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        pytest.param(lambda good: good.replace(b"HTTP/1.1", b"HTTP/1.0"), 200, id="http-1.0"),
+        pytest.param(lambda good: good.replace(b"POST", b"PUT"), 200, id="another-verb"),
+        pytest.param(lambda good: good.replace(b"/rows/", b"/%72ows/"), 200, id="an-escaped-name"),
+        pytest.param(lambda good: good.replace(b"/infer ", b"/elsewhere "), 200, id="another-route"),
+    ],
+)
+def test_what_is_not_a_call_to_a_hot_route_is_the_frameworks_business(
+    workshop: Workshop, change: Callable[[bytes], bytes], status: int
+) -> None:
     async def scene(house: House, _: Workshop) -> None:
-        connection = await house.taught()
-        for number, request in enumerate(
-            [rows(1.0, samples=2), rows(1.0, id="another"), rows(1.0, path="/v2/models/rows/versions/1/infer")], 1
-        ):
-            await connection.ask(request)
-            assert house.usual == number
-            await connection.ask(request)
-            assert house.usual == number
+        connection, good = house.connect(), rows(1.0)
+        assert change(good) != good
+        assert (await connection.ask(change(good))).status == status
+        assert house.usual == 1
+
+    play(workshop, scene)
+
+
+def test_who_asks_first_whether_to_go_on_is_told_so_when_there_is_room(workshop: Workshop) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        connection, request = house.connect(), rows(1.0, headers={"Expect": "100-continue"})
+        body_at = request.index(b"\r\n\r\n") + 4
+        connection.send(request[:body_at])
+        assert connection.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sent.clear()
+        assert shift(await connection.ask(request[body_at:])) == 101.0
+        connection.send(rows(1.0, path="/v2/models/nothing/infer", headers={"Expect": "100-continue"})[:-1])
+        assert connection.replies[0].status == 404, "and where there is none nobody need send it"
+        assert house.usual == 0
 
     play(workshop, scene)
 
 
 def test_requests_that_come_together_are_answered_in_their_order(workshop: Workshop) -> None:
     async def scene(house: House, _: Workshop) -> None:
-        connection = await house.taught()
+        connection = house.connect()
         connection.send(rows(1.0) + head("/ping", method="GET") + rows(2.0) + rows(3.0, samples=2) + rows(4.0))
         first, second, *others = await connection.reply(5)
         assert (shift(first), second.body) == (101.0, b'"elsewhere"')
@@ -291,7 +301,7 @@ def test_requests_that_come_together_are_answered_in_their_order(workshop: Works
 
 def test_headers_may_come_byte_by_byte(workshop: Workshop) -> None:
     async def scene(house: House, _: Workshop) -> None:
-        connection, request = await house.taught(), rows(5.0)
+        connection, request = house.connect(), rows(5.0)
         body_at = request.index(b"\r\n\r\n") + 4
         for byte in request[: body_at - 1]:
             connection.send(bytes([byte]))
@@ -302,9 +312,9 @@ def test_headers_may_come_byte_by_byte(workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("pieces", [2, 3, 50])
-def test_a_body_in_pieces_goes_the_usual_way_and_arrives_whole(workshop: Workshop, pieces: int) -> None:
+def test_a_body_in_pieces_arrives_whole(workshop: Workshop, pieces: int) -> None:
     async def scene(house: House, _: Workshop) -> None:
-        connection, request = await house.taught(), rows(6.0)
+        connection, request = house.connect(), rows(6.0)
         body_at = request.index(b"\r\n\r\n") + 4
         step = -(-(len(request) - body_at) // pieces)
         connection.send(request[: body_at + step])
@@ -313,77 +323,67 @@ def test_a_body_in_pieces_goes_the_usual_way_and_arrives_whole(workshop: Worksho
             connection.send(request[start : start + step])
         (reply,) = await connection.reply()
         assert shift(reply) == 106.0
-        assert house.usual == 1
         assert shift(await connection.ask(rows(7.0))) == 107.0
-        assert house.usual == 1
+        assert house.usual == 0
 
     play(workshop, scene)
 
 
-@pytest.mark.parametrize(
-    ("change", "status"),
-    [
-        pytest.param(lambda good: good.replace(b"HTTP/1.1", b"HTTP/1.0"), 200, id="http-1.0"),
-        pytest.param(lambda good: good.replace(b"infer ", b"infer?timeout_ms=30000 "), 200, id="a-time-limit"),
-        pytest.param(lambda good: good.replace(b"infer ", b"infer? "), 200, id="an-empty-query"),
-        pytest.param(lambda good: good.replace(b"Host: test", b"Expect: 100-continue"), 100, id="expect"),
-        pytest.param(lambda good: good.replace(b"Host: test", b"Content-Encoding: gzip"), 400, id="not-gzip"),
-        pytest.param(lambda good: good.replace(b"Host: test", b"Content-Encoding: identity"), 200, id="identity"),
-        pytest.param(lambda good: good.replace(b"POST", b"PUT"), 200, id="another-verb"),
-        pytest.param(lambda _: rows(1.0, headers={LENGTH: "9"}), 400, id="a-wrong-length"),
-        pytest.param(lambda _: rows(1.0, headers={LENGTH: "one"}), 400, id="no-length"),
-        pytest.param(lambda _: rows(1.0, headers={LENGTH: "99999"}), 400, id="too-long"),
-    ],
-)
-def test_what_is_unusual_is_the_usual_ways_business(
-    workshop: Workshop, change: Callable[[bytes], bytes], status: int
-) -> None:
-    async def scene(house: House, _: Workshop) -> None:
-        connection, good = await house.taught(), rows(1.0)
-        assert change(good) != good
-        connection.send(change(good))
-        await until(lambda: bool(connection.sent))
-        assert house.usual == 1
-        assert connection.replies[0].status == status
-
-    play(workshop, scene)
-
-
-def test_a_chunked_body_goes_the_usual_way_and_teaches_all_the_same(workshop: Workshop) -> None:
+def test_a_chunked_body_arrives_whole(workshop: Workshop) -> None:
     async def scene(house: House, _: Workshop) -> None:
         header, data = parts(8.0)
         chunked = head(ROWS, {LENGTH: str(len(header)), "Transfer-Encoding": "chunked"})
         connection = house.connect()
-        for number in (1, 2):
+        for _ in range(3):
             reply = await connection.ask(chunked + chunk(header) + chunk(data) + chunk(b""))
-            assert (shift(reply), house.usual) == (108.0, number)
+            assert shift(reply) == 108.0
         assert shift(await connection.ask(rows(9.0))) == 109.0
-        assert house.usual == 2
+        assert house.usual == 0
 
     play(workshop, scene)
 
 
-@pytest.mark.parametrize(
-    "parameters", [{"timeout": 10_000_000}, {"priority": 1}, {"timeout": 9_000_000, "priority": 2}]
-)
-def test_terms_are_never_taken_from_memory(workshop: Workshop, parameters: dict[str, int]) -> None:
-    async def scene(house: House, _: Workshop) -> None:
-        connection = await house.taught()
-        for number in (1, 2, 3):
-            assert shift(await connection.ask(rows(1.0, parameters=parameters))) == 101.0
-            assert house.usual == number
-
-    play(workshop, scene)
-
-
-def test_where_everybody_has_a_time_limit_there_is_no_short_way(workshop: Workshop) -> None:
+def test_a_chunked_body_that_grows_too_long_is_refused_while_it_comes(workshop: Workshop) -> None:
     async def scene(house: House, _: Workshop) -> None:
         connection = house.connect()
-        for number in (1, 2, 3):
-            assert shift(await connection.ask(rows(1.0))) == 101.0
-            assert house.usual == number
+        connection.send(head(ROWS, {"Transfer-Encoding": "chunked"}))
+        for _ in range(20):
+            connection.send(chunk(bytes(64 << 10)))
+        (reply,) = connection.replies
+        assert (reply.status, house.usual) == (413, 0)
+        await until(lambda: house.counted("invalid") == 1)
+        assert house.core.slab.used_bytes == 0
+        connection.send(chunk(b""))
+        connection.sent.clear()
+        assert shift(await connection.ask(rows(9.0))) == 109.0, "what was left of it has been thrown away"
 
-    play(workshop, scene, default_timeout_ms=30_000.0)
+    play(workshop, scene)
+
+
+def test_a_body_that_does_not_come_is_given_up_on(workshop: Workshop) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        clock = Clock()
+        connection, request = house.connect(clock), rows(1.0)
+        connection.send(request[:-1])
+        clock.pass_s(OPTIONS.body.grace_s + 1)
+        (reply,) = connection.replies
+        assert (reply.status, "did not arrive within 10 s" in reply.error) == (408, True)
+        await until(lambda: house.core.slab.used_bytes == 0)
+
+    play(workshop, scene)
+
+
+def test_where_everybody_has_a_time_limit_it_holds_for_what_comes_again_too(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        connection = house.connect()
+        for _ in range(3):
+            assert shift(await connection.ask(rows(1.0))) == 101.0
+        gate = held(workshop)
+        assert (await connection.ask(rows(1.0))).status == 504
+        gate.set()
+        assert house.usual == 0
+
+    play(workshop, scene, default_timeout_ms=50.0)
 
 
 def test_classes_are_found_every_time(workshop: Workshop) -> None:
@@ -392,123 +392,21 @@ def test_classes_are_found_every_time(workshop: Workshop) -> None:
         outputs = [{"name": "y", "parameters": {"binary_data": True, "classification": 2}}]
         for number in (1, 2, 3):
             reply = await connection.ask(rows(float(number), outputs=outputs))
-            assert (reply.status, house.usual) == (200, number)
+            assert (reply.status, house.usual) == (200, 0)
             assert f"{100 + number}.".encode() in reply.body
 
     play(workshop, scene)
 
 
-# In JSON
-
 JSON_OUT = [{"name": "y", "parameters": {"binary_data": False}}]
 BINARY_OUT = [{"name": "y", "parameters": {"binary_data": True}}]
 
 
-@pytest.mark.parametrize(
-    "request_of",
-    [
-        pytest.param(in_json, id="json-to-json"),
-        pytest.param(lambda value: in_json(value, outputs=BINARY_OUT), id="json-to-binary"),
-        pytest.param(lambda value: rows(value, outputs=JSON_OUT), id="binary-to-json"),
-        pytest.param(lambda value: in_json(value, samples=3, id="mine"), id="several-and-an-id"),
-    ],
-)
-def test_json_takes_the_short_way_and_its_answer_looks_the_same(
-    workshop: Workshop, request_of: Callable[[float], bytes]
-) -> None:
-    async def scene(house: House, _: Workshop) -> None:
-        connection = house.connect()
-        first = await connection.ask(request_of(1.5))
-        assert house.usual == 1
-        second, third = [await connection.ask(request_of(value)) for value in (1.5, -2.5)]
-        assert house.usual == 1
-        assert (first.status, second.body) == (200, first.body)
-        assert third.body != first.body
-        assert b"101.5" in first.body or np.float32(101.5).tobytes() in first.body
-        assert b"97.5" in third.body or np.float32(97.5).tobytes() in third.body
-        assert {*second.headers} == {*first.headers}
-        changing = {"server-timing", "x-request-id"}
-        assert {name for name in first.headers if first.headers[name] != second.headers[name]} <= changing
-
-    play(workshop, scene)
-
-
-@pytest.mark.parametrize(
-    ("other", "status"),
-    [
-        pytest.param(in_json("[[1, 2, 3, 4]]"), 200, id="nested"),
-        pytest.param(in_json("[1, 2, NaN, 4]"), 200, id="not-a-number"),
-        pytest.param(in_json("[1, 2, 3]"), 400, id="too-few"),
-        pytest.param(in_json("[1, 2, 3, 4, 5]"), 400, id="too-many"),
-        pytest.param(in_json('[1, 2, 3, "4"]'), 400, id="a-text"),
-        pytest.param(in_json("[1, 2, 3, 4"), 400, id="no-end"),
-        pytest.param(in_json('[1, 2, 3, 4], "data": [1, 2, 3, 4]'), 200, id="twice"),
-        pytest.param(in_json(1.0, parameters={"priority": 1}), 200, id="terms"),
-        pytest.param(in_json(1.0, headers={"Content-Encoding": "gzip"}), 400, id="not-gzip"),
-    ],
-)
-def test_json_that_says_anything_else_is_read_in_the_usual_way(workshop: Workshop, other: bytes, status: int) -> None:
-    async def scene(house: House, _: Workshop) -> None:
-        connection = house.connect()
-        await connection.ask(in_json(1.0))
-        for number in (2, 3):
-            assert (await connection.ask(other)).status == status
-            assert house.usual == number
-        assert (await connection.ask(in_json(2.0))).status == 200
-        assert house.usual == 3
-
-    play(workshop, scene)
-
-
-def test_an_answer_that_could_be_compressed_is_where_that_is_asked_for(workshop: Workshop) -> None:
-    async def scene(house: House, _: Workshop) -> None:
-        connection, gzip = house.connect(), {"Accept-Encoding": "gzip"}
-        long = in_json(1.0, samples=MAX_BATCH)
-        await connection.ask(long)
-        assert "content-encoding" not in (await connection.ask(long)).headers
-        assert house.usual == 1
-        await connection.ask(in_json(1.0, samples=MAX_BATCH, headers=gzip))
-        assert house.usual == 2
-        for _ in (1, 2):
-            await connection.ask(in_json(1.0, headers=gzip))
-        assert house.usual == 3, "a short one never is"
-
-    play(workshop, scene)
-
-
-def test_known_forms_are_bounded_and_the_newest_stay(workshop: Workshop) -> None:
-    async def scene(house: House, _: Workshop) -> None:
-        connection = house.connect()
-        for number in range(40):
-            await connection.ask(in_json(1.0, id=str(number)))
-        assert house.usual == 40
-        await connection.ask(in_json(2.0, id="39"))
-        assert house.usual == 40
-        await connection.ask(in_json(2.0, id="0"))
-        assert house.usual == 41
-
-    play(workshop, scene)
-
-
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_json_comes_the_short_way_says_what_the_usual_would(workshop: Workshop, seed: int) -> None:
+def test_whatever_comes_says_what_it_says_through_asgi(workshop: Workshop, seed: int) -> None:
     rng = random.Random(seed)
     odd = [
-        "1e39",
-        "-0",
-        "1E5",
-        "true",
-        "null",
-        '"1"',
-        "[1]",
-        "NaN",
-        "1]",
-        "01",
-        "",
-        " 2 ",
-        "\n3",
-        "-",
-        "1e-400",
+        *("1e39", "-0", "1E5", "true", "null", '"1"', "[1]", "NaN", "1]", "01", "", " 2 ", "\n3", "-", "1e-400"),
         "9" * 40,
     ]
 
@@ -520,18 +418,40 @@ def test_whatever_json_comes_the_short_way_says_what_the_usual_would(workshop: W
             numbers = numbers[1:]
         return f"[{', '.join(numbers)}]"
 
-    ids = [{}, {}, {}, {"id": "a"}, {"id": "[1]"}, {"outputs": BINARY_OUT}]
-    requests = [in_json(text(), **rng.choice(ids)) for _ in range(60)]
+    def odd_id(own_id: str) -> bytes:
+        """One that is written with an escape, or is not the request's."""
+        header, data = parts(1.0, parameters={"id": own_id}) if rng.random() < 0.5 else parts(1.0, id=own_id)
+        if rng.random() < 0.5:
+            header = header.replace(b'"id"', b'"\\u0069d"')
+        return head(ROWS, {LENGTH: str(len(header)), "Content-Length": str(len(header) + len(data))}) + header + data
+
+    ids: list[dict[str, Any]] = [
+        {},
+        {},
+        {"id": "a"},
+        {"id": "b"},
+        {"id": "[1]"},
+        {"id": 'x"y'},
+        {"id": "é"},
+        {"id": ""},
+    ]
+    menu: list[Callable[[], bytes]] = [
+        lambda: in_json(text(), **rng.choice(ids)),
+        lambda: in_json(text(), outputs=BINARY_OUT),
+        lambda: rows(rng.uniform(-9, 9), **rng.choice(ids)),
+        lambda: rows(rng.uniform(-9, 9), **rng.choice(ids)),
+        lambda: rows(1.0, id=str(rng.randrange(2000))),
+        lambda: rows(1.0, id=str(rng.randrange(2000)), parameters={"id": "9"}),
+        lambda: odd_id(rng.choice("ab")),
+    ]
+    requests = [rng.choice(menu)() for _ in range(120)]
 
     async def scene(house: House, workshop: Workshop) -> None:
         heard = []
-        for knows_forms in (True, False):
-            with pytest.MonkeyPatch.context() as patch:
-                if not knows_forms:
-                    patch.setattr(Express, "find", lambda *_: None)
-                connection, house.usual = house.connect(), 0
-                heard.append([told(await connection.ask(request)) for request in requests])
-            assert (house.usual < len(requests)) == knows_forms
+        for through_asgi in (False, True):
+            connection, house.usual = house.connect(through_asgi=through_asgi), 0
+            heard.append([told(await connection.ask(request)) for request in requests])
+            assert house.usual == (len(requests) if through_asgi else 0)
         assert heard[0] == heard[1]
 
     play(workshop, scene)
@@ -540,46 +460,31 @@ def test_whatever_json_comes_the_short_way_says_what_the_usual_would(workshop: W
 # Who may not
 
 
-def test_without_the_key_a_known_kind_gets_nothing(workshop: Workshop) -> None:
+def test_without_the_key_nobody_gets_anything(workshop: Workshop) -> None:
     async def scene(house: House, _: Workshop) -> None:
         connection, key = house.connect(), {"Authorization": "Bearer sesame"}
         assert (await connection.ask(rows(1.0))).status == 401
-        for _ in range(2):
+        for _ in range(3):
             assert shift(await connection.ask(rows(1.0, headers=key))) == 101.0
-        assert house.usual == 2
         for headers in ({}, {"Authorization": "Bearer sesame2"}, {"Authorization": "sesame"}):
             assert (await connection.ask(rows(1.0, headers=headers))).status == 401
-        assert house.usual == 5
+        assert house.usual == 0
 
     play(workshop, scene, api_key="sesame")
 
 
-def test_while_nothing_can_be_written_the_usual_way_waits(workshop: Workshop) -> None:
+def test_while_nothing_can_be_written_asgi_waits(workshop: Workshop) -> None:
     async def scene(house: House, _: Workshop) -> None:
-        connection = await house.taught()
+        connection = house.connect()
         connection.protocol.flow.pause_writing()
         connection.send(rows(1.0) + rows(2.0))
-        await until(lambda: house.usual == 1 and house.counted("success") == 1 and not house.core.scheduler.unfinished)
+        await until(lambda: house.usual == 1 and house.counted("success") == 0 and not house.core.scheduler.unfinished)
         connection.send(rows(3.0))
         assert not connection.is_read, "what nobody reads must not pile up"
         assert not connection.sent
         connection.protocol.flow.resume_writing()
         assert [shift(reply) for reply in await connection.reply(3)] == [101.0, 102.0, 103.0]
         assert house.usual == 3
-
-    play(workshop, scene)
-
-
-def test_what_is_known_is_bounded(workshop: Workshop) -> None:
-    async def scene(house: House, _: Workshop) -> None:
-        connection = house.connect()
-        for number in range(256 + 4):
-            # A client can spell a model's name in many ways, and each is a URL of its own.
-            path = ROWS if number >= 256 else ROWS.replace("rows", "%72ows")
-            assert shift(await connection.ask(rows(1.0, path=path, id=str(number)))) == 101.0
-        assert house.usual == 256 + 4
-        assert len(house.express._lessons) == 4
-        assert house.express.targets == {ROWS.encode()}
 
     play(workshop, scene)
 
@@ -603,10 +508,10 @@ class Parser:
 
 
 async def repeating(house: House, **more: Any) -> tuple[Connection, Parser]:
-    """A connection that has just sent `rows(...)` the short way."""
-    connection = await house.taught()
+    """A connection that has just sent `rows(...)` twice."""
+    connection = await house.used()
     connection.protocol.parser = parser = Parser(connection.protocol.parser)
-    for _ in range(2):  # other words than those of the lesson are learned first
+    for _ in range(2):
         assert shift(await connection.ask(rows(1.0, **more))) == 101.0
     house.usual, parser.fed = 0, []
     return connection, parser
@@ -646,12 +551,25 @@ def test_what_differs_in_a_byte_is_parsed(workshop: Workshop, other: Callable[[]
     play(workshop, scene)
 
 
-def test_a_length_that_is_the_same_with_other_words_is_parsed(workshop: Workshop) -> None:
+def test_another_id_is_no_other_request(workshop: Workshop) -> None:
     async def scene(house: House, _: Workshop) -> None:
         connection, parser = await repeating(house, id="a")
-        reply = await connection.ask(rows(2.0, id="b"))
-        assert (shift(reply), len(parser.fed), house.usual) == (102.0, 1, 1)
-        assert json.loads(reply.body[: int(reply.headers[LENGTH.lower()])])["id"] == "b"
+        for own_id in "bcd":
+            reply = await connection.ask(rows(2.0, id=own_id))
+            assert (shift(reply), parser.fed, house.usual) == (102.0, [], 0)
+            assert json.loads(reply.body[: int(reply.headers[LENGTH.lower()])])["id"] == own_id
+
+    play(workshop, scene)
+
+
+@pytest.mark.parametrize("instead", [b'"', b"\\", b"\n", b"\x00", b"\x7f", b"\xff"])
+def test_what_is_no_text_in_the_place_of_an_id_is_parsed(workshop: Workshop, instead: bytes) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        connection, parser = await repeating(house, id="a")
+        odd = rows(2.0, id="a").replace(b'"id": "a"', b'"id": "' + instead + b'"')
+        reply = await connection.ask(odd)
+        assert parser.fed == [odd]
+        assert told(reply) == told(await house.connect(through_asgi=True).ask(odd))
 
     play(workshop, scene)
 
@@ -691,7 +609,7 @@ def test_what_a_version_meant_is_not_repeated_after_its_end(workshop: Workshop) 
         assert leaving is not None
         await leaving
         assert (await connection.ask(rows(1.0))).status == 404
-        assert (len(parser.fed), house.usual) == (1, 1)
+        assert (len(parser.fed), house.usual) == (1, 0)
 
     play(workshop, scene)
 
@@ -702,7 +620,7 @@ def test_without_room_a_repetition_is_refused_in_the_usual_words(workshop: Works
         slab = house.core.slab
         taken = slab.reserve(slab.capacity_bytes)
         assert taken is not None
-        assert ((await connection.ask(rows(1.0))).status, house.usual) == (429, 1)
+        assert ((await connection.ask(rows(1.0))).status, house.usual) == (429, 0)
         slab.free(taken.ref)
         assert shift(await connection.ask(rows(2.0))) == 102.0
 
@@ -737,7 +655,7 @@ def told(reply: WireReply) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_however_a_conversation_is_cut_it_is_understood_as_the_parser_would(workshop: Workshop, seed: int) -> None:
-    """The same bytes in the same pieces, to one house that knows templates and to one that parses everything."""
+    """The same bytes in the same pieces, on a connection that knows repetitions and on one that parses everything."""
     rng = random.Random(seed)
     menu: list[Callable[[float], bytes]] = [
         *[rows] * 20,  # mostly the same
@@ -765,12 +683,12 @@ def test_however_a_conversation_is_cut_it_is_understood_as_the_parser_would(work
     async def scene(house: House, workshop: Workshop) -> None:
         heard: list[list[tuple[object, ...]]] = []
         parsed: list[int] = []
-        for knows_templates in (True, False):
-            connection = await house.taught()
+        for knows_repetitions in (True, False):
+            connection = await house.used()
             connection.protocol.parser = parser = Parser(connection.protocol.parser)
             with pytest.MonkeyPatch.context() as patch:
-                if not knows_templates:
-                    patch.setattr(Express, "template", lambda *_: None)
+                if not knows_repetitions:
+                    patch.setattr(GuardedProtocol, "_repeats", lambda *_: False)
                 for piece, is_awaited in pieces:
                     if connection.is_closing():
                         break
@@ -801,7 +719,7 @@ async def running(workshop: Workshop, connection: Connection, request: bytes) ->
 
 async def busy(house: House, workshop: Workshop) -> tuple[threading.Event, list[Connection]]:
     """Fill the engine: who comes now waits. What runs is let go with the event."""
-    connections = [await house.taught() for _ in range(workshop.slots)]
+    connections = [await house.used() for _ in range(workshop.slots)]
     gate = held(workshop)
     for connection in connections:
         await running(workshop, connection, rows(1.0))
@@ -816,7 +734,7 @@ def test_a_bug_is_a_500_that_the_log_explains(
         raise ZeroDivisionError("nobody foresaw this")
 
     async def scene(house: House, workshop: Workshop) -> None:
-        connection = await house.taught()
+        connection = await house.used()
         (engine,) = workshop.engines
         run = engine.run
 
@@ -906,7 +824,7 @@ def test_after_the_time_to_drain_those_who_still_wait_are_told(workshop: Worksho
         assert house.core.open_calls == 3
         for connection in connections:
             connection.protocol.shutdown()
-            (reply,) = connection.replies
+            (reply,) = await connection.reply()
             assert (reply.status, reply.headers["connection"], reply.headers["retry-after"]) == (503, "close", "1")
             assert "the server shut down" in reply.error
             assert connection.is_closing()
@@ -947,7 +865,7 @@ def test_after_a_refused_last_request_nothing_more_is_taken(workshop: Workshop) 
     play(workshop, scene)
 
 
-def test_a_full_queue_is_refused_in_the_usual_ways_words(workshop: Workshop) -> None:
+def test_a_full_queue_is_refused_in_the_words_of_asgi(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
         await busy(house, workshop)
         house.core.scheduler.state.queues[workshop.served().key].max_waiting = 0
@@ -959,9 +877,9 @@ def test_a_full_queue_is_refused_in_the_usual_ways_words(workshop: Workshop) -> 
     play(workshop, scene)
 
 
-def test_a_model_that_fails_is_told_in_the_usual_ways_words(workshop: Workshop) -> None:
+def test_a_model_that_fails_is_told_in_the_words_of_asgi(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
-        connection, (engine,) = await house.taught(), workshop.engines
+        connection, (engine,) = await house.used(), workshop.engines
         engine.failure = EngineFailure("it is broken")
         reply = await alike(house, connection, 500)
         assert "it is broken" in reply.error
@@ -974,28 +892,27 @@ def test_a_model_that_fails_is_told_in_the_usual_ways_words(workshop: Workshop) 
 
 
 async def alike(house: House, connection: Connection, status: int) -> WireReply:
-    """The answer to a known kind, which must be that of the usual way."""
-    short = await connection.ask(rows(1.0))
+    """The answer on this connection, which must be that of plain ASGI."""
+    direct = await connection.ask(rows(1.0))
     assert house.usual == 0
-    usual = await connection.ask(rows(1.0, path=f"{ROWS}?"))
+    usual = await house.connect(through_asgi=True).ask(rows(1.0))
     assert house.usual == 1
-    assert (short.status, short.body) == (status, usual.body)
-    names = {*short.headers} - {"x-request-id"}
-    assert {*short.headers} == {*usual.headers}
-    assert {name: short.headers[name] for name in names} == {name: usual.headers[name] for name in names}
-    return short
+    assert (direct.status, direct.body) == (status, usual.body)
+    names = {*direct.headers} - {"x-request-id"}
+    assert {*direct.headers} == {*usual.headers}
+    assert {name: direct.headers[name] for name in names} == {name: usual.headers[name] for name in names}
+    return direct
 
 
-def test_without_room_the_usual_way_says_so(workshop: Workshop) -> None:
+def test_without_room_that_is_said(workshop: Workshop) -> None:
     async def scene(house: House, _: Workshop) -> None:
-        connection, slab = await house.taught(), house.core.slab
+        connection, slab = await house.used(), house.core.slab
         taken = slab.reserve(slab.capacity_bytes)
         assert taken is not None
-        reply = await connection.ask(rows(1.0))
-        assert (reply.status, house.usual) == (429, 1)
+        await alike(house, connection, 429)
         slab.free(taken.ref)
         assert shift(await connection.ask(rows(1.0))) == 101.0
-        assert 'convoy_rejected_total{reason="memory"} 1.0' in house.core.metrics.render().decode()
+        assert 'convoy_rejected_total{reason="memory"} 2.0' in house.core.metrics.render().decode()
 
     play(workshop, scene)
 
@@ -1005,17 +922,17 @@ def test_without_room_the_usual_way_says_so(workshop: Workshop) -> None:
 
 def test_what_was_learned_of_a_version_is_forgotten_with_it(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
-        connection = await house.taught()
+        connection = await house.used()
         leaving = workshop.core.lifecycle.take_out_of_service("rows", 1)
         assert leaving is not None
         await leaving
         reply = await connection.ask(rows(1.0))
-        assert (reply.status, house.usual) == (404, 1)
+        assert (reply.status, house.usual) == (404, 0)
 
     play(workshop, scene)
 
 
-def test_a_version_that_leaves_while_it_answers_teaches_nothing(workshop: Workshop) -> None:
+def test_a_version_that_leaves_while_it_answers_is_not_found_afterwards(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
         connection, gate = house.connect(), held(workshop)
         await running(workshop, connection, rows(1.0))
@@ -1030,7 +947,7 @@ def test_a_version_that_leaves_while_it_answers_teaches_nothing(workshop: Worksh
     play(workshop, scene)
 
 
-def test_a_version_that_leaves_waits_for_those_on_the_short_way(workshop: Workshop) -> None:
+def test_a_version_that_leaves_waits_for_those_who_found_it(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
         gate, connections = await busy(house, workshop)
         leaving = workshop.core.lifecycle.take_out_of_service("rows", 1)
@@ -1050,7 +967,7 @@ def test_a_version_that_leaves_waits_for_those_on_the_short_way(workshop: Worksh
 
 def test_every_request_is_counted_once_whichever_way_it_went(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
-        connection = await house.taught()
+        connection = await house.used()
         connection.send(b"".join(rows(float(number)) for number in range(10)))
         await connection.reply(10)
         for number in range(20):
@@ -1061,7 +978,7 @@ def test_every_request_is_counted_once_whichever_way_it_went(workshop: Workshop)
         read = house.core.metrics.registry.get_sample_value
         own = {"model": "rows", "version": "1"}
         assert read("convoy_request_duration_seconds_count", own) == 31
-        for stage in ("decode", "queue", "encode"):
+        for stage in ("decode_wait", "decode", "queue", "encode"):
             assert read("convoy_stage_duration_seconds_count", {**own, "stage": stage}) == 31
         assert read("nv_inference_request_success", own) == 31
         assert house.state.total_requests == 31
@@ -1069,25 +986,25 @@ def test_every_request_is_counted_once_whichever_way_it_went(workshop: Workshop)
     play(workshop, scene)
 
 
-def test_the_access_log_is_that_of_the_usual_way(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_access_log_is_that_of_asgi(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "convoy.access")
 
     async def scene(house: House, workshop: Workshop) -> None:
         seen: list[str] = []
         caplog.handler.addFilter(lambda _: bool(seen.append(request_id.get()) or True))
-        connection, path = house.connect(), ROWS.replace("rows", "%72ows")
         headers = {"X-Request-Id": "mine", "traceparent": "00-ab-cd-01"}
         proxied = {**headers, "X-Forwarded-For": "198.51.100.9, 127.0.0.1"}
         lines = []
-        for _ in range(2):
+        for through_asgi in (False, True):
+            connection = house.connect(through_asgi=through_asgi)
             for more, peer in ((headers, "192.0.2.7"), (proxied, "192.0.2.7"), (proxied, "127.0.0.1")):
                 connection.protocol.client = (peer, 5000)
-                await connection.ask(rows(1.0, path=path, headers=more))
+                await connection.ask(rows(1.0, headers=more))
                 await asyncio.sleep(0)
                 (line,) = [record.getMessage() for record in caplog.records]
                 lines.append(re.sub(r"[\d.]+ ms", "T ms", line))
                 caplog.clear()
-        assert house.usual == 1
+        assert house.usual == 3
         assert {*seen} == {"mine"}
         assert lines == [
             f"{client} POST {ROWS} 200 T ms trace 00-ab-cd-01"
@@ -1105,12 +1022,13 @@ def test_slow_requests_and_those_whose_client_left_have_a_line_where_only_errors
     async def scene(house: House, workshop: Workshop) -> None:
         gate, (first, second) = await busy(house, workshop)
         first.leave()
+        await until(lambda: bool(caplog.records))
         (left,) = [record.getMessage() for record in caplog.records]
         assert f"POST {ROWS} left" in left
         gate.set()
         await second.reply()
         assert len(caplog.records) == 1
-        house.express.entry._options = replace(OPTIONS, access_log="errors", slow_request_ms=0.0)
+        house.way.entry._options = replace(OPTIONS, access_log="errors", slow_request_ms=0.0)
         await second.ask(rows(1.0))
         assert f"POST {ROWS} 200" in caplog.records[-1].getMessage()
         assert len(caplog.records) == 2
@@ -1152,7 +1070,7 @@ class Clock:
 
 def test_an_idle_connection_is_closed_after_its_time_and_not_earlier(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
-        await house.taught()
+        await house.used()
         clock = Clock()
         connection = house.connect(clock)
         patience_s = connection.protocol.timeout_keep_alive
@@ -1178,7 +1096,7 @@ def test_an_idle_connection_is_closed_after_its_time_and_not_earlier(workshop: W
 
 def test_who_follows_a_refused_request_is_not_idle(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
-        await house.taught()
+        await house.used()
         clock = Clock()
         connection = house.connect(clock)
         gate, take = held(workshop), house.core.take
@@ -1203,7 +1121,7 @@ def test_who_follows_a_refused_request_is_not_idle(workshop: Workshop, monkeypat
 
 def test_empty_lines_do_not_hold_an_idle_connection(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
-        await house.taught()
+        await house.used()
         clock = Clock()
         connection = house.connect(clock)
         await connection.ask(rows(1.0))
@@ -1216,7 +1134,7 @@ def test_empty_lines_do_not_hold_an_idle_connection(workshop: Workshop) -> None:
 
 def test_a_trailer_that_never_ends_is_too_long(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
-        connection = await house.taught()
+        connection = await house.used()
         start = head(ROWS, {"Transfer-Encoding": "chunked"})
         connection.send(start + chunk(b"{}") + b"0\r\nX-Trailer: ")
         for _ in range(100):
@@ -1230,7 +1148,7 @@ def test_a_trailer_that_never_ends_is_too_long(workshop: Workshop) -> None:
 
 def test_a_trailer_is_no_header(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
-        connection = await house.taught()
+        connection = await house.used()
         header, data = parts(1.0)
         start = head(ROWS, {"Transfer-Encoding": "chunked", LENGTH: str(len(header))})
         reply = await connection.ask(start + chunk(header + data) + b"0\r\n" + f"{LENGTH}: 7\r\n\r\n".encode())
@@ -1241,7 +1159,7 @@ def test_a_trailer_is_no_header(workshop: Workshop) -> None:
 
 def test_the_end_of_headers_is_awaited_for_as_long_as_nobody_reads_them(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
-        await house.taught()
+        await house.used()
         clock = Clock()
         connection = house.connect(clock)
         gate = held(workshop)

@@ -1,0 +1,108 @@
+"""The routes that infer, on either way: finding the model, reading the body, answering, counting how it ended.
+
+A route turns a body into a reply. Who has the connection asks it for that: plain ASGI here, and for connections of our
+own `direct`, which needs no task.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+from urllib.parse import parse_qs
+
+from starlette.types import Receive, Scope, Send
+
+from convoy.app.edge.http.body import Body, BodyReader, declared_length, read_body
+from convoy.app.edge.http.compression import compress, inflate, is_worthwhile, request_encoding, response_encoding
+from convoy.app.edge.http.replies import Reply, error_reply, send_reply
+from convoy.app.edge.oip.call import Call, ClientGone
+from convoy.app.edge.oip.decoder import Decoder
+from convoy.app.edge.options import EdgeOptions
+from convoy.app.outcomes import CANCELLED, FAILED
+from convoy.app.submission.inference import InferenceCore, ServedLike
+from convoy.models.errors import InvalidRequest, RequestError
+
+
+class HttpHead(NamedTuple):
+    """What a request says before its body."""
+
+    headers: dict[bytes, bytes]
+    query_string: bytes
+
+    def query(self) -> dict[str, list[str]]:
+        raw = self.query_string
+        return parse_qs(raw.decode("latin-1"), keep_blank_values=True) if raw else {}
+
+
+class HotRoute(ABC):
+    """Subclasses turn a body into a reply; everything around that is here."""
+
+    protocol: ClassVar[str]
+
+    def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
+        self.core, self.options, self.decoder = core, options, decoder
+
+    @abstractmethod
+    async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
+        """The reply to a body that has been read. Raises RequestError or ClientGone."""
+
+    def admit(self, served: ServedLike) -> None:  # noqa: B027 - most routes take every model
+        """Refuse a model that this route cannot serve, before the body is read. Raises RequestError."""
+
+    def begin(self, call: Call, head: HttpHead, names: Mapping[str, str]) -> BodyReader:
+        """Let the call in, with room for its body. Raises RequestError."""
+        self.admit(call.begin(names["model"], names.get("version")))
+        request_encoding(head.headers)  # refused before anybody reads it
+        return BodyReader(call, declared_length(head.headers, self.options.body), self.options.body)
+
+    async def reply(self, call: Call, head: HttpHead, body: Body) -> Reply:
+        """The whole answer to a body that has been read. Raises RequestError or ClientGone."""
+        encoding, accepted = request_encoding(head.headers), head.headers.get(b"accept-encoding")
+        if encoding is not None:
+            body = await inflate(body, encoding, call, self.decoder, self.options.body)
+        assert call.served is not None, "begin() has found it; this is a bug"
+        reply = await self.answer(call, head, call.served, body)
+        if accepted is None or not is_worthwhile(reply) or (wanted := response_encoding(accepted)) is None:
+            return reply
+        return await self.decoder.run_owed(compress, reply, wanted)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The route for plain ASGI."""
+        call, head = Call(self.core, self.protocol), HttpHead(dict(scope["headers"]), scope["query_string"])
+        ending = CANCELLED
+        try:
+            body = await read_body(receive, self.begin(call, head, scope["path_params"]))
+            call.watch_client(_until_client_leaves(receive))
+            reply = await self.reply(call, head, body)
+            ending = reply.ending
+            await send_reply(send, reply)
+        except ClientGone:
+            pass  # nobody to answer; counted as cancelled
+        except RequestError as error:
+            reply = error_reply(error)
+            ending = reply.ending
+            await send_reply(send, reply)
+        except Exception:
+            ending = FAILED  # a bug, of which the gate tells
+            raise
+        finally:
+            call.end(ending)
+
+    def timeout_ms(self, head: HttpHead) -> float | None:
+        """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""
+        values = head.query().get("timeout_ms")
+        if values is None:
+            return self.options.default_timeout_ms or None
+        try:
+            timeout_ms = float(values[-1])
+        except ValueError:
+            timeout_ms = -1.0
+        if not 0 < timeout_ms < 1e9:
+            raise InvalidRequest(f"timeout_ms must be a number of milliseconds above 0, got {values[-1][:40]!r}")
+        return timeout_ms
+
+
+async def _until_client_leaves(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,117 @@
+"""What the JSON before binary tensors has meant: a client sends the same, but for its id, before every one of them.
+
+What such a header means depends on its bytes, the version and the body's length, and on nothing else as long as all
+inputs are numbers in the body. Its id may be another each time, because what is around an id settles all the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import orjson
+
+from convoy.app.edge.oip.inference import InferRequest
+from convoy.app.edge.oip.tensors import TensorRef
+from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
+from convoy.app.scheduling.slab import ALIGNMENT_BYTES
+from convoy.models.spec import ModelSpec
+
+_MOST_KNOWN = 256
+_LONGEST_BYTES = 4 << 10
+# Without an escape or a character of several bytes: such a text stands for itself wherever it stands.
+_PLAIN = re.compile(rb"[\x20\x21\x23-\x5b\x5d-\x7e]*")
+_ID = re.compile(rb'"id"\s*:\s*"(%b)"' % _PLAIN.pattern)
+
+
+class Known(NamedTuple):
+    """What a header meant, and what became of it.
+
+    `pattern` is its request, of which the first slot was the body's and the second, of `room_bytes`, the outputs'.
+    `answer` is the JSON of its answer without an id, None where that may be another the next time. `packed` is the
+    request of one that can be repeated, with its outputs behind the body in one slot of `packed_bytes`.
+    """
+
+    meaning: InferRequest
+    pattern: Request
+    room_bytes: int
+    answer: bytes | None
+    packed: Request
+    packed_bytes: int
+
+    @classmethod
+    def of(cls, meaning: InferRequest, pattern: Request, body_bytes: int, answer: bytes | None) -> Known:
+        """What is known of a request that has been answered."""
+        start = -(-body_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        outputs = [place and TensorPlace(0, start + place.offset, place.nbytes) for place in pattern.outputs]
+        room_bytes = sum([place.nbytes for place in outputs if place is not None])
+        packed = pattern._replace(slots=pattern.slots[:1], outputs=tuple(outputs))
+        return cls(meaning, pattern, room_bytes, answer, packed, start + room_bytes)
+
+    def with_id(self, own_id: bytes) -> Known:
+        return self._replace(meaning=self.meaning._replace(id=own_id.decode()))
+
+
+class _Place(NamedTuple):
+    """What settles a meaning; `before` and `after` is the header around the id."""
+
+    key: ModelKey
+    nbytes: int
+    header_length: int
+    before: bytes
+    after: bytes
+
+
+class KnownRequests:
+    """The last few hundred. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._known: dict[_Place, Known] = {}
+
+    def find(self, key: ModelKey, header: bytes, nbytes: int) -> Known | None:
+        """What was known of a body of `nbytes` that begins with this header, with this one's id."""
+        place, own_id = _read(key, header, nbytes)
+        known = self._known.get(place)
+        return known if known is None or own_id is None else known.with_id(own_id)
+
+    def learn(self, header: bytes, nbytes: int, spec: ModelSpec, known: Known) -> None:
+        """For the next ones. Nothing is learned of a request that more than its header settles."""
+        if len(header) > _LONGEST_BYTES or not _is_settled(known.meaning, spec):
+            return
+        place, own_id = _read(known.pattern.key, header, nbytes)
+        if own_id is not None and not _is_the_id(place):
+            return
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[place] = known
+
+
+def id_in(header: bytes) -> tuple[int, int]:
+    """Where the text is that may be the id: from here to there; two times the length where there is none."""
+    found = _ID.search(header)
+    return found.span(1) if found is not None else (len(header), len(header))
+
+
+def is_plain(own_id: bytes) -> bool:
+    """Whether it stands for itself in JSON."""
+    return own_id.isalnum() or _PLAIN.fullmatch(own_id) is not None
+
+
+def _read(key: ModelKey, header: bytes, nbytes: int) -> tuple[_Place, bytes | None]:
+    start, end = id_in(header)
+    place = _Place(key, nbytes, len(header), header[:start], header[end:])
+    return place, header[start:end] if start < len(header) else None
+
+
+def _is_the_id(place: _Place) -> bool:
+    """Whether what may be another text is the request's own id, and not that of something else."""
+    try:
+        return bool(orjson.loads(b"%b?%b" % (place.before, place.after))["id"] == "?")
+    except (orjson.JSONDecodeError, KeyError):  # NaN, which the protocol allows, or an id deeper down
+        return False
+
+
+def _is_settled(meaning: InferRequest, spec: ModelSpec) -> bool:
+    # Strings are checked in the body, and regions come and go.
+    is_in_body = all(isinstance(tensor, TensorRef) for tensor in meaning.tensors) and not meaning.regions
+    return is_in_body and not any(tensor.is_strings for tensor in spec.inputs)

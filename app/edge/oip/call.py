@@ -1,0 +1,364 @@
+"""The life of one call at the edge, on whatever wire: begun once, ended once.
+
+    begin -> find -> (the body, by its wire) -> reserve, decode -> run -> render -> end
+
+Whatever happens on the way, an error, a cancelled task, a client that leaves, `end` gives back every slot that the
+edge still owns, and counts the call, once. Knows no wire: no header, no message, no socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from convoy.app.edge.oip.lookup import find_served
+from convoy.app.edge.oip.tensors import TensorRef
+from convoy.app.outcomes import ANSWERED, CallEnd
+from convoy.app.scheduling.request import (
+    MILLISECOND_NS,
+    SECOND_NS,
+    Done,
+    ModelKey,
+    Outcome,
+    Request,
+    Shape,
+    SlotRef,
+    Spent,
+    TensorPlace,
+)
+from convoy.app.scheduling.slab import Slot, SlotState
+from convoy.app.submission.inference import InferenceCore, ServedLike
+from convoy.app.submission.refusals import EXPIRED_RUNNING, failure_of
+from convoy.app.submission.shared_memory import Region
+from convoy.models.errors import DeadlineExceeded, RequestError
+
+
+class ClientGone(Exception):
+    """The client has closed the connection; there is nobody to answer."""
+
+
+class Inputs(NamedTuple):
+    """A request's decoded inputs: where they lie, how many samples, and their shapes without the batch."""
+
+    samples: int
+    shapes: tuple[Shape, ...]
+    tensors: tuple[TensorRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the client asks of the schedule; None: no limit. `latest_start_ns` counts from the arrival."""
+
+    timeout_ms: float | None = None
+    latest_start_us: int | None = None
+    priority: int = 0
+
+
+OnEnd = Callable[[Done | RequestError | ClientGone], None]
+
+
+class _Waiting(NamedTuple):
+    """A request that is the core's: who hears of its end, and the slots that are the edge's again with an answer."""
+
+    request: Request
+    on_end: OnEnd
+    slots: dict[SlotRef, Slot]
+    timer: asyncio.TimerHandle | None
+
+
+class Call:
+    """The edge's side of one HTTP or gRPC call. Times are CLOCK_MONOTONIC nanoseconds.
+
+    `protocol` is its name in the metrics; `decode_ns` is what its first input took to read, after `decode_wait_ns`,
+    `answered_ns` when the last of its answers came, to be written.
+    """
+
+    def __init__(self, core: InferenceCore, protocol: str) -> None:
+        self.core, self.protocol = core, protocol
+        self.arrival_ns = time.monotonic_ns()
+        self.answered_ns = 0
+        self.served: ServedLike | None = None
+        self.decode_ns = self.decode_wait_ns = 0
+        self._is_decoded = False
+        self._slots: dict[SlotRef, Slot] = {}
+        self._waiting: dict[int, _Waiting] = {}  # by the request's id
+        self._regions: list[Region] = []
+        self._decoding: set[asyncio.Future[Any]] = set()
+        self._lent: dict[SlotRef, int] = {}  # to so many jobs of a decoder
+        self._presence: asyncio.Future[None] | None = None
+        self._has_begun = self._has_ended = self._client_left = False
+
+    def begin(self, model: str, version: str | None) -> ServedLike:
+        """Make it one that is owed an answer, and hold the version that it asks for until its end.
+
+        Raises Unavailable when the server is shutting down or the version is not ready, and NotFound.
+        """
+        self.core.begin_call()
+        self._has_begun = True
+        served = find_served(self.core.catalog, model, version)
+        self._hold(served)
+        return served
+
+    def begin_with(self, served: ServedLike) -> None:
+        """The same for a version that has just been found."""
+        self.core.begin_call()
+        self._has_begun = True
+        self._hold(served)
+
+    def _hold(self, served: ServedLike) -> None:
+        served.enter()
+        self.served = served
+
+    def decoded(self, ns: int, wait_ns: int = 0) -> None:
+        """An input of it waited so long for its turn, and then took so long to read; a form has several."""
+        if not self._is_decoded:
+            self._is_decoded, self.decode_ns, self.decode_wait_ns = True, ns, wait_ns  # counted with the call itself
+        elif self.served is not None:
+            self.core.stage_took(self.served.key, "decode_wait", wait_ns)
+            self.core.stage_took(self.served.key, "decode", ns)
+
+    def deadline_ns(self, timeout_ms: float | None) -> int | None:
+        """When its answer is worthless, where the client gives it so long."""
+        return None if timeout_ms is None else self.arrival_ns + int(timeout_ms * MILLISECOND_NS)
+
+    def waits_for(self, future: asyncio.Future[Any]) -> None:
+        """Something is to be decoded: the future ends with the call, and when the client leaves. Raises ClientGone."""
+        if self._client_left:
+            raise ClientGone
+        self._decoding.add(future)
+        future.add_done_callback(self._decoding.discard)
+
+    def lend(self, slots: tuple[Slot, ...]) -> None:
+        """A decoder's thread works on these until they are taken back, whatever becomes of the call meanwhile."""
+        for slot in slots:
+            jobs = self._lent.get(slot.ref, 0)
+            if not jobs:
+                self.core.slab.move((slot.ref,), SlotState.DECODING)
+                del self._slots[slot.ref]
+            self._lent[slot.ref] = jobs + 1
+
+    def take_back(self, slots: tuple[Slot, ...]) -> None:
+        """One thread does not touch them any more. Nobody needs them when the call has ended."""
+        for slot in slots:
+            self._lent[slot.ref] -= 1
+            if self._lent[slot.ref]:
+                continue
+            del self._lent[slot.ref]
+            self.core.slab.move((slot.ref,), SlotState.FILLING)
+            if self._has_ended:
+                self.core.slab.free(slot.ref)
+            else:
+                self._slots[slot.ref] = slot
+
+    def hold_region(self, region: Region) -> None:
+        """Keep a region of shared memory until the call ends. Raises NotFound when it has just gone."""
+        self.core.shared_memory.hold(region)
+        self._regions.append(region)
+
+    def watch_client(self, until_it_leaves: Awaitable[None]) -> None:
+        """From now on a client that leaves ends the wait for its answers. The body must have been read."""
+        self._presence = asyncio.ensure_future(until_it_leaves)
+        self._presence.add_done_callback(self._presence_ended)
+
+    def _presence_ended(self, presence: asyncio.Future[None]) -> None:
+        if not presence.cancelled():
+            self.client_left()
+
+    def client_left(self) -> None:
+        """There is nobody to answer any more: whatever is awaited ends with ClientGone, now and later."""
+        self._client_left = True
+        for future in [*self._decoding]:
+            if not future.done():
+                future.set_exception(ClientGone())
+        for waiting in [*self._waiting.values()]:
+            self._wait_no_more(waiting.request, "CANCELED", ClientGone())
+
+    def reserve(self, nbytes: int) -> Slot:
+        """Memory that is given back when the call ends. Raises Overloaded."""
+        slot = self.core.reserve(nbytes)
+        self._slots[slot.ref] = slot
+        return slot
+
+    @property
+    def held_bytes(self) -> int:
+        """What it has reserved and not given back."""
+        return sum([slot.extent_bytes for slot in self._slots.values()])
+
+    def release(self, slot: Slot) -> None:
+        """Give one slot back early."""
+        del self._slots[slot.ref]
+        self.core.slab.free(slot.ref)
+
+    def vacate(self) -> None:
+        """What it holds has been copied: the room stays its own until it ends, and the memory does not."""
+        self.core.slab.vacate(self._slots)
+
+    def end(self, ending: CallEnd) -> int:
+        """Give back all that it holds, and count it. The answer has been sent.
+
+        Returns the nanoseconds from its arrival to its end. Another end changes nothing.
+        """
+        now_ns = time.monotonic_ns()
+        took_ns = now_ns - self.arrival_ns
+        if self._has_ended:
+            return took_ns
+        self._has_ended = True
+        core, served = self.core, self.served
+        if self._presence is not None:
+            self._presence.cancel()
+        for future in [*self._decoding]:
+            future.cancel()
+        for waiting in [*self._waiting.values()]:
+            self._wait_no_more(waiting.request, "CANCELED", None)
+        core.slab.free(*self._slots)
+        self._slots.clear()
+        for region in self._regions:
+            core.shared_memory.release(region)
+        if served is None:
+            core.call_ended(None, self.protocol, ending, took_ns)
+        elif ending is ANSWERED and self._is_decoded:
+            spent = Spent(self.decode_wait_ns, self.decode_ns, now_ns - self.answered_ns, took_ns)
+            core.call_answered(served.key, self.protocol, spent)
+        else:
+            if self._is_decoded:
+                core.stage_took(served.key, "decode_wait", self.decode_wait_ns)
+                core.stage_took(served.key, "decode", self.decode_ns)
+            if self.answered_ns:
+                core.stage_took(served.key, "encode", now_ns - self.answered_ns)
+            core.call_ended(served.key, self.protocol, ending, took_ns)
+        if served is not None:
+            served.leave()
+        if self._has_begun:
+            core.end_call()
+        return took_ns
+
+    def build_request(self, served: ServedLike, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
+        """The scheduler's view of what was decoded, with room reserved for the outputs."""
+        outputs = self._reserve_outputs(served, inputs.samples, wanted)
+        slots: dict[SlotRef, int] = {}  # and their numbers in the request
+
+        def place(ref: TensorRef) -> TensorPlace:
+            return TensorPlace(slots.setdefault(ref.slot, len(slots)), ref.offset, ref.nbytes)
+
+        places_in = tuple([place(ref) for ref in inputs.tensors])
+        places_out = tuple([None if ref is None else place(ref) for ref in outputs])
+        return self._request(
+            served.key, inputs.samples, inputs.shapes, tuple(slots), places_in, wanted, places_out, terms
+        )
+
+    def repeat_request(self, pattern: Request, slots: tuple[SlotRef, ...], terms: Terms) -> Request:
+        """The same for one that differs from an earlier one in its slots, its bytes and its time."""
+        _, key, samples, shapes, _, inputs, wanted, outputs, *_ = pattern
+        return self._request(key, samples, shapes, slots, inputs, wanted, outputs, terms)
+
+    def _request(
+        self,
+        key: ModelKey,
+        samples: int,
+        shapes: tuple[Shape, ...],
+        slots: tuple[SlotRef, ...],
+        inputs: tuple[TensorPlace, ...],
+        wanted: tuple[int, ...],
+        outputs: tuple[TensorPlace | None, ...],
+        terms: Terms,
+    ) -> Request:
+        arrival_ns, latest_us = self.arrival_ns, terms.latest_start_us
+        return Request(
+            self.core.next_request_id(),
+            key,
+            samples,
+            shapes,
+            slots,
+            inputs,
+            wanted,
+            outputs,
+            arrival_ns,
+            terms.priority,
+            self.deadline_ns(terms.timeout_ms),
+            None if latest_us is None else arrival_ns + latest_us * 1000,
+        )
+
+    def run(self, request: Request) -> asyncio.Future[Done]:
+        """`take` for who awaits: the future holds the answer, or the error in its place."""
+        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+
+        def on_end(end: Done | RequestError | ClientGone) -> None:
+            if future.done():  # whoever awaited was cancelled, and its call ends in a moment
+                return
+            if isinstance(end, Done):
+                future.set_result(end)
+            else:
+                future.set_exception(end)
+
+        self.take(request, on_end)
+        return future
+
+    def take(self, request: Request, on_end: OnEnd) -> None:
+        """Queue the request; `on_end` is called once, with its answer or with why there is none, unless the call ends.
+
+        Raises RequestError when it is not taken, and ClientGone. The slots are the scheduler's from here on; with an
+        answer they are the edge's again.
+        """
+        if self._client_left:
+            raise ClientGone
+        timer = None
+        if request.deadline_ns is not None:
+            late = DeadlineExceeded(EXPIRED_RUNNING)
+            remaining_s = (request.deadline_ns - time.monotonic_ns()) / SECOND_NS
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(remaining_s, self._wait_no_more, request, "REJECTED", late)
+        slots = {ref: self._slots.pop(ref) for ref in request.slots}
+        self._waiting[request.id] = _Waiting(request, on_end, slots, timer)
+        try:
+            self.core.take(request, lambda end: self._ended(request, end))
+        except BaseException:
+            del self._waiting[request.id]
+            self._slots.update(slots)
+            if timer is not None:
+                timer.cancel()
+            raise
+
+    def _ended(self, request: Request, end: Done | RequestError) -> None:
+        waiting = self._waiting.pop(request.id, None)
+        if waiting is None:
+            if isinstance(end, Done) and end.outcome is Outcome.ANSWERED:
+                self.core.slab.free(*request.slots)  # whoever waited stopped waiting a moment ago
+            return
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        error = end if isinstance(end, RequestError) else failure_of(end)
+        if error is not None:
+            waiting.on_end(error)
+            return
+        self._slots.update(waiting.slots)
+        self.answered_ns = time.monotonic_ns()
+        waiting.on_end(end)
+
+    def _wait_no_more(self, request: Request, reason: str, error: RequestError | ClientGone | None) -> None:
+        """`reason` is one of the statistics' failures."""
+        waiting = self._waiting.pop(request.id, None)
+        if waiting is None:
+            return
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        self.core.cancel(request, reason)
+        if error is not None:
+            waiting.on_end(error)
+
+    def _reserve_outputs(
+        self, served: ServedLike, samples: int, wanted: tuple[int, ...]
+    ) -> tuple[TensorRef | None, ...]:
+        sizes = [served.spec.outputs[index].sample_bytes for index in wanted]
+        known = [samples * size if size is not None else 0 for size in sizes]
+        if not any(known):
+            return (None,) * len(wanted)
+        slot = self.reserve(sum(known))
+        offsets = accumulate(known, initial=0)
+        return tuple(
+            None if size is None else TensorRef(slot.ref, offset, nbytes)
+            for size, offset, nbytes in zip(sizes, offsets, known, strict=False)
+        )

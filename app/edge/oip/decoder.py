@@ -1,0 +1,289 @@
+"""Threads that decode, so that the event loop computes only what is surely short.
+
+The shell around `scheduling.decoding`, which decides: here are the threads, the clock, the slots, and who waits.
+Belongs to one event loop. A thread cannot be stopped, so what it works on stays with it until it returns; all else ends
+at once, with the call, when its client leaves and at its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+
+from convoy.app.edge.oip.call import Call
+from convoy.app.scheduling.decoding import (
+    Begin,
+    DecodeJob,
+    Decoding,
+    NotDecoded,
+    Why,
+    admit,
+    answered,
+    begin_here,
+    decide,
+    ended,
+    withdraw,
+)
+from convoy.app.scheduling.queues import RAISED_LEVEL
+from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey
+from convoy.app.scheduling.slab import Slot, SlotState
+from convoy.app.submission.inference import ServedLike
+from convoy.app.submission.refusals import EXPIRED_RUNNING, no_room, not_decoded
+from convoy.models.errors import DeadlineExceeded, Overloaded, RequestError
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+_BATCHES_AHEAD = 2
+
+
+class DecodeWork(NamedTuple):
+    """What there is to decode: so many units of a kind (`scheduling.decoding`), in these slots, by its call's deadline.
+
+    `sample_of`: it is a sample for this version, and `answered` says when it needs nothing more. `needs_bytes`: so much
+    memory beside its slots, counted from before it begins until its thread returns.
+    """
+
+    kind: str
+    units: int
+    slots: tuple[Slot, ...] = ()
+    deadline_ns: int | None = None
+    sample_of: ServedLike | None = None
+    needs_bytes: int = 0
+
+
+class Decoded(NamedTuple, Generic[Result]):
+    """What came of it, and how long it waited for its turn."""
+
+    result: Result
+    wait_ns: int
+
+
+class _Waiting:
+    """A job, and who waits for it. `call` is None for what is owed: its slots are looked after elsewhere."""
+
+    __slots__ = ("began_ns", "call", "function", "future", "is_decoded", "job", "room", "slots")
+
+    def __init__(self, job: DecodeJob, call: Call | None, slots: tuple[Slot, ...], function: Callable[[], Any]) -> None:
+        self.job, self.call, self.slots, self.function = job, call, slots, function
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.began_ns, self.is_decoded = 0, False
+        self.room: Slot | None = None  # which nobody writes to: memory that the decoder takes elsewhere
+
+
+class Decoder:
+    """At most `threads` work and `max_waiting` jobs wait.
+
+    It is one of `processes` that decode ahead for the same engines, which compute on its cores where it `shares_cores`.
+    """
+
+    def __init__(self, threads: int, max_waiting: int, processes: int = 1, *, shares_cores: bool = False) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="decode")
+        self._state, self._processes = Decoding(threads, max_waiting, shares_cores), processes
+        self._waiting: dict[int, _Waiting] = {}  # those that have not begun, by their job's id
+        self._next_id = count(1).__next__
+        self._is_due = False
+
+    async def run(
+        self,
+        call: Call,
+        work: DecodeWork,
+        function: Callable[Arguments, Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Decoded[Result]:
+        """What the function gives. Raises what it raises, and Overloaded, DeadlineExceeded or ClientGone."""
+        key, most, level = None, 0, 1
+        if work.sample_of is not None:
+            spec = work.sample_of.spec
+            key, most, level = work.sample_of.key, self._most_ahead(work.sample_of), spec.priorities.default
+        now_ns, deadline_ns = time.monotonic_ns(), work.deadline_ns
+        job = DecodeJob(self._next_id(), work.kind, work.units, now_ns, deadline_ns, key, most, level, work.needs_bytes)
+        waiting = _Waiting(job, call, work.slots, partial(function, *args, **kwargs))
+        call.waits_for(waiting.future)
+        self._admit(waiting, now_ns)
+        timer = None
+        if deadline_ns is not None:
+            timer = asyncio.get_running_loop().call_later((deadline_ns - now_ns) / SECOND_NS, _is_late, waiting)
+        try:
+            return Decoded(await waiting.future, waiting.began_ns - now_ns)
+        except BaseException:
+            if self._waiting.pop(job.id, None) is not None:
+                withdraw(self._state, job)
+                self._look_soon()
+            elif waiting.is_decoded and key is not None:  # cancelled in the moment in which it was done
+                self.answered(key)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            # A failed job's traceback holds this frame, and through these names the future would hold its own error,
+            # until the garbage collector comes by.
+            del waiting, timer
+
+    async def run_owed(
+        self, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """The same for the answer to a request that has been computed: it goes first, and is never turned away.
+
+        Returns, even when cancelled, only after the function has ended: it reads the answer's slots.
+        """
+        job = DecodeJob(self._next_id(), "answer", 0, time.monotonic_ns(), level=RAISED_LEVEL)
+        waiting = _Waiting(job, None, (), partial(function, *args, **kwargs))
+        self._admit(waiting, job.arrival_ns)
+        future = waiting.future
+        try:
+            result: Result = await asyncio.shield(future)
+            return result
+        except asyncio.CancelledError:
+            await asyncio.wait({future})
+            raise
+        finally:
+            del waiting, future
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs have not begun."""
+        return len(self._waiting)
+
+    def begin_here(self, served: ServedLike) -> bool:
+        """Whether the caller may decode a sample at once, on the event loop; `answered` is to follow, if so."""
+        return begin_here(self._state, served.key, self._most_ahead(served))
+
+    def answered(self, key: ModelKey, done: Done | None = None) -> None:
+        """A sample that was decoded needs nothing more: it has its answer, or will have none."""
+        took_ns = None if done is None or done.times is None else done.queue_ns + done.times.total_ns
+        answered(self._state, key, took_ns)
+        if self._waiting:
+            self._look_soon()
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _most_ahead(self, served: ServedLike) -> int:
+        """So many of its samples may be decoded and unanswered: so many full batches for each engine."""
+        ahead = _BATCHES_AHEAD * max(1, served.spec.max_batch_size) * max(1, served.engines)
+        return -(-ahead // self._processes)
+
+    def _admit(self, waiting: _Waiting, now_ns: int) -> None:
+        refusal = admit(self._state, waiting.job, now_ns)
+        if refusal is not None:
+            raise self._error(waiting, refusal)
+        self._waiting[waiting.job.id] = waiting
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        # After this turn: whoever else comes in it may share a hand-over, or be shorter.
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._is_due = False
+        while (decision := decide(self._state, time.monotonic_ns(), self._reserve)) is not None:
+            if isinstance(decision, Begin):
+                self._begin(decision.jobs)
+                continue
+            waiting = self._waiting.pop(decision.job.id)
+            if not waiting.future.done():
+                waiting.future.set_exception(self._error(waiting, decision))
+
+    def _reserve(self, job: DecodeJob) -> bool:
+        waiting = self._waiting[job.id]
+        call = waiting.call
+        if not job.needs_bytes or call is None or waiting.future.done():
+            return True
+        try:
+            waiting.room = call.core.reserve(job.needs_bytes)
+        except Overloaded:
+            return False
+        call.core.slab.move((waiting.room.ref,), SlotState.DECODING)
+        return True
+
+    def _begin(self, jobs: tuple[DecodeJob, ...]) -> None:
+        group = []
+        for job in jobs:
+            waiting = self._waiting.pop(job.id)
+            if waiting.future.done():  # nobody waits for it, as of this turn
+                self._left(waiting, None)
+                continue
+            if waiting.call is not None:
+                waiting.call.lend(waiting.slots)
+            group.append(waiting)
+        if group:
+            self._executor.submit(_work, group, asyncio.get_running_loop(), self._returned)
+
+    def _returned(self, group: list[_Waiting], ends: list[_End]) -> None:
+        """A thread touches nothing of these any more."""
+        for waiting, end in zip(group, ends, strict=True):
+            waiting.began_ns = end.began_ns
+            if (call := waiting.call) is not None:
+                call.take_back(waiting.slots)
+                if (room := waiting.room) is not None:
+                    call.core.slab.move((room.ref,), SlotState.FILLING)
+                    call.core.slab.free(room.ref)
+            if waiting.future.done():
+                self._left(waiting, end.took_ns)
+            elif end.error is not None:
+                waiting.future.set_exception(end.error)
+                self._left(waiting, end.took_ns)
+            else:
+                ended(self._state, waiting.job, end.took_ns)
+                waiting.is_decoded = True
+                waiting.future.set_result(end.result)
+        self._look()
+
+    def _left(self, waiting: _Waiting, took_ns: int | None) -> None:
+        """There will be no answer to it."""
+        ended(self._state, waiting.job, took_ns)
+        if waiting.job.key is not None:
+            answered(self._state, waiting.job.key, None)
+
+    def _error(self, waiting: _Waiting, refusal: NotDecoded) -> RequestError:
+        call = waiting.call
+        if call is None or call.served is None:
+            raise RuntimeError(f"{refusal} of what is owed; this is a bug")
+        if refusal.why is Why.NO_ROOM:
+            return no_room(waiting.job.needs_bytes, call.core.slab)
+        return not_decoded(refusal, call.served.key.model, self._state.waiting)
+
+
+class _End(NamedTuple):
+    """What a thread made of a job; `took_ns` is None where there is nothing to learn from."""
+
+    result: Any
+    error: BaseException | None
+    began_ns: int
+    took_ns: int | None
+
+
+def _work(
+    group: list[_Waiting],
+    loop: asyncio.AbstractEventLoop,
+    on_return: Callable[[list[_Waiting], list[_End]], None],
+) -> None:
+    """In a thread: one job after the other, each for itself."""
+    loop.call_soon_threadsafe(on_return, group, [_end_of(waiting) for waiting in group])
+
+
+def _end_of(waiting: _Waiting) -> _End:
+    began_ns = time.monotonic_ns()
+    if waiting.call is not None and waiting.future.done():
+        return _End(None, None, began_ns, None)
+    try:
+        return _End(waiting.function(), None, began_ns, time.monotonic_ns() - began_ns)
+    except RequestError as error:
+        # Without where it comes from, which would hold what the job has copied.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        return _End(None, error, began_ns, None)
+    except BaseException as error:
+        return _End(None, error, began_ns, None)
+
+
+def _is_late(waiting: _Waiting) -> None:
+    if not waiting.future.done():
+        waiting.future.set_exception(DeadlineExceeded(EXPIRED_RUNNING))

@@ -1,0 +1,374 @@
+"""What is decoded next, and what never is: pure decisions over a state, at a time that is given.
+
+No clock, no thread, no I/O, and no image: a job is so many units (pixels, bytes) of a kind. The rules:
+
+ 1. One prediction over all that a request has before it: its wait, its decoding, and what its model's last answers
+    took from there. Who cannot be in time by it is refused, or given up when its turn has come. Where nobody else
+    waits or is decoded it is tried, and what a model takes counts only while answers of it are due: so a prediction
+    that was wrong for a while always recovers.
+ 2. The most urgent level goes first. Within it those that are predicted to be short: by powers of two, so that about
+    equal ones go by deadline and arrival.
+ 3. One part in eight of the time is for who has waited for a second while others went first, the oldest of them.
+ 4. Of a model's samples so many are decoded ahead and no more: two full batches for each of its engines.
+ 5. What does not fit into the memory waits for those that are being decoded; who is shorter and fits may pass, but
+    nobody passes who has waited for a second. Where nothing is being decoded, it is refused.
+ 6. Short ones share a hand-over to a thread, as long as all of them together are short.
+ 7. Where engines compute on the same cores, half of the threads rest while a model has one of its two batches: it needs
+    the cores more than the next image does. One that has less gets all, so that no core is idle for it.
+
+Shortest first is what makes the mean wait least (Smith, 1956); it does so by predictions, too, that are off by less
+than the sizes differ (Mitzenmacher, ITCS 2020, "Scheduling with predictions and the price of misprediction"), and sizes
+here differ ten-thousandfold. Who is large then waits for the others; a part of the time for the oldest bounds that, as
+ageing does (and `patience` for batches), whatever comes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from typing import NamedTuple
+
+from convoy.app.scheduling.patience import ONE_BATCH_IN
+from convoy.app.scheduling.queues import NEVER_NS, PATIENCE_NS
+from convoy.app.scheduling.request import SECOND_NS, ModelKey
+
+# Handing a job to a thread and back costs some tenths of this.
+SHARED_NS = 500_000
+_LEARN = 1 / 8
+# What stood still for a while (a machine that was suspended, a core that others used) must not be learned from.
+_MOST_TIMES_LONGER = 4
+# Behind one that does not fit, so many of each model are looked at.
+_LOOK_BEHIND = 16
+# Models that nothing waits for, which cost more to make anew than to look at.
+_MOST_AT_REST = 64
+
+
+class DecodeCost:
+    """What jobs of one kind take: a fixed part, and so much a unit; nanoseconds. It begins as measured elsewhere."""
+
+    def __init__(self, fixed_ns: float, unit_ns: float) -> None:
+        self.fixed_ns, self.unit_ns = self._scale = fixed_ns, unit_ns
+
+    def predict_ns(self, units: int) -> int:
+        return int(self.fixed_ns + self.unit_ns * units)
+
+    def observe(self, units: int, took_ns: int) -> None:
+        """Learn from one, a part of the error (normalised least mean squares: Nagumo and Noda, 1967)."""
+        expected = self.fixed_ns + self.unit_ns * units
+        fixed, each = self._scale[0], self._scale[1] * units
+        step = _LEARN * (min(took_ns, _MOST_TIMES_LONGER * expected) - expected) / (fixed * fixed + each * each)
+        self.fixed_ns = max(1.0, self.fixed_ns + step * fixed * fixed)
+        self.unit_ns = max(0.0, self.unit_ns + step * each * self._scale[1])
+
+
+# By kind, as measured on a busy core, to a network's 224x224; what is not named begins as the last one.
+_MEASURED: dict[str, tuple[float, float]] = {
+    "JPEG": (300e3, 10),
+    "PNG": (300e3, 40),
+    "WebP": (300e3, 20),
+    "GIF": (300e3, 12),
+    "BMP": (300e3, 5),
+    "TIFF": (300e3, 8),
+    "": (100e3, 5),
+}
+
+
+@dataclass(slots=True, eq=False)
+class DecodeJob:
+    """Something to decode. `arrival_ns`: when it came here; `deadline_ns`: of the answer that it is for.
+
+    `most_ahead`: so many samples of its model may be decoded and not yet answered; 0: it is no sample. `level` is 1
+    for the most urgent, and `queues.RAISED_LEVEL` for what is owed already. `needs_bytes`: memory while it is decoded.
+    """
+
+    id: int
+    kind: str
+    units: int
+    arrival_ns: int
+    deadline_ns: int | None = None
+    key: ModelKey | None = None
+    most_ahead: int = 0
+    level: int = 1
+    needs_bytes: int = 0
+    predicted_ns: int = 0
+
+
+# Sorted by the order of service: (level, power of two of the prediction, deadline, arrival, id).
+_Place = tuple[int, int, int, int, int, DecodeJob]
+
+
+def _place(job: DecodeJob) -> _Place:
+    deadline_ns = NEVER_NS if job.deadline_ns is None else job.deadline_ns
+    return (job.level, job.predicted_ns.bit_length(), deadline_ns, job.arrival_ns, job.id, job)
+
+
+@dataclass(slots=True, eq=False)
+class DecodeLine:
+    """What waits for one model: in order, and by age. `ahead` are its samples that are being decoded or unanswered.
+
+    `behind_ns`: what its last answers took from there.
+    """
+
+    places: list[_Place] = field(default_factory=list)
+    by_age: OrderedDict[int, DecodeJob] = field(default_factory=OrderedDict)
+    ahead: int = 0
+    most_ahead: int = 0
+    behind_ns: float = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its first may be decoded."""
+        return bool(self.places) and not 0 < self.most_ahead <= self.ahead
+
+
+class Why(Enum):
+    """Why a job is not decoded."""
+
+    QUEUE_FULL = "queue_full"
+    PREDICTED_LATE = "predicted_late"
+    EXPIRED = "expired"
+    HOPELESS = "hopeless"
+    NO_ROOM = "no_room"
+
+
+class NotDecoded(NamedTuple):
+    """The job does not wait, or no more. After `retry_after_ns` another would have a chance if nobody else came."""
+
+    job: DecodeJob
+    why: Why
+    retry_after_ns: int = 0
+
+
+class Begin(NamedTuple):
+    """Decode these, one after the other, in one thread."""
+
+    jobs: tuple[DecodeJob, ...]
+
+
+@dataclass(slots=True, eq=False)
+class HandOver:
+    """What a thread has been given, and when it is predicted to be done."""
+
+    left: int
+    until_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class Decoding:
+    """All that waits and is decoded, for so many threads. `max_waiting` in jobs.
+
+    `shares_cores`: with engines.
+    """
+
+    threads: int
+    max_waiting: int
+    shares_cores: bool = False
+    costs: dict[str, DecodeCost] = field(default_factory=dict)
+    lines: dict[ModelKey | None, DecodeLine] = field(default_factory=dict)
+    running: dict[int, HandOver] = field(default_factory=dict)  # by job; those of one hand-over share theirs
+    busy: int = 0  # threads
+    waiting: int = 0
+    owed_ns: int = 0  # to the others, before one that is overdue goes first again
+
+    def cost(self, kind: str) -> DecodeCost:
+        found = self.costs.get(kind)
+        if found is None:
+            found = self.costs[kind] = DecodeCost(*_MEASURED.get(kind, _MEASURED[""]))
+        return found
+
+    def line(self, key: ModelKey | None) -> DecodeLine:
+        found = self.lines.get(key)
+        if found is None:
+            found = self.lines[key] = DecodeLine()
+        return found
+
+    @property
+    def has_thread(self) -> bool:
+        """By rule 7."""
+        if self.busy >= self.threads or not self.busy or not self.shares_cores:
+            return self.busy < self.threads
+        is_fed = any(0 < line.most_ahead <= 2 * line.ahead for line in self.lines.values())
+        return not is_fed or self.busy < self.threads // 2
+
+
+# Whether there is memory for a job, which is then taken.
+Reserve = Callable[[DecodeJob], bool]
+
+
+def admit(state: Decoding, job: DecodeJob, now_ns: int) -> NotDecoded | None:
+    """Let the job wait, or say why not."""
+    job.predicted_ns = state.cost(job.kind).predict_ns(job.units)
+    line = state.line(job.key)
+    line.most_ahead = job.most_ahead
+    refusal = _refusal(state, line, job, now_ns)
+    if refusal is not None:
+        _forget(state, job.key)
+        return refusal
+    insort(line.places, _place(job))
+    line.by_age[job.id] = job
+    state.waiting += 1
+    return None
+
+
+def _refusal(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> NotDecoded | None:
+    is_next = state.has_thread and not line.places and not 0 < line.most_ahead <= line.ahead
+    if state.waiting >= state.max_waiting and not is_next and job.level:
+        return NotDecoded(job, Why.QUEUE_FULL, _backlog_ns(state, now_ns))
+    if job.deadline_ns is not None:
+        if job.deadline_ns <= now_ns:
+            return NotDecoded(job, Why.EXPIRED)
+        late_ns = now_ns + _wait_ns(state, line, job, now_ns) + _needs_ns(line, job) - job.deadline_ns
+        if late_ns > 0 and (state.waiting or state.busy or line.ahead):
+            return NotDecoded(job, Why.PREDICTED_LATE, late_ns)
+    return None
+
+
+def decide(state: Decoding, now_ns: int, reserve: Reserve) -> Begin | NotDecoded | None:
+    """The next thing to do; call until it is None."""
+    lines = [line for line in state.lines.values() if line.is_open] if state.has_thread else []
+    if not lines:
+        return None
+    job = first = min(line.places[0] for line in lines)[-1]
+    oldest = min((next(iter(line.by_age.values())) for line in lines), key=lambda one: one.arrival_ns)
+    if oldest is not first and now_ns - oldest.arrival_ns >= PATIENCE_NS and state.owed_ns <= 0 and first.level:
+        job = oldest
+    if why := _given_up(state, job, now_ns):
+        withdraw(state, job)
+        return NotDecoded(job, why)
+    if not reserve(job):
+        if not state.busy:
+            withdraw(state, job)
+            return NotDecoded(job, Why.NO_ROOM, SECOND_NS)
+        fitting = () if now_ns - job.arrival_ns >= PATIENCE_NS else _behind(state, lines, now_ns)
+        if (passing := next((one for one in fitting if reserve(one)), None)) is None:
+            return None
+        job = passing
+    if job is oldest and job is not first:
+        state.owed_ns = (ONE_BATCH_IN - 1) * job.predicted_ns
+    else:
+        state.owed_ns = max(0, state.owed_ns - job.predicted_ns)
+    return _begin(state, job, now_ns, reserve)
+
+
+def _begin(state: Decoding, job: DecodeJob, now_ns: int, reserve: Reserve) -> Begin:
+    """The job, and those behind it that share its hand-over."""
+    jobs, total_ns = [job], job.predicted_ns
+    _go(state, job)
+    while total_ns < SHARED_NS:
+        heads = [line.places[0] for line in state.lines.values() if line.is_open]
+        other = min(heads)[-1] if heads else None
+        if other is None or total_ns + other.predicted_ns > SHARED_NS:
+            break
+        if _given_up(state, other, now_ns) or not reserve(other):
+            break
+        _go(state, other)
+        jobs.append(other)
+        total_ns += other.predicted_ns
+    running = HandOver(len(jobs), now_ns + total_ns)
+    for one in jobs:
+        state.running[one.id] = running
+    state.busy += 1
+    return Begin(tuple(jobs))
+
+
+def _go(state: Decoding, job: DecodeJob) -> None:
+    _leave(state, job)
+    state.line(job.key).ahead += job.most_ahead > 0
+
+
+def withdraw(state: Decoding, job: DecodeJob) -> None:
+    """Nobody waits for the job any more; it has not begun."""
+    _leave(state, job)
+    _forget(state, job.key)
+
+
+def ended(state: Decoding, job: DecodeJob, took_ns: int | None) -> None:
+    """A job that was begun has left its thread; None: it was not decoded, or nothing can be learned from it."""
+    running = state.running.pop(job.id)
+    running.left -= 1
+    state.busy -= not running.left
+    if took_ns is not None:
+        state.cost(job.kind).observe(job.units, took_ns)
+    _forget(state, job.key)
+
+
+def begin_here(state: Decoding, key: ModelKey, most_ahead: int) -> bool:
+    """Whether a sample may be decoded at once, by who asks: it is ahead then. Else it waits like the others."""
+    line = state.line(key)
+    line.most_ahead = most_ahead
+    if line.places or line.ahead >= most_ahead:
+        return False
+    line.ahead += 1
+    return True
+
+
+def answered(state: Decoding, key: ModelKey, took_ns: int | None) -> None:
+    """A sample that was begun needs nothing more: it has its answer, so long after it was decoded, or gets none."""
+    line = state.line(key)
+    line.ahead -= 1
+    if took_ns is not None:
+        line.behind_ns += (took_ns - line.behind_ns) * _LEARN if line.behind_ns else took_ns
+    _forget(state, key)
+
+
+def _leave(state: Decoding, job: DecodeJob) -> None:
+    line = state.line(job.key)
+    del line.places[bisect_left(line.places, _place(job)[:-1])], line.by_age[job.id]
+    state.waiting -= 1
+
+
+def _forget(state: Decoding, key: ModelKey | None) -> None:
+    """What a model takes is forgotten with its last request: who is alone finds it out anew."""
+    line = state.line(key)
+    if not line.ahead and not line.places:
+        line.behind_ns = 0.0
+        if len(state.lines) > _MOST_AT_REST:
+            del state.lines[key]
+
+
+def _given_up(state: Decoding, job: DecodeJob, now_ns: int) -> Why | None:
+    """By rule 1, when its turn has come."""
+    if job.deadline_ns is None or not job.level:
+        return None
+    if job.deadline_ns <= now_ns:
+        return Why.EXPIRED
+    line, is_alone = state.line(job.key), state.waiting == 1 and not state.busy
+    if now_ns + _needs_ns(line, job) > job.deadline_ns and not (is_alone and not line.ahead):
+        return Why.HOPELESS
+    return None
+
+
+def _needs_ns(line: DecodeLine, job: DecodeJob) -> int:
+    """From its beginning to its answer."""
+    return job.predicted_ns + (round(line.behind_ns) if line.ahead else 0)
+
+
+def _wait_ns(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> int:
+    """Until its turn: those who go first have the threads, or its model is to answer them."""
+    place = _place(job)
+    before = [other.places[: bisect_left(other.places, place)] for other in state.lines.values() if other.is_open]
+    work_ns = sum(one[-1].predicted_ns for places in before for one in places)
+    wait_ns = 0 if state.has_thread and not work_ns else (_running_ns(state, now_ns) + work_ns) // state.threads
+    if not job.most_ahead:
+        return wait_ns
+    too_many = bisect_left(line.places, place) + line.ahead + 1 - job.most_ahead
+    return max(wait_ns, round(line.behind_ns * max(0, too_many) / job.most_ahead))
+
+
+def _backlog_ns(state: Decoding, now_ns: int) -> int:
+    waiting_ns = sum(place[-1].predicted_ns for line in state.lines.values() for place in line.places)
+    return (_running_ns(state, now_ns) + waiting_ns) // state.threads
+
+
+def _running_ns(state: Decoding, now_ns: int) -> int:
+    return sum(max(0, one.until_ns - now_ns) for one in {id(one): one for one in state.running.values()}.values())
+
+
+def _behind(state: Decoding, lines: list[DecodeLine], now_ns: int) -> Iterator[DecodeJob]:
+    """Who might pass one that does not fit."""
+    places = sorted(place for line in lines for place in islice(line.places, _LOOK_BEHIND))
+    return (place[-1] for place in places if _given_up(state, place[-1], now_ns) is None)

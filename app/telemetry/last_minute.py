@@ -1,0 +1,214 @@
+"""The last minute of one model, for people: rates, batch sizes, and percentiles of what each stage took.
+
+A minute is sixty slices of a second, the latest of which has just begun, each with all that was measured in it. Times
+fall into buckets whose width is a 64th of their power of two (log-linear, as in HdrHistogram), so that a percentile is
+within 0.8 % of the value of its rank, and memory depends on how different values are and not on how many. Nothing is
+computed but when many values have come, when the next second begins, and when somebody looks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from convoy.app.batch import StageTimes
+
+WINDOW_S = 60
+STAGES = ("decode_wait", "decode", "queue", "copy_in", "compute", "copy_out", "encode", "total")
+_MOST_UNSORTED = 4096
+_SUB_BITS = 6  # an octave has 64 buckets
+# No percentile is further than this from the value of its rank, as a share of it.
+MOST_ERROR = 0.5 / (1 << _SUB_BITS)
+_LONGEST_NS = (1 << 42) - 1  # over an hour; what took longer counts as that
+_Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class StagePercentiles:
+    """Milliseconds of one stage over the last minute's requests; None before there was one."""
+
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
+# A float's bits are its exponent and then its mantissa: without the mantissa's last ones they count such buckets.
+_DROPPED_BITS = 52 - _SUB_BITS
+_OF_ONE = int(np.float64(1).view(np.int64)) >> _DROPPED_BITS
+
+
+def _buckets_of(values_ns: Sequence[int]) -> _Ints:
+    bits = np.clip(np.array(values_ns, np.float64), 1, _LONGEST_NS).view(np.int64)
+    return (bits >> _DROPPED_BITS) - _OF_ONE
+
+
+def _middle_ns(bucket: int) -> float:
+    """The middle of a bucket's values."""
+    ends = (np.array([bucket, bucket + 1], np.int64) + _OF_ONE) << _DROPPED_BITS
+    return float(ends.view(np.float64).mean())
+
+
+_BUCKETS = int(_buckets_of([_LONGEST_NS])[0]) + 1
+
+
+class _Times:
+    """What one stage took in one slice: as it came, then as counts by bucket, at the end of those that have any."""
+
+    __slots__ = ("_counts", "_found", "unsorted")
+
+    def __init__(self) -> None:
+        self.unsorted: list[int] = []
+        self._found: np.ndarray | None = None
+        self._counts: np.ndarray = np.empty(0, np.int64)
+
+    def sort(self) -> None:
+        if self.unsorted:
+            counts = np.bincount(_buckets_of(self.unsorted), minlength=_BUCKETS)
+            self.unsorted = []
+            self._counts = self._counts + counts if len(self._counts) else counts
+
+    def close(self) -> None:
+        """Nothing will be added."""
+        self.sort()
+        found = np.flatnonzero(self._counts)
+        self._found, self._counts = found.astype(np.uint16), self._counts[found].astype(np.uint32)
+
+    def add_to(self, total: _Ints) -> None:
+        self.sort()
+        if self._found is not None:
+            total[self._found] += self._counts
+        elif len(self._counts):
+            total += self._counts
+
+
+@dataclass(slots=True)
+class _Slice:
+    """One second."""
+
+    second: int
+    requests: int = 0
+    samples: int = 0
+    unsorted: int = 0
+    batches: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    times: defaultdict[str, _Times] = field(default_factory=lambda: defaultdict(_Times))
+
+    def sort(self) -> None:
+        self.unsorted = 0
+        for one in self.times.values():
+            one.sort()
+
+    def close(self) -> None:
+        for one in self.times.values():
+            one.close()
+
+
+class MinuteCounts:
+    """How much of what there was in the last minute, by name. `now_s` is a clock that never goes back."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s, self._started_s = now_s, now_s()
+        self._seconds: deque[tuple[int, Counter[str]]] = deque()
+
+    def add(self, name: str, amount: int = 1) -> None:
+        second = int(self._now_s())
+        if not self._seconds or self._seconds[-1][0] != second:
+            self._forget(second)
+            self._seconds.append((second, Counter()))
+        self._seconds[-1][1][name] += amount
+
+    def per_second(self) -> dict[str, float]:
+        """Over the last minute or since the start, in the alphabet's order; what there was none of is left out."""
+        now_s = self._now_s()
+        self._forget(int(now_s))
+        total = sum((counts for _, counts in self._seconds), Counter[str]())
+        span_s = _span_s(self._started_s, now_s)
+        return {name: total[name] / span_s for name in sorted(total)}
+
+    def _forget(self, second: int) -> None:
+        while self._seconds and self._seconds[0][0] <= second - WINDOW_S:
+            self._seconds.popleft()
+
+
+def _span_s(started_s: float, now_s: float) -> float:
+    """How much of the last minute there was; at least a second, so that one request is no rate of thousands."""
+    return max(1.0, now_s - max(started_s, int(now_s) - WINDOW_S + 1))
+
+
+class LastMinute:
+    """Belongs to one event loop. `now_s` is a clock that never goes back."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._started_s = now_s()
+        self._slices: deque[_Slice] = deque([_Slice(int(self._started_s))])
+
+    def record_batch(self, samples: int, times: StageTimes, queued_ns: Sequence[int]) -> None:
+        """One batch of so many requests, and what its stages took."""
+        now, requests = self._now(), len(queued_ns)
+        now.requests += requests
+        now.samples += samples
+        now.batches[samples] += 1
+        taken = now.times
+        taken["queue"].unsorted += queued_ns
+        taken["copy_in"].unsorted.append(times.copy_in_ns)
+        taken["compute"].unsorted.append(times.compute_ns)
+        taken["copy_out"].unsorted.append(times.copy_out_ns)
+        self._came(now, requests)
+
+    def record_stage(self, stage: str, took_ns: Sequence[int]) -> None:
+        """A stage of so many requests has ended."""
+        now = self._now()
+        now.times[stage].unsorted += took_ns
+        self._came(now, len(took_ns))
+
+    def per_second(self) -> tuple[float, float]:
+        """Requests and samples per second, over the last minute or since the start."""
+        slices, span_s = self._last(), _span_s(self._started_s, self._now_s())
+        return sum(one.requests for one in slices) / span_s, sum(one.samples for one in slices) / span_s
+
+    def stages(self) -> dict[str, StagePercentiles]:
+        return {stage: self.percentiles(stage) for stage in STAGES}
+
+    def percentiles(self, stage: str) -> StagePercentiles:
+        total = np.zeros(_BUCKETS, np.int64)
+        for one in self._last():
+            if stage in one.times:
+                one.times[stage].add_to(total)
+        ranks = np.cumsum(total)
+        if not ranks[-1]:
+            return StagePercentiles(None, None, None)
+        wanted = [max(1, -(-int(ranks[-1]) * percent // 100)) for percent in (50, 95, 99)]
+        p50, p95, p99 = (round(_middle_ns(int(bucket)) / 1e6, 4) for bucket in np.searchsorted(ranks, wanted))
+        return StagePercentiles(p50, p95, p99)
+
+    def batch_sizes(self) -> dict[int, int]:
+        """How many batches of each size ran in the last minute."""
+        total: Counter[int] = Counter()
+        for one in self._last():
+            total.update(one.batches)
+        return dict(sorted(total.items()))
+
+    def _now(self) -> _Slice:
+        """The slice of this second, and behind it the last of the others."""
+        second = int(self._now_s())
+        latest = self._slices[-1]
+        if latest.second != second:
+            latest.close()
+            self._slices.append(_Slice(second))
+            while self._slices[0].second <= second - WINDOW_S:
+                self._slices.popleft()
+            latest = self._slices[-1]
+        return latest
+
+    def _came(self, now: _Slice, values: int) -> None:
+        now.unsorted += values
+        if now.unsorted > _MOST_UNSORTED:
+            now.sort()
+
+    def _last(self) -> list[_Slice]:
+        oldest = int(self._now_s()) - WINDOW_S
+        return [one for one in self._slices if one.second > oldest]

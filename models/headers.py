@@ -1,0 +1,213 @@
+"""What the header of an image says, read without copying or decoding anything: what it will cost to decode it.
+
+Knows the formats that `images.py` accepts, as far as Pillow reads them. Where a header is odd the larger reading
+counts; where it is cut off there is none, and whoever decodes says what is wrong with it. Refuses only what has no end.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from convoy.models.errors import ImageError
+
+# A marker with a length behind it, or the end: not stuffing (00), padding (ff), restarts or start (d0 to d8), TEM (01).
+JPEG_SEGMENT = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
+_MOST_PARTS = 5_000
+_MOST_JUNK_BYTES = 64 << 10  # Pillow skips it
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_SEQUENTIAL = (0xC0, 0xC1)
+_COEFFICIENT_BYTES = 6  # of a pixel, in three components without subsampling
+_CANVAS_BYTES = 14  # of WebP
+_TIFF_BYTES = {3: 2, 4: 4}  # of its short and long
+_ORIENTATION, _XMP = 274, 700
+
+
+class Header(NamedTuple):
+    """`pixel_bytes` is what Pillow holds of the opened image, `extra_bytes` what opening needs beside that, per pixel.
+
+    `has_alpha`, `is_deep` (over 8 bits of grey), not `is_rgb`, and `may_turn` (EXIF): it may be copied for that.
+    """
+
+    width: int
+    height: int
+    pixel_bytes: int
+    extra_bytes: int = 0
+    has_alpha: bool = False
+    is_deep: bool = False
+    may_turn: bool = False
+    is_rgb: bool = False
+
+    @property
+    def pixels(self) -> int:
+        return self.width * self.height
+
+
+def read_header(form: str, encoded: memoryview) -> Header | None:
+    """The header of a file of this format; None where it says no size. Raises ImageError for one without end."""
+    try:
+        match form:
+            case "JPEG":
+                return _jpeg(encoded)
+            case "PNG":
+                return _png(encoded)
+            case "GIF":
+                return _gif(encoded)
+            case "BMP":
+                return _bmp(encoded)
+            case "WebP":
+                return _webp(encoded)
+            case _:
+                return _tiff(encoded)
+    except IndexError:  # it is cut off
+        return None
+
+
+def _jpeg(encoded: memoryview) -> Header | None:
+    """What comes in several scans is held as coefficients until the last."""
+    width = height = components = extra_bytes = 0
+    may_turn, position = False, 2
+    for _ in range(_MOST_PARTS):
+        marker = JPEG_SEGMENT.search(encoded, position, position + _MOST_JUNK_BYTES)
+        if marker is None and position + _MOST_JUNK_BYTES < len(encoded):
+            raise _endless("JPEG")
+        if marker is None or marker[1] == b"\xd9":
+            return None
+        kind, start = marker[1][0], marker.end()
+        if kind == 0xDA:
+            break
+        position = start + _big(encoded, start)
+        if kind in _FRAMES:
+            height, width = max(height, _big(encoded, start + 3)), max(width, _big(encoded, start + 5))
+            components = max(components, encoded[start + 7])
+            extra_bytes = extra_bytes if kind in _SEQUENTIAL else _COEFFICIENT_BYTES
+        elif kind == 0xE1:
+            may_turn |= _says_orientation(encoded[start + 2 : position])
+    else:
+        raise _endless("JPEG")
+    if not components:
+        return None
+    if encoded[start + 2] < components:
+        extra_bytes = _COEFFICIENT_BYTES
+    pixel_bytes = 1 if components == 1 else 4
+    return Header(width, height, pixel_bytes, extra_bytes, may_turn=may_turn, is_rgb=components == 3)
+
+
+def _says_orientation(segment: memoryview) -> bool:
+    """Whether EXIF or XMP names another orientation than the usual one, or may."""
+    if bytes(segment[:6]) != b"Exif\0\0":
+        return b"Orientation" in bytes(segment)
+    try:
+        return _tiff_tags(segment[6:]).get(_ORIENTATION, 1) != 1
+    except IndexError:
+        return True
+
+
+def _png(encoded: memoryview) -> Header | None:
+    width = height = channels = depth = 0
+    has_alpha = may_turn = False
+    position = 8
+    for _ in range(_MOST_PARTS):
+        kind, start = bytes(encoded[position + 4 : position + 8]), position + 8
+        if kind in (b"IDAT", b"IEND", b""):
+            break
+        if kind == b"IHDR":
+            width, height = max(width, _big(encoded, start, 4)), max(height, _big(encoded, start + 4, 4))
+            depth, channels = encoded[start + 8], max(channels, _PNG_CHANNELS.get(encoded[start + 9], 4))
+        has_alpha |= kind == b"tRNS"
+        may_turn |= kind in (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
+        position = start + 4 + _big(encoded, position, 4)
+    else:
+        raise _endless("PNG")
+    pixel_bytes = 1 if channels == 1 and depth <= 8 else 4
+    is_deep = channels == 1 and depth > 8
+    has_alpha |= channels in (2, 4)
+    return Header(width, height, pixel_bytes, 0, has_alpha, is_deep, may_turn, channels == 3) if channels else None
+
+
+def _gif(encoded: memoryview) -> Header | None:
+    """The first frame counts where it is larger than the screen."""
+    width, height = _little(encoded, 6), _little(encoded, 8)
+    position = 13 + (3 << (encoded[10] & 7) + 1 if encoded[10] & 0x80 else 0)
+    in_block = False  # of an extension, which ends with an empty one
+    for _ in range(_MOST_PARTS):
+        kind = encoded[position]
+        position += 1
+        if in_block:
+            position += kind
+            in_block = kind > 0
+        elif kind == 0x2C:
+            left, top = _little(encoded, position), _little(encoded, position + 2)
+            width = max(width, left + _little(encoded, position + 4))
+            height = max(height, top + _little(encoded, position + 6))
+            return Header(width, height, 1, 1, has_alpha=True, may_turn=True)
+        elif kind == 0x3B:
+            return None
+        elif kind == 0x21:
+            position += 1
+            in_block = True
+    raise _endless("GIF")
+
+
+def _bmp(encoded: memoryview) -> Header:
+    if _little(encoded, 14, 4) == 12:
+        return Header(_little(encoded, 18), _little(encoded, 20), 4)
+    width, height = (_little(encoded, at, 4, signed=True) for at in (18, 22))
+    bits = _little(encoded, 28)
+    return Header(abs(width), abs(height), 4, has_alpha=bits == 32, is_rgb=bits == 24)
+
+
+def _webp(encoded: memoryview) -> Header | None:
+    """An animation's canvas is held twice, whether there is more than one picture or not, and once as bytes."""
+    kind = bytes(encoded[12:16])
+    if kind == b"VP8 ":
+        return Header(_little(encoded, 26) & 0x3FFF, _little(encoded, 28) & 0x3FFF, 4, _CANVAS_BYTES, is_rgb=True)
+    if kind == b"VP8L":
+        bits = _little(encoded, 21, 4)
+        has_alpha = bool(bits >> 28 & 1)
+        return Header((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 4, _CANVAS_BYTES, has_alpha, is_rgb=not has_alpha)
+    if kind != b"VP8X":
+        return None
+    flags, width, height = encoded[20], _little(encoded, 24, 3) + 1, _little(encoded, 27, 3) + 1
+    return Header(width, height, 4, _CANVAS_BYTES, has_alpha=bool(flags & 0x10), may_turn=bool(flags & 0x0C))
+
+
+def _tiff(encoded: memoryview) -> Header | None:
+    """A strip may be the whole image, and is held beside it."""
+    tags = _tiff_tags(encoded)
+    width, height, samples, bits = (tags.get(tag, 0) for tag in (256, 257, 277, 258))
+    has_alpha, is_deep = samples in (2, 4, 5), samples < 2 and bits > 8
+    may_turn = tags.get(_ORIENTATION, 1) != 1 or _XMP in tags
+    header = Header(width, height, 4, 8, has_alpha, is_deep, may_turn, is_rgb=samples == 3)
+    return header if width and height else None
+
+
+def _tiff_tags(encoded: memoryview) -> dict[int, int]:
+    """Of the first directory; of a tag that is there twice, the larger value."""
+    read = _little if encoded[0] == ord("I") else _big
+    first = read(encoded, 4, 4)
+    tags: dict[int, int] = {}
+    for at in range(first + 2, first + 2 + 12 * min(read(encoded, first), _MOST_PARTS), 12):
+        tag, value = read(encoded, at), read(encoded, at + 8, _TIFF_BYTES.get(read(encoded, at + 2), 4))
+        tags[tag] = max(value, tags.get(tag, 0))
+    return tags
+
+
+def _endless(form: str) -> ImageError:
+    return ImageError(f"the {form} has over {_MOST_PARTS} parts before its pixels; save it anew")
+
+
+def _big(encoded: memoryview, at: int, nbytes: int = 2) -> int:
+    return _number(encoded, at, nbytes, "big")
+
+
+def _little(encoded: memoryview, at: int, nbytes: int = 2, *, signed: bool = False) -> int:
+    return _number(encoded, at, nbytes, "little", signed=signed)
+
+
+def _number(encoded: memoryview, at: int, nbytes: int, order: Literal["big", "little"], *, signed: bool = False) -> int:
+    piece = encoded[at : at + nbytes]
+    if len(piece) < nbytes:
+        raise IndexError(at)
+    return int.from_bytes(piece, order, signed=signed)

@@ -1,0 +1,161 @@
+"""Decoding as a part of the work, from the outside: who is decoded, who is not, and whose label is whose."""
+
+from __future__ import annotations
+
+import io
+import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+from PIL import Image
+
+from tests.support.servers import Server, metric, on_one_cpu, peak_bytes, start_server, wait_until
+from tests.support.stores import digit, picture
+from tests.support.wire import Wire, head
+
+DIGITS = "/predictions/digits"
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+FORMATS = ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF")
+STAGE = "convoy_stage_duration_seconds_count"
+
+
+def enlarged(word: str, side: int, form: str) -> bytes:
+    out = io.BytesIO()
+    Image.open(io.BytesIO(digit(word))).resize((side, side), Image.Resampling.NEAREST).save(out, form)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("edges", ["0", "1"])
+def test_of_many_sizes_and_formats_each_label_is_its_own_files(edges: str) -> None:
+    """Large and small ones overtake each other, and some are broken, which harms nobody else."""
+    chance = random.Random(4)
+    sizes = [8, 28, 64, 300, 1200]
+    forms = [(word, enlarged(word, chance.choice(sizes[1:]), form)) for form in FORMATS for word in WORDS]
+    broken = [("", enlarged("five", 300, form)[:-900]) for form in ("PNG", "JPEG", "WebP")] + [("", b"GIF89a")]
+    files = [*forms, *broken]
+    chance.shuffle(files)
+    with start_server("--edges", edges) as server:
+        for _ in range(3):
+            posted = [("file", (str(number), data)) for number, (_, data) in enumerate(files)]
+            results = server.post(DIGITS, files=posted).json()["results"]
+            found = [one["predictions"][0]["class_id"] if "error" not in one else None for one in results]
+            assert found == [WORDS.index(word) if word else None for word, _ in files]
+        wait_until(lambda: not server.stats()["inflight_bytes"], "all memory is free")
+        count = 3 * len(forms)
+        for stage in ("decode_wait", "decode"):
+            wait_until(lambda stage=stage: metric(server, STAGE, stage=stage, model="digits") >= count, "it is counted")
+
+
+def test_a_wait_for_decoding_is_a_stage_of_its_own() -> None:
+    with start_server() as server:
+        alone = server.post(DIGITS, content=digit("two"))
+        assert alone.json()["timing_ms"]["decode_wait"] == 0
+        assert "decode_wait;dur=0.000, decode;dur=" in alone.headers["server-timing"]
+        waited = server.post(DIGITS, content=enlarged("two", 500, "PNG")).json()["timing_ms"]
+        assert 0 < waited["decode_wait"] <= waited["total"]
+        assert server.stats()["models"][0]["stages"]["decode_wait"]["p99_ms"] > 0
+
+
+def leave_behind(server: Server, data: bytes, clients: int) -> None:
+    for _ in range(clients):
+        with Wire(server.port) as wire:
+            wire.send(head(DIGITS, {"Content-Length": str(len(data))}) + data)
+
+
+@pytest.mark.parametrize("edges", ["0", "1"])
+def test_what_waits_to_be_decoded_is_told(edges: str) -> None:
+    slow = picture(3000, "RGB", "WebP")
+    with on_one_cpu(), start_server("--edges", edges, "--drain-timeout-s", "1") as server:
+        with ExitStack() as stack:
+            for _ in range(12):
+                wire = stack.enter_context(Wire(server.port))
+                wire.send(head(DIGITS, {"Content-Length": str(len(slow))}) + slow)
+            wait_until(lambda: server.stats()["waiting_to_decode"], "some wait")
+        wait_until(lambda: not server.stats()["waiting_to_decode"], "nobody does, as their clients have left")
+
+
+@pytest.mark.long
+def test_what_nobody_waits_for_is_not_decoded() -> None:
+    """A second's deadline is kept, or refused in time, behind images whose clients have left."""
+    slow, deadline_s = picture(4000, "RGB", "WebP"), 1.0
+    with on_one_cpu(), start_server("--max-body-mb", "8", "--drain-timeout-s", "1") as server:
+        server.post(DIGITS, content=digit("seven"))
+        leave_behind(server, slow, 128)
+        wait_until(lambda: server.stats()["inflight_bytes"], "the first of them has arrived")
+        with server.client(timeout=10 * deadline_s) as client:
+            reply = client.post(f"{DIGITS}?timeout_ms={1e3 * deadline_s:g}", content=digit("seven"))
+        assert reply.status_code in (200, 429, 504)
+        assert reply.elapsed.total_seconds() < 3 * deadline_s, f"{reply} after {reply.elapsed}"
+
+
+def test_those_who_left_cost_nothing_behind_them() -> None:
+    """Of many that leave at once only those are decoded that have begun."""
+    slow = picture(3000, "RGB", "WebP")
+    with on_one_cpu(), start_server("--max-body-mb", "8") as server:
+        leave_behind(server, slow, 24)
+        label = server.post(DIGITS, content=enlarged("seven", 300, "PNG")).json()["predictions"][0]["label"]
+        assert label == "7"
+        calls = "convoy_call_duration_seconds_count"
+        wait_until(lambda: metric(server, calls, outcome="cancelled") == 24, "all have ended")
+        wait_until(lambda: not server.stats()["inflight_bytes"], "the decoder has given back what it had")
+        assert metric(server, STAGE, stage="decode") < 12
+
+
+# --- memory
+
+MIB = 1 << 20
+# What a process may use for its work beside the memory that its requests are admitted to.
+LEEWAY_BYTES = 128 * MIB
+
+
+def photo(width: int, height: int, orientation: int = 1) -> bytes:
+    exif, out = Image.Exif(), io.BytesIO()
+    exif[274] = orientation
+    Image.new("RGB", (width, height), (9, 9, 9)).save(out, "JPEG", exif=exif)
+    return out.getvalue()
+
+
+def test_an_image_that_takes_more_memory_than_there_is_is_refused_with_advice() -> None:
+    """150 KB of 36 million pixels with alpha, which nobody begins to decode."""
+    with start_server("--max-body-mb", "8", "--max-inflight-mb", "64") as server:
+        assert server.post(DIGITS, content=digit("seven")).status_code == 200
+        before = peak_bytes(server)
+        refused = server.post(DIGITS, content=picture(6000, "RGBA", "PNG"))
+        assert refused.status_code == 413
+        assert "--max-inflight-mb" in refused.json()["error"]
+        assert "6000x6000" in refused.json()["error"]
+        assert peak_bytes(server) - before < 32 * MIB
+        answer = server.post(
+            DIGITS, files=[("file", ("a", picture(6000, "RGBA", "PNG"))), ("file", ("b", digit("one")))]
+        )
+        too_large, good = answer.json()["results"]
+        assert "--max-inflight-mb" in too_large["error"]
+        assert good["predictions"][0]["label"] == "1"
+
+
+def test_decoding_at_once_stays_within_the_memory_for_requests() -> None:
+    """Sixteen, of which one takes a quarter: they wait for each other, and none is refused."""
+    image, allowed = photo(2000, 1700, orientation=6), 128 * MIB
+    with start_server("--max-body-mb", "8", "--max-inflight-mb", str(allowed // MIB)) as server:
+        assert server.post(DIGITS, content=digit("seven")).status_code == 200
+        before = peak_bytes(server)
+        with ThreadPoolExecutor(16) as pool:
+            codes = list(pool.map(lambda _: server.post(DIGITS, content=image).status_code, range(48)))
+        assert codes == [200] * 48
+        assert peak_bytes(server) - before <= allowed + LEEWAY_BYTES // 2
+        wait_until(lambda: not server.stats()["inflight_bytes"], "all memory is free")
+
+
+def test_more_pixels_than_the_operator_allows_are_refused_from_the_header() -> None:
+    with start_server("--max-pixels", "10000") as server:
+        assert server.post(DIGITS, content=enlarged("three", 100, "PNG")).json()["predictions"][0]["label"] == "3"
+        refused = server.post(DIGITS, content=enlarged("three", 101, "WebP"))
+        assert refused.status_code == 400
+        assert "more than the 10000 allowed" in refused.json()["error"]
+        assert "--max-pixels" in refused.json()["error"]
+
+
+def test_by_default_photos_of_fifty_megapixels_are_taken() -> None:
+    with start_server() as server:
+        assert server.post(DIGITS, content=photo(8200, 6100, orientation=6)).status_code == 200

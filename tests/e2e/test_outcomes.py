@@ -1,0 +1,292 @@
+"""How calls end, as the server tells it: each once, with one outcome of one list, on every wire, in every process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton_grpc
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.utils import InferenceServerException
+
+from tests.support.servers import (
+    FakeServer,
+    Server,
+    metric,
+    on_one_cpu,
+    rows_request,
+    start_fake_server,
+    start_server,
+    wait_until,
+)
+from tests.support.stores import picture
+from tests.support.wire import Wire, head
+
+DIGITS = "/predictions/digits"
+ROWS = "/v2/models/rows/infer"
+# What is escaped in a path only the framework reads, so this one goes through ASGI.
+THROUGH_ASGI = "/v2/models/r%6Fws/infer"
+KEY = {"Authorization": "Bearer open sesame"}
+CALLS = "convoy_call_duration_seconds_count"
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+Ends = Counter[tuple[str, str, str]]
+
+
+def ended(server: Server) -> Ends:
+    """The calls so far, by model, protocol and outcome."""
+    found: Ends = Counter()
+    for family in text_string_to_metric_families(server.get("/metrics", headers=KEY).text):
+        for sample in family.samples:
+            if sample.name == CALLS:
+                labels = sample.labels
+                found[labels["model"], labels["protocol"], labels["outcome"]] += int(sample.value)
+    return found
+
+
+def refused(server: Server) -> dict[str, float]:
+    """The refusals so far, by reason."""
+    return {
+        sample.labels["reason"]: sample.value
+        for family in text_string_to_metric_families(server.get("/metrics", headers=KEY).text)
+        for sample in family.samples
+        if sample.name == "convoy_rejected_total"
+    }
+
+
+def waiting_rows(server: Server) -> int:
+    (rows,) = [one for one in server.get("/stats", headers=KEY).json()["models"] if one["name"] == "rows"]
+    return int(rows["waiting_samples"])
+
+
+def hold_queue(server: FakeServer, pool: ThreadPoolExecutor) -> list[Any]:
+    """One request that runs until the switch is off, and one behind it that fills the queue."""
+    server.switch_on("hold")
+    asking = [pool.submit(server.infer, 1.0, headers=KEY)]
+    wait_until(lambda: server.get("/stats", headers=KEY).json()["unfinished_requests"] == 1, "one runs")
+    asking.append(pool.submit(server.infer, 1.0, headers=KEY))
+    wait_until(lambda: waiting_rows(server) == 1, "the queue is full")
+    return asking
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    """A server that asks for a key and takes one request beside the one that runs; with and without an edge."""
+    key_file: Path = tmp_path_factory.mktemp("keys") / "key"
+    key_file.write_text("open sesame\n")
+    with start_fake_server(fake={"max_batch": 1}, max_queue=1, edges=request.param, api_key_file=key_file) as server:
+        yield server
+
+
+@pytest.mark.parametrize("path", [ROWS, THROUGH_ASGI])
+def test_every_http_call_ends_once(guarded: FakeServer, path: str) -> None:
+    before, refusals = ended(guarded), refused(guarded)
+    rows = rows_request(1.0)
+    assert guarded.post(path, json=rows, headers=KEY).status_code == 200
+    assert guarded.post(path, content=b"{", headers=KEY).status_code == 400
+    assert guarded.post(path.replace("infer", "infer?timeout_ms=x"), json=rows, headers=KEY).status_code == 400
+    assert guarded.post("/v2/models/nobody/infer", json=rows, headers=KEY).status_code == 404
+    assert guarded.post(path, json=rows).status_code == 401
+    assert guarded.post(path, json=rows, headers={"Authorization": "Bearer open barley"}).status_code == 401
+    with ThreadPoolExecutor(2) as pool:
+        asking = hold_queue(guarded, pool)
+        assert [guarded.post(path, json=rows, headers=KEY).status_code for _ in range(3)] == [429] * 3
+        guarded.switch_off("hold")
+        assert [one.result().status_code for one in asking] == [200, 200]
+    wait_until(lambda: guarded.get("/stats", headers=KEY).json()["unfinished_requests"] == 0, "nothing runs")
+    guarded.switch_on("hold")
+    assert guarded.post(f"{path}?timeout_ms=100", json=rows, headers=KEY).status_code == 504
+    guarded.switch_off("hold")
+    expected = Counter(
+        {
+            ("rows", "v2", "answered"): 3,
+            ("rows", "v2", "invalid"): 2,
+            ("", "v2", "invalid"): 1,
+            ("", "v2", "unauthorised"): 2,
+            ("rows", "v2", "refused"): 3,
+            ("rows", "v2", "late"): 1,
+        }
+    )
+    wait_until(lambda: ended(guarded) - before == expected, f"they are counted: {ended(guarded) - before}", 5.0)
+    assert refused(guarded)["queue_full"] == refusals.get("queue_full", 0) + 3
+    wait_until(lambda: guarded.get("/stats", headers=KEY).json()["unfinished_requests"] == 0, "nothing runs")
+
+
+def test_every_grpc_call_ends_once(guarded: FakeServer) -> None:
+    before, refusals = ended(guarded), refused(guarded)
+    given = triton_grpc.InferInput("x", [1, 4], "FP32")
+    given.set_data_from_numpy(np.ones((1, 4), np.float32))
+    wrong = triton_grpc.InferInput("y", [1, 4], "FP32")
+    wrong.set_data_from_numpy(np.ones((1, 4), np.float32))
+    metadata = {name.lower(): value for name, value in KEY.items()}
+
+    def status(model: str = "rows", one: Any = given, headers: Any = metadata, **options: Any) -> str:
+        try:
+            client.infer(model, [one], headers=headers, **options)
+        except InferenceServerException as error:
+            return str(error.status()).removeprefix("StatusCode.")
+        return "OK"
+
+    with triton_grpc.InferenceServerClient(guarded.grpc_address) as client:
+        assert status() == "OK"
+        assert status(one=wrong) == "INVALID_ARGUMENT"
+        assert status("nobody") == "NOT_FOUND"
+        assert status(headers={}) == "UNAUTHENTICATED"
+        unread = client._channel.unary_unary(METHOD)
+        with pytest.raises(Exception, match="INVALID_ARGUMENT"):
+            unread(b"\xff\xff", metadata=tuple(metadata.items()))
+        with ThreadPoolExecutor(2) as pool:
+            asking = hold_queue(guarded, pool)
+            assert [status() for _ in range(3)] == ["RESOURCE_EXHAUSTED"] * 3
+            guarded.switch_off("hold")
+            assert [one.result().status_code for one in asking] == [200, 200]
+    expected = Counter(
+        {
+            ("rows", "grpc", "answered"): 1,
+            ("rows", "v2", "answered"): 2,
+            ("rows", "grpc", "invalid"): 1,
+            ("", "grpc", "invalid"): 2,
+            ("", "grpc", "unauthorised"): 1,
+            ("rows", "grpc", "refused"): 3,
+        }
+    )
+    wait_until(lambda: ended(guarded) - before == expected, f"they are counted: {ended(guarded) - before}", 5.0)
+    assert refused(guarded)["queue_full"] == refusals.get("queue_full", 0) + 3
+
+
+def test_old_names_keep_their_words_and_their_sums(guarded: FakeServer) -> None:
+    """For one version: `convoy_requests_total` and `convoy_request_duration_seconds`."""
+    guarded.infer(1.0, headers=KEY)
+    guarded.infer(1.0)
+    words = {"answered": "success", "refused": "rejected", "late": "deadline_exceeded"}
+
+    def books() -> tuple[Counter[str], Counter[str], float, int]:
+        text = guarded.get("/metrics", headers=KEY).text
+        old: Counter[str] = Counter()
+        new: Counter[str] = Counter()
+        durations, ends = 0.0, 0
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                outcome = sample.labels.get("outcome", "")
+                if sample.name == "convoy_requests_total":
+                    old[outcome] += int(sample.value)
+                elif sample.name == CALLS:
+                    new[words.get(outcome, outcome)] += int(sample.value)
+                    ends += int(sample.value) if sample.labels["model"] else 0
+                elif sample.name == "convoy_request_duration_seconds_count":
+                    durations += sample.value
+        return old, new, durations, ends
+
+    old, new, durations, ends = wait_until(lambda: (one := books())[0]["unauthorised"] and one, "both are counted")
+    assert old == new
+    assert durations == ends
+
+
+@pytest.mark.parametrize("is_led_to_the_core", [False, True])
+def test_who_finds_no_core_is_counted_by_the_next_one(is_led_to_the_core: bool) -> None:
+    with start_fake_server(edges=1, allow_shared_memory=is_led_to_the_core) as server:
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        (core,) = [one for one in children if "fake_core" in " ".join(one.cmdline())]
+        core.kill()
+        wait_until(lambda: server.get("/v2/health/ready").status_code == 503, "the edge knows")
+        statuses = [server.infer(1.0).status_code for _ in range(5)]
+        wait_until(server.is_ready, "another core serves")
+        expected = {("", "v2", "refused"): statuses.count(503)}
+        wait_until(lambda: +ended(server) - Counter({("rows", "v2", "answered"): 5}) == expected, "they are counted")
+        assert set(refused(server)) <= {"core_away", "not_ready"}
+        assert sum(refused(server).values()) == statuses.count(503)
+
+
+def test_files_of_a_form_are_refused_one_by_one() -> None:
+    """Each is a request of its own, among others that are answered."""
+    files = [("file", (f"{number}.png", picture(2000, "RGB", "WebP"))) for number in range(8)]
+    with on_one_cpu(), start_server("--max-queue", "1", "--max-body-mb", "8") as server:
+        answer = server.post(DIGITS, files=files)
+        missing = sum("error" in one for one in answer.json()["results"])
+        assert 0 < missing < 8
+        wait_until(lambda: ended(server) == {("digits", "predictions", "answered"): 1}, "the call is counted")
+        assert refused(server) == {"decode_queue": missing}
+
+
+class Refusals:
+    """What became of the requests to `refusing`: one is late in the engine, and one behind it fills the queue."""
+
+    answered, late, refused = 2, 1, 5
+
+    def __init__(self, server: FakeServer) -> None:
+        assert server.infer(1.0).status_code == 200
+        server.switch_on("hold")
+        # An idle engine admits whatever is not late yet, so this one is never refused.
+        assert server.post(f"{ROWS}?timeout_ms=100", json=rows_request(1.0)).status_code == 504
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(server.infer, 1.0)
+            wait_until(lambda: waiting_rows(server) == 1, "the queue is full")
+            refused = [server.infer(1.0).status_code for _ in range(self.refused)]
+            server.switch_off("hold")
+            assert waits.result().status_code == 200
+        assert refused == [429] * self.refused
+        wait_until(server.is_at_rest, "all has ended")
+
+
+@pytest.fixture
+def refusing() -> Iterator[FakeServer]:
+    with start_fake_server(fake={"max_batch": 1}, max_queue=1) as server:
+        Refusals(server)
+        yield server
+
+
+def test_durations_are_those_of_answers(refusing: FakeServer) -> None:
+    """The histogram tells outcomes apart."""
+    assert metric(refusing, CALLS, model="rows", outcome="answered") == Refusals.answered
+    assert metric(refusing, CALLS, model="rows", outcome="refused") == Refusals.refused
+    assert metric(refusing, CALLS, model="rows", outcome="late") == Refusals.late
+
+
+def test_refusals_of_the_decoder_are_counted() -> None:
+    slow = picture(4000, "RGB", "WebP")
+    with on_one_cpu(), start_server("--max-body-mb", "8", "--max-queue", "1") as server:
+        with ExitStack() as stack:
+            wires = [stack.enter_context(Wire(server.port)) for _ in range(8)]
+            for wire in wires:
+                wire.send(head(DIGITS, {"Content-Length": str(len(slow))}) + slow)
+            turned_away = sum(wire.reply().status == 429 for wire in wires)
+        assert turned_away
+        assert refused(server) == {"decode_queue": turned_away}
+
+
+def test_refusals_of_the_grpc_library_are_counted() -> None:
+    with start_fake_server(max_connections=4) as server:
+        with triton_grpc.InferenceServerClient(server.grpc_address) as client:
+            given = triton_grpc.InferInput("x", [1, 4], "FP32")
+            given.set_data_from_numpy(np.ones((1, 4), np.float32))
+            ends: list[Exception | None] = []
+            server.switch_on("hold")
+            for _ in range(10):
+                client.async_infer("rows", [given], lambda result, error: ends.append(error))
+            wait_until(lambda: len(ends) >= 6, "all but four are refused")
+            server.switch_off("hold")
+            wait_until(lambda: len(ends) == 10, "all have ended")
+        errors = [one for one in ends if one is not None]
+        assert all(isinstance(one, InferenceServerException) for one in errors)
+        assert {one.status() for one in errors} == {"StatusCode.RESOURCE_EXHAUSTED"}  # type: ignore[attr-defined]
+        assert refused(server) == {"calls": len(errors)}
+        assert metric(server, CALLS, protocol="grpc", outcome="refused") == len(errors)
+
+
+def test_refusals_of_connections_are_counted() -> None:
+    with start_fake_server(max_connections=4) as server:
+        with ExitStack() as stack:
+            wires = [stack.enter_context(Wire(server.port)) for _ in range(8)]
+            for wire in wires:
+                wire.send(head("/v2/health/live", method="GET"))
+            statuses = [wire.reply().status for wire in wires]
+        assert statuses.count(503) == 4, statuses
+        while server.get("/ping").status_code == 503:  # the four that were served may not have been closed yet
+            statuses.append(503)
+        assert refused(server) == {"connections": statuses.count(503)}

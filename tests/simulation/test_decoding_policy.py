@@ -1,0 +1,387 @@
+"""The decoders' policy in virtual time: who goes first, who never goes, and what must hold whatever comes."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convoy.app.scheduling.decoding import (
+    SHARED_NS,
+    Begin,
+    DecodeCost,
+    DecodeJob,
+    Decoding,
+    NotDecoded,
+    Why,
+    admit,
+    answered,
+    decide,
+    ended,
+    withdraw,
+)
+from convoy.app.scheduling.patience import ONE_BATCH_IN
+from convoy.app.scheduling.queues import PATIENCE_NS, RAISED_LEVEL
+from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS, ModelKey
+
+MODEL, OTHER = ModelKey("m", 1), ModelKey("other", 1)
+TINY = 1_000_000  # ns
+# A job of so many units takes as many nanoseconds, which is known from the start.
+KNOWN = {"known": (1.0, 1.0)}
+
+
+@dataclass
+class Decoders:
+    """Threads in virtual time. `answer_ns`: what follows decoding; None: no answer ever comes."""
+
+    state: Decoding
+    memory_bytes: int = 1 << 40
+    answer_ns: int | None = 0
+    true_ns: Callable[[DecodeJob], int] = lambda job: job.units
+    now_ns: int = 0
+    began: dict[int, int] = field(default_factory=dict)
+    ended_at: dict[int, int] = field(default_factory=dict)
+    refused: dict[int, tuple[Why, int]] = field(default_factory=dict)
+    hand_overs: list[tuple[int, ...]] = field(default_factory=list)
+    left: set[int] = field(default_factory=set)
+    used_bytes: int = 0
+    most_ahead: Counter[ModelKey] = field(default_factory=Counter)
+    _ahead: Counter[ModelKey] = field(default_factory=Counter)
+    _events: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
+    _ids: count[int] = field(default_factory=count)
+
+    def at(self, now_ns: int, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (now_ns, next(self._ids), event))
+
+    def arrive(self, job: DecodeJob) -> None:
+        self.at(job.arrival_ns, lambda: self._arrive(job))
+
+    def leave(self, job: DecodeJob, now_ns: int) -> None:
+        self.at(now_ns, lambda: self._leave(job))
+
+    def run(self, until_ns: int = 1 << 62) -> Decoders:
+        while self._events and self._events[0][0] <= until_ns:
+            self.now_ns = self._events[0][0]
+            while self._events and self._events[0][0] == self.now_ns:
+                heapq.heappop(self._events)[2]()
+            self._decide()
+        return self
+
+    def _arrive(self, job: DecodeJob) -> None:
+        refusal = admit(self.state, job, self.now_ns)
+        if refusal is not None:
+            self._refused(refusal)
+
+    def _refused(self, refusal: NotDecoded) -> None:
+        assert refusal.job.id not in self.began
+        self.refused[refusal.job.id] = (refusal.why, self.now_ns)
+
+    def _leave(self, job: DecodeJob) -> None:
+        self.left.add(job.id)
+        if job.id not in self.began and job.id not in self.refused:
+            withdraw(self.state, job)
+
+    def _reserve(self, job: DecodeJob) -> bool:
+        if self.used_bytes + job.needs_bytes > self.memory_bytes:
+            return False
+        self.used_bytes += job.needs_bytes
+        return True
+
+    def _decide(self) -> None:
+        while (decision := decide(self.state, self.now_ns, self._reserve)) is not None:
+            if isinstance(decision, NotDecoded):
+                self._refused(decision)
+                continue
+            assert isinstance(decision, Begin)
+            self.hand_overs.append(tuple(job.id for job in decision.jobs))
+            end_ns = self.now_ns
+            for job in decision.jobs:
+                assert job.id not in self.left, "nobody waits for it"
+                self.began[job.id] = end_ns
+                end_ns += self.true_ns(job)
+                if job.key is not None and job.most_ahead:
+                    self._ahead[job.key] += 1
+                    self.most_ahead[job.key] = max(self.most_ahead[job.key], self._ahead[job.key])
+            self.at(end_ns, lambda jobs=decision.jobs: self._return(jobs))
+
+    def _return(self, jobs: tuple[DecodeJob, ...]) -> None:
+        for job in jobs:
+            ended(self.state, job, self.true_ns(job))
+            self.used_bytes -= job.needs_bytes
+            self.ended_at[job.id] = self.now_ns
+            if job.most_ahead and self.answer_ns is not None:
+                self.at(self.now_ns + self.answer_ns, lambda job=job: self._answer(job))
+
+    def _answer(self, job: DecodeJob) -> None:
+        assert job.key is not None
+        self._ahead[job.key] -= 1
+        answered(self.state, job.key, self.answer_ns)
+
+
+def decoders(threads: int = 1, max_waiting: int = 1 << 20, **more: object) -> Decoders:
+    state = Decoding(threads, max_waiting)
+    state.costs = {kind: DecodeCost(*cost) for kind, cost in KNOWN.items()}
+    return Decoders(state, **more)  # type: ignore[arg-type]
+
+
+def job(number: int, units: int, arrival_ns: int = 0, within_ns: int | None = None, **more: object) -> DecodeJob:
+    deadline_ns = None if within_ns is None else arrival_ns + within_ns
+    return DecodeJob(number, "known", units, arrival_ns, deadline_ns, **{"key": MODEL, **more})  # type: ignore[arg-type]
+
+
+# --- who goes first
+
+
+def test_a_small_image_is_not_stuck_behind_a_stream_of_large_ones() -> None:
+    """It waits for the one that is being decoded, and at most for one that is owed its turn."""
+    large, small = 200 * MILLISECOND_NS, 2 * MILLISECOND_NS
+    play = decoders()
+    for number in range(200):  # twice what one thread can do, for twenty seconds
+        play.arrive(job(number, large, number * large // 2))
+    small_ones = [job(1000 + number, small, (5 + 70 * number) * MILLISECOND_NS) for number in range(250)]
+    for one in small_ones:
+        play.arrive(one)
+    play.run()
+    waits = [play.began[one.id] - one.arrival_ns for one in small_ones]
+    assert max(waits) <= 2 * large
+
+
+@pytest.mark.parametrize("small_ms", [1, 20])
+def test_a_large_image_is_not_stuck_behind_a_flood_of_small_ones(small_ms: int) -> None:
+    """More small ones than can be decoded at all: of the time, one part in so many is for the oldest."""
+    large, small = 160 * MILLISECOND_NS, small_ms * MILLISECOND_NS
+    play = decoders()
+    for number in range(15 * 1000 // small_ms):
+        play.arrive(job(number, small, number * small * 9 // 10))
+    large_ones = [job(100_000 + number, large, number) for number in range(4)]
+    for one in large_ones:
+        play.arrive(one)
+    play.run(until_ns=12 * SECOND_NS)
+    began = sorted(play.began[one.id] for one in large_ones[1:] if one.id in play.began)
+    assert len(began) == 3, "all of them went within twelve seconds"
+    turn_ns = ONE_BATCH_IN * large
+    assert began[0] <= PATIENCE_NS + 2 * turn_ns
+    for before, after in pairwise(began):
+        assert after - before <= turn_ns + large + small
+    # And no more than their part: all else went to the small ones.
+    spent = sum(large for one in large_ones if one.id in play.began)
+    assert sum(play.ended_at[number] is not None for number in play.ended_at if number < 100_000) * small >= 6 * spent
+
+
+def test_the_urgent_go_first_and_what_is_owed_before_them() -> None:
+    play = decoders()
+    play.arrive(job(0, TINY * 9))
+    for number, level in enumerate((3, 2, 1, RAISED_LEVEL), 1):
+        play.arrive(job(number, TINY, 1, level=level))
+    play.run()
+    assert sorted(range(5), key=lambda number: play.began[number]) == [0, 4, 3, 2, 1]
+
+
+def test_about_equal_ones_go_by_deadline_and_then_as_they_came() -> None:
+    play = decoders()
+    play.arrive(job(0, TINY))
+    play.arrive(job(1, 1500 * 1024, 1))
+    play.arrive(job(2, 1100 * 1024, 2))
+    play.arrive(job(3, 1900 * 1024, 3, SECOND_NS))
+    play.run()
+    assert sorted(range(4), key=lambda number: play.began[number]) == [0, 3, 1, 2]
+
+
+# --- who never goes
+
+
+def test_who_cannot_be_in_time_by_wait_decoding_and_answer_is_refused_at_once() -> None:
+    play = decoders(answer_ns=30 * MILLISECOND_NS)
+    for number in range(20):  # the model is known to take 30 ms behind decoding
+        play.arrive(job(number, 10 * MILLISECOND_NS, number * 10 * MILLISECOND_NS, most_ahead=100))
+    at = 95 * MILLISECOND_NS
+    play.arrive(job(100, 10 * MILLISECOND_NS, at, 35 * MILLISECOND_NS, most_ahead=100))
+    play.arrive(job(101, 10 * MILLISECOND_NS, at, 120 * MILLISECOND_NS, most_ahead=100))
+    play.run()
+    assert play.refused == {100: (Why.PREDICTED_LATE, at)}
+
+
+def test_who_has_become_hopeless_while_it_waited_is_given_up() -> None:
+    play = decoders(true_ns=lambda one: one.units * (3 if one.id == 0 else 1))
+    play.arrive(job(0, 20 * MILLISECOND_NS))
+    play.arrive(job(1, 20 * MILLISECOND_NS, 1, 50 * MILLISECOND_NS))
+    play.arrive(job(2, 20 * MILLISECOND_NS, 2))
+    play.run()
+    assert play.refused[1][0] in (Why.EXPIRED, Why.HOPELESS)
+    assert 2 in play.began
+
+
+def test_who_is_alone_is_tried_whatever_is_predicted() -> None:
+    """So a prediction that was wrong is found out: after some tries the job is known to be short."""
+    play = decoders(true_ns=lambda one: one.units // 100)
+    for number in range(40):
+        play.arrive(job(number, SECOND_NS, number * SECOND_NS, 50 * MILLISECOND_NS))
+    play.run()
+    assert not play.refused
+    assert play.state.cost("known").predict_ns(SECOND_NS) < 50 * MILLISECOND_NS
+
+
+def test_a_full_queue_takes_nobody_but_what_is_owed() -> None:
+    play = decoders(max_waiting=2)
+    for number in range(6):
+        play.arrive(job(number, TINY, 0))
+    play.arrive(job(6, TINY, 0, level=RAISED_LEVEL))
+    play.run()
+    assert {number: why for number, (why, _) in play.refused.items()} == dict.fromkeys(range(2, 6), Why.QUEUE_FULL)
+
+
+# --- memory, batches ahead, hand-overs
+
+
+def test_a_smaller_one_may_pass_who_does_not_fit_but_not_for_ever() -> None:
+    play = decoders(threads=2, memory_bytes=100)
+    play.arrive(job(0, 400 * MILLISECOND_NS, 0, needs_bytes=60))
+    play.arrive(job(1, 100 * MILLISECOND_NS, 1, needs_bytes=100))
+    for number in range(2, 2000):
+        play.arrive(job(number, 100 * MILLISECOND_NS, 2 + number, needs_bytes=30))
+    play.run()
+    assert play.began[2] < play.began[1] < PATIENCE_NS + 400 * MILLISECOND_NS
+    assert not play.refused
+
+
+def test_what_fits_with_nothing_else_decoded_is_refused_else() -> None:
+    play = decoders(memory_bytes=100)
+    play.used_bytes = 50  # of requests that are computed
+    play.arrive(job(0, TINY, needs_bytes=60))
+    play.arrive(job(1, TINY, needs_bytes=50))
+    play.run()
+    assert play.refused == {0: (Why.NO_ROOM, 0)}
+    assert 1 in play.ended_at
+
+
+def test_two_batches_ahead_and_no_more() -> None:
+    """And a model whose engine stands still holds up nobody else."""
+    play = decoders(threads=4, answer_ns=None)
+    for number in range(50):
+        play.arrive(job(number, TINY, 0, most_ahead=8))
+    play.arrive(job(100, TINY, 1, key=OTHER, most_ahead=8))
+    play.run()
+    assert play.most_ahead[MODEL] == 8 == sum(number < 50 for number in play.began)
+    assert 100 in play.began
+
+
+def test_half_of_the_threads_rest_while_an_engine_on_their_cores_has_a_batch() -> None:
+    """And all work again for a model that has none; one always does."""
+    play = decoders(threads=4, answer_ns=None)
+    play.state.shares_cores = True
+    for number in range(20):
+        play.arrive(job(number, TINY, 0, most_ahead=8))
+    play.run(until_ns=TINY - 1)
+    assert len(play.began) == 4, "of the first batch all are decoded at once"
+    play.run(until_ns=2 * TINY - 1)
+    assert len(play.began) == 6, "of the second half as many"
+    assert len(play.run().began) == 8
+    alone = decoders(threads=1, answer_ns=None)
+    alone.state.shares_cores = True
+    for number in range(20):
+        alone.arrive(job(number, TINY, 0, most_ahead=8))
+    assert len(alone.run().began) == 8
+
+
+def test_short_ones_share_a_hand_over_and_long_ones_do_not() -> None:
+    play = decoders()
+    play.arrive(job(0, TINY))
+    for number in range(1, 13):
+        play.arrive(job(number, SHARED_NS // 4, 1))
+    play.arrive(job(13, TINY, 1))
+    play.run()
+    assert [len(group) for group in play.hand_overs] == [1, 3, 3, 3, 3, 1] or all(
+        len(group) in (3, 4) for group in play.hand_overs[1:-1]
+    )
+    assert play.hand_overs[-1] == (13,)
+
+
+# --- whatever comes
+
+jobs = st.lists(
+    st.tuples(
+        st.integers(0, 3000),  # arrival, ms
+        st.sampled_from([10_000, 200_000, TINY, 30 * TINY, 300 * TINY]),  # units
+        st.sampled_from([None, 5, 200, 5000]),  # within, ms
+        st.sampled_from([MODEL, OTHER, None]),
+        st.integers(RAISED_LEVEL, 3),
+        st.integers(0, 120),  # memory
+        st.sampled_from([None, 0, 10, 1000]),  # leaves after, ms
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs=jobs, threads=st.integers(1, 3), answer_ms=st.sampled_from([0, 3, 500]), seed=st.integers(0, 9))
+def test_whatever_comes(jobs: list[tuple[object, ...]], threads: int, answer_ms: int, seed: int) -> None:
+    """Each ends exactly once; nobody is decoded whom nobody awaits; memory, queue, threads and lead are kept."""
+    chance = random.Random(seed)
+    off = {number: chance.choice((0.3, 1, 1, 5)) for number in range(len(jobs))}
+    play = decoders(
+        threads,
+        max_waiting=20,
+        memory_bytes=100,
+        answer_ns=answer_ms * MILLISECOND_NS,
+        true_ns=lambda one: int(one.units * off[one.id]),
+    )
+    made = []
+    for number, (at_ms, units, within, key, level, needs, leaves) in enumerate(jobs):
+        one = job(
+            number,
+            units,  # type: ignore[arg-type]
+            at_ms * MILLISECOND_NS,  # type: ignore[operator]
+            None if within is None else within * MILLISECOND_NS,  # type: ignore[operator]
+            key=key,
+            most_ahead=0 if key is None else 4,
+            level=level,
+            needs_bytes=needs,
+        )
+        made.append(one)
+        play.arrive(one)
+        if leaves is not None:
+            play.leave(one, one.arrival_ns + leaves * MILLISECOND_NS)  # type: ignore[operator]
+    play.run()
+    for one in made:
+        outcomes = (one.id in play.ended_at) + (one.id in play.refused)
+        assert outcomes == 1 or (outcomes == 0 and one.id in play.left)
+        if one.id in play.began and one.deadline_ns is not None and one.level:
+            assert play.began[one.id] < one.deadline_ns + SHARED_NS * 5  # others may be before it in its hand-over
+        if one.needs_bytes > play.memory_bytes:
+            assert one.id not in play.began
+    assert all(most <= 4 for most in play.most_ahead.values())
+    assert (play.used_bytes, play.state.waiting, play.state.busy) == (0, 0, 0)
+    assert not play.state.running
+    assert not any(line.places or line.by_age or line.ahead or line.behind_ns for line in play.state.lines.values())
+
+
+def test_models_that_have_left_are_forgotten() -> None:
+    play = decoders()
+    for number in range(200):
+        play.arrive(job(number, TINY, 2 * TINY * number, key=ModelKey("m", 1, number), most_ahead=4))
+    play.run()
+    assert len(play.ended_at) == 200
+    assert len(play.state.lines) < 70
+
+
+@given(
+    fixed=st.floats(5e4, 1e6),
+    unit=st.floats(3, 100),
+    sides=st.lists(st.sampled_from([32, 256, 2000]), min_size=2, max_size=2, unique=True),
+)
+def test_costs_are_learned(fixed: float, unit: float, sides: list[int]) -> None:
+    """From two sizes that come in turns: what is predicted then is about right."""
+    cost, sizes = DecodeCost(300e3, 10), [side * side for side in sides]
+    for _ in range(400):
+        for units in sizes:
+            cost.observe(units, int(fixed + unit * units))
+    for units in sizes:
+        assert cost.predict_ns(units) == pytest.approx(fixed + unit * units, rel=0.3)

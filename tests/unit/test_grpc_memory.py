@@ -1,0 +1,192 @@
+"""What gRPC calls leave in memory: nothing that waits for the garbage collector; and how many messages come into it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from convoy.app.edge.grpc import room as room_module
+from convoy.app.edge.grpc.gate import GrpcCall
+from convoy.app.edge.grpc.room import MessageRoom, Turn
+from convoy.app.edge.grpc.server import GrpcServer
+from convoy.app.edge.grpc.tensors import split
+from convoy.app.edge.oip.call import Call
+from convoy.app.edge.oip.decoder import Decoder
+from convoy.app.edge.options import BodyLimits
+from convoy.app.scheduling.slab import Slab
+from convoy.models.errors import RequestError, RequestTimeout
+from tests.support.fake_devices import ROW, Workshop, in_workshop, until
+from tests.unit.test_direct import OPTIONS, workshop  # noqa: F401
+
+KIB = 1 << 10
+
+
+def asked(model: str = "rows", size: int = ROW, **more: Any) -> Any:
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, size])
+    data = np.zeros(size, np.float32).tobytes()
+    return service_pb2.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[data], **more)
+
+
+async def code_of(call: Any) -> str:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+def test_a_call_that_has_ended_leaves_nothing_for_the_garbage_collector(workshop: Workshop) -> None:  # noqa: F811
+    """Answered, refused in each way, cancelled, and in streams; small ones, and ones that are split."""
+
+    async def in_a_stream(stub: Any) -> None:
+        async def requests() -> AsyncIterator[Any]:
+            for one in (asked(), asked("nobody"), asked(size=20 * KIB)):
+                yield one
+
+        replies = [reply.error_message async for reply in stub.ModelStreamInfer(requests())]
+        assert [bool(words) for words in replies] == [False, True, True]
+
+    async def all_ways(channel: Any) -> None:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        raw = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        none = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+        assert await code_of(stub.ModelInfer(asked())) == "OK"
+        assert await code_of(stub.ModelInfer(asked("nobody"))) == "NOT_FOUND"
+        assert await code_of(stub.ModelInfer(asked(size=20 * KIB))) == "INVALID_ARGUMENT"
+        assert await code_of(stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="nobody"))) == "NOT_FOUND"
+        assert await code_of(raw(b"\xff" * 100 * KIB)) == "INVALID_ARGUMENT"
+        assert await code_of(none(iter(()))) == "INVALID_ARGUMENT"
+        left = stub.ModelInfer(asked())
+        left.cancel()
+        assert await asyncio.wait({asyncio.ensure_future(left.code())})
+        await in_a_stream(stub)
+
+    async def scenario() -> None:
+        core = workshop.core
+        core.listeners_opening += 1
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        decoder = Decoder(1, 8)
+        server = GrpcServer(core, OPTIONS, decoder, max_calls=8)
+        await server.start("127.0.0.1", port)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await all_ways(channel)
+            await until(lambda: core.slab.slots_in_use == core.open_calls == 0)
+            gc.collect()
+            gc.disable()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            try:
+                await all_ways(channel)
+                await until(lambda: core.slab.slots_in_use == core.open_calls == 0)
+                gc.collect()
+                ours = GrpcCall, Call, Turn, RequestError
+                held = [one for one in gc.garbage if isinstance(one, ours)]
+                frames = [one for one in gc.garbage if "convoy/app/edge" in str(getattr(one, "f_code", ""))]
+            finally:
+                gc.set_debug(0)
+                gc.garbage.clear()
+                gc.enable()
+            assert (held, frames) == ([], [])
+        await server.stop(0)
+        decoder.close()
+        for served in core.catalog.served():
+            leaving = core.lifecycle.take_out_of_service(served.key.model, served.key.version)
+            assert leaving is not None
+            await leaving
+
+    in_workshop(workshop, scenario)
+
+
+class Context:
+    """A call whose message comes when it is told to."""
+
+    def __init__(self) -> None:
+        self.is_read = False
+        self.message = asyncio.get_running_loop().create_future()
+
+    async def read(self) -> bytes:
+        self.is_read = True
+        data: bytes = await self.message
+        return data
+
+
+@pytest.mark.parametrize(("used", "at_once"), [(0, 4), (100, 3), (64 * KIB - 64, 2)])
+def test_so_many_messages_are_read_at_once_as_fit_what_the_slab_has_left(used: int, at_once: int) -> None:
+    async def scene() -> None:
+        slab = Slab(64 * KIB)
+        room = MessageRoom(slab, BodyLimits(16 * KIB))
+        slot = slab.reserve(used) if used else None
+        turns, contexts = [Turn(room) for _ in range(9)], [Context() for _ in range(9)]
+        reads = [asyncio.ensure_future(turn.read(one)) for turn, one in zip(turns, contexts, strict=True)]
+
+        def being_read() -> int:
+            return sum(one.is_read for one in contexts)
+
+        await until(lambda: being_read() == at_once)
+        reads[5].cancel()  # it waits, or is being read
+        await asyncio.wait([reads[5]])
+        turns[5].end()
+        for number in (0, 1, 2, 3, 4, 6, 7, 8):
+            contexts[number].message.set_result(b"x")
+            assert await reads[number] == b"x"
+            turns[number].end()
+            turns[number].end()
+        assert being_read() == 8
+        if slot is not None:
+            slab.free(slot.ref)
+        assert room._taken == 0
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("somebody_waits", [True, False])
+def test_who_sends_slowly_makes_room_for_those_who_wait(somebody_waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_module, "HURRIED_S", 0.02 if somebody_waits else 0.0)
+
+    async def scene() -> None:
+        room = MessageRoom(Slab(16 * KIB), BodyLimits(16 * KIB))
+        contexts = [Context() for _ in range(3 if somebody_waits else 2)]
+
+        async def read(context: Context) -> bytes:
+            turn = Turn(room)
+            try:
+                return await turn.read(context)
+            finally:
+                turn.end()
+
+        reads = [asyncio.ensure_future(read(one)) for one in contexts]
+        for one in contexts[2:]:
+            one.message.set_result(b"mine")
+        if somebody_waits:
+            assert await reads[2] == b"mine"
+            for slow in reads[:2]:
+                with pytest.raises(RequestTimeout, match="send it faster"):
+                    await slow
+            return
+        await until(lambda: all(one.is_read for one in contexts))
+        for one in contexts:
+            one.message.set_result(b"late")
+        assert await asyncio.gather(*reads) == [b"late", b"late"]
+
+    asyncio.run(scene())
+
+
+@given(st.lists(st.binary(max_size=300), max_size=3), st.text(max_size=9), st.binary(max_size=40))
+def test_a_message_that_is_split_is_the_same_message(raw: list[bytes], name: str, noise: bytes) -> None:
+    whole = service_pb2.ModelInferRequest(model_name=name, id="7", raw_input_contents=raw)
+    whole.inputs.add(name="x", shape=[1 << 40, 3])
+    rest, found = split(whole.SerializeToString())
+    assert [bytes(one) for one in found] == raw
+    del whole.raw_input_contents[:]
+    assert service_pb2.ModelInferRequest.FromString(rest) == whole
+    split(noise)  # raises nothing, whatever it is

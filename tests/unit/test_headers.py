@@ -1,0 +1,155 @@
+"""What headers say, beside what Pillow finds in the same bytes."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from convoy.models.errors import ImageError
+from convoy.models.headers import Header, read_header
+from convoy.models.images import _OPENERS, decoding_bytes, preprocess, sniff
+from tests.support.pictures import SMALL, png_claiming
+
+TURNED = Image.Exif()
+TURNED[274] = 6
+UPRIGHT = Image.Exif()
+UPRIGHT[274] = 1
+COLOURS: dict[str, Any] = {
+    "RGB": (1, 2, 3),
+    "RGBA": (1, 2, 3, 100),
+    "L": 5,
+    "LA": (3, 100),
+    "P": 4,
+    "1": 1,
+    "I;16": 777,
+    "CMYK": (1, 2, 3, 4),
+}
+# (format, mode, how it is saved, (has alpha, is deep, may turn))
+FILES: list[tuple[str, str, dict[str, Any], tuple[bool, bool, bool]]] = [
+    ("JPEG", "RGB", {}, (False, False, False)),
+    ("JPEG", "RGB", {"exif": TURNED}, (False, False, True)),
+    ("JPEG", "RGB", {"exif": UPRIGHT}, (False, False, False)),
+    ("JPEG", "RGB", {"progressive": True, "comment": b"\xff\xc0 is no frame"}, (False, False, False)),
+    ("JPEG", "RGB", {"xmp": b'<x tiff:Orientation="6"/>'}, (False, False, True)),
+    ("JPEG", "L", {}, (False, False, False)),
+    ("JPEG", "CMYK", {}, (False, False, False)),
+    ("PNG", "RGB", {}, (False, False, False)),
+    ("PNG", "RGBA", {}, (True, False, False)),
+    ("PNG", "LA", {}, (True, False, False)),
+    ("PNG", "P", {}, (False, False, False)),
+    ("PNG", "P", {"transparency": 4}, (True, False, False)),
+    ("PNG", "1", {}, (False, False, False)),
+    ("PNG", "I;16", {}, (False, True, False)),
+    ("PNG", "RGB", {"exif": TURNED}, (False, False, True)),
+    ("WebP", "RGB", {}, (False, False, False)),
+    ("WebP", "RGB", {"lossless": True}, (False, False, False)),
+    ("WebP", "RGBA", {"lossless": True}, (True, False, False)),
+    ("WebP", "RGBA", {}, (True, False, False)),
+    ("WebP", "RGB", {"exif": TURNED}, (False, False, True)),
+    ("GIF", "P", {}, (True, False, True)),
+    ("GIF", "L", {"comment": b"," * 600}, (True, False, True)),
+    ("BMP", "RGB", {}, (False, False, False)),
+    ("BMP", "RGBA", {}, (True, False, False)),
+    ("BMP", "L", {}, (False, False, False)),
+    ("TIFF", "RGB", {}, (False, False, False)),
+    ("TIFF", "RGBA", {"compression": "tiff_lzw"}, (True, False, False)),
+    ("TIFF", "I;16", {}, (False, True, False)),
+    ("TIFF", "RGB", {"big_endian": True}, (False, False, False)),
+    ("TIFF", "RGB", {"exif": TURNED}, (False, False, True)),
+]
+
+
+def saved(form: str, mode: str, options: dict[str, Any], size: tuple[int, int] = (37, 91)) -> bytes:
+    out = io.BytesIO()
+    Image.new(mode, size, COLOURS[mode]).save(out, form, **options)
+    return out.getvalue()
+
+
+def header_of(encoded: bytes) -> Header | None:
+    form = sniff(encoded)
+    return None if form is None else read_header(form, memoryview(encoded))
+
+
+@pytest.mark.parametrize(("form", "mode", "options", "traits"), FILES)
+def test_size_and_traits_are_those_of_the_file(form: str, mode: str, options: dict[str, Any], traits: object) -> None:
+    encoded = saved(form, mode, options)
+    header = header_of(encoded)
+    assert header is not None
+    assert (header.width, header.height) == (37, 91)
+    assert (header.has_alpha, header.is_deep, header.may_turn) == traits
+    with Image.open(io.BytesIO(encoded)) as opened:
+        assert not header.is_rgb or opened.mode == "RGB"
+        assert header.pixel_bytes >= (1 if opened.mode in ("1", "L", "P") else 2 if opened.mode == "I;16" else 4)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.sampled_from(FILES),
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=4),
+    st.floats(0, 1),
+    st.sampled_from([b"", b"\xff", b"\x00\x00\x00"]),
+)
+def test_what_can_be_decoded_has_a_header_that_says_enough(
+    file: tuple[str, str, dict[str, Any], object], spoilt: list[tuple[float, int]], cut: float, inserted: bytes
+) -> None:
+    """Whatever is wrong with the bytes: else somebody would be let in with less memory than he takes."""
+    form, mode, options, _ = file
+    data = bytearray(saved(form, mode, options))
+    for place, value in spoilt:
+        data[int(place * min(len(data) - 1, 200))] = value
+    middle = int(cut * min(len(data), 400))
+    encoded = bytes(data[:middle] + inserted + data[middle:]) if inserted else bytes(data)
+    try:
+        header = header_of(encoded)
+    except ImageError:
+        return
+    try:
+        with _OPENERS[sniff(encoded) or ""](io.BytesIO(encoded)) as opened:
+            size = opened.size
+        preprocess(encoded, SMALL, 100_000)
+    except Exception:
+        return
+    assert header is not None
+    assert all(said >= is_ for said, is_ in zip(sorted(header[:2]), sorted(size), strict=True))  # of TIFF it is turned
+
+
+def test_a_frame_larger_than_its_screen_counts() -> None:
+    screen_of_one = b"GIF89a" + bytes((1, 0, 1, 0, 0x80, 0, 0)) + bytes(6)
+    frame = b"!\xf9\x04" + bytes(5) + b"," + bytes((2, 0, 3, 0, 100, 0, 50, 0, 0))
+    header = header_of(screen_of_one + frame)
+    assert header is not None
+    assert (header.width, header.height) == (102, 53)
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        b"\xff\xd8" + b"\xff\xfe\x00\x02" * 6000,
+        b"\x89PNG\r\n\x1a\n" + b"\0\0\0\0tEXt\0\0\0\0" * 6000,
+        b"\xff\xd8\xff\xfe\x00\x02" + bytes(200_000),
+        b"GIF89a" + bytes(7) + b"!\xfe\0" * 6000,
+        b"GIF89a" + bytes(7) + b"!\xfe" + b"\x01," * 6000,
+    ],
+    ids=["JPEG", "PNG", "JPEG junk", "GIF", "GIF block"],
+)
+def test_what_never_comes_to_its_pixels_is_refused(endless: bytes) -> None:
+    with pytest.raises(ImageError, match="parts before its pixels"):
+        header_of(endless)
+
+
+def test_memory_follows_from_the_header() -> None:
+    def need(encoded: bytes) -> int:
+        header = header_of(encoded)
+        assert header is not None
+        return decoding_bytes(header, SMALL)
+
+    pixels = 3000 * 4000
+    photo = saved("JPEG", "RGB", {}, (3000, 4000))
+    assert 4 * pixels < need(photo) < 5 * pixels
+    assert 8 * pixels < need(saved("JPEG", "RGB", {"exif": TURNED}, (3000, 4000))) < 9 * pixels
+    assert need(png_claiming(30_000, 30_000)) > 3_600_000_000

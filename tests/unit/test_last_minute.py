@@ -1,0 +1,150 @@
+"""The last minute in virtual time: what is in it, how exact it is, and what it costs to keep."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from convoy.app.batch import StageTimes
+from convoy.app.telemetry.last_minute import (
+    _MOST_UNSORTED,
+    MOST_ERROR,
+    STAGES,
+    WINDOW_S,
+    LastMinute,
+    MinuteCounts,
+    StagePercentiles,
+)
+
+MS = 1_000_000
+NOTHING = StagePercentiles(None, None, None)
+
+
+class Clock:
+    def __init__(self, now_s: float = 1000.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def batch(minute: LastMinute, samples: int, took_ms: int, requests: int = 1) -> None:
+    minute.record_batch(samples, StageTimes(MS, took_ms * MS, MS), [MS] * requests)
+
+
+def near(wanted_ns: float) -> object:
+    rounded_ms = 0.00005  # what is told has four digits
+    return pytest.approx(wanted_ns / MS, abs=max(0.0001, wanted_ns / MS * MOST_ERROR * 1.001 + rounded_ms))
+
+
+@given(st.floats(0, 10), st.floats(0, 0.999))
+def test_of_59_seconds_ago_all_is_in_it_and_of_61_nothing(since_start_s: float, part_s: float) -> None:
+    clock = Clock(1000 + part_s)
+    minute = LastMinute(clock)
+    clock.now_s += since_start_s
+    batch(minute, 3, 20)
+    minute.record_stage("total", [30 * MS])
+    clock.now_s += 59
+    assert minute.percentiles("compute").p99_ms == near(20 * MS)
+    assert minute.percentiles("total").p50_ms == near(30 * MS)
+    assert minute.batch_sizes() == {3: 1}
+    assert minute.per_second()[0] > 0
+    clock.now_s += 2
+    assert minute.stages() == dict.fromkeys(STAGES, NOTHING)
+    assert minute.batch_sizes() == {}
+    assert minute.per_second() == (0, 0)
+
+
+def test_nothing_of_the_minute_is_left_out_however_much_came_after_it() -> None:
+    """Of a minute's batches 1.3 % took long, and came first."""
+    clock = Clock()
+    minute = LastMinute(clock)
+    for _ in range(60):
+        batch(minute, 64, 32)
+    for number in range(50_000):
+        clock.now_s = 1000 + 59 * number / 50_000
+        if number < 4500:
+            batch(minute, 1, 1)
+        minute.record_stage("total", [MS])
+    assert minute.batch_sizes() == {1: 4500, 64: 60}
+    assert minute.percentiles("compute").p99_ms == near(32 * MS)
+    assert minute.percentiles("total").p99_ms == near(MS)
+
+
+times_ns = st.one_of(st.integers(0, 300), st.integers(0, 10 * MS), st.integers(0, 1 << 41))
+
+
+@given(st.lists(st.lists(times_ns, max_size=40), min_size=1, max_size=40), st.floats(0, 1.4))
+@example([[5] * (3 * _MOST_UNSORTED), [7 * MS] * _MOST_UNSORTED], 0.0)
+@example([[1 << 41]], 0.0)
+@example([[17134]], 0.0)
+def test_a_percentile_is_within_its_bound_of_the_value_of_that_rank(groups: list[list[int]], apart_s: float) -> None:
+    clock = Clock()
+    minute = LastMinute(clock)
+    for values in groups:
+        minute.record_stage("total", values)
+        clock.now_s += apart_s
+    everything = sorted(value for values in groups for value in values)
+    seen = minute.percentiles("total")
+    if not everything:
+        assert seen == NOTHING
+        return
+    for percent, got in ((50, seen.p50_ms), (95, seen.p95_ms), (99, seen.p99_ms)):
+        assert got == near(everything[max(0, math.ceil(len(everything) * percent / 100) - 1)])
+
+
+def test_looking_changes_nothing_and_may_be_done_at_any_time() -> None:
+    clock = Clock()
+    minute = LastMinute(clock)
+    for second in range(3 * WINDOW_S):
+        clock.now_s = 1000 + second
+        for _ in range(3):
+            minute.record_stage("decode", [second * MS] * 500)
+            assert minute.percentiles("decode") == minute.percentiles("decode")
+        window = range(max(0, second - WINDOW_S + 1), second + 1)
+        assert minute.percentiles("decode").p50_ms == near(window[math.ceil(len(window) / 2) - 1] * MS)
+
+
+@pytest.mark.parametrize("part_s", [0.0, 0.5, 0.99])
+def test_rates_are_over_the_time_that_is_looked_at(part_s: float) -> None:
+    clock = Clock()
+    minute = LastMinute(clock)
+    for tenth in range(2000):
+        clock.now_s = 1000 + tenth / 10 + part_s / 10
+        batch(minute, 6, 1, requests=2)
+    clock.now_s += 0.1
+    assert minute.per_second() == (pytest.approx(20, rel=0.01), pytest.approx(60, rel=0.01))
+
+
+def test_a_server_that_has_just_begun_has_its_rate_over_that_time() -> None:
+    clock = Clock(1000.7)
+    minute = LastMinute(clock)
+    batch(minute, 5, 1)
+    assert minute.per_second() == (1, 5)
+    clock.now_s += 10
+    assert minute.per_second() == (pytest.approx(0.1), pytest.approx(0.5))
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from(["late", "answered"]), st.integers(1, 9)), max_size=30))
+def test_counts_are_those_of_the_last_minute_by_name(events: list[tuple[float, str, int]]) -> None:
+    clock = Clock()
+    counts = MinuteCounts(clock)
+    began_s = clock.now_s
+    seen: list[tuple[float, str, int]] = []
+    for apart_s, name, amount in events:
+        clock.now_s += apart_s
+        counts.add(name, amount)
+        seen.append((clock.now_s, name, amount))
+        oldest = int(clock.now_s) - WINDOW_S
+        span_s = max(1, clock.now_s - max(began_s, oldest + 1))
+        wanted: dict[str, float] = {}
+        for at_s, one, many in seen:
+            if int(at_s) > oldest:
+                wanted[one] = wanted.get(one, 0) + many / span_s
+        assert counts.per_second() == pytest.approx(wanted)
+        assert list(counts.per_second()) == sorted(wanted)
+    clock.now_s += WINDOW_S + 1
+    assert counts.per_second() == {}
