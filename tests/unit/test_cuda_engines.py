@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.cuda import engine as cuda_engine
 from convoy.app.engines.cuda.device import Device
-from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda
+from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda, Handle
 from convoy.app.engines.cuda.engine import CudaEngine
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, FakeCuda, FakeGpu
-from tests.support.gpu_bench import KINDS, TwoEngines
+from tests.support.gpu_bench import KINDS, Batch, TwoEngines
 
 GIVES_BACK = ("cudaFree", "cudaFreeHost", "cudaStreamDestroy", "cudaEventDestroy", "cudaGraphDestroy")
 
@@ -177,17 +180,42 @@ def test_the_fake_computes_rightly_in_either_order(tmp_path: Path, kind: str) ->
         assert two_batches_at_once_are_right(bench, bench.ready(kind))
 
 
+def at_once(
+    bench: TwoEngines, engine: CudaEngine, batches: Sequence[Batch], meanwhile: Callable[[], None]
+) -> list[bool]:
+    """Which batches are answered rightly, of as many as the engine takes at once.
+
+    All of them are on the device before any is waited for; `meanwhile` is called then, and the latest ends first.
+    """
+    wait, here, last = bench.bindings.wait_for_event, threading.local(), len(batches) - 1
+    begun, ended = ([threading.Event() for _ in batches] for _ in (0, 1))
+
+    def wait_in_turn(event: Handle) -> None:
+        number = getattr(here, "number", None)  # of another thread, None
+        if number is not None and not begun[number].is_set():
+            begun[number].set()
+            if number == last:
+                meanwhile()
+            else:
+                assert ended[number + 1].wait(10)
+        wait(event)
+
+    def serve(number: int) -> bool:
+        assert number == 0 or begun[number - 1].wait(10)
+        here.number = number
+        try:
+            return batches[number].is_answered_by(engine.run(batches[number].parts))
+        finally:
+            ended[number].set()
+
+    with patch.object(bench.bindings, "wait_for_event", wait_in_turn), ThreadPoolExecutor(len(batches)) as threads:
+        return list(threads.map(serve, range(len(batches))))
+
+
 def two_batches_at_once_are_right(bench: TwoEngines, engine: CudaEngine) -> bool:
-    """Both slots filled before either is waited for; the later one first."""
-    slots, batches = engine._slots, [bench.batch(3, 1, seed=1), bench.batch(2, seed=2)]
-    # Else what is stale is right by chance.
-    for slot, batch in zip(slots, [bench.batch(4, seed=3), bench.batch(2, seed=4)], strict=True):
-        engine._begin(slot, batch.parts)
-        engine._finish(slot, batch.parts)
-    for slot, batch in zip(slots, batches, strict=True):
-        engine._begin(slot, batch.parts)
-    results = [engine._finish(slots[index], batches[index].parts) for index in (1, 0)]
-    return batches[1].is_answered_by(results[0]) and batches[0].is_answered_by(results[1])
+    stale, batches = ([bench.batch(*one, seed=sum(one)) for one in both] for both in (((4, 3), (2, 4)), ((3, 1), (2,))))
+    at_once(bench, engine, stale, nothing)  # else what is stale is right by chance
+    return all(at_once(bench, engine, batches, nothing))
 
 
 def nothing(*args: object) -> None:
@@ -204,8 +232,14 @@ def test_a_stream_that_does_not_wait_gives_wrong_answers(tmp_path: Path, kind: s
 def test_waiting_for_an_event_that_was_not_recorded_gives_wrong_answers(tmp_path: Path) -> None:
     bench = TwoEngines(tmp_path)
     engine = bench.ready("onnxruntime")
-    record, forgotten = bench.bindings.record, {id(slot.copied_in) for slot in engine._slots}
-    bench.bindings.record = lambda event, stream: None if id(event) in forgotten else record(event, stream)  # type: ignore[method-assign]
+    record, here = bench.bindings.record, threading.local()
+
+    def forget_the_second(event: Handle, stream: Handle) -> None:
+        here.recorded = getattr(here, "recorded", 0) + 1  # by the thread of one batch
+        if here.recorded != 2:  # which says that the inputs are there
+            record(event, stream)
+
+    bench.bindings.record = forget_the_second  # type: ignore[method-assign]
     assert not two_batches_at_once_are_right(bench, engine)
 
 
@@ -216,23 +250,43 @@ def test_not_waiting_for_the_answers_gives_old_ones(bench: TwoEngines, kind: str
     assert not two_batches_at_once_are_right(bench, engine)
 
 
-def test_a_slot_that_is_used_too_early_loses_its_batch(bench: TwoEngines, kind: str) -> None:
+def test_a_batch_that_finds_no_free_slot_spoils_none_that_is_under_way(bench: TwoEngines, kind: str) -> None:
     engine = bench.ready(kind)
-    slot, first, second = engine._slots[0], bench.batch(3, seed=1), bench.batch(3, seed=2)
-    engine._begin(slot, first.parts)
-    engine._begin(slot, second.parts)
-    assert not first.is_answered_by(engine._finish(slot, first.parts))
+    third, has_begun = bench.batch(3, seed=3), threading.Event()
+    record = bench.bindings.record
+
+    def note_the_third(event: Handle, stream: Handle) -> None:
+        if threading.current_thread() is extra:
+            has_begun.set()
+        record(event, stream)
+
+    def begin_a_third() -> None:
+        extra.start()
+        assert not has_begun.wait(0.2)
+
+    third_is_right: list[bool] = []
+    extra = threading.Thread(target=lambda: third_is_right.append(third.is_answered_by(engine.run(third.parts))))
+    bench.bindings.record = note_the_third  # type: ignore[method-assign]
+    batches = [bench.batch(3, seed=seed) for seed in range(engine.info.slots)]
+    assert all(at_once(bench, engine, batches, begin_a_third))
+    extra.join(10)
+    assert third_is_right == [True]
 
 
-def test_a_request_that_is_overwritten_too_early_is_answered_wrongly(bench: TwoEngines, kind: str) -> None:
+@pytest.mark.parametrize("is_spoilt", [False, True])
+def test_a_request_is_read_where_it_lies_until_its_answer_is_there(
+    bench: TwoEngines, kind: str, monkeypatch: pytest.MonkeyPatch, *, is_spoilt: bool
+) -> None:
+    monkeypatch.setattr(cuda_engine, "measure_threshold", lambda *_: 0)  # the copy engine wins
     engine = bench.ready(kind)
     batch = bench.batch(3, seed=1)
     for array in batch.sources[0]:
-        engine.page_lock(array.data.cast("B"))
-    engine._gather.threshold_bytes = 0
-    engine._begin(engine._slots[0], batch.parts)
-    batch.sources[0][0][:] = 0
-    assert not batch.is_answered_by(engine._finish(engine._slots[0], batch.parts))
+        assert engine.page_lock(array.data.cast("B"))
+
+    def spoil_it() -> None:
+        batch.sources[0][0][:] = 0
+
+    assert at_once(bench, engine, [batch], spoil_it if is_spoilt else nothing) == [not is_spoilt]
 
 
 # Threads
@@ -414,17 +468,17 @@ def test_after_a_failed_batch_nothing_of_it_is_under_way_and_the_next_is_right(t
     bench = TwoEngines(tmp_path, FakeCuda(interleaves=True))
     spoil(bench, kind, nothing)
     engine = open_without_graphs(bench, kind)
-    # Another batch is on the device, and must come through.
     other = bench.batch(3, seed=5)
-    busy = engine._free_slots.get()
-    engine._begin(busy, other.parts)
-    for _ in range(3):
-        with pytest.raises(EngineFailure) as failed:
-            engine.run(poisoned(bench))
-        assert failed.value.scope is FailureScope.BATCH
-        assert not any(stream.todo for stream in bench.cuda._streams.values())
-        assert bench.runs_right(engine, 2)
-    assert other.is_answered_by(engine._finish(busy, other.parts))
+
+    def fail_beside_it() -> None:
+        for _ in range(3):
+            with pytest.raises(EngineFailure) as failed:
+                engine.run(poisoned(bench))
+            assert failed.value.scope is FailureScope.BATCH
+            assert not bench.cuda.is_under_way
+            assert bench.runs_right(engine, 2)
+
+    assert at_once(bench, engine, [other], fail_beside_it) == [True]
 
 
 def test_a_batch_that_breaks_the_device_takes_every_engine_with_it(bench: TwoEngines, kind: str) -> None:
