@@ -256,8 +256,11 @@ def test_refusals_of_the_decoder_are_counted() -> None:
             for wire in wires:
                 wire.send(head(DIGITS, {"Content-Length": str(len(slow))}) + slow)
             turned_away = sum(wire.reply().status == 429 for wire in wires)
-        assert turned_away
-        assert refused(server) == {"decode_queue": turned_away}
+        told = refused(server)
+        # Those that are decoded while one waits for the engine find its queue full, which is as short.
+        assert told["decode_queue"]
+        assert told.keys() <= {"decode_queue", "queue_full"}
+        assert sum(told.values()) == turned_away
 
 
 def test_refusals_of_the_grpc_library_are_counted() -> None:

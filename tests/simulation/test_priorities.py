@@ -127,7 +127,7 @@ class Watched:
 
 
 @given(scenes)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_nobody_waits_for_ever_and_the_most_urgent_go_first(scene: Scene) -> None:
     watched = Watched(scene)
     begun_ns = defaultdict(
