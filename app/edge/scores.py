@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +27,9 @@ def best_classes(
 
     `logits` is the sample's output, flattened. Raises ModelFailed when a score is not a number.
     """
-    scores = _scores(logits.astype(np.float32), spec)
+    scores = _scores(logits.astype(np.float32, copy=False), spec)
     order = (-scores).argsort(kind="stable")  # behind all others comes what is not a number
-    if order.size and np.isnan(scores[order[-1]]):
+    if order.size and math.isnan(scores[order[-1]]):
         raise ModelFailed("the model produced NaN")
     order = order[:top_k]
     if threshold is not None:
@@ -53,10 +54,16 @@ def _scores(outputs: np.ndarray, spec: ModelSpec) -> np.ndarray:
 
 def activate(logits: np.ndarray, activation: Activation) -> np.ndarray:
     """Scores in float32; the softmax subtracts the maximum first, so that it cannot overflow."""
+    if activation == "none":
+        return logits
+    if activation == "softmax":
+        largest = np.maximum.reduce(logits, initial=-np.inf)
+        if math.isfinite(largest):  # nothing to warn of, and to ask for silence takes as long as the softmax
+            return _softmax(logits, largest)
     with np.errstate(all="ignore"):
-        if activation == "softmax":
-            powers = np.exp(logits - np.maximum.reduce(logits, initial=-np.inf))
-            return np.asarray(powers / np.add.reduce(powers))
-        if activation == "sigmoid":
-            return np.asarray(1 / (1 + np.exp(-logits)))
-    return logits
+        return _softmax(logits, largest) if activation == "softmax" else np.asarray(1 / (1 + np.exp(-logits)))
+
+
+def _softmax(logits: np.ndarray, largest: np.float32) -> np.ndarray:
+    powers = np.exp(logits - largest)
+    return np.asarray(powers / np.add.reduce(powers))

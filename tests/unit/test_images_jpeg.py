@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 from PIL import Image, features
 
@@ -58,7 +58,10 @@ def test_all_that_pillow_writes_has_the_same_pixels(
     options: dict[str, Any] = {"icc_profile": b"a profile"} if has_profile else {}
     options |= {"subsampling": subsampling} if mode == "RGB" else {}
     options |= {"quality": quality, "progressive": progressive, "restart_marker_blocks": restart_blocks}
-    encoded = pillow_jpeg(picture(*size, seed=quality, mode=mode), **options)
+    try:
+        encoded = pillow_jpeg(picture(*size, seed=quality, mode=mode), **options)
+    except OSError:  # where a file with many restarts becomes longer than it expects, Pillow cannot write it
+        reject()
     assert is_as_by_pillow(encoded, *size, channels)
     assert is_decoded_here(encoded) == (size[0] * size[1] <= jpeg.MAX_PIXELS)
 

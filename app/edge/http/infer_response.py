@@ -84,6 +84,7 @@ def _texts(name: str, data: memoryview) -> list[str]:
 
 def _dump(document: dict[str, Any], is_strict_json: bool) -> bytes:
     if is_strict_json:
-        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        body: bytes = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        return body
     # NaN and Infinity are the protocol's own extension of JSON; orjson would write null.
     return json.dumps(document, default=lambda values: values.tolist(), separators=(",", ":")).encode()

@@ -92,7 +92,8 @@ def internal_error(own_id: bytes) -> Reply:
 
 def error_body(message: str) -> bytes:
     # A client's own bytes may stand in the message, and they need not be text.
-    return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
+    body: bytes = orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
+    return body
 
 
 def json_response(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
