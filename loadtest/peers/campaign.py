@@ -148,7 +148,7 @@ class Campaign:
                     self._pairs.append(Pair(turn, duel.peer, duel.load, setting, readings[1], readings[0]))
                     where = f"round {turn + 1}, {duel.load.name}"
                     self._tell(f"{where}: Convoy {_brief(readings[0])}; {theirs.title} {_brief(readings[1])}")
-                for side, bench in zip(sides, benches, strict=True):
+                for side, bench in zip(sides, benches, strict=True):  # noqa: B007  # read where it fails
                     bench.examine(duel.load)
         except Unfit as unfit:
             # Of a server that answers wrongly at the end, nothing counts.

@@ -32,10 +32,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class PairRatio:
-    """The median ratio of pairs, and between which of them the true one lies: `low` and `high` are one-sided 95 % bounds.
+    """The median ratio of pairs; `low` and `high` are one-sided 95 % bounds of the true one.
 
-    They are ratios of pairs themselves (sign test), so that nothing is assumed of how ratios are spread. Fewer than five
-    pairs bear no bounds: then `low` and `high` are the lowest and the highest, and `has_bounds` says so.
+    They are ratios of pairs themselves (sign test), so that nothing is assumed of how ratios are spread. Fewer than
+    five pairs bear no bounds: then they are the lowest and the highest, and `has_bounds` is False.
     """
 
     median: float

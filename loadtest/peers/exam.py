@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import numpy as np
@@ -95,7 +96,7 @@ def set_exam(network: ServedNetwork, body: BodyKind, seed: int) -> Exam:
             f"{network.file} cannot be used ({error}); it needs one input [batch, ...] whose other sizes are fixed"
         ) from error
     lots = np.random.default_rng(seed)
-    samples: Sequence[Sample]
+    samples: Any
     if body in PICTURES:
         samples = PICTURES[body]()
         tensors = np.stack([decode(picture, network.resize_px, network.crop_px) for picture in samples])

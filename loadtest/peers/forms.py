@@ -105,7 +105,7 @@ def _read_predictions(body: bytes) -> Floats:
 
 def _best_scores(logits: Floats) -> Floats:
     """Softmax, and nothing but the best classes of it."""
-    shares = np.exp(logits - logits.max())
+    shares: Floats = np.exp(logits - logits.max())
     shares /= shares.sum()
     shares[np.argsort(shares)[:-_TOP]] = 0
     return shares

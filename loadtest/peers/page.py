@@ -96,11 +96,14 @@ def _conditions(results: Results) -> str:
 def _account(found: Sequence[Match], results: Results) -> str:
     """How the rows came out, those that were lost by name."""
     lines = []
-    for what, pick in (("rate", lambda match: match.rps_ratio), ("CPU a request", lambda match: match.cpu_ratio)):
+    for what, ratios in (
+        ("rate", [one.rps_ratio for one in found]),
+        ("CPU a request", [one.cpu_ratio for one in found]),
+    ):
         by_verdict: dict[str, list[str]] = {"won": [], "lost": [], "open": []}
-        for match in found:
+        for match, ratio in zip(found, ratios, strict=True):
             name = f"{results.conditions.titles[match.peer]} at {match.load.name}"
-            by_verdict[pick(match).verdict].append(name)
+            by_verdict[ratio.verdict].append(name)
         named = [f"{verdict} {len(names)}" for verdict, names in by_verdict.items()]
         lost, undecided = by_verdict["lost"], by_verdict["open"]
         told = f" Lost: {', '.join(lost)}." * bool(lost) + f" Open: {', '.join(undecided)}." * bool(undecided)

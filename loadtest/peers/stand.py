@@ -39,27 +39,26 @@ class Stand:
     warm_up_s: float
 
     @contextmanager
-    def up(self, contender: Contender, setting: Setting, body: BodyKind) -> Iterator[Bench]:
-        """A fresh start of the server, with the network that such bodies ask. Raises Unfit where it does not come up."""
-        with tempfile.TemporaryDirectory(prefix="convoy-peers-", ignore_cleanup_errors=True) as temporary:
-            with ExitStack() as stack:
-                ports = free_ports()
-                route = contender.routes[body]
+    def up(self, contender: Contender, setting: Setting, body: BodyKind) -> Iterator[ServerUp]:
+        """A fresh start of the server, with the network that such bodies ask. Raises Unfit if it does not come up."""
+        ports, route = free_ports(), contender.routes[body]
 
-                def is_ready(_: str) -> bool:
-                    return self.exams[body].first_answer(_url(ports, route), route)
+        def is_ready(_: str) -> bool:
+            return self.exams[body].first_answer(_url(ports, route), route)
 
-                try:
-                    launch = contender.launch(setting, ports, self.networks[body])
-                    started = serving(contender.title, launch, ports.http, Path(temporary), is_ready)
-                    server = stack.enter_context(started)
-                except JobError as error:
-                    raise Unfit("start", str(error)) from error
-                yield Bench(self, contender, server, ports, Path(temporary))
+        with ExitStack() as stack:
+            temporary = tempfile.TemporaryDirectory(prefix="convoy-peers-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(temporary))
+            try:
+                launch = contender.launch(setting, ports, self.networks[body])
+                server = stack.enter_context(serving(contender.title, launch, ports.http, folder, is_ready))
+            except JobError as error:
+                raise Unfit("start", str(error)) from error
+            yield ServerUp(self, contender, server, ports, folder)
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class ServerUp:
     """One server that is up."""
 
     stand: Stand

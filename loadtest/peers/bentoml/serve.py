@@ -1,4 +1,4 @@
-"""The network in BentoML: one service, one worker, JSON bodies, because its arrays travel as JSON, or pictures as forms.
+"""The network in BentoML: one service, one worker; arrays travel as JSON, pictures as forms.
 
 Runs in BentoML's own environment. BentoML finds the service in this file, in processes of its own; started as a
 script, the file starts BentoML. Its batcher decides for itself how long to wait.

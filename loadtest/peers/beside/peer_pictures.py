@@ -1,6 +1,6 @@
 """How a peer makes the network's input of a picture: Pillow, and torchvision's `Resize` and `CenterCrop` without torch.
 
-Runs in a peer's own environment, as `peer_side` does, and in the comparison, which holds everybody's answers against it.
+Runs in a peer's own environment, as `peer_side` does, and in the comparison, which holds all answers against it.
 """
 
 from __future__ import annotations
