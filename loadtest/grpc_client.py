@@ -66,7 +66,7 @@ class GrpcServerClient:
         if options.body in ("image", "json"):
             raise UsageError(f"--body {options.body} is for HTTP; over gRPC leave it away: tensors travel as binary")
         inputs = inputs_of(metadata)
-        requests = [_message(model, inputs, tensors) for tensors in bodies.draw_tensors(inputs, options.seed)]
+        requests = [infer_message(model, inputs, tensors) for tensors in bodies.draw_tensors(inputs, options.seed)]
         try:
             answer = self._call("ModelInfer", service_pb2.ModelInferRequest.FromString(requests[0]))
             if not answer.outputs:
@@ -106,7 +106,8 @@ def _document(message: Any) -> dict[str, object]:
     return found
 
 
-def _message(model: str, inputs: list[bodies.Input], tensors: list[bodies.Tensor]) -> bytes:
+def infer_message(model: str, inputs: list[bodies.Input], tensors: list[bodies.Tensor]) -> bytes:
+    """One request as it goes over the wire."""
     request = service_pb2.ModelInferRequest(model_name=model)
     for one, tensor in zip(inputs, tensors, strict=True):
         request.inputs.add(name=one.name, datatype=one.datatype, shape=one.sent_shape)

@@ -11,6 +11,7 @@ from rich.console import Console
 from convoy.loadtest.peers.campaign import Effort
 from convoy.loadtest.peers.command import EXIT_INTERRUPTED, Options, run
 from convoy.loadtest.peers.definition import KNOWN
+from convoy.loadtest.peers.page import MARK
 from convoy.loadtest.peers.plan import LOADS
 from convoy.models.errors import ConvoyError
 
@@ -28,14 +29,16 @@ def main(
     generator: Annotated[str, typer.Option(help="auto, wrk or own.")] = "auto",
     convoy_options: Annotated[str, typer.Option(help="Words for `convoy serve`; none leaves it untouched.")] = "",
     interpreted: Annotated[bool, typer.Option("--interpreted", help="Convoy as it stands here, not compiled.")] = False,
-    rounds: Annotated[int, typer.Option(help="Pairs per peer and load.", min=1)] = 5,
-    duration: Annotated[float, typer.Option(help="Seconds of each measurement.", min=0.1)] = 4.0,
-    sweep: Annotated[float, typer.Option(help="Seconds of each trial of a setting.", min=0.1)] = 2.0,
+    rounds: Annotated[int, typer.Option(help="Pairs per peer and load.", min=1)] = 15,
+    rounds_per_start: Annotated[int, typer.Option(help="Pairs before both are started anew.", min=1)] = 5,
+    duration: Annotated[float, typer.Option(help="Seconds of each measurement.", min=0.1)] = 3.0,
+    sweep: Annotated[float, typer.Option(help="Seconds of each trial of a setting.", min=0.1)] = 1.0,
     sweep_rounds: Annotated[int, typer.Option(help="Trials of each setting.", min=1)] = 2,
-    warm_up: Annotated[float, typer.Option(help="Seconds of load before each measurement.", min=0.1)] = 1.0,
+    warm_up: Annotated[float, typer.Option(help="Seconds of load after each start.", min=0.1)] = 1.0,
     seed: Annotated[int, typer.Option(help="Of samples and order.")] = 0,
     json: Annotated[Path, typer.Option(help="File for everything measured.")] = HOME / "peers.json",
     page: Annotated[Path | None, typer.Option(help="Page to put the tables into.")] = None,
+    block: Annotated[str, typer.Option(help="Between which marks of the page.")] = MARK,
 ) -> None:
     """Measure Convoy beside its peers. The machine must have nothing else to do."""
     if generator not in ("auto", "wrk", "own"):
@@ -54,10 +57,11 @@ def main(
         generator=generator,  # type: ignore[arg-type]  # one of the three, as was just seen
         convoy_options=convoy_options,
         interpreted=interpreted,
-        effort=Effort(sweep, sweep_rounds, duration, rounds, seed),
+        effort=Effort(sweep, sweep_rounds, duration, rounds, rounds_per_start, seed),
         warm_up_s=warm_up,
         json_file=json,
         page=page,
+        block=block,
     )
     # Whoever ends the comparison with a plain kill gets what Ctrl-C gets: no server stays behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

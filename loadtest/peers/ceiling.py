@@ -6,7 +6,6 @@ tensors. Server, engine and decoder take turns on the same cores; the server is 
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import signal
@@ -17,9 +16,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import httpx
-import numpy as np
 import typer
-from PIL import Image
 from rich.console import Console
 
 from convoy.loadtest.bodies import Input, Payload, binary_payloads, infer_path, predictions_path
@@ -31,6 +28,7 @@ from convoy.loadtest.peers.generator import Generator, Salvo, choose_generator, 
 from convoy.loadtest.peers.network import convoy
 from convoy.loadtest.peers.own_build import ensure_build
 from convoy.loadtest.peers.page import replace_block
+from convoy.loadtest.peers.pictures import jpegs
 from convoy.loadtest.peers.results import write_text
 from convoy.loadtest.peers.server import RunningServer, free_ports, serving
 from convoy.loadtest.peers.stand import reading_of
@@ -44,8 +42,6 @@ CONNECTIONS = 2 * MAX_BATCH
 _WARM_UP_S = 2.0
 # What a camera's picture is after somebody made it small for the web; the shorter side is what networks resize to.
 _PICTURE = (340, 256)
-_PICTURES = 16
-_JPEG_QUALITY = 90
 _FACTORY = """import torch
 import torchvision
 
@@ -67,7 +63,7 @@ class Subject:
         """The route and the bodies."""
         if self.body == "jpeg":
             return predictions_path(self.network), [
-                Payload(picture, (("Content-Type", "image/jpeg"),)) for picture in jpegs()
+                Payload(picture, (("Content-Type", "image/jpeg"),)) for picture in jpegs(_PICTURE)
             ]
         return infer_path(self.network), binary_payloads([Input("images", "UINT8", (-1, 224, 224, 3))], 0)
 
@@ -97,22 +93,6 @@ def measure(
         except KeyboardInterrupt:
             console.print("stopped; writing what was measured so far")
     return done
-
-
-def jpegs() -> list[bytes]:
-    """Pictures with detail at every scale, so that they cost what photographs cost."""
-    generator = np.random.default_rng(0)
-    pictures = []
-    for _ in range(_PICTURES):
-        canvas = np.zeros((_PICTURE[1], _PICTURE[0], 3))
-        for cells in (2, 8, 32, 128):
-            coarse = Image.fromarray(generator.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
-            canvas += np.asarray(coarse.resize(_PICTURE, Image.Resampling.BICUBIC)) / cells
-        canvas *= 255 / canvas.max()
-        buffer = io.BytesIO()
-        Image.fromarray(canvas.astype(np.uint8)).save(buffer, "JPEG", quality=_JPEG_QUALITY)
-        pictures.append(buffer.getvalue())
-    return pictures
 
 
 def _round(

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from convoy.loadtest.peers import conditions, network
-from convoy.loadtest.peers.campaign import Campaign, Effort, Entrant
-from convoy.loadtest.peers.contender import CONVOY, convoy_contender, peer_contender
+from convoy.loadtest.peers import conditions
+from convoy.loadtest.peers.campaign import UNTOUCHED, Campaign, Effort, Entrant
+from convoy.loadtest.peers.contender import CONVOY, WITHOUT_IDS, convoy_contender, peer_contender, without_ids
 from convoy.loadtest.peers.definition import Peer, find_peers
 from convoy.loadtest.peers.environment import ensure_environment
 from convoy.loadtest.peers.exam import set_exam
-from convoy.loadtest.peers.generator import Choice, choose_generator
+from convoy.loadtest.peers.generator import Choice, OwnGenerator, choose_generator
+from convoy.loadtest.peers.network import ServedNetwork, ensure_networks
 from convoy.loadtest.peers.own_build import ensure_build
 from convoy.loadtest.peers.page import tables, write_page
 from convoy.loadtest.peers.results import ClosedLoad, Conditions, Failure, Results, write_json
@@ -34,7 +35,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One comparison. `model` None: the classic CIFAR CNN; `page` None: no page is written.
+    """One comparison. `model` None: the classic CIFAR CNN; `page` None: no page is written; `block` is its place there.
 
     `convoy_options` are words for `convoy serve`; none is the untouched configuration. `interpreted`: Convoy runs as it
     stands here, and not compiled.
@@ -53,6 +54,7 @@ class Options:
     warm_up_s: float
     json_file: Path
     page: Path | None
+    block: str
 
 
 def run(options: Options, console: Console) -> int:
@@ -65,19 +67,27 @@ def run(options: Options, console: Console) -> int:
 
     tell(f"Convoy: {'as it stands here' if options.interpreted else 'compiled'}")
     build = None if options.interpreted else ensure_build(options.home)
-    model = options.model or network.ensure_network(options.home)
     installed, absent = _install(peers, options.home, tell)
-    asked = _conditions(options, peers, model, generator.title)
+    loads = options.loads
+    if isinstance(generator, OwnGenerator):
+        # It sends requests that were made beforehand.
+        loads = tuple(load for load in loads if not load.body.startswith("ids"))
+        tell("ids of their own are in wrk's requests alone")
     entrants = [
-        Entrant(peer_contender(peer, python, model, options.threads), peer.settings, options.loads)
-        for peer, python in installed
+        Entrant(peer_contender(peer, python, options.threads), peer.settings, loads) for peer, python in installed
     ]
+    convoy = convoy_contender(build, options.threads, tuple(shlex.split(options.convoy_options)))
+    alone = Entrant(without_ids(convoy), (UNTOUCHED,), loads)
+    if alone.loads:
+        entrants.append(alone)
     if entrants and not any(entrant.loads for entrant in entrants):
         raise UsageError("none of these peers has a body for any of these loads; name others with --peers or --loads")
-    stand = Stand(set_exam(model, options.effort.seed), generator, options.warm_up_s)
     with tempfile.TemporaryDirectory(prefix="convoy-peers-") as temporary:
-        store = network.make_store(Path(temporary), model)
-        convoy = convoy_contender(build, store, options.threads, tuple(shlex.split(options.convoy_options)))
+        bodies = {load.body for entrant in entrants for load in entrant.loads}
+        networks = ensure_networks(bodies, options.home, options.model, Path(temporary))
+        asked = _conditions(options, peers, networks.values(), generator.title)
+        exams = {body: set_exam(network, body, options.effort.seed) for body, network in networks.items()}
+        stand = Stand(networks, exams, generator, options.warm_up_s)
         campaign = Campaign(stand, convoy, entrants, options.effort, tell)
         interrupted = _run_to_the_end(campaign, tell)
     results = campaign.results(asked, absent, interrupted=interrupted)
@@ -112,22 +122,25 @@ def _install(peers: Sequence[Peer], home: Path, tell: Tell) -> tuple[list[tuple[
     return installed, absent
 
 
-def _conditions(options: Options, peers: Sequence[Peer], model: Path, generator: str) -> Conditions:
+def _conditions(
+    options: Options, peers: Sequence[Peer], networks: Iterable[ServedNetwork], generator: str
+) -> Conditions:
     effort = options.effort
     form = "not compiled" if options.interpreted else "compiled, as in its image"
     untouched = f"{form}; started with {options.convoy_options}" if options.convoy_options else form
     return Conditions(
         started_at=conditions.now(),
         machine=conditions.machine(),
-        generator=generator,
+        generator=f"{generator}; for gRPC {OwnGenerator.title}",
         threads=options.threads,
-        model_sha256=network.sha256(model),
+        networks={network.name: network.sha256 for network in networks},
         duration_s=effort.duration_s,
         warm_up_s=options.warm_up_s,
         rounds=effort.rounds,
+        rounds_per_start=effort.rounds_per_start,
         seed=effort.seed,
         versions={CONVOY: conditions.convoy_versions()} | {peer.name: peer.versions() for peer in peers},
-        titles={CONVOY: "Convoy"} | {peer.name: peer.title for peer in peers},
+        titles={CONVOY: "Convoy", WITHOUT_IDS: "Convoy, no ids"} | {peer.name: peer.title for peer in peers},
         notes={CONVOY: untouched} | {peer.name: peer.note for peer in peers},
     )
 
@@ -142,6 +155,6 @@ def _write(results: Results, options: Options, tell: Tell) -> None:
     write_json(options.json_file, results)
     tell(f"written to {options.json_file}")
     if options.page is not None:
-        write_page(options.page, results)
+        write_page(options.page, options.block, results)
         tell(f"written to {options.page}")
     tell("\n" + tables(results))

@@ -6,9 +6,11 @@ between rounds than servers differ.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from convoy.loadtest.peers.results import ClosedLoad, Pair, Reading, Setting
 
@@ -26,6 +28,41 @@ class Spread:
     def of(values: Sequence[float]) -> Spread:
         """At least one value."""
         return Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class PairRatio:
+    """The median ratio of pairs; `low` and `high` are one-sided 95 % bounds of the true one.
+
+    They are ratios of pairs themselves (sign test), so that nothing is assumed of how ratios are spread. Fewer than
+    five pairs bear no bounds: then they are the lowest and the highest, and `has_bounds` is False.
+    """
+
+    median: float
+    low: float
+    high: float
+    has_bounds: bool
+
+    @staticmethod
+    def of(ratios: Sequence[float]) -> PairRatio:
+        """At least one."""
+        ascending, rank = sorted(ratios), bound_rank(len(ratios))
+        low, high = ascending[max(rank, 1) - 1], ascending[-max(rank, 1)]
+        return PairRatio(statistics.median(ascending), low, high, rank > 0)
+
+    @property
+    def verdict(self) -> Literal["won", "lost", "open"]:
+        if self.has_bounds and self.low > 1:
+            return "won"
+        return "lost" if self.has_bounds and self.high < 1 else "open"
+
+
+def bound_rank(count: int) -> int:
+    """Which of so many ascending values lies below the true median in 95 % of all cases, from 1; 0 where none does."""
+    rank, below = 0, 0
+    while 20 * (below := below + math.comb(count, rank)) <= 2**count:
+        rank += 1
+    return rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +105,10 @@ class Match:
     setting: Setting
     theirs: Figures
     ours: Figures
-    rps_ratio: Spread
-    p50_ratio: Spread
-    cpu_ratio: Spread
+    rps_ratio: PairRatio
+    p50_ratio: PairRatio
+    cpu_ratio: PairRatio
+    pairs: int
 
 
 def matches(pairs: Iterable[Pair]) -> list[Match]:
@@ -89,9 +127,10 @@ def _match(pairs: Sequence[Pair]) -> Match:
         setting=first.setting,
         theirs=Figures.of([pair.theirs for pair in pairs]),
         ours=Figures.of([pair.ours for pair in pairs]),
-        rps_ratio=Spread.of([ratio(pair.ours.rps, pair.theirs.rps) for pair in pairs]),
-        p50_ratio=Spread.of([ratio(pair.theirs.p50_ms, pair.ours.p50_ms) for pair in pairs]),
-        cpu_ratio=Spread.of([ratio(pair.theirs.server_cpu_us, pair.ours.server_cpu_us) for pair in pairs]),
+        rps_ratio=PairRatio.of([ratio(pair.ours.rps, pair.theirs.rps) for pair in pairs]),
+        p50_ratio=PairRatio.of([ratio(pair.theirs.p50_ms, pair.ours.p50_ms) for pair in pairs]),
+        cpu_ratio=PairRatio.of([ratio(pair.theirs.server_cpu_us, pair.ours.server_cpu_us) for pair in pairs]),
+        pairs=len(pairs),
     )
 
 

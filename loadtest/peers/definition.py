@@ -101,4 +101,5 @@ def _folder(name: str, more: Path | None) -> Path:
 def _settings(batching: dict[str, Any]) -> tuple[Setting, ...]:
     windows = [None if window == OWN_WINDOW else float(window) for window in batching["window_ms"]]
     sizes = [int(size) for size in batching["max_batch"]]
-    return (Setting(1, 0.0), *(Setting(size, window) for size in sizes for window in windows))
+    batched = [(1, 0.0), *((size, window) for size in sizes for window in windows)]
+    return tuple(Setting(*one, decoders) for decoders in batching.get("decoders", [0]) for one in batched)

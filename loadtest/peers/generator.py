@@ -33,7 +33,7 @@ _SCRIPT = Path(__file__).parent / "wrk.lua"
 
 @dataclass(frozen=True, slots=True)
 class Salvo:
-    """`connections` clients send the whole HTTP requests that lie in `requests`, in turn, for `duration_s`."""
+    """`connections` clients send what lies in `requests`, in turn, for `duration_s`: whole HTTP requests, or gRPC's."""
 
     url: str
     requests: tuple[str, ...]
@@ -103,8 +103,10 @@ class OwnGenerator:
             timeout_s=TIMEOUT_S,
             processes=1,
         )
-        request_pool = RequestPool([Path(name).read_bytes() for name in salvo.requests], AnswerCheck("plain"))
-        measured = run(options, request_pool, find_endpoint(salvo.url))
+        endpoint = find_endpoint(salvo.url)
+        requests = [Path(name).read_bytes() for name in salvo.requests]
+        pool = RequestPool(requests, AnswerCheck("plain"), "grpc" if endpoint.is_grpc else "http")
+        measured = run(options, pool, endpoint)
         if measured.interrupted:
             # Ctrl-C is no error to the load test; here it ends the whole comparison.
             raise KeyboardInterrupt
@@ -133,12 +135,12 @@ def choose_generator(choice: Choice) -> Generator:
 
 
 def write_requests(folder: Path, url: str, path: str, payloads: Sequence[Payload]) -> tuple[str, ...]:
-    """The requests as files, for `Salvo.requests`."""
+    """The requests as files, for `Salvo.requests`; those that are there already are written anew."""
     endpoint = find_endpoint(url)
     names = []
     for number, payload in enumerate(payloads):
         file = folder / f"request_{number:02d}"
-        file.write_bytes(request_bytes(endpoint, path, payload, None))
+        file.write_bytes(payload.body if endpoint.is_grpc else request_bytes(endpoint, path, payload, None))
         names.append(str(file))
     return tuple(names)
 

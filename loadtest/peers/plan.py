@@ -8,21 +8,34 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from convoy.loadtest.peers.results import ClosedLoad, Setting, SweepTrial
+from convoy.loadtest.peers.results import BodyKind, ClosedLoad, Setting, SweepTrial
 
-LOADS = (ClosedLoad("binary", 1), ClosedLoad("binary", 16), ClosedLoad("binary", 64), ClosedLoad("json", 16))
+_CONNECTIONS: dict[BodyKind, tuple[int, ...]] = {
+    "binary": (1, 16, 64),
+    "json": (16,),
+    "grpc": (1, 16),
+    "ids": (1, 16, 64),
+    "ids150k": (1, 16),
+    "png": (1, 16, 64),
+    "jpeg340": (16, 64),
+    "jpeg500": (16, 64),
+}
+LOADS = tuple(ClosedLoad(body, connections) for body, several in _CONNECTIONS.items() for connections in several)
 
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """A pair to be measured; whose turn is first is decided by lot, so that a drift helps nobody."""
+    """Pairs to be measured on one start of both, the first of them in `round`.
+
+    Whose turn is first in each of them is decided by lot, so that a drift helps nobody.
+    """
 
     round: int
     peer: str
     load: ClosedLoad
-    ours_first: bool
+    ours_first: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +47,27 @@ class Tryout:
     loads: tuple[ClosedLoad, ...]
 
 
-def duels(contenders: Sequence[tuple[str, ClosedLoad]], rounds: int, seed: int) -> list[Duel]:
-    """Every contender once a round, each round in an order of its own."""
+def duels(contenders: Sequence[tuple[str, ClosedLoad]], rounds: int, rounds_per_start: int, seed: int) -> list[Duel]:
+    """Every contender's pairs, so many a start; all have had as many starts before one has another."""
     lots = random.Random(seed)
     planned = []
-    for turn in range(rounds):
-        order = list(contenders)
-        lots.shuffle(order)
-        planned += [Duel(turn, peer, load, lots.random() < 0.5) for peer, load in order]
+    for first in range(0, rounds, rounds_per_start):
+        count = min(rounds_per_start, rounds - first)
+        planned += [
+            Duel(first, peer, load, tuple(lots.random() < 0.5 for _ in range(count)))
+            for peer, load in lots.sample(contenders, len(contenders))
+        ]
     return planned
 
 
-def tryouts(
-    settings: Sequence[tuple[str, Setting]], loads: dict[str, tuple[ClosedLoad, ...]], rounds: int, seed: int
-) -> list[Tryout]:
-    """Every setting once a round, in random order; the loads of one start in random order, too."""
+def tryouts(starts: Sequence[Tryout], rounds: int, seed: int) -> list[Tryout]:
+    """Every start once a round, in random order; the loads of one start in random order, too."""
     lots = random.Random(seed)
-    planned = []
-    for _ in range(rounds):
-        order = list(settings)
-        lots.shuffle(order)
-        planned += [Tryout(peer, setting, tuple(lots.sample(loads[peer], len(loads[peer])))) for peer, setting in order]
-    return planned
+    return [
+        replace(start, loads=tuple(lots.sample(start.loads, len(start.loads))))
+        for _ in range(rounds)
+        for start in lots.sample(starts, len(starts))
+    ]
 
 
 def best_setting(trials: Iterable[SweepTrial], peer: str, load: ClosedLoad) -> Setting | None:

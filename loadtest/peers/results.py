@@ -12,9 +12,9 @@ from typing import Literal
 
 from convoy.models.errors import JobError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-BodyKind = Literal["binary", "json"]
+BodyKind = Literal["binary", "json", "grpc", "ids", "ids150k", "png", "jpeg340", "jpeg500"]
 Stage = Literal["environment", "start", "answers", "load"]
 
 
@@ -22,18 +22,21 @@ Stage = Literal["environment", "start", "answers", "load"]
 class Setting:
     """How a server batches: at most `max_batch` samples, waiting at most `window_ms` for company.
 
-    `window_ms` None: the framework decides by itself.
+    `window_ms` None: the framework decides by itself. `max_batch` 0: the server is started as it comes. `decoders` are
+    processes that do nothing but decode pictures; 0: who computes decodes.
     """
 
     max_batch: int
     window_ms: float | None
+    decoders: int = 0
 
     @property
     def title(self) -> str:
-        if self.max_batch == 1:
-            return "no batching"
+        if self.max_batch == 0:
+            return "untouched"
         window = "its own window" if self.window_ms is None else f"{self.window_ms:g} ms"
-        return f"batch {self.max_batch}, {window}"
+        batching = "no batching" if self.max_batch == 1 else f"batch {self.max_batch}, {window}"
+        return batching + (f", {self.decoders} decoders" if self.decoders else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +116,17 @@ class HostInfo:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What was the same for everybody. `versions` is by server, then by package."""
+    """What was the same for everybody. `versions` is by server, then by package; `networks` are hashes by name."""
 
     started_at: str
     machine: HostInfo
     generator: str
     threads: int
-    model_sha256: str
+    networks: dict[str, str]
     duration_s: float
     warm_up_s: float
     rounds: int
+    rounds_per_start: int
     seed: int
     versions: dict[str, dict[str, str]]
     titles: dict[str, str]

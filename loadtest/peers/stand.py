@@ -1,22 +1,23 @@
-"""The test stand: one server at a time, started, examined, warmed up, measured and stopped.
+"""The test stand: servers that are started, examined, warmed up, measured and stopped.
 
-Knows the order of these things. Does not know why a measurement is wanted or what becomes of it.
+Knows how each of these things is done. Does not know why a measurement is wanted or what becomes of it.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator as Readings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from convoy.loadtest.peers.contender import Contender
 from convoy.loadtest.peers.definition import Route
 from convoy.loadtest.peers.exam import Exam
-from convoy.loadtest.peers.generator import Generator, Salvo, SenderTotals, write_requests
-from convoy.loadtest.peers.results import ClosedLoad, Reading, Setting, Stage
-from convoy.loadtest.peers.server import RunningServer, free_ports, serving
+from convoy.loadtest.peers.generator import Generator, OwnGenerator, Salvo, SenderTotals, write_requests
+from convoy.loadtest.peers.network import ServedNetwork
+from convoy.loadtest.peers.results import BodyKind, ClosedLoad, Reading, Setting, Stage
+from convoy.loadtest.peers.server import Ports, RunningServer, free_ports, serving
 from convoy.models.errors import JobError
 
 
@@ -32,50 +33,74 @@ class Unfit(JobError):
 class Stand:
     """What is the same for every server."""
 
-    exam: Exam
+    networks: Mapping[BodyKind, ServedNetwork]
+    exams: Mapping[BodyKind, Exam]
     generator: Generator
     warm_up_s: float
 
-    def measure(
-        self, contender: Contender, setting: Setting, loads: Sequence[ClosedLoad], duration_s: float
-    ) -> Readings[tuple[ClosedLoad, Reading]]:
-        """One start of the server, and its readings as they come. Raises Unfit."""
-        with tempfile.TemporaryDirectory(prefix="convoy-peers-", ignore_cleanup_errors=True) as temporary:
-            folder = Path(temporary)
-            ports = free_ports()
-            route = contender.routes[loads[0].body]
+    @contextmanager
+    def up(self, contender: Contender, setting: Setting, body: BodyKind) -> Iterator[ServerUp]:
+        """A fresh start of the server, with the network that such bodies ask. Raises Unfit if it does not come up."""
+        ports, route = free_ports(), contender.routes[body]
+
+        def is_ready(_: str) -> bool:
+            return self.exams[body].first_answer(_url(ports, route), route)
+
+        with ExitStack() as stack:
+            temporary = tempfile.TemporaryDirectory(prefix="convoy-peers-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(temporary))
             try:
-                launch = contender.launch(setting, ports)
-                with serving(
-                    contender.title, launch, ports.http, folder, lambda url: self.exam.first_answer(url, route)
-                ) as server:
-                    for load in loads:
-                        yield load, self._measure_load(server, contender.routes[load.body], load, duration_s, folder)
-            except Unfit:
-                raise
+                launch = contender.launch(setting, ports, self.networks[body])
+                server = stack.enter_context(serving(contender.title, launch, ports.http, folder, is_ready))
             except JobError as error:
                 raise Unfit("start", str(error)) from error
+            yield ServerUp(self, contender, server, ports, folder)
 
-    def _measure_load(
-        self, server: RunningServer, route: Route, load: ClosedLoad, duration_s: float, folder: Path
-    ) -> Reading:
-        self._examine(server, route, load)
-        try:
-            requests = write_requests(folder, server.url, route.path, self.exam.payloads(route))
-            self.generator.run(Salvo(server.url, requests, load.connections, self.warm_up_s))
-            before_s = server.family.cpu_s()
-            totals = self.generator.run(Salvo(server.url, requests, load.connections, duration_s))
-            server_cpu_s = server.family.cpu_s() - before_s
-        except JobError as error:
-            raise Unfit("load", str(error)) from error
-        self._examine(server, route, load)
-        return reading_of(totals, server_cpu_s)
 
-    def _examine(self, server: RunningServer, route: Route, load: ClosedLoad) -> None:
+@dataclass(frozen=True, slots=True)
+class ServerUp:
+    """One server that is up."""
+
+    stand: Stand
+    contender: Contender
+    server: RunningServer
+    ports: Ports
+    folder: Path
+
+    def prepare(self, load: ClosedLoad) -> None:
+        """Examines the server and warms it up. Raises Unfit."""
+        self.examine(load)
+        self._send(load, self.stand.warm_up_s)
+
+    def measure(self, load: ClosedLoad, duration_s: float) -> Reading:
+        """To be believed only if the server is examined before and after. Raises Unfit."""
+        before_s = self.server.family.cpu_s()
+        totals = self._send(load, duration_s)
+        return reading_of(totals, self.server.family.cpu_s() - before_s)
+
+    def examine(self, load: ClosedLoad) -> None:
+        """Raises Unfit for wrong answers."""
+        route = self.contender.routes[load.body]
         try:
-            self.exam.verify(server.url, route, load.connections)
+            self.stand.exams[load.body].verify(_url(self.ports, route), route, load.connections)
         except JobError as error:
             raise Unfit("answers", str(error)) from error
+
+    def _send(self, load: ClosedLoad, duration_s: float) -> SenderTotals:
+        route = self.contender.routes[load.body]
+        url = _url(self.ports, route)
+        payloads = self.stand.exams[load.body].payloads(route)
+        generator = OwnGenerator() if route.form.wire == "grpc" else self.stand.generator
+        try:
+            requests = write_requests(self.folder, url, route.path, payloads)
+            return generator.run(Salvo(url, requests, load.connections, duration_s))
+        except JobError as error:
+            raise Unfit("load", str(error)) from error
+
+
+def _url(ports: Ports, route: Route) -> str:
+    """Whoever speaks gRPC does so on the first of the spare ports."""
+    return f"grpc://127.0.0.1:{ports.spare}" if route.form.wire == "grpc" else f"http://127.0.0.1:{ports.http}"
 
 
 def reading_of(totals: SenderTotals, server_cpu_s: float) -> Reading:

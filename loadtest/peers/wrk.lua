@@ -1,19 +1,27 @@
 -- Sends the requests that lie in the files named after `--`, in turn, and reports on stderr as one line of JSON.
+-- Where a request has the mark of forms.py, another number stands in its place each time, in this run and in all others.
 -- No `response` function: with one, wrk would parse and copy every answer.
+local mark = string.rep("#", 16)
 local requests = {}
-local turn = 0
+local turn = os.time() * 1000000
 
 function init(files)
   for _, name in ipairs(files) do
     local file = assert(io.open(name, "rb"))
-    requests[#requests + 1] = file:read("*a")
+    local text = file:read("*a")
+    local at = text:find(mark, 1, true)
+    requests[#requests + 1] = at and { text:sub(1, at - 1), text:sub(at + #mark) } or text
     file:close()
   end
 end
 
 function request()
-  turn = turn % #requests + 1
-  return requests[turn]
+  turn = turn + 1
+  local chosen = requests[turn % #requests + 1]
+  if type(chosen) == "string" then
+    return chosen
+  end
+  return chosen[1] .. string.format("%016.0f", turn) .. chosen[2]
 end
 
 function done(summary, latency, _)

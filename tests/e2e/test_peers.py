@@ -99,7 +99,9 @@ def test_a_load_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path)
     process = start(tmp_path, "echo", "--loads", "json-16,json-99")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "must be some of binary-1, binary-16, binary-64, json-16" in " ".join(output.replace("│", " ").split())
+    assert "must be some of binary-1, binary-16, binary-64, json-16, grpc-1" in " ".join(
+        output.replace("│", " ").split()
+    )
     assert not (tmp_path / "peers.json").exists()
 
 

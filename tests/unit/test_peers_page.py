@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.loadtest.peers.bound import Round, bound_table
-from convoy.loadtest.peers.compare import Spread, matches, ratio
+from convoy.loadtest.peers.compare import PairRatio, Spread, bound_rank, matches, ratio
 from convoy.loadtest.peers.page import replace_block, tables
 from convoy.loadtest.peers.results import (
     ClosedLoad,
@@ -43,10 +43,11 @@ def results(*pairs: Pair, failures: tuple[Failure, ...] = (), interrupted: bool 
         machine=machine,
         generator="wrk",
         threads=1,
-        model_sha256="ab" * 32,
+        networks={"cnn": "ab" * 32},
         duration_s=2.0,
         warm_up_s=1.0,
         rounds=3,
+        rounds_per_start=1,
         seed=0,
         versions={"convoy": {"convoy": "0.1.0"}, "mosec": {"mosec": "0.9.8"}},
         titles={"convoy": "Convoy", "mosec": "Mosec", "ray": "Ray Serve"},
@@ -64,9 +65,32 @@ def test_ratios_are_taken_within_a_pair_and_above_1_is_in_convoys_favour() -> No
             pair(reading(100, 4.0, 90.0), reading(120, 1.0, 90.0), 2),
         ]
     )
-    assert match.rps_ratio == Spread(1.5, 1.2, 1.5, 3)
-    assert match.p50_ratio == Spread(2.0, 2.0, 4.0, 3)
-    assert match.cpu_ratio == Spread(1.5, 1.0, 1.5, 3)
+    assert match.rps_ratio == PairRatio(1.5, 1.2, 1.5, False)
+    assert match.p50_ratio == PairRatio(2.0, 2.0, 4.0, False)
+    assert match.cpu_ratio == PairRatio(1.5, 1.0, 1.5, False)
+
+
+def test_bounds_are_those_of_the_sign_test() -> None:
+    # 1/32 of all fives lie wholly above their median, and 576/32768 of all fifteens have at most three below it.
+    assert [bound_rank(count) for count in (1, 4, 5, 7, 8, 15, 20)] == [0, 0, 1, 1, 2, 4, 6]
+    fifteen = PairRatio.of([float(value) for value in range(15, 0, -1)])
+    assert fifteen == PairRatio(8.0, 4.0, 12.0, True)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [([1.1] * 5, "won"), ([0.9] * 5, "lost"), ([0.9, *[1.1] * 4], "open"), ([1.1] * 4, "open")],
+)
+def test_nothing_is_won_or_lost_without_a_bound(ratios: list[float], verdict: str) -> None:
+    assert PairRatio.of(ratios).verdict == verdict
+
+
+def test_lost_rows_are_named_as_plainly_as_the_won_ones_are_counted() -> None:
+    lost = [pair(reading(100, cpu_us=90), reading(50, cpu_us=60), turn) for turn in range(5)]
+    text = tables(results(*lost))
+    assert "By rate, of 1 rows Convoy has won 0, lost 1, open 0. Lost: Mosec at binary-16." in text
+    assert "By CPU a request, of 1 rows Convoy has won 1, lost 0, open 0." in text
+    assert "**0.50** (0.50 to 0.50), lost" in text
 
 
 @given(st.lists(st.floats(0.01, 1e6), min_size=1))
@@ -85,8 +109,8 @@ def test_a_ratio_over_nothing_is_infinite_and_of_two_nothings_is_even() -> None:
 def test_the_tables_show_both_servers_the_ratio_and_the_generators_cost() -> None:
     text = tables(results(pair(reading(100, cpu_us=90), reading(150, cpu_us=60))))
     assert "### binary bodies, 16 connections" in text
-    assert "| Convoy | untouched | 150 | 1.00 | 3.00 | 60 | - | - | - |" in text
-    assert "| Mosec | batch 8, 1 ms | 100 | 1.00 | 3.00 | 90 | **1.50** (1.50 to 1.50) |" in text
+    assert "| Convoy | untouched | - | 150 | 1.00 | 3.00 | 60 | - | - | - |" in text
+    assert "| Mosec | batch 8, 1 ms | 1 | 100 | 1.00 | 3.00 | 90 | **1.50** (1.50 to 1.50), too few pairs |" in text
     assert "The load generator spent 12 to 12 us of CPU a request" in text
     assert "- Mosec: a note." in text
     assert "mosec 0.9.8" in text

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import email
+import json
 import re
 import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +17,24 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from tritonclient.grpc import service_pb2
 
-from convoy.loadtest.peers.definition import KNOWN, REQUIREMENTS, SERVER, Peer, find_peers, read_peer
+from convoy.loadtest.bodies import image_payloads
+from convoy.loadtest.peers.beside.peer_pictures import decode
+from convoy.loadtest.peers.definition import HERE, KNOWN, REQUIREMENTS, SERVER, Peer, find_peers, read_peer
 from convoy.loadtest.peers.environment import ensure_environment
-from convoy.loadtest.peers.exam import set_exam
-from convoy.loadtest.peers.forms import FORMS
+from convoy.loadtest.peers.exam import Exam, set_exam
+from convoy.loadtest.peers.forms import FORMS, ID_MARK
 from convoy.loadtest.peers.generator import SenderTotals, choose_generator
+from convoy.loadtest.peers.network import ServedNetwork
+from convoy.loadtest.peers.pictures import jpegs
 from convoy.loadtest.peers.results import Setting
 from convoy.loadtest.peers.server import Launch, free_ports, serving
 from convoy.loadtest.peers.stand import reading_of
 from convoy.models.errors import JobError, UsageError
+from convoy.models.images import preprocess
 from tests.support.onnx_models import identity, shift
+from tests.support.pictures import SMALL
 from tests.support.stores import ROOT
 
 ECHO = ROOT / "tests" / "support" / "peers"
@@ -99,10 +109,19 @@ ANSWERS = {
     "v2-json": V2_HEAD.encode() + b',"data":[1.5,-2.0]}]}',
     "flat-json": b'{"output":[1.5,-2.0]}',
     "nested-json": b"[[1.5,-2.0]]",
+    "image": b'{"output":[1.5,-2.0]}',
+    "image-form": b'{"output":[1.5,-2.0]}',
+    "image-form-nested": b"[[1.5,-2.0]]",
+    "grpc": service_pb2.ModelInferResponse(raw_output_contents=[np.float32([1.5, -2]).tobytes()]).SerializeToString(),
 }
+ANSWERS["v2-binary-id"] = ANSWERS["v2-binary"]
 
 
-@pytest.mark.parametrize("name", sorted(FORMS))
+def test_every_form_but_scores_is_read() -> None:
+    assert FORMS.keys() - ANSWERS.keys() == {"predictions"}
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERS))
 def test_every_form_finds_the_logits(name: str) -> None:
     np.testing.assert_array_equal(FORMS[name].read(ANSWERS[name]), np.float32([1.5, -2]))
 
@@ -120,24 +139,67 @@ def test_binary_bodies_carry_the_sample_as_it_lies_in_memory() -> None:
     assert asked.body[head:] == SAMPLE.tobytes()
 
 
+def test_scores_are_the_best_five_of_softmax() -> None:
+    logits = np.arange(10, dtype=np.float32)
+    shares = np.exp(logits) / np.exp(logits).sum()
+    best = [{"class_id": int(index), "score": float(shares[index])} for index in range(9, 4, -1)]
+    found = FORMS["predictions"].read(json.dumps({"predictions": best}).encode())
+    np.testing.assert_allclose(FORMS["predictions"].expect(logits), found, atol=1e-6)
+
+
+def test_a_request_with_an_id_is_the_one_without_it_and_has_a_place_for_another() -> None:
+    for sample in (SAMPLE, SAMPLE.astype(np.uint8)):
+        plain, asked = (FORMS[name].ask("x", sample) for name in ("v2-binary", "v2-binary-id"))
+        head, plain_head = (
+            one.body[: int(dict(one.headers)["Inference-Header-Content-Length"])] for one in (asked, plain)
+        )
+        assert json.loads(head) == {"id": ID_MARK, **json.loads(plain_head)}
+        assert asked.body[len(head) :] == sample.tobytes()
+
+
+def test_wrk_puts_another_number_in_the_place_of_each_id() -> None:
+    assert f'string.rep("#", {len(ID_MARK)})' in (HERE / "wrk.lua").read_text()
+
+
+def test_a_picture_is_sent_as_it_is_and_in_a_form() -> None:
+    (picture,) = (payload.body for payload in image_payloads()[:1])
+    assert FORMS["image"].ask("x", picture).body == picture
+    asked = FORMS["image-form"].ask("x", picture)
+    message = email.message_from_bytes(f"Content-Type: {asked.headers[0][1]}\r\n\r\n".encode() + asked.body)
+    (part,) = message.get_payload()
+    assert (part.get_param("name", header="content-disposition"), part.get_content_type()) == ("image", "image/png")
+    assert part.get_payload(decode=True) == picture
+
+
+@pytest.mark.parametrize("size", [(340, 256), (500, 375), (224, 300)])
+def test_peers_make_of_a_picture_what_we_make_of_it(size: tuple[int, int]) -> None:
+    image = replace(SMALL, height=224, width=224, resize_mode="shorter_side", resize_px=256)
+    for picture in jpegs(size)[:2]:
+        np.testing.assert_array_equal(decode(picture, 256, 224), preprocess(picture, image))
+
+
+def exam_of(file: Path) -> Exam:
+    return set_exam(ServedNetwork("cnn", file, file.parent, 0, 0), "binary", 0)
+
+
 def test_the_exam_has_the_engines_own_answers(tmp_path: Path) -> None:
-    exam = set_exam(identity(tmp_path / "identity.onnx", dims=("batch", 3, 2)), 0)
+    exam = exam_of(identity(tmp_path / "identity.onnx", dims=("batch", 3, 2)))
     np.testing.assert_array_equal(exam.logits, exam.samples.reshape(len(exam.samples), -1))
 
 
 def test_a_network_with_open_sizes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="sizes are fixed"):
-        set_exam(identity(tmp_path / "open.onnx"), 0)
+        exam_of(identity(tmp_path / "open.onnx"))
 
 
 def test_a_network_whose_answers_are_all_alike_proves_nothing(tmp_path: Path) -> None:
     network = shift(tmp_path / "far.onnx", 1e12)  # so far that float32 loses what differed
     with pytest.raises(JobError, match="nearly the same"):
-        set_exam(network, 0)
+        exam_of(network)
 
 
 def test_a_server_that_hangs_up_fails_the_exam(tmp_path: Path) -> None:
-    exam = set_exam(identity(tmp_path / "identity.onnx", dims=("batch", 4)), 0)
+    exam = exam_of(identity(tmp_path / "identity.onnx", dims=("batch", 4)))
     (peer,) = find_peers(["echo"], ECHO)
     with pytest.raises(JobError, match="gave no answer"):
         exam.verify(f"http://127.0.0.1:{free_ports().http}", peer.routes["json"], 2)

@@ -1,4 +1,4 @@
-"""The network in BentoML: one service, one worker, JSON bodies, because its arrays travel as JSON.
+"""The network in BentoML: one service, one worker; arrays travel as JSON, pictures as forms.
 
 Runs in BentoML's own environment. BentoML finds the service in this file, in processes of its own; started as a
 script, the file starts BentoML. Its batcher decides for itself how long to wait.
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import bentoml
 import numpy as np
+from peer_pictures import to_pixels
 from peer_side import Network, settings
+from PIL.Image import Image
 
 ASKED = settings()
 
@@ -30,6 +32,11 @@ class Classifier:
     @bentoml.api(batchable=ASKED.max_batch > 1, max_batch_size=max(2, ASKED.max_batch), max_latency_ms=1000)
     def classify(self, input: np.ndarray) -> np.ndarray:
         return self._network(input.astype(np.float32, copy=False))
+
+    @bentoml.api(batchable=ASKED.max_batch > 1, max_batch_size=max(2, ASKED.max_batch), max_latency_ms=1000)
+    def classify_image(self, image: list[Image]) -> np.ndarray:
+        """A form whose field `image` is a picture's file."""
+        return self._network(np.stack([to_pixels(one, ASKED.resize_px, ASKED.crop_px) for one in image]))
 
 
 if __name__ == "__main__":

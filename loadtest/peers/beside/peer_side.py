@@ -18,15 +18,20 @@ import onnxruntime
 class PeerSettings:
     """`window_ms` is how long a batch may wait for company; `max_batch` 1 is batching switched off.
 
-    `spare_port` and the two after it are free for whatever else the framework listens on.
+    `spare_port` and the two after it are free for whatever else the framework listens on. Pictures' shorter side
+    becomes `resize_px`, of which `crop_px` count; 0 and 0 where the network is asked with tensors. `decoders` are
+    processes for that alone.
     """
 
     model: str
+    resize_px: int
+    crop_px: int
     port: int
     spare_port: int
     threads: int
     max_batch: int
     window_ms: float
+    decoders: int
 
 
 def settings() -> PeerSettings:
@@ -34,16 +39,19 @@ def settings() -> PeerSettings:
     asked = os.environ
     return PeerSettings(
         model=asked["PEER_MODEL"],
+        resize_px=int(asked["PEER_RESIZE_PX"]),
+        crop_px=int(asked["PEER_CROP_PX"]),
         port=int(asked["PEER_PORT"]),
         spare_port=int(asked["PEER_SPARE_PORT"]),
         threads=int(asked["PEER_THREADS"]),
         max_batch=int(asked["PEER_MAX_BATCH"]),
         window_ms=float(asked["PEER_WINDOW_MS"]),
+        decoders=int(asked["PEER_DECODERS"]),
     )
 
 
 class Network:
-    """Call it with float32 [batch, *sample_shape]; it gives float32 [batch, ...]."""
+    """Call it with [batch, *sample_shape] of `dtype`; it gives float32 [batch, ...]."""
 
     def __init__(self) -> None:
         asked = settings()
@@ -55,9 +63,10 @@ class Network:
         self._session = onnxruntime.InferenceSession(asked.model, options, providers=["CPUExecutionProvider"])
         self._input = self._session.get_inputs()[0]
         self.sample_shape = tuple(self._input.shape[1:])
+        self.dtype = np.uint8 if self._input.type == "tensor(uint8)" else np.float32
         self.input_name = self._input.name
         self.output_name = self._session.get_outputs()[0].name
-        self(np.zeros((1, *self.sample_shape), np.float32))
+        self(np.zeros((1, *self.sample_shape), self.dtype))
 
     def __call__(self, batch: np.ndarray) -> np.ndarray:
         (logits,) = self._session.run(None, {self._input.name: batch})

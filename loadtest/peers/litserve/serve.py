@@ -1,4 +1,4 @@
-"""The network in LitServe: JSON in, JSON out, because its bodies are JSON or forms.
+"""The network in LitServe: JSON or a form with a picture in, JSON out, because its bodies are JSON or forms.
 
 Runs in LitServe's own environment.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import litserve
 import numpy as np
+from peer_pictures import to_pixels
 from peer_side import Network, settings
+from PIL import Image
 
 
 class Classifier(litserve.LitAPI):
@@ -33,8 +35,17 @@ class Classifier(litserve.LitAPI):
         return {"output": output.tolist()}
 
 
+class PictureClassifier(Classifier):
+    """A form whose field `image` is a picture's file."""
+
+    def decode_request(self, request) -> np.ndarray:  # type: ignore[no-untyped-def]  # unnamed, it is the form
+        asked = settings()
+        return to_pixels(Image.open(request["image"].file), asked.resize_px, asked.crop_px)
+
+
 if __name__ == "__main__":
     asked = settings()
-    api = Classifier(max_batch_size=asked.max_batch, batch_timeout=asked.window_ms / 1e3)
+    kind = PictureClassifier if asked.crop_px else Classifier
+    api = kind(max_batch_size=asked.max_batch, batch_timeout=asked.window_ms / 1e3)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, fast_queue=True)
     server.run(host="127.0.0.1", port=asked.port, log_level="warning", generate_client_file=False)

@@ -1,6 +1,7 @@
 """The network in Mosec, as its documentation would have it: one worker that unpacks bytes and batches in Rust.
 
-Runs in Mosec's own environment. Body and answer are the tensors' bytes, the leanest form that Mosec offers.
+Runs in Mosec's own environment. Body and answer are the tensors' bytes, the leanest form that Mosec offers; to a
+picture's bytes, JSON is answered. Who decodes it is the worker that computes, or workers before it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ import os
 
 import numpy as np
 from mosec import Server, Worker
+from peer_pictures import decode
 from peer_side import Network, settings
+
+ASKED = settings()
 
 
 class Classifier(Worker):
@@ -32,10 +36,32 @@ class Classifier(Worker):
         return data.tobytes()
 
 
+class PictureClassifier(Classifier):
+    """A picture's bytes to logits as JSON."""
+
+    def deserialize(self, data: bytes) -> np.ndarray:
+        return decode(data, ASKED.resize_px, ASKED.crop_px)
+
+    def serialize(self, data: np.ndarray) -> bytes:
+        return Worker.serialize(self, {"output": data.tolist()})
+
+
+class Decoder(Worker):
+    """A picture's bytes to pixels."""
+
+    def deserialize(self, data: bytes) -> bytes:
+        return data
+
+    def forward(self, data: bytes) -> np.ndarray:
+        return decode(data, ASKED.resize_px, ASKED.crop_px)
+
+
 if __name__ == "__main__":
-    asked = settings()
-    os.environ |= {"MOSEC_PORT": str(asked.port), "MOSEC_ADDRESS": "127.0.0.1", "MOSEC_LOG_LEVEL": "warning"}
+    os.environ |= {"MOSEC_PORT": str(ASKED.port), "MOSEC_ADDRESS": "127.0.0.1", "MOSEC_LOG_LEVEL": "warning"}
     server = Server()
+    if ASKED.decoders:
+        server.append_worker(Decoder, num=ASKED.decoders)
+    kind = PictureClassifier if ASKED.crop_px else Classifier
     # Mosec knows whole milliseconds from 1 on; 0 means its default of 10.
-    server.append_worker(Classifier, num=1, max_batch_size=asked.max_batch, max_wait_time=int(asked.window_ms))
+    server.append_worker(kind, num=1, max_batch_size=ASKED.max_batch, max_wait_time=int(ASKED.window_ms))
     server.run()

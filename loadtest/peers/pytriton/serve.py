@@ -40,7 +40,7 @@ def main() -> None:
         triton.bind(
             model_name=MODEL,
             infer_func=infer,
-            inputs=[Tensor(name=network.input_name, dtype=np.float32, shape=network.sample_shape)],
+            inputs=[Tensor(name=network.input_name, dtype=network.dtype, shape=network.sample_shape)],
             outputs=[Tensor(name=network.output_name, dtype=np.float32, shape=(-1,))],
             config=config,
             strict=False,

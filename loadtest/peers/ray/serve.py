@@ -1,5 +1,7 @@
 """The network in Ray Serve: one replica with `@serve.batch` behind Ray's HTTP proxy; bodies are plain bytes.
 
+What is asked with tensors answers with tensors, and what is asked with pictures with JSON.
+
 Runs in Ray's own environment.
 """
 
@@ -10,10 +12,11 @@ import signal
 
 import numpy as np
 import ray
+from peer_pictures import decode
 from peer_side import Network, settings
 from ray import serve
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 ASKED = settings()
 
@@ -25,7 +28,7 @@ ASKED = settings()
     logging_config={"enable_access_log": False},
 )
 class Classifier:
-    """Bytes of one float32 sample to bytes of its logits."""
+    """Bytes of one float32 sample to bytes of its logits, a picture's to logits as JSON."""
 
     def __init__(self) -> None:
         self._network = Network()
@@ -35,8 +38,14 @@ class Classifier:
         return list(self._network(np.stack(samples)))
 
     async def __call__(self, request: Request) -> Response:
-        sample = np.frombuffer(await request.body(), np.float32).reshape(self._network.sample_shape)
+        body = await request.body()
+        if ASKED.crop_px:
+            sample = decode(body, ASKED.resize_px, ASKED.crop_px)
+        else:
+            sample = np.frombuffer(body, np.float32).reshape(self._network.sample_shape)
         logits = self._network(sample[None])[0] if ASKED.max_batch == 1 else await self.classify(sample)
+        if ASKED.crop_px:
+            return JSONResponse({"output": logits.tolist()})
         return Response(logits.tobytes(), media_type="application/octet-stream")
 
 
