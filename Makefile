@@ -74,7 +74,7 @@ demo: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m convoy.loadtest.startup
 
-# Most of an hour, on a machine that has nothing else to do. PEERS=mosec,litserve compares with fewer.
+# Some hours, on a machine that has nothing else to do. PEERS=mosec,litserve compares with fewer.
 peers: $(VENV)/.dev
 	$(BIN)/python -m convoy.loadtest.peers $(if $(PEERS),--peers $(PEERS)) --json docs/results/peers.json --page docs/peers.md
 
