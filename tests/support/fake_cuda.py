@@ -30,6 +30,7 @@ STREAM_CAPTURE_UNSUPPORTED, STREAM_CAPTURE_INVALIDATED = 900, 901
 GLOBAL, THREAD_LOCAL = 0, 1  # cudaStreamCaptureMode
 CONTEXT_IS_DESTROYED = 709
 BLOCKING_SYNC = 1  # cudaEventBlockingSync
+_PATIENCE_S = 30.0
 _DEVICE_WIDE = frozenset(["cudaMalloc", "cudaFree", "cudaDeviceSynchronize"])
 # Page-locked memory is every device's.
 _PROCESS_WIDE = frozenset(["cudaHostAlloc", "cudaFreeHost", "cudaHostRegister", "cudaHostUnregister"])
@@ -125,6 +126,14 @@ class Stream:
 
 
 @dataclass
+class HeldCall:
+    """A call that has been made and does nothing before it is let go."""
+
+    reached: threading.Event = field(default_factory=threading.Event)
+    let_go: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
 class _Block:
     memory: np.ndarray | None
     nbytes: int
@@ -132,7 +141,8 @@ class _Block:
 
 
 class FakeCuda:
-    """The module. `calls` counts every call by name; `fail` makes coming calls of a name answer an error.
+    """The module. `calls` counts every call by name; `fail` makes coming calls of a name answer an error, and `hold`
+    keeps the next one from doing anything, while other threads go on.
 
     `interleaves`: streams take turns at every piece of work, instead of each running as late as it may. The call
     with the number `fails_at`, counted from 1 over all names, answers `fails_with`; `failed_call` is its name.
@@ -158,6 +168,7 @@ class FakeCuda:
         self.failed_call = ""
         self.spun = self.broken_captures = 0
         self._failures: dict[str, deque[int]] = {}
+        self._held: dict[str, HeldCall] = {}
         self._lock = threading.RLock()
         self._local = threading.local()
         self._blocks: dict[int, _Block] = {}
@@ -173,6 +184,11 @@ class FakeCuda:
         return found
 
     def _called(self, name: str, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        with self._lock:
+            held = self._held.pop(name, None)
+        if held is not None:
+            held.reached.set()
+            assert held.let_go.wait(_PATIENCE_S), f"nobody let go of {name}"
         with self._lock:
             self.calls[name] += 1
             status = 0 if name in _TELLS_OF_NO_OTHER_CALL else self._status_of_call(name)
@@ -213,6 +229,11 @@ class FakeCuda:
     def fail(self, name: str, *statuses: int) -> None:
         """The next calls of `name` answer these statuses, 0 for a call that works."""
         self._failures.setdefault(name, deque()).extend(statuses)
+
+    def hold(self, name: str) -> HeldCall:
+        """The next call of `name` waits, in its own thread, until it is let go."""
+        self._held[name] = HeldCall()
+        return self._held[name]
 
     def enqueue(self, stream: int, deed: Callable[[], None], takes_ns: float = 0.0) -> None:
         """What a library does with a stream that it was given: computing."""
@@ -274,6 +295,11 @@ class FakeCuda:
     @property
     def allocations(self) -> int:
         return self.calls["cudaMalloc"] + self.calls["cudaHostAlloc"] + self.calls["cudaHostRegister"]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no stream has anything to do."""
+        return not any(stream.todo for stream in self._streams.values())
 
     @property
     def live_device_blocks(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCu
 from convoy.app.engines.tensorrt import TensorRtEngine
 from convoy.models.spec import TensorSpec
 from tests.support import onnx_models
-from tests.support.fake_cuda import FakeCuda
+from tests.support.fake_cuda import FakeCuda, HeldCall
 from tests.support.fake_onnxruntime import FakeRuntime
 from tests.support.tensorrt_run import Runs, make_plan
 
@@ -40,6 +42,19 @@ class Batch:
             for expected, outputs in pairs
             for wanted, got in zip(expected, outputs, strict=True)
         )
+
+
+@dataclass
+class Flight:
+    """A batch of which the device has been given everything, and which nobody waits for before it lands."""
+
+    batch: Batch
+    held: HeldCall
+    running: Future[BatchResult]
+
+    def lands_right(self) -> bool:
+        self.held.let_go.set()
+        return self.batch.is_answered_by(self.running.result())
 
 
 @dataclass
@@ -102,6 +117,19 @@ class TwoEngines:
     def runs_right(self, engine: CudaEngine, *samples: int, seed: int = 0) -> bool:
         batch = self.batch(*samples, seed=seed)
         return batch.is_answered_by(engine.run(batch.parts))
+
+    @contextmanager
+    def in_flight(self, engine: CudaEngine, batch: Batch) -> Iterator[Flight]:
+        """The batch is run by another thread, which is held back where it would wait for the answers."""
+        held = self.cuda.hold("cudaEventSynchronize")
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(engine.run, batch.parts)
+            running.add_done_callback(lambda _: held.reached.set())  # it failed, and will not come there
+            held.reached.wait()
+            try:
+                yield Flight(batch, held, running)
+            finally:
+                held.let_go.set()
 
 
 def _bytes(array: np.ndarray) -> memoryview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 
 from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.cuda import engine as cuda_engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import CaptureDisturbed, Cuda
 from convoy.app.engines.cuda.engine import CudaEngine
 from convoy.models.errors import BundleError
 from convoy.models.spec import TensorSpec
-from tests.support.fake_cuda import ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, FakeCuda, FakeGpu
-from tests.support.gpu_bench import KINDS, TwoEngines
+from tests.support.fake_cuda import ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, Event, FakeCuda, FakeGpu, Stream
+from tests.support.gpu_bench import KINDS, Batch, TwoEngines
 
 GIVES_BACK = ("cudaFree", "cudaFreeHost", "cudaStreamDestroy", "cudaEventDestroy", "cudaGraphDestroy")
 
@@ -178,16 +180,16 @@ def test_the_fake_computes_rightly_in_either_order(tmp_path: Path, kind: str) ->
 
 
 def two_batches_at_once_are_right(bench: TwoEngines, engine: CudaEngine) -> bool:
-    """Both slots filled before either is waited for; the later one first."""
-    slots, batches = engine._slots, [bench.batch(3, 1, seed=1), bench.batch(2, seed=2)]
+    """Both given to the device before either is waited for; the later one lands first."""
     # Else what is stale is right by chance.
-    for slot, batch in zip(slots, [bench.batch(4, seed=3), bench.batch(2, seed=4)], strict=True):
-        engine._begin(slot, batch.parts)
-        engine._finish(slot, batch.parts)
-    for slot, batch in zip(slots, batches, strict=True):
-        engine._begin(slot, batch.parts)
-    results = [engine._finish(slots[index], batches[index].parts) for index in (1, 0)]
-    return batches[1].is_answered_by(results[0]) and batches[0].is_answered_by(results[1])
+    lands_both(bench, engine, bench.batch(4, seed=3), bench.batch(4, seed=4))
+    return lands_both(bench, engine, bench.batch(3, 1, seed=1), bench.batch(2, seed=2))
+
+
+def lands_both(bench: TwoEngines, engine: CudaEngine, first: Batch, second: Batch) -> bool:
+    with bench.in_flight(engine, first) as flight:
+        is_second_right = second.is_answered_by(engine.run(second.parts))
+        return flight.lands_right() and is_second_right
 
 
 def nothing(*args: object) -> None:
@@ -203,36 +205,61 @@ def test_a_stream_that_does_not_wait_gives_wrong_answers(tmp_path: Path, kind: s
 
 def test_waiting_for_an_event_that_was_not_recorded_gives_wrong_answers(tmp_path: Path) -> None:
     bench = TwoEngines(tmp_path)
-    engine = bench.ready("onnxruntime")
-    record, forgotten = bench.bindings.record, {id(slot.copied_in) for slot in engine._slots}
-    bench.bindings.record = lambda event, stream: None if id(event) in forgotten else record(event, stream)  # type: ignore[method-assign]
+    engine, cuda = bench.ready("onnxruntime"), bench.bindings
+    copy, record, copied = cuda.copy_to_device, cuda.record, set[int]()
+
+    def copy_and_remember(target: int, source: int, nbytes: int, stream: Stream) -> None:
+        copied.add(int(stream))
+        copy(target, source, nbytes, stream)
+
+    def forget_the_copies_end(event: Event, stream: Stream) -> None:
+        if int(stream) in copied:
+            copied.remove(int(stream))
+        else:
+            record(event, stream)
+
+    cuda.copy_to_device, cuda.record = copy_and_remember, forget_the_copies_end  # type: ignore[method-assign]
     assert not two_batches_at_once_are_right(bench, engine)
 
 
 def test_not_waiting_for_the_answers_gives_old_ones(bench: TwoEngines, kind: str) -> None:
     engine = bench.ready(kind)
+    assert bench.runs_right(engine, 3, seed=1)
     bench.bindings.wait_for_event = nothing  # type: ignore[method-assign]
     bench.bindings.elapsed_ns = lambda start, end: 0  # type: ignore[method-assign]
-    assert not two_batches_at_once_are_right(bench, engine)
+    assert not bench.runs_right(engine, 3, seed=2)
 
 
-def test_a_slot_that_is_used_too_early_loses_its_batch(bench: TwoEngines, kind: str) -> None:
+def test_a_block_that_is_used_too_early_loses_what_was_in_it(bench: TwoEngines) -> None:
+    cuda = bench.bindings
+    stream, host, device = cuda.make_stream(), cuda.allocate_host(8), cuda.allocate(8)
+    block = np.ctypeslib.as_array((ctypes.c_uint8 * 8).from_address(host))
+    block[:] = 1
+    cuda.copy_to_device(device, host, 8, stream)
+    block[:] = 2  # for the next batch, though nobody has waited for this one
+    cuda.wait_for_stream(stream)
+    assert bench.cuda.read(device, 8).tolist() == [2] * 8
+
+
+def test_a_slot_is_nobody_elses_while_its_batch_is_under_way(bench: TwoEngines, kind: str) -> None:
     engine = bench.ready(kind)
-    slot, first, second = engine._slots[0], bench.batch(3, seed=1), bench.batch(3, seed=2)
-    engine._begin(slot, first.parts)
-    engine._begin(slot, second.parts)
-    assert not first.is_answered_by(engine._finish(slot, first.parts))
+    with bench.in_flight(engine, bench.batch(3, seed=1)) as flight:
+        for seed in range(2, 2 + 2 * engine.info.slots):
+            assert bench.runs_right(engine, 3, seed=seed)
+        assert flight.lands_right()
 
 
-def test_a_request_that_is_overwritten_too_early_is_answered_wrongly(bench: TwoEngines, kind: str) -> None:
+def test_a_request_that_is_overwritten_too_early_is_answered_wrongly(
+    bench: TwoEngines, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_engine, "measure_threshold", lambda *args: 0)
     engine = bench.ready(kind)
     batch = bench.batch(3, seed=1)
     for array in batch.sources[0]:
         engine.page_lock(array.data.cast("B"))
-    engine._gather.threshold_bytes = 0
-    engine._begin(engine._slots[0], batch.parts)
-    batch.sources[0][0][:] = 0
-    assert not batch.is_answered_by(engine._finish(engine._slots[0], batch.parts))
+    with bench.in_flight(engine, batch) as flight:
+        batch.sources[0][0][:] = 0
+        assert not flight.lands_right()
 
 
 # Threads
@@ -415,16 +442,14 @@ def test_after_a_failed_batch_nothing_of_it_is_under_way_and_the_next_is_right(t
     spoil(bench, kind, nothing)
     engine = open_without_graphs(bench, kind)
     # Another batch is on the device, and must come through.
-    other = bench.batch(3, seed=5)
-    busy = engine._free_slots.get()
-    engine._begin(busy, other.parts)
-    for _ in range(3):
-        with pytest.raises(EngineFailure) as failed:
-            engine.run(poisoned(bench))
-        assert failed.value.scope is FailureScope.BATCH
-        assert not any(stream.todo for stream in bench.cuda._streams.values())
-        assert bench.runs_right(engine, 2)
-    assert other.is_answered_by(engine._finish(busy, other.parts))
+    with bench.in_flight(engine, bench.batch(3, seed=5)) as other:
+        for _ in range(3):
+            with pytest.raises(EngineFailure) as failed:
+                engine.run(poisoned(bench))
+            assert failed.value.scope is FailureScope.BATCH
+            assert bench.cuda.is_idle
+            assert bench.runs_right(engine, 2)
+        assert other.lands_right()
 
 
 def test_a_batch_that_breaks_the_device_takes_every_engine_with_it(bench: TwoEngines, kind: str) -> None:
