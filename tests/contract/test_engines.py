@@ -6,6 +6,7 @@ import importlib.util
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +16,14 @@ import numpy as np
 import pytest
 
 from convoy.app.batch import BatchResult, EngineFailure, FailureScope
-from convoy.app.engines import tensorrt
+from convoy.app.engines import cpu, tensorrt
 from convoy.app.engines.base import Engine, Part, run_arrays
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.engines.openvino import OpenVinoEngine
+from convoy.app.loading.canary import CanaryCheck
+from convoy.export.proof.outcomes import relative_errors
+from convoy.export.proof.verify import relative_error
+from convoy.models.bundle import Canary, Precision, Variant
 from convoy.models.errors import BundleError
 from convoy.models.spec import NUMPY_DTYPES, TensorSpec
 from convoy.models.tensors import pack, random_values, unpack
@@ -87,6 +92,32 @@ MEAN = Model(
     lambda arrays: [arrays[0].mean(axis=0, keepdims=True)],
     max_batch_size=0,
 )
+# A small CNN, whose sums a kernel may order by the size of its batch.
+KERNEL, WEIGHTS = (
+    np.random.default_rng(seed).normal(0, 0.3, shape).astype(np.float32)
+    for seed, shape in enumerate([(8, 3, 3, 3), (8, 10)])
+)
+
+
+def _convolved(arrays: Arrays) -> list[np.ndarray]:
+    windows = np.lib.stride_tricks.sliding_window_view(arrays[0], (3, 3), axis=(2, 3))
+    maps = np.maximum(np.einsum("nchwij,ocij->nohw", windows, KERNEL), 0)
+    return [maps.mean(axis=(2, 3)) @ WEIGHTS]
+
+
+CNN = Model(
+    "cnn",
+    (TensorSpec("x", "FP32", (3, 16, 16)),),
+    (TensorSpec("logits", "FP32", (10,)),),
+    (
+        ("Conv", ("x", "kernel"), ("maps",)),
+        ("Relu", ("maps",), ("positive",)),
+        ("GlobalAveragePool", ("positive",), ("means",)),
+        ("Flatten", ("means",), ("features",)),
+        ("MatMul", ("features", "weights"), ("logits",)),
+    ),
+    _convolved,
+)
 # An embedding table: an index outside it makes the batch fail while it runs.
 GATHER = Model(
     "gather",
@@ -107,13 +138,13 @@ def make_fake(model: Model, folder: Path) -> FakeEngine:
 Opened = TypeVar("Opened", OnnxRuntimeCpuEngine, OpenVinoEngine)
 
 
-def open_on_cpu(kind: type[Opened], model: Model, folder: Path) -> Opened:
+def open_on_cpu(kind: type[Opened], model: Model, folder: Path, precision: Precision = "fp32") -> Opened:
     return kind(
         write_onnx(model, folder),
         inputs=model.inputs,
         outputs=model.outputs,
         max_batch_size=model.max_batch_size,
-        precision="fp32",
+        precision=precision,
         threads=1,
     )
 
@@ -143,6 +174,8 @@ def write_onnx(model: Model, folder: Path) -> Path:
     constants = [
         numpy_helper.from_array(np.array([0], np.int64), "axes"),
         numpy_helper.from_array(np.arange(40, dtype=np.float32).reshape(10, 4), "table"),
+        numpy_helper.from_array(KERNEL, "kernel"),
+        numpy_helper.from_array(WEIGHTS, "weights"),
     ]
     used = {name for _, taken, _ in model.nodes for name in taken}
     graph = helper.make_graph(
@@ -432,6 +465,57 @@ def test_a_smaller_batch_sees_nothing_of_a_larger_one_before(make: Make) -> None
         outputs = run_arrays(engine, {"a": arrays[0], "b": arrays[1]})
         np.testing.assert_array_equal(outputs["sum"], arrays[0] + arrays[1])
         assert outputs["difference"].shape == (samples, 16)
+
+
+COMPANY = pytest.mark.parametrize("company", [1.0, 1e4, np.nan], ids=["alike", "large", "nan"])
+BESIDE = pytest.mark.parametrize("samples", [2, 3, 5, MAX_BATCH])
+
+
+@COMPANY
+@BESIDE
+def test_an_answer_does_not_depend_on_its_company(make: Make, samples: int, company: float) -> None:
+    stays_in_any_company(make(CNN), samples, company, tolerance_of(max_relative_error=0.0))
+
+
+@COMPANY
+@BESIDE
+def test_nor_does_it_in_bf16(tmp_path: Path, samples: int, company: float) -> None:
+    if importlib.util.find_spec("openvino") is None or not cpu.has_bf16():
+        pytest.skip("nothing here computes in BF16")
+    with closing(open_on_cpu(OpenVinoEngine, CNN, tmp_path, precision="bf16")) as engine:
+        engine.warm_up()
+        pictures = normal_pictures(MAX_BATCH, seed=MAX_BATCH)
+        error = relative_error(run_arrays(engine, {"x": pictures})["logits"], CNN.rows((pictures,))[0])
+        assert error > 1e-4, "this was computed in fp32"
+        stays_in_any_company(engine, samples, company, tolerance_of(error))
+
+
+def tolerance_of(max_relative_error: float) -> float:
+    """How far from its canary a bundle lets a variant be whose manifest states this error."""
+    variant = Variant("model.onnx", "fp32", "cpu", True, "", max_relative_error, None, None)
+    return CanaryCheck.of_variant(Canary({}, {}), variant).tolerance
+
+
+def normal_pictures(samples: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 1, (samples, 3, 16, 16)).astype(np.float32)
+
+
+def stays_in_any_company(engine: Engine, samples: int, company: float, tolerance: float) -> None:
+    """One picture alone, and as first, middle and last of a batch: as a row of one request, and as a request."""
+    own, others = 2 * normal_pictures(1, seed=0), normal_pictures(samples - 1, seed=samples)
+    others[:, :, ::3] *= company
+    alone = run_arrays(engine, {"x": own})["logits"]
+    assert relative_error(alone, CNN.rows((own,))[0]) < tolerance
+    # Else the answer of a neighbour would do as well.
+    assert relative_errors(CNN.rows((others,))[0], alone).min() > 10 * tolerance
+    for place in sorted({0, samples // 2, samples - 1}):
+        batch = np.concatenate([others[:place], own, others[place:]])
+        whole = run_arrays(engine, {"x": batch})["logits"]
+        assert relative_error(whole[place : place + 1], alone) < tolerance
+        requests = [one for one in (others[:place], own, others[place:]) if len(one)]
+        result = engine.run([spilled_part(CNN, [one]) for one in requests])
+        (apart,) = answers_of(CNN, result, min(place, 1), (0,))
+        assert relative_error(apart, alone) < tolerance
 
 
 def test_whole_arrays_may_be_of_any_layout_and_the_results_are_the_callers(make: Make) -> None:
