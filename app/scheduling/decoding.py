@@ -6,8 +6,9 @@ No clock, no thread, no I/O, and no image: a job is so many units (pixels, bytes
     took from there. Who cannot be in time by it is refused, or given up when its turn has come. Where nobody else
     waits or is decoded it is tried, and what a model takes counts only while answers of it are due: so a prediction
     that was wrong for a while always recovers.
- 2. The most urgent level goes first. Within it those that are predicted to be short: by powers of two, so that about
-    equal ones go by deadline and arrival.
+ 2. The most urgent level goes first. Within it those that are small: by powers of two of what their kind took where it
+    was measured first. What is learned has no say in that, or of equal ones those that came before it crossed a power
+    of two would wait for all that come after. About equal ones go by deadline and arrival.
  3. One part in eight of the time is for who has waited for a second while others went first, the oldest of them.
  4. Of a model's samples so many are decoded ahead and no more: two full batches for each of its engines.
  5. What does not fit into the memory waits for those that are being decoded; who is shorter and fits may pass, but
@@ -56,6 +57,10 @@ class DecodeCost:
     def predict_ns(self, units: int) -> int:
         return int(self.fixed_ns + self.unit_ns * units)
 
+    def size(self, units: int) -> int:
+        """The power of two above what such a job took before anything was learned."""
+        return int(self._scale[0] + self._scale[1] * units).bit_length()
+
     def observe(self, units: int, took_ns: int) -> None:
         """Learn from one, a part of the error (normalised least mean squares: Nagumo and Noda, 1967)."""
         expected = self.fixed_ns + self.unit_ns * units
@@ -95,15 +100,16 @@ class DecodeJob:
     level: int = 1
     needs_bytes: int = 0
     predicted_ns: int = 0
+    size: int = 0
 
 
-# Sorted by the order of service: (level, power of two of the prediction, deadline, arrival, id).
+# Sorted by the order of service: (level, size as a power of two, deadline, arrival, id).
 _Place = tuple[int, int, int, int, int, DecodeJob]
 
 
 def _place(job: DecodeJob) -> _Place:
     deadline_ns = NEVER_NS if job.deadline_ns is None else job.deadline_ns
-    return (job.level, job.predicted_ns.bit_length(), deadline_ns, job.arrival_ns, job.id, job)
+    return (job.level, job.size, deadline_ns, job.arrival_ns, job.id, job)
 
 
 @dataclass(slots=True, eq=False)
@@ -201,7 +207,8 @@ Reserve = Callable[[DecodeJob], bool]
 
 def admit(state: Decoding, job: DecodeJob, now_ns: int) -> NotDecoded | None:
     """Let the job wait, or say why not."""
-    job.predicted_ns = state.cost(job.kind).predict_ns(job.units)
+    cost = state.cost(job.kind)
+    job.predicted_ns, job.size = cost.predict_ns(job.units), cost.size(job.units)
     line = state.line(job.key)
     line.most_ahead = job.most_ahead
     refusal = _refusal(state, line, job, now_ns)

@@ -194,6 +194,15 @@ def test_about_equal_ones_go_by_deadline_and_then_as_they_came() -> None:
     assert sorted(range(4), key=lambda number: play.began[number]) == [0, 3, 1, 2]
 
 
+def test_equal_ones_go_as_they_came_whatever_is_learned_meanwhile() -> None:
+    units = (1 << 20) - 1  # so that what is learned crosses a power of two again and again
+    play = decoders(true_ns=lambda one: units + (units // 8 if one.id % 3 else -units // 4))
+    for number in range(300):
+        play.arrive(job(number, units, number * units // 2))
+    play.run()
+    assert sorted(play.began, key=lambda number: play.began[number]) == list(range(300))
+
+
 # --- who never goes
 
 
