@@ -80,11 +80,11 @@ class Shop:
         self.lanes = [self.add_lane(here_below_ns) for _ in range(lanes)]
         self._ids = count()
 
-    def add_lane(self, here_below_ns: int = 0) -> Lane:
+    def add_lane(self, here_below_ns: int = 0, device: str = "device") -> Lane:
         """Its batches are predicted to take 1 ms."""
         number = len(self.engines)
         self.engines.append(Engine(self.slab))
-        lane = Lane(number, number, "device", tuple(range(1, 9)), LatencyModel({1: 1e6}), self.depth)
+        lane = Lane(number, number, device, tuple(range(1, 9)), LatencyModel({1: 1e6}), self.depth)
         self.scheduler.add_lane(KEY, lane, self.engines[-1], here_below_ns=here_below_ns)
         return lane
 
@@ -559,6 +559,51 @@ def test_a_hung_lane_is_given_up_and_its_slots_stay_until_it_returns() -> None:
         assert shop.ran == [[shop.ended[waiting.id]]]
 
     with_shop(scenario)
+
+
+def test_a_lane_that_was_given_up_tells_when_no_thread_is_in_its_engine_any_more() -> None:
+    async def scenario(shop: Shop) -> None:
+        engine, lane = shop.engines[0], shop.lanes[0]
+        engine.gate.clear()
+        shop.submit()
+        await shop.in_engine()
+        shop.scheduler.give_up_lane(lane, "it hangs")
+        returned = asyncio.ensure_future(shop.scheduler.until_returned(lane))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not returned.done()
+        assert not shop.scheduler.has_returned(lane)
+        engine.gate.set()
+        await returned
+        await shop.until(lambda: shop.scheduler.has_returned(lane))
+        await shop.scheduler.until_returned(lane)
+
+    with_shop(scenario)
+
+
+def test_a_lane_that_is_given_up_between_two_batches_has_returned() -> None:
+    async def scenario(shop: Shop) -> None:
+        shop.submit()
+        await shop.rest()
+        shop.scheduler.give_up_lane(shop.lanes[0], "its device is gone")
+        assert shop.scheduler.has_returned(shop.lanes[0])
+        await shop.scheduler.until_returned(shop.lanes[0])
+
+    with_shop(scenario)
+
+
+def test_a_device_that_is_given_up_takes_its_own_lanes_and_no_other() -> None:
+    async def scenario(shop: Shop) -> None:
+        other = shop.add_lane(device="other")
+        shop.scheduler.give_up_device("device", "it has left the bus")
+        assert shop.lost == [(lane, "it has left the bus") for lane in shop.lanes]
+        assert shop.scheduler.state.queues[KEY].lanes == [other]
+        request = shop.submit()
+        await shop.rest()
+        assert shop.outcome(request) is Outcome.ANSWERED
+        assert shop.engines[-1].batches == [(request.id,)]
+
+    with_shop(scenario, lanes=2)
 
 
 def test_a_lane_that_returns_after_the_loop_has_closed_bothers_nobody() -> None:
