@@ -140,7 +140,6 @@ class Scheduler:
         one, being woken by it, and taking turns at the interpreter would take as long.
         """
         entry = _LaneEntry(lane, key, run, here_below_ns)
-        entry.idle.set()
         entry.ended.set()
         self._lanes[lane.id] = entry
         for number in range(lane.depth):
