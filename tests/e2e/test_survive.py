@@ -141,14 +141,15 @@ def test_a_batch_that_hangs_on_the_event_loop_itself_ends_the_process_with_70_or
     ("switch", "words"), [("wrong", "off by"), ("hang", "the canary has run"), ("break", "every run fails")]
 )
 def test_an_idle_engine_that_goes_wrong_is_found_by_its_canary(switch: str, words: str) -> None:
-    # It takes a moment to replace an engine, or the test could come too late to see that it was gone.
-    with start_fake_server(fake={**fake(canary_after_s=0.3), "reload_ms": 1000.0}) as server:
+    with start_fake_server(fake=fake(canary_after_s=0.3)) as server:
+        # Nothing takes its place before this is off: whoever looks late still sees that it is gone.
+        server.switch_on("hang_load")
         server.switch_on(switch)
-        # The other model's engine goes wrong too, and may be found out first.
         wait_until(lambda: server.get("/v2/models/rows/ready").status_code == 503, "the model is not ready")
         assert not server.is_ready()
         assert words in server.log
         assert server.infer(1.0).status_code == 503
+        server.switch_off("hang_load")
         wait_until(server.is_ready, "the server is ready again")
         assert server.infer(1.0).json()["outputs"][0]["data"] == [1.0] * 4
 

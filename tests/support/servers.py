@@ -274,6 +274,9 @@ def _started(
             if clean_log:
                 bad = [word for word in ("Traceback", "this is a bug", "never retrieved") if word in server.log]
                 assert not bad, f"{bad} in the log:\n{server.log_in_brief}"
+        except BaseException:
+            print(f"the server's log:\n{server.log_in_brief}")  # which pytest shows with what failed
+            raise
         finally:
             if process.poll() is None:
                 process.kill()
