@@ -40,9 +40,11 @@ def mending() -> Iterator[FakeServer]:
 def test_a_hung_engine_is_replaced_and_its_requests_are_told(mending: FakeServer) -> None:
     server, before = mending, len(mending.log)
     with ThreadPoolExecutor(1) as pool:
+        server.switch_on("hang_load")  # until it has been seen that the engine is gone
         hanging = pool.submit(server.infer, HANG)
         not_ready = wait_until(lambda: _not_ready(server), "the server is not ready")
         assert "'rows' version 1" in not_ready
+        server.switch_off("hang_load")
         answer = hanging.result()
         assert answer.status_code == 503
         assert "replaced" in answer.json()["error"]
