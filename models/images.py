@@ -25,9 +25,9 @@ The rules, in the order in which they are applied:
 Pillow's JPEG draft mode (a smaller decode by scaled DCT) is left out on purpose: it is another filter than
 the model was trained with, and would make the answer depend on the size of the upload.
 
-Three ways are shorter and give the same pixels: `jpeg.py` decodes small plain JPEGs without Pillow, `png.py` small
-plain PNGs without what Pillow does before it decodes, and `windowed.py` computes little more of a resized image than
-the crop keeps.
+Three ways are shorter and give the same pixels: `jpeg.py` decodes plain JPEGs without Pillow, those that are small or
+have the size that they are to be resized to, `png.py` small plain PNGs without what Pillow does before it decodes, and
+`windowed.py` computes little more of a resized image than the crop keeps.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from convoy.models.errors import ImageError
 from convoy.models.headers import JPEG_SEGMENT, Header
-from convoy.models.jpeg import baseline_pixels, decode_small_jpeg
+from convoy.models.jpeg import decode_small_jpeg, jpeg_pixels, plain_jpeg
 from convoy.models.png import decode_small_png
 from convoy.models.resample import sample_without_antialias
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec
@@ -64,10 +64,17 @@ MAX_ASPECT = 100
 MAX_JPEG_SCANS = 100
 MAX_JPEG_SEGMENTS = 5_000
 
-# Decoding a file within these limits takes some tens of microseconds, resizing to as few pixels as many.
-QUICK_BYTES = 16 << 10
-QUICK_PIXELS = 64 * 64
+# What is decoded in less than this would cost more to hand to another thread and back.
+QUICK_NS = 250_000
+# Decoding a PNG within these limits takes some tens of microseconds, resizing to as few pixels as many.
+QUICK_PNG_BYTES = 16 << 10
+QUICK_PNG_PIXELS = 64 * 64
+_FEW_SEGMENTS = 32
 _FEW_PNG_CHUNKS = 32
+_QUICK_JPEG_BYTES = 40 << 10  # more surely take longer
+# Resizing: about so many nanoseconds for each pixel that is read and written, and so many times that by the filter.
+_READ_NS, _WRITTEN_NS = 4, 6
+_DEAR_FILTERS = {"bicubic": 1.7, "lanczos": 2.4}
 _PLAIN_PNG_CHUNKS = frozenset(
     (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"gAMA", b"cHRM", b"sRGB", b"pHYs", b"sBIT", b"bKGD", b"tIME")
 )
@@ -129,12 +136,19 @@ def decode_image_into(
     pixels stays in force for GIF, TIFF and WebP whatever `max_pixels` is. A wrong size of `out` is
     a bug of the caller and raises ValueError.
     """
-    pixels = _resized(_upright_pixels(bytes(encoded), image.channels, max_pixels), image)
+    whole = bytes(encoded)
+    window = _window_as_it_is(whole, image, max_pixels)
+    if window is None:
+        pixels = _resized(_upright_pixels(whole, image.channels, max_pixels), image)
+        if image.front == "uint8_nhwc":
+            out[:] = pixels
+            return
+        window = np.frombuffer(pixels, np.uint8).reshape(image.height, image.width, image.channels)
+    values = np.frombuffer(out, NUMPY_DTYPES[image.tensor_dtype]).reshape(image.tensor_shape)
     if image.front == "uint8_nhwc":
-        out[:] = pixels
+        values[...] = window
         return
-    values = np.frombuffer(out, np.float32).reshape(image.tensor_shape)
-    values[...] = np.frombuffer(pixels, np.uint8).reshape(image.height, image.width, image.channels).transpose(2, 0, 1)
+    values[...] = window.transpose(2, 0, 1)
     values /= 255
     values -= np.array(image.mean, np.float32)[:, None, None]
     values /= np.array(image.std, np.float32)[:, None, None]
@@ -174,18 +188,31 @@ def refuse_oversized(size: tuple[int, int], max_pixels: int, advice: str = "send
 def is_quickly_decoded(encoded: memoryview, image: ImageSpec) -> bool:
     """Whether `decode_image_into` surely takes less than handing it to another thread would.
 
-    Small PNGs of one frame and small baseline JPEGs are, for small models; told by the header, without decoding.
+    Small PNGs of one frame are, for small models, and baseline JPEGs by what their sizes cost; told by the header,
+    without decoding.
     """
-    if len(encoded) > QUICK_BYTES or image.height * image.width > QUICK_PIXELS:
-        return False
     match sniff(encoded):
         case "PNG":
+            if len(encoded) > QUICK_PNG_BYTES or image.height * image.width > QUICK_PNG_PIXELS:
+                return False
             pixels = _plain_png_pixels(bytes(encoded))
+            return pixels is not None and pixels <= QUICK_PNG_PIXELS
         case "JPEG":
-            pixels = baseline_pixels(bytes(encoded))
-        case _:
-            return False
-    return pixels is not None and pixels <= QUICK_PIXELS
+            return len(encoded) < _QUICK_JPEG_BYTES and _jpeg_ns(bytes(encoded), image) <= QUICK_NS
+    return False
+
+
+def _jpeg_ns(encoded: bytes, image: ImageSpec) -> float:
+    """About what a baseline JPEG takes; infinite for others, and for what Pillow decodes."""
+    plain = plain_jpeg(encoded, _FEW_SEGMENTS)
+    if plain is None or not plain.is_baseline or not plain.width * plain.height:
+        return math.inf
+    size = plain.width, plain.height
+    if (full := _full_size(size, image)) == size:
+        return plain.decode_ns(len(encoded))
+    dearness = _DEAR_FILTERS.get(image.interpolation, 1.0)
+    resize_ns = dearness * (_READ_NS * plain.width * plain.height + _WRITTEN_NS * full[0] * full[1])
+    return plain.decode_ns(len(encoded)) + resize_ns
 
 
 def _plain_png_pixels(encoded: bytes) -> int | None:
@@ -235,6 +262,20 @@ def _upright_pixels(encoded: bytes, channels: int, max_pixels: int) -> Image.Ima
         raise ImageError(f"this {name} image has too many pixels; at most {max_pixels} are allowed") from error
     except Exception as error:  # on hostile bytes Pillow's decoders raise nearly anything
         raise ImageError(f"this {name} image is broken or cut off and cannot be decoded ({_brief(error)})") from error
+
+
+def _window_as_it_is(encoded: bytes, image: ImageSpec, max_pixels: int) -> npt.NDArray[np.uint8] | None:
+    """What the crop keeps of a plain JPEG that need not be resized; None for all else, broken ones included."""
+    if sniff(encoded) != "JPEG" or (plain := plain_jpeg(encoded)) is None or plain.channels != image.channels:
+        return None
+    size = width, height = plain.width, plain.height
+    if not width * height or _full_size(size, image) != size:
+        return None
+    _refuse_endless(encoded)
+    refuse_oversized(size, max_pixels)
+    left, top = _corner(size, image)
+    pixels = jpeg_pixels(encoded, plain)
+    return None if pixels is None else pixels[top : top + image.height, left : left + image.width]
 
 
 def _decode_small(name: str, encoded: bytes, max_pixels: int) -> Image.Image | None:
@@ -298,13 +339,17 @@ def _on_white(image: Image.Image) -> Image.Image:
 def _resized(source: Image.Image, image: ImageSpec) -> bytes:
     """Rule 9: the pixels of uint8 [height, width, channels]."""
     width, height = _full_size(source.size, image)
-    # torchvision's CenterCrop rounds halves to even, as Python does.
-    left, top = round((width - image.width) / 2), round((height - image.height) / 2)
+    left, top = _corner((width, height), image)
     window = (left, top, left + image.width, top + image.height)
     if image.antialias or image.interpolation == "nearest":
         kernel = Image.Resampling[image.interpolation.upper()]
         return resized_window(source, (width, height), window, kernel).tobytes()
     return sample_without_antialias(np.asarray(source), (width, height), window, image.interpolation).tobytes()
+
+
+def _corner(size: tuple[int, int], image: ImageSpec) -> tuple[int, int]:
+    """Left and top of the crop. torchvision's CenterCrop rounds halves to even, as Python does."""
+    return round((size[0] - image.width) / 2), round((size[1] - image.height) / 2)
 
 
 def _full_size(size: tuple[int, int], image: ImageSpec) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import random
 import resource
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -20,6 +20,7 @@ from PIL import Image
 
 from convoy.models import images
 from convoy.models.errors import ImageError
+from convoy.models.jpeg import plain_jpeg
 from convoy.models.spec import ImageSpec
 
 # Every source pixel counts: nothing is resized away.
@@ -62,8 +63,9 @@ def outcome(
     encoded: bytes, spec: ImageSpec = SPEC, *, by_pillow: bool = False, max_pixels: int = 100_000
 ) -> bytes | str:
     """The sample's bytes, or the words of the error."""
-    decoder = (lambda *_: None) if by_pillow else images.decode_small_jpeg
-    with patch.object(images, "decode_small_jpeg", decoder):
+    names = ("decode_small_jpeg", "plain_jpeg")
+    ways: dict[str, Any] = {name: (lambda *_: None) if by_pillow else getattr(images, name) for name in names}
+    with patch.multiple(images, **ways):
         try:
             return images.preprocess(encoded, spec, max_pixels).tobytes()
         except ImageError as error:
@@ -138,12 +140,22 @@ def main(seed: int, count: int) -> int:
     for number in range(count):
         encoded = mutated(files, seed, number)
         taken += images.decode_small_jpeg(encoded, 100_000) is not None
-        here, there = outcome(encoded), outcome(encoded, by_pillow=True)
-        if here != there:
-            wrong += 1
-            print(f"{seed} {number}: {_brief(here)}, by Pillow {_brief(there)}")
+        for spec in (SPEC, *_as_it_is(encoded)):
+            here, there = outcome(encoded, spec), outcome(encoded, spec, by_pillow=True)
+            if here != there:
+                wrong += 1
+                print(f"{seed} {number}: {_brief(here)}, by Pillow {_brief(there)}")
     print(f"{count} files, {taken} decoded by simplejpeg, {wrong} differ")
     return 1 if wrong else 0
+
+
+def _as_it_is(encoded: bytes) -> list[ImageSpec]:
+    """What takes the file without resizing it, if it is not too large to be looked at twice."""
+    plain = plain_jpeg(encoded)
+    if plain is None or not 0 < plain.width * plain.height <= 100_000:
+        return []
+    channels: Literal[1, 3] = 1 if plain.channels == 1 else 3
+    return [ImageSpec.plain(plain.height, plain.width, channels, "uint8_nhwc")]
 
 
 def _brief(answer: bytes | str) -> str:

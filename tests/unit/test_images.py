@@ -21,7 +21,7 @@ from convoy.models.images import (
     FORMATS,
     MAX_JPEG_SCANS,
     MAX_JPEG_SEGMENTS,
-    QUICK_BYTES,
+    QUICK_PNG_BYTES,
     decode_image_into,
     is_quickly_decoded,
     preprocess,
@@ -46,6 +46,9 @@ CROPPED = replace(EXACT, resize_mode="shorter_side", resize_px=10)
 # convoy.models.images silences Pillow's warnings on odd metadata, but pytest puts its own filters back around a test.
 AS_IN_PRODUCTION = pytest.mark.filterwarnings(r"ignore::UserWarning:PIL\.")
 PILLOW_NAMES = {"JPEG": "JPEG", "PNG": "PNG", "WebP": "WEBP", "GIF": "GIF", "BMP": "BMP", "TIFF": "TIFF"}
+
+
+IMAGENET = replace(EXACT, height=224, width=224, resize_mode="shorter_side", resize_px=256)
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
@@ -526,7 +529,7 @@ def with_text(nbytes: int) -> bytes:
         pytest.param(encoded(noise(8, 8, "RGBA")), True, id="alpha"),
         pytest.param(encoded(noise(32, 32).convert("P")), True, id="palette"),
         pytest.param(encoded(noise(65, 64)), False, id="many-pixels"),
-        pytest.param(encoded(noise(64, 64)) + bytes(QUICK_BYTES), False, id="many-bytes"),
+        pytest.param(encoded(noise(64, 64)) + bytes(QUICK_PNG_BYTES), False, id="many-bytes"),
         pytest.param(with_text(500_000), False, id="a-text"),
         pytest.param(encoded(plain(8, 8, "red"), icc_profile=bytes(3000)), False, id="a-profile"),
         pytest.param(
@@ -535,7 +538,9 @@ def with_text(nbytes: int) -> bytes:
         pytest.param(encoded(noise(64, 64))[:-20], False, id="cut-off"),
         pytest.param(encoded(noise(32, 32), "JPEG"), True, id="jpeg"),
         pytest.param(encoded(noise(32, 32), "JPEG", progressive=True), False, id="progressive"),
-        pytest.param(encoded(noise(80, 80), "JPEG"), False, id="jpeg-with-many-pixels"),
+        pytest.param(encoded(plain(200, 150, "red"), "JPEG"), True, id="jpeg-with-some-pixels"),
+        pytest.param(encoded(noise(200, 150), "JPEG"), False, id="jpeg-with-much-in-each-pixel"),
+        pytest.param(encoded(plain(400, 300, "red"), "JPEG"), False, id="jpeg-with-many-pixels"),
         pytest.param(encoded(noise(8, 8), "JPEG", exif=Image.Exif().tobytes()), False, id="exif"),
         pytest.param(encoded(noise(8, 8), "GIF"), False, id="gif"),
         pytest.param(b"", False, id="nothing"),
@@ -544,6 +549,13 @@ def with_text(nbytes: int) -> bytes:
 def test_only_small_plain_images_are_quick(picture: bytes, is_quick: bool) -> None:
     assert is_quickly_decoded(memoryview(picture), EXACT) == is_quick
     assert not is_quickly_decoded(memoryview(picture), replace(EXACT, height=224, width=224))
+
+
+def test_a_jpeg_of_the_size_that_it_is_resized_to_is_quick_as_what_it_takes_to_decode_it() -> None:
+    photograph = memoryview(encoded(plain(340, 256, "red"), "JPEG"))
+    assert is_quickly_decoded(photograph, IMAGENET)
+    assert not is_quickly_decoded(photograph, replace(IMAGENET, resize_px=255))
+    assert not is_quickly_decoded(memoryview(encoded(noise(340, 256), "JPEG")), IMAGENET)
 
 
 @given(st.binary(max_size=400), st.integers(0, 400))

@@ -66,6 +66,34 @@ def test_all_that_pillow_writes_has_the_same_pixels(
     assert is_decoded_here(encoded) == (size[0] * size[1] <= jpeg.MAX_PIXELS)
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.integers(8, 300),
+    st.integers(0, 200),
+    st.booleans(),
+    st.floats(0.02, 1),
+    st.sampled_from(["RGB", "L"]),
+    st.sampled_from(["uint8_nhwc", "float32_nchw"]),
+)
+def test_the_crop_of_what_need_not_be_resized_has_the_same_pixels(
+    shorter: int, more: int, is_wide: bool, kept: float, mode: str, front: Any
+) -> None:
+    size = (shorter + more, shorter) if is_wide else (shorter, shorter + more)
+    encoded = pillow_jpeg(picture(*size, seed=more, mode=mode))
+    crop = max(1, int(kept * shorter))
+    channels: Any = 3 if mode == "RGB" else 1
+    spec = replace(
+        ImageSpec.plain(crop, crop, channels, front),
+        resize_mode="shorter_side",
+        resize_px=shorter,
+        mean=(0.4,) * channels,
+        std=(0.2,) * channels,
+    )
+    here, there = (outcome(encoded, spec, by_pillow=by, max_pixels=UNLIMITED) for by in (False, True))
+    assert here == there
+    assert isinstance(here, bytes)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.tuples(st.integers(1, 90), st.integers(1, 90)),
@@ -146,7 +174,9 @@ def test_without_the_package_or_pillows_library_pillow_decodes_all(
     try:
         bare = importlib.reload(jpeg)
         assert bare.decode_small_jpeg(encoded, UNLIMITED) is None
+        assert bare.plain_jpeg(encoded) is None
         monkeypatch.setattr(images, "decode_small_jpeg", bare.decode_small_jpeg)
+        monkeypatch.setattr(images, "plain_jpeg", bare.plain_jpeg)
         assert outcome(encoded) == usual
     finally:
         monkeypatch.undo()
