@@ -10,6 +10,9 @@ import numpy as np
 from convoy.models.errors import ModelFailed
 from convoy.models.spec import Activation, ModelSpec
 
+_NAN = "the model produced NaN"
+_FEW_IN = 20  # a share of the classes that is cheaper to find than to sort
+
 
 @dataclass(slots=True)  # not frozen, which would take five times as long to make
 class Prediction:
@@ -28,10 +31,7 @@ def best_classes(
     `logits` is the sample's output, flattened. Raises ModelFailed when a score is not a number.
     """
     scores = _scores(logits.astype(np.float32, copy=False), spec)
-    order = (-scores).argsort(kind="stable")  # behind all others comes what is not a number
-    if order.size and math.isnan(scores[order[-1]]):
-        raise ModelFailed("the model produced NaN")
-    order = order[:top_k]
+    order = _best(scores, top_k)
     if threshold is not None:
         order = order[scores[order] >= threshold]
     labels, classes = spec.labels, order.tolist()
@@ -40,6 +40,22 @@ def best_classes(
         Prediction(number, labels[number] if number < known else None, score)
         for number, score in zip(classes, scores[order].tolist(), strict=True)
     ]
+
+
+def _best(scores: np.ndarray, top_k: int | None) -> np.ndarray:
+    """Class numbers, as `best_classes` has them. Raises ModelFailed."""
+    negated, count = -scores, len(scores)
+    if top_k is None or _FEW_IN * top_k > count:
+        order: np.ndarray = negated.argsort(kind="stable")  # behind all others comes what is not a number
+        if count and math.isnan(scores[order[-1]]):
+            raise ModelFailed(_NAN)
+        return order[:top_k]
+    if math.isnan(np.minimum.reduce(scores)):
+        raise ModelFailed(_NAN)
+    # Of many the few that count are found without sorting the others; equals of the last one stay in their order.
+    among: np.ndarray = (negated <= np.partition(negated, top_k - 1)[top_k - 1]).nonzero()[0]
+    best: np.ndarray = among[negated[among].argsort(kind="stable")][:top_k]
+    return best
 
 
 def _scores(outputs: np.ndarray, spec: ModelSpec) -> np.ndarray:

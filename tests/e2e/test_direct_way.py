@@ -616,3 +616,77 @@ def test_a_chunked_body_that_is_allowed_is_read_behind_an_edge() -> None:
                 pieces = [chunk(body[start : start + MIB]) for start in range(0, len(body), MIB)]
                 wire.send(head(DIGITS, {"Transfer-Encoding": "chunked"}) + b"".join(pieces) + chunk(b""))
                 assert wire.reply().status == 200
+
+
+@pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
+def demo(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with start_server("--edges", request.param) as server:
+        yield server
+        wait_until(server.is_at_rest, "nothing is held after all these requests")
+
+
+def picture_request(body: bytes, length: str | None = None, path: str = DIGITS, **headers: str) -> bytes:
+    more = {name.replace("_", "-"): value for name, value in headers.items()}
+    return head(path, {"Content-Length": str(len(body)) if length is None else length, **more}) + body
+
+
+SEVEN, TWO = digit("seven"), digit("two")
+# What follows a picture on a connection, as the bytes of one request.
+AFTER_A_PICTURE = {
+    "the same": picture_request(SEVEN),
+    "another": picture_request(TWO),
+    "no image": picture_request(b"no image at all"),
+    "cut off": picture_request(SEVEN[:-100]),
+    "nothing": picture_request(b""),
+    "zeros before its length": picture_request(TWO, f"000{len(TWO)}"),
+    "a length in hex": picture_request(TWO, hex(len(TWO))),
+    "a length below zero": picture_request(b"", "-1"),
+    "too large to be read": picture_request(b"", str(1 << 40)),
+    "one more header": picture_request(TWO, x_more="more"),
+    "another model": picture_request(TWO, path="/predictions/nobody"),
+    "other classes": picture_request(TWO, path=f"{DIGITS}?top_k=2"),
+    "its id": picture_request(TWO, x_request_id="own"),
+    "a form": picture_request(
+        b'--x\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\n' + TWO + b"\r\n--x--\r\n",
+        content_type="multipart/form-data; boundary=x",
+    ),
+    "chunked": head(DIGITS, {"Transfer-Encoding": "chunked"}) + chunk(TWO) + chunk(b""),
+    "the last": picture_request(TWO, connection="close"),
+}
+
+
+def same_answer(reply: WireReply) -> tuple[object, ...]:
+    """What an answer says beside times and the server's own ids."""
+    document = reply.json()
+    for one in (document, *document.get("results", ())):
+        one.pop("timing_ms", None)
+    return reply.status, document, {*reply.headers}, reply.headers.get("connection")
+
+
+@pytest.mark.parametrize("following", AFTER_A_PICTURE)
+@pytest.mark.parametrize("in_pieces", [False, True], ids=["whole", "in-pieces"])
+def test_what_follows_a_picture_is_answered_as_if_nothing_had_been_before(
+    following: str, in_pieces: bool, demo: Server
+) -> None:
+    request = AFTER_A_PICTURE[following]
+    with Wire(demo.port) as alone:
+        alone.send(request)
+        expected = same_answer(alone.reply())
+    with Wire(demo.port) as wire:
+        for body in (SEVEN, TWO, SEVEN):  # from the second on the head is known
+            assert wire.ask(DIGITS, body).json()["predictions"][0]["label"] == ("7" if body is SEVEN else "2")
+        if in_pieces:
+            for at in range(0, len(request), 700):  # whether they come together is up to the system
+                wire.send(request[at : at + 700])
+        else:
+            wire.send(request)
+        assert same_answer(wire.reply()) == expected
+        if expected[0] == 200 and expected[-1] != "close":
+            assert wire.ask(DIGITS, SEVEN).json()["predictions"][0]["label"] == "7"
+
+
+def test_several_pictures_at_once_are_answered_in_their_order(demo: Server) -> None:
+    with Wire(demo.port) as wire:
+        for labels in ("7", "72", "2772", "7" * 9 + "2"):
+            wire.send(b"".join(picture_request(SEVEN if label == "7" else TWO) for label in labels))
+            assert "".join(wire.reply().json()["predictions"][0]["label"] for _ in labels) == labels

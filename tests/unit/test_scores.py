@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from convoy.app.edge.scores import activate, best_classes
 from convoy.models.errors import ModelFailed
@@ -34,6 +38,27 @@ def test_without_activation_scores_are_the_logits() -> None:
 def test_the_best_come_first_and_ties_by_class_number() -> None:
     best = best_classes(np.array([1.0, 2.0, 2.0], np.float32), spec(), 2)
     assert [(one.class_id, one.label) for one in best] == [(1, "b"), (2, "c")]
+
+
+def classes(logits: list[float], top_k: int | None) -> list[int]:
+    return [one.class_id for one in best_classes(np.array(logits, np.float32), spec("none"), top_k)]
+
+
+LEVELS = st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 0.5, 1.0, math.inf])
+
+
+@given(st.lists(LEVELS, min_size=1, max_size=300), st.integers(1, 12))
+def test_the_few_best_of_many_are_those_that_sorting_all_would_give(logits: list[float], top_k: int) -> None:
+    every = classes(logits, None)
+    assert every == sorted(range(len(logits)), key=lambda number: -logits[number])
+    assert classes(logits, top_k) == every[:top_k]
+
+
+@given(st.lists(LEVELS, min_size=100, max_size=120), st.integers(0, 99))
+def test_one_that_is_no_number_is_found_among_many(logits: list[float], at: int) -> None:
+    logits[at] = math.nan
+    with pytest.raises(ModelFailed):
+        classes(logits, 5)
 
 
 def test_a_class_without_a_label_has_none() -> None:

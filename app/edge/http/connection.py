@@ -24,7 +24,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from convoy.app.edge.http.body import LOOK_AGAIN_S
-from convoy.app.edge.http.direct import DirectCall, DirectWay, Repetition
+from convoy.app.edge.http.direct import DirectCall, DirectWay, Memory
 from convoy.app.edge.http.hot_route import HttpHead
 from convoy.app.edge.http.replies import error_body
 from convoy.app.outcomes import Refusal
@@ -72,7 +72,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._direct: DirectCall | None = None  # the latest that came past ASGI
         # Between two messages: what the one before looked like, if the next may look the same; and what has come since.
         self._is_between = True
-        self._repetition: Repetition | None = None
+        self._memory: Memory | None = None
         self._data: bytes | None = None
         self._idle_since_s: float | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -118,21 +118,20 @@ class GuardedProtocol(HttpToolsProtocol):
         super().shutdown()
 
     def data_received(self, data: bytes) -> None:
-        repetition, self._repetition = self._repetition, None
-        if repetition is None or not self._repeats(repetition, data):
+        memory, self._memory = self._memory, None
+        if memory is None or not self._repeats(memory, data):
             self._parse(data)
 
-    def _repeats(self, repetition: Repetition, data: bytes) -> bool:
+    def _repeats(self, memory: Memory, data: bytes) -> bool:
         """Go on with what need not be parsed; False, and nothing has happened, where it must be."""
-        known, way = repetition.repeated(data), self.way
-        if known is None or way is None or way.core.catalog.edition != repetition.edition:
+        if self.way is None or self.flow.write_paused or self.transport.is_closing():
             return False
-        if self.flow.write_paused or self.transport.is_closing():
-            return False
+        return self.way.repeat(self, memory, data)
+
+    def goes_on_with(self, call: DirectCall) -> None:
+        """The bytes that came are this call's."""
         self._idle_since_s = None
-        self.cycle = self._direct = DirectCall(way, self, repetition.found, repetition.head, repetition.lines)
-        self._direct.repeat(repetition, known, data)
-        return True
+        self.cycle = self._direct = call
 
     def _parse(self, data: bytes) -> None:
         self._data = data if self._is_between and not self._unparsed_bytes else None
@@ -230,10 +229,10 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._has_moved = self._is_between = True
         if self.cycle is self._direct and self._direct is not None:
-            repetition = None
+            memory = None
             if self._data is not None and self.way is not None and self._direct.keep_alive:
-                repetition = self.way.repetition(self._direct, self._data)
-            self._direct.complete(repetition)
+                memory = self.way.remember(self._direct, self._data)
+            self._direct.complete(memory)
         else:
             super().on_message_complete()
         if self._linger_timer is not None:
@@ -260,7 +259,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._arm_keep_alive()
             direct = self._direct
             if direct is not None and self.cycle is direct and self._is_between and not self._unparsed_bytes:
-                self._repetition = direct.repetition
+                self._memory = direct.memory
         if waits_for_rest:
             # Answered before the body was read. The rest is thrown away for a while, because a client that
             # still sends does not read yet; uvicorn would do so for ever.

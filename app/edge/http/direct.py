@@ -34,6 +34,9 @@ from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import RequestError, Unavailable
 
 _LONGEST_TARGET_BYTES = 512  # that is worth remembering
+_LONGEST_HEAD_BYTES = 4096
+_MOST_DIGITS = 18
+_CONTENT_LENGTH = b"content-length"
 # Requests with one of these are parsed each time.
 _UNUSUAL = frozenset((b"content-encoding", b"transfer-encoding", b"expect", b"x-request-id", b"traceparent"))
 
@@ -50,6 +53,8 @@ class Connection(Protocol):
     loop: asyncio.AbstractEventLoop
 
     def has_unread_bytes(self) -> bool: ...
+
+    def goes_on_with(self, call: DirectCall) -> None: ...
 
     def on_response_complete(self) -> None: ...
 
@@ -94,6 +99,41 @@ class Repetition(NamedTuple):
         return self.known.with_id(own_id) if is_plain(own_id) else None
 
 
+class RepeatedHead(NamedTuple):
+    """The head of a request that came in one piece: one that differs in its body and the length of it is not parsed.
+
+    `before` and `after` are all of it, around the digits of the Content-Length.
+    """
+
+    before: bytes
+    after: bytes
+    found: Found
+    head: HttpHead
+    lines: list[tuple[bytes, bytes]]
+
+    def repeated(self, data: bytes) -> DeclaredBody | None:
+        """Where the body lies in these bytes, which end with it; None where they differ in more."""
+        digits_at = len(self.before)
+        digits_end = data.find(b"\r", digits_at, digits_at + _MOST_DIGITS + 1)
+        digits = data[digits_at:digits_end]
+        if digits_end < 0 or not digits.isdigit():
+            return None
+        body_at = digits_end + len(self.after)
+        if len(data) - body_at != int(digits) or not data.startswith(self.before):
+            return None
+        return DeclaredBody(digits, body_at) if data.startswith(self.after, digits_end) else None
+
+
+class DeclaredBody(NamedTuple):
+    """How long a body is by its request, and where it begins."""
+
+    digits: bytes
+    at: int
+
+
+Memory = Repetition | RepeatedHead
+
+
 class DirectWay:
     """The way from our connections to the hot routes."""
 
@@ -112,18 +152,41 @@ class DirectWay:
         found = self._routes.find(path.decode())
         return None if found is None else Found(*found, path.decode(), query_string)
 
-    def repetition(self, call: DirectCall, data: bytes) -> Repetition | None:
+    def repeat(self, connection: Connection, memory: Memory, data: bytes) -> bool:
+        """Answer these bytes, or begin to, if they need not be parsed; else False, and nothing has happened."""
+        if isinstance(memory, RepeatedHead):
+            body = memory.repeated(data)
+            if body is None:
+                return False
+            headers = {**memory.head.headers, _CONTENT_LENGTH: body.digits}
+            head = HttpHead(headers, memory.head.query_string)
+            call = DirectCall(self, connection, memory.found, head, memory.lines)
+            connection.goes_on_with(call)
+            call.begin_whole(memory, data[body.at :])
+            return True
+        known = memory.repeated(data)
+        if known is None or self.core.catalog.edition != memory.edition:
+            return False
+        call = DirectCall(self, connection, memory.found, memory.head, memory.lines)
+        connection.goes_on_with(call)
+        call.repeat(memory, known, data)
+        return True
+
+    def remember(self, call: DirectCall, data: bytes) -> Memory | None:
         """For requests like this one, which is all of `data`; None where that may not be, or is not worth it."""
-        head, route, served = call.head, call.found.route, call.served
-        if not isinstance(route, InferRoute) or served is None or head.query_string:
+        body_at = data.find(b"\r\n\r\n") + 4
+        if not _UNUSUAL.isdisjoint(call.head.headers) or len(data) - body_at != call.body_bytes:
             return None
-        length, body_at = head.headers.get(HEADER_LENGTH, b""), data.find(b"\r\n\r\n") + 4
-        if (
-            not length.isdigit()
-            or len(length) > 4
-            or not _UNUSUAL.isdisjoint(head.headers)
-            or len(data) - body_at != call.body_bytes
-        ):
+        if isinstance(call.found.route, InferRoute):
+            return self._repetition(call, call.found.route, data, body_at)
+        return _repeated_head(call, data[:body_at])
+
+    def _repetition(self, call: DirectCall, route: InferRoute, data: bytes, body_at: int) -> Repetition | None:
+        head, served = call.head, call.served
+        if served is None or head.query_string:
+            return None
+        length = head.headers.get(HEADER_LENGTH, b"")
+        if not length.isdigit() or len(length) > 4:
             return None
         header = data[body_at : body_at + int(length)]
         known = route.known.find(served.key, header, len(data) - body_at)
@@ -137,6 +200,15 @@ class DirectWay:
         return Repetition(
             *(before, after, id_end - id_at, len(data), body_at, edition), call.found, served, known, head, call.lines
         )
+
+
+def _repeated_head(call: DirectCall, data: bytes) -> RepeatedHead | None:
+    name_at = data.lower().find(b"\r\n" + _CONTENT_LENGTH + b": ")
+    digits_at = name_at + len(_CONTENT_LENGTH) + 4
+    digits_end = data.find(b"\r", digits_at)
+    if name_at < 0 or len(data) > _LONGEST_HEAD_BYTES or not data[digits_at:digits_end].isdigit():
+        return None
+    return RepeatedHead(data[:digits_at], data[digits_end:], call.found, call.head, call.lines)
 
 
 class _Heard:
@@ -163,7 +235,7 @@ class DirectCall:
         self._timer: asyncio.TimerHandle | None = None
         self._has_ended = self.response_complete = self.disconnected = False
         self.keep_alive = self.more_body = True
-        self.repetition: Repetition | None = None  # for the next request of the connection
+        self.memory: Memory | None = None  # for the next request of the connection
 
     @property
     def served(self) -> ServedLike | None:
@@ -176,7 +248,7 @@ class DirectCall:
 
     def repeat(self, repetition: Repetition, known: Known, data: bytes) -> None:
         """All of it has come, and is understood already."""
-        self.more_body, self.repetition = False, repetition
+        self.more_body, self.memory = False, repetition
         try:
             self._call.begin_with(repetition.served)
             route = self.found.route
@@ -184,6 +256,13 @@ class DirectCall:
             route.repeat(self._call, known, memoryview(data)[repetition.body_at :], self._answered, self._failed)
         except Exception as error:
             self._failed(error)
+
+    def begin_whole(self, memory: RepeatedHead, body: bytes) -> None:
+        """All of it has come, and its head is understood already."""
+        self.more_body, self.memory = False, memory
+        self.begin()
+        self.feed(body)
+        self.complete(memory)
 
     def begin(self) -> None:
         """The headers have come: let the call in, or answer at once that it is not."""
@@ -210,11 +289,11 @@ class DirectCall:
         if self.more_body and self._reader is not None and self._timer is None:
             self._timer = self._connection.loop.call_later(self._reader.patience_s, self._look)
 
-    def complete(self, repetition: Repetition | None) -> None:
-        """The body is whole; `repetition` is for the next request of the connection."""
+    def complete(self, memory: Memory | None) -> None:
+        """The body is whole; `memory` is for the next request of the connection."""
         if self._reader is None:
             return
-        self.more_body, self.repetition = False, repetition
+        self.more_body, self.memory = False, memory
         self._stop_timer()
         reply = self.found.route.reply(self._call, self.head, self._reader.body())
         self._answering = _Steps(reply, self._answered, self._failed)
