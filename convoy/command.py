@@ -23,7 +23,6 @@ from convoy.models.errors import ConvoyError
 from convoy.models.option import Option
 
 KeyFile = Annotated[Path | None, typer.Option(help="File with the API key.")]
-PlanCache = Annotated[Path | None, typer.Option(help="Folder of plans; by default the server's.")]
 # What means something else to each command that has it, and so has the command's name in its twin's.
 OWN_MEANINGS = frozenset({"json", "max_batch", "seed"})
 
@@ -108,20 +107,13 @@ def export(**asked: Any) -> None:
     run(ExportOptions(**asked), _console(), _typed("export"))
 
 
-@cli.command()
-def build(
-    name: Annotated[str, typer.Argument(help="The model; its newest version is built.")],
-    store: Annotated[Path | None, typer.Option(help="Folder of models. Without it the demo's plans are built.")] = None,
-    plan_cache: PlanCache = None,
-    targets: Annotated[
-        str | None, typer.Option("--for", help="GPUs such as a10,l4 or sm80,sm89; by default every one since sm80.")
-    ] = None,
-    precisions: Annotated[str | None, typer.Option(help="Variants to build, such as fp16,int8.")] = None,
-) -> None:
+@_of_record("convoy.export.options", "BuildAheadOptions")
+def build(**asked: Any) -> None:
     """Build TensorRT plans ahead, with or without a GPU; exit 1 where one is refused."""
-    from convoy.export.build_command import BuildAheadOptions, run
+    from convoy.export.build_command import run
+    from convoy.export.options import BuildAheadOptions
 
-    raise typer.Exit(run(BuildAheadOptions(name, store, plan_cache, targets, precisions), _console()))
+    raise typer.Exit(run(BuildAheadOptions(**asked), _console()))
 
 
 @cli.command()
@@ -161,7 +153,7 @@ def loadtest(*, api_key_file: KeyFile = None, **asked: Any) -> None:
 @cli.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-    plan_cache: PlanCache = None,
+    plan_cache: Annotated[Path | None, typer.Option(help="Folder of plans; by default the server's.")] = None,
 ) -> None:
     """Show devices, libraries, plans, and which engines can run here and why the others cannot."""
     from convoy.app.commands.doctor import run

@@ -9,6 +9,8 @@ from typing import Annotated
 from convoy.models.option import Option
 from convoy.models.priorities import ORDINARY_PRIORITIES
 
+_PLAN_CACHE = Option("Folder of plans; by default the server's.")
+
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
@@ -61,4 +63,20 @@ class ExportOptions:
     force: Annotated[bool, Option("Publish what fails the proof, marked as such.", name="--force")] = False
     store: Annotated[Path, Option("Folder of models.")] = Path("store")
     data_root: Annotated[Path | None, Option("Where downloaded data sets lie.")] = None
-    plan_cache: Annotated[Path | None, Option("Folder of plans; by default the server's.")] = None
+    plan_cache: Annotated[Path | None, _PLAN_CACHE] = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildAheadOptions:
+    """One field per option of `convoy build`. `targets` None: every GPU that the library supports by default.
+
+    `store` None is the demo.
+    """
+
+    name: Annotated[str, Option("The model; its newest version is built.", is_argument=True)]
+    store: Annotated[Path | None, Option("Folder of models. Without it the demo's plans are built.")] = None
+    plan_cache: Annotated[Path | None, _PLAN_CACHE] = None
+    targets: Annotated[
+        str | None, Option("GPUs such as a10,l4 or sm80,sm89; by default every one since sm80.", name="--for")
+    ] = None
+    precisions: Annotated[str | None, Option("Variants to build, such as fp16,int8.")] = None

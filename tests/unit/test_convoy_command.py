@@ -52,7 +52,7 @@ def test_every_option_has_a_twin(readers: dict[str, set[str]]) -> None:
     assert all(option.envvar for option in options)
 
 
-@pytest.mark.parametrize("command", ["train", "export", "loadtest"])
+@pytest.mark.parametrize("command", ["train", "export", "build", "loadtest"])
 def test_who_asks_for_help_waits_for_no_library_of_the_work(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "convoy", command, "--help"],
