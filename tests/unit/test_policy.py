@@ -39,7 +39,7 @@ def predicted(samples: int) -> int:
 
 
 def make_lane(number: int = 0, *, depth: int = 1, sizes: tuple[int, ...] = tuple(range(1, 9))) -> Lane:
-    return Lane(number, number, "device", sizes, LatencyModel({size: took(size) for size in (1, 2, 4, 8)}), depth)
+    return Lane(number, "device", sizes, LatencyModel({size: took(size) for size in (1, 2, 4, 8)}), depth)
 
 
 def make_state(*keys: ModelKey, max_waiting: int = 100, slots: int | None = None, depth: int = 1) -> State:
