@@ -427,6 +427,19 @@ def test_what_has_expired_leaves_the_queue_and_the_timer_says_when() -> None:
     assert decide(state, 5000) == Drop((ends,), Outcome.EXPIRED)
 
 
+def test_who_waits_expires_in_time_however_many_with_later_deadlines_have_left() -> None:
+    state = make_state(max_waiting=1000)
+    occupy(state)
+    left = [let_in(state, 0, deadline=10**9) for _ in range(200)]
+    first, last = let_in(state, 0, latest_start=10**6), let_in(state, 0, deadline=10**7)
+    for request in left:
+        state.remove(request)
+    assert decide(state, 10**6) == Drop((first,), Outcome.EXPIRED)
+    assert len(state.expiries) < 64
+    assert decide(state, 10**6) == Wait(10**7)
+    assert decide(state, 10**7) == Drop((last,), Outcome.EXPIRED)
+
+
 def test_nobody_is_woken_for_requests_that_have_left() -> None:
     state = make_state()
     gone = let_in(state, 0, deadline=5000)
