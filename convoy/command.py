@@ -7,20 +7,22 @@ Exit codes: 0 done, 1 the job failed, 2 wrong call; `serve` has more (`convoy.ap
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import importlib
 import inspect as python_inspect
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
 from convoy.models.errors import ConvoyError
+from convoy.models.option import Option
 
-Store = Annotated[Path, typer.Option(help="Folder of models.")]
-PlanCache = Annotated[Path | None, typer.Option(help="Folder of plans; by default the server's.")]
-DEFAULT_STORE = Path("store")
+KeyFile = Annotated[Path | None, typer.Option(help="File with the API key.")]
 # What means something else to each command that has it, and so has the command's name in its twin's.
 OWN_MEANINGS = frozenset({"json", "max_batch", "seed"})
 
@@ -33,131 +35,85 @@ cli = typer.Typer(
 )
 
 
-@cli.command()
+class _OfRecord(NamedTuple):
+    """A command whose options are the fields of a record, as the record says them, and then its own parameters."""
+
+    function: Any
+    module: str
+    record: str
+    own: tuple[python_inspect.Parameter, ...]
+
+    def tell(self, is_meant: bool) -> None:
+        """Say the options to typer; those of a command that is not meant need not be imported."""
+        asked = _asked(getattr(importlib.import_module(self.module), self.record)) if is_meant else ()
+        self.function.__signature__ = python_inspect.Signature([*asked, *self.own])
+
+
+_OF_RECORDS: list[_OfRecord] = []
+
+
+def _of_record(module: str, record: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        parameters = python_inspect.signature(function, eval_str=True).parameters.values()
+        own = tuple(one for one in parameters if one.kind is not python_inspect.Parameter.VAR_KEYWORD)
+        _OF_RECORDS.append(_OfRecord(function, module, record, own))
+        return cli.command()(function)
+
+    return register
+
+
+def _asked(record: type) -> Iterator[python_inspect.Parameter]:
+    """What typer is to ask for the fields of a record, each under the field's name."""
+    hints = get_type_hints(record, include_extras=True)
+    for field in dataclasses.fields(record):
+        for said in getattr(hints[field.name], "__metadata__", ()):
+            yield _parameter(field, get_args(hints[field.name])[0], said)
+
+
+def _parameter(field: dataclasses.Field[Any], kind: Any, said: Option) -> python_inspect.Parameter:
+    is_word = said.read is not None or get_origin(kind) is Literal  # which words there are, the record knows
+    name = (said.name,) if said.name else ()
+    asking = typer.Argument if said.is_argument else typer.Option
+    default = python_inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+    return python_inspect.Parameter(
+        field.name,
+        python_inspect.Parameter.KEYWORD_ONLY,
+        default=default if said.read is None else said.typed_default,
+        annotation=Annotated[str | None if is_word else kind, asking(*name, help=said.help, callback=said.read)],
+    )
+
+
+@_of_record("convoy.models.train_options", "TrainOptions")
 def train(
-    dataset: Annotated[str, typer.Argument(help="digits, cifar10, or a folder of images by class.")],
-    out: Annotated[Path, typer.Option(help="Checkpoint to write, .safetensors.")],
-    arch: Annotated[str, typer.Option(help="Network of the zoo.")] = "simple_cnn",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    amp: Annotated[bool | None, typer.Option(help="Mixed precision; by default where there is a GPU.")] = None,
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate; by default the optimiser's own.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images a step.")] = 64,
-    epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 60,
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")] = 0,
+    *,
     compare: Annotated[str | None, typer.Option(help="Devices to train on and compare, such as cpu,cuda.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where downloaded data sets lie.")] = None,
+    **asked: Any,
 ) -> None:
     """Train a CNN of the zoo and write a checkpoint."""
     from convoy.models import train_command
-    from convoy.models.datasets import DEFAULT_DATA_ROOT
-    from convoy.models.train import TrainOptions
+    from convoy.models.train_options import TrainOptions
 
-    options = TrainOptions(
-        dataset=dataset,
-        out=out,
-        arch=arch,
-        device=device,  # type: ignore[arg-type]  # checked by TrainOptions itself
-        amp=amp,
-        optimizer=optimizer,  # type: ignore[arg-type]
-        learning_rate=lr,
-        batch_size=batch_size,
-        epochs=epochs,
-        seed=seed,
-        data_root=data_root or DEFAULT_DATA_ROOT,
-    )
+    options = TrainOptions(**asked, data_root=data_root)
     train_command.run(options, tuple(compare.split(",")) if compare else None, _console())
 
 
-@cli.command()
-def export(
-    source: Annotated[
-        str, typer.Argument(help="zoo:NAME, torchvision:NAME, timm:NAME, file.py:factory, FILE.onnx or FILE.pt2.")
-    ],
-    name: Annotated[str, typer.Option(help="Name to serve the model under.")],
-    weights: Annotated[Path | None, typer.Option(help="Checkpoint, .safetensors or .pth; default: download.")] = None,
-    input: Annotated[str | None, typer.Option(help="Input as CxHxW, such as 3x224x224.")] = None,
-    labels: Annotated[Path | None, typer.Option(help="File with one label a line.")] = None,
-    preprocess: Annotated[str | None, typer.Option(help="imagenet, unit, or a JSON file.")] = None,
-    front: Annotated[str, typer.Option(help="uint8: normalisation in the graph; none: FP32 input.")] = "uint8",
-    calibrate: Annotated[str | None, typer.Option(help="Data set whose calibration part sets the ranges.")] = None,
-    evaluate: Annotated[str | None, typer.Option(help="Data set whose test part measures accuracy.")] = None,
-    precisions: Annotated[str | None, typer.Option(help="Variants to make, of fp32,bf16,fp16,int8,fp8.")] = None,
-    calibration_method: Annotated[str, typer.Option(help="auto, minmax, entropy or percentile.")] = "auto",
-    allow_random_calibration: Annotated[bool, typer.Option(help="Without images, take ranges from noise.")] = False,
-    accuracy_budget: Annotated[float, typer.Option(help="Points of top-1 a variant may lose.")] = 1.0,
-    strict_gate: Annotated[bool, typer.Option(help="Refuse what is not proved to stay within the budget.")] = False,
-    max_batch: Annotated[int, typer.Option(help="Largest batch.")] = 64,
-    priority_levels: Annotated[int, typer.Option(help="How many priorities requests may have, 1 the most urgent.")] = 3,
-    default_priority_level: Annotated[int, typer.Option(help="The one of those that name none.")] = 2,
-    trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2, which can run any code.")] = False,
-    activation: Annotated[
-        str, typer.Option(help="What makes scores of outputs: auto (found out), softmax, sigmoid or none.")
-    ] = "auto",
-    expect_accuracy: Annotated[float | None, typer.Option(help="Top-1 in percent that the model is known for.")] = None,
-    min_accuracy: Annotated[
-        float | None, typer.Option(help="Top-1 in percent below which nothing is published.")
-    ] = None,
-    weights_key: Annotated[str | None, typer.Option(help="Which entry of a .pth has the weights.")] = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Export a network that was never trained, to try its graph.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Publish what fails the proof, marked as such.")] = False,
-    store: Store = DEFAULT_STORE,
-    data_root: Annotated[Path | None, typer.Option(help="Where downloaded data sets lie.")] = None,
-    plan_cache: PlanCache = None,
-) -> None:
+@_of_record("convoy.export.options", "ExportOptions")
+def export(**asked: Any) -> None:
     """Turn a trained CNN into a verified bundle."""
     from convoy.export.command import run
     from convoy.export.options import ExportOptions
-    from convoy.models.datasets import DEFAULT_DATA_ROOT
 
-    options = ExportOptions(
-        source=source,
-        name=name,
-        store=store,
-        weights=weights,
-        input=input,
-        labels=labels,
-        preprocess=preprocess,
-        front=front,
-        calibrate=calibrate,
-        evaluate=evaluate,
-        precisions=precisions,
-        accuracy_budget_points=accuracy_budget,
-        strict_gate=strict_gate,
-        calibration_method=calibration_method,
-        allow_random_calibration=allow_random_calibration,
-        max_batch=max_batch,
-        priority_levels=priority_levels,
-        default_priority_level=default_priority_level,
-        trust=trust,
-        activation=activation,
-        expect_accuracy_percent=expect_accuracy,
-        min_accuracy_percent=min_accuracy,
-        weights_key=weights_key,
-        random_weights=random_weights,
-        force=force,
-        data_root=data_root or DEFAULT_DATA_ROOT,
-        plan_cache=plan_cache,
-    )
-    run(options, _console(), _typed("export"))
+    run(ExportOptions(**asked), _console(), _typed("export"))
 
 
-@cli.command()
-def build(
-    name: Annotated[str, typer.Argument(help="The model; its newest version is built.")],
-    store: Annotated[Path | None, typer.Option(help="Folder of models. Without it the demo's plans are built.")] = None,
-    plan_cache: PlanCache = None,
-    targets: Annotated[
-        str | None, typer.Option("--for", help="GPUs such as a10,l4 or sm80,sm89; by default every one since sm80.")
-    ] = None,
-    precisions: Annotated[str | None, typer.Option(help="Variants to build, such as fp16,int8.")] = None,
-) -> None:
+@_of_record("convoy.export.options", "BuildAheadOptions")
+def build(**asked: Any) -> None:
     """Build TensorRT plans ahead, with or without a GPU; exit 1 where one is refused."""
-    from convoy.export.build_command import BuildAheadOptions, run
+    from convoy.export.build_command import run
+    from convoy.export.options import BuildAheadOptions
 
-    raise typer.Exit(run(BuildAheadOptions(name, store, plan_cache, targets, precisions), _console()))
+    raise typer.Exit(run(BuildAheadOptions(**asked), _console()))
 
 
 @cli.command()
@@ -177,7 +133,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     top_k: Annotated[int, typer.Option(help="Classes to show per image.")] = 5,
-    api_key_file: Annotated[Path | None, typer.Option(help="File with the API key.")] = None,
+    api_key_file: KeyFile = None,
 ) -> None:
     """Ask a running server to classify images."""
     from convoy.app.commands.predict import predict as ask
@@ -185,68 +141,19 @@ def predict(
     raise typer.Exit(ask(url, name, images, top_k, _read_key(api_key_file)))
 
 
-@cli.command()
-def loadtest(
-    url: Annotated[str, typer.Option(help="The server; grpc:// for gRPC.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="The model; may be left out where there is one.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Open loop: requests a second.")] = None,
-    steps: Annotated[str | None, typer.Option(help="Open loop: a ladder of rates, such as 100,200,400.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Closed loop: clients. 16 if nothing is given.")] = None,
-    find_capacity: Annotated[
-        bool, typer.Option("--find-capacity", help="Search the highest rate with 99 % good within --slo-ms.")
-    ] = False,
-    slo_ms: Annotated[float | None, typer.Option(help="Latency within which an answer is good.")] = None,
-    duration: Annotated[float, typer.Option(help="Seconds, of each step or probe.")] = 10.0,
-    warm_up: Annotated[float | None, typer.Option(help="Seconds cut off the front; by default a tenth.")] = None,
-    protocol: Annotated[str, typer.Option(help="auto (from the URL), http or grpc.")] = "auto",
-    body: Annotated[str, typer.Option(help="auto, image, binary or json.")] = "auto",
-    arrivals: Annotated[str, typer.Option(help="Open loop: poisson, constant or bursts.")] = "poisson",
-    burst_on: Annotated[float, typer.Option(help="Bursts: seconds of load.")] = 1.0,
-    burst_off: Annotated[float, typer.Option(help="Bursts: seconds of silence.")] = 1.0,
-    connections: Annotated[int, typer.Option(help="Open loop: most connections.")] = 512,
-    processes: Annotated[str, typer.Option(help="Generator processes: auto or a number.")] = "auto",
-    timeout: Annotated[float, typer.Option(help="Seconds after which a request is lost.")] = 10.0,
-    seed: Annotated[int, typer.Option(help="Seed of arrivals and random tensors.")] = 0,
-    report: Annotated[Path | None, typer.Option(help="File for a page with plots, .html.")] = None,
-    json: Annotated[Path | None, typer.Option(help="File for everything that was measured.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="File for a line of figures per run, step or probe.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="File with the API key.")] = None,
-) -> None:
+@_of_record("convoy.loadtest.options", "LoadTestOptions")
+def loadtest(*, api_key_file: KeyFile = None, **asked: Any) -> None:
     """Load a server and say honestly how it did."""
     from convoy.loadtest.command import run
-    from convoy.loadtest.options import LoadTestOptions, count_of, rates_of
+    from convoy.loadtest.options import LoadTestOptions
 
-    options = LoadTestOptions(
-        url=url,
-        model=model,
-        rate=rate,
-        steps=rates_of(steps),
-        concurrency=concurrency,
-        find_capacity=find_capacity,
-        slo_ms=slo_ms,
-        duration_s=duration,
-        warm_up_s=warm_up,
-        protocol=protocol,  # type: ignore[arg-type]  # checked by LoadTestOptions itself
-        body=body,  # type: ignore[arg-type]
-        arrivals=arrivals,  # type: ignore[arg-type]
-        burst_on_s=burst_on,
-        burst_off_s=burst_off,
-        connections=connections,
-        processes=count_of(processes),
-        timeout_s=timeout,
-        seed=seed,
-        report_file=report,
-        json_file=json,
-        csv_file=csv,
-        api_key=_read_key(api_key_file),
-    )
-    raise typer.Exit(run(options, _console()))
+    raise typer.Exit(run(LoadTestOptions(**asked, api_key=_read_key(api_key_file)), _console()))
 
 
 @cli.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-    plan_cache: PlanCache = None,
+    plan_cache: Annotated[Path | None, typer.Option(help="Folder of plans; by default the server's.")] = None,
 ) -> None:
     """Show devices, libraries, plans, and which engines can run here and why the others cannot."""
     from convoy.app.commands.doctor import run
@@ -291,6 +198,8 @@ def _command(arguments: list[str]) -> Any:
     if not arguments or arguments[0] in ("serve", "--help"):
         gc.disable()  # nothing that a start makes is garbage; the server enables it again
         _add_serve()  # the settings import the server; nobody else should wait for that
+    for one in _OF_RECORDS:
+        one.tell(is_meant=arguments[:1] in ([], [one.function.__name__]))
     command: Any = typer.main.get_command(cli)
     for name, subcommand in command.commands.items():
         for parameter in subcommand.params:

@@ -19,26 +19,13 @@ from rich.text import Text
 from convoy.app.engines.table import row_named
 from convoy.app.engines.tensorrt_library import LIBRARIES, RTX, TensorRt, find_builder
 from convoy.export.ahead import AheadJob, build_ahead, installed_version, targets_for
+from convoy.export.options import BuildAheadOptions
 from convoy.export.tensorrt.library import check_targets, find_gpu
 from convoy.models.bundle import BuilderVerdict, Bundle, Precision, Variant, open_bundle
 from convoy.models.errors import JobError, UsageError
 from convoy.models.gpus import FP8_SINCE, PORTABLE, parse_targets
 from convoy.models.plan_cache import plan_folder
 from convoy.models.store import DEMO_STORE, Store
-
-
-@dataclass(frozen=True, slots=True)
-class BuildAheadOptions:
-    """One field per option of `convoy build`. `targets` None: every GPU that the library supports by default.
-
-    `store` None is the demo.
-    """
-
-    name: str
-    store: Path | None
-    plan_cache: Path | None = None
-    targets: str | None = None
-    precisions: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

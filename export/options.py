@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from convoy.models.datasets import DEFAULT_DATA_ROOT
-from convoy.models.spec import Priorities
+from convoy.models.option import Option
+from convoy.models.priorities import ORDINARY_PRIORITIES
+
+_PLAN_CACHE = Option("Folder of plans; by default the server's.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,34 +18,65 @@ class ExportOptions:
 
     `weights` "default" means the published ones; `trust` allows a source that carries pickle. `precisions` None
     means all that can be made with what was given. `accuracy_budget_points` is in percentage points of top-1;
-    `strict_gate` wants it proved, not only estimated. `data_root` is where downloaded data sets lie. The accuracies
-    that are expected, or are the least, are in percent of top-1. `plan_cache` None is the server's own.
+    `strict_gate` wants it proved, not only estimated. `data_root` is where downloaded data sets lie, None the user's
+    cache. The accuracies that are expected, or are the least, are in percent of top-1. `plan_cache` None is the
+    server's own.
     """
 
-    source: str
-    name: str
-    store: Path
-    weights: Path | None = None
-    input: str | None = None
-    labels: Path | None = None
-    preprocess: str | None = None
-    front: str = "uint8"
-    calibrate: str | None = None
-    evaluate: str | None = None
-    precisions: str | None = None
-    accuracy_budget_points: float = 1.0
-    strict_gate: bool = False
-    calibration_method: str = "auto"
-    allow_random_calibration: bool = False
-    max_batch: int = 64
-    priority_levels: int = Priorities().levels
-    default_priority_level: int = Priorities().default
-    trust: bool = False
-    activation: str = "auto"
-    expect_accuracy_percent: float | None = None
-    min_accuracy_percent: float | None = None
-    weights_key: str | None = None
-    random_weights: bool = False
-    force: bool = False
-    data_root: Path = DEFAULT_DATA_ROOT
-    plan_cache: Path | None = None
+    source: Annotated[
+        str, Option("zoo:NAME, torchvision:NAME, timm:NAME, file.py:factory, FILE.onnx or FILE.pt2.", is_argument=True)
+    ]
+    name: Annotated[str, Option("Name to serve the model under.")]
+    weights: Annotated[Path | None, Option("Checkpoint, .safetensors or .pth; default: download.")] = None
+    input: Annotated[str | None, Option("Input as CxHxW, such as 3x224x224.")] = None
+    labels: Annotated[Path | None, Option("File with one label a line.")] = None
+    preprocess: Annotated[str | None, Option("imagenet, unit, or a JSON file.")] = None
+    front: Annotated[str, Option("uint8: normalisation in the graph; none: FP32 input.")] = "uint8"
+    calibrate: Annotated[str | None, Option("Data set whose calibration part sets the ranges.")] = None
+    evaluate: Annotated[str | None, Option("Data set whose test part measures accuracy.")] = None
+    precisions: Annotated[str | None, Option("Variants to make, of fp32,bf16,fp16,int8,fp8.")] = None
+    calibration_method: Annotated[str, Option("auto, minmax, entropy or percentile.")] = "auto"
+    allow_random_calibration: Annotated[bool, Option("Without images, take ranges from noise.")] = False
+    accuracy_budget_points: Annotated[
+        float, Option("Points of top-1 a variant may lose.", name="--accuracy-budget")
+    ] = 1.0
+    strict_gate: Annotated[bool, Option("Refuse what is not proved to stay within the budget.")] = False
+    max_batch: Annotated[int, Option("Largest batch.")] = 64
+    priority_levels: Annotated[int, Option("How many priorities requests may have, 1 the most urgent.")] = (
+        ORDINARY_PRIORITIES.levels
+    )
+    default_priority_level: Annotated[int, Option("The one of those that name none.")] = ORDINARY_PRIORITIES.default
+    trust: Annotated[bool, Option("Read a .pt2, which can run any code.", name="--trust")] = False
+    activation: Annotated[str, Option("What makes scores of outputs: auto (found out), softmax, sigmoid or none.")] = (
+        "auto"
+    )
+    expect_accuracy_percent: Annotated[
+        float | None, Option("Top-1 in percent that the model is known for.", name="--expect-accuracy")
+    ] = None
+    min_accuracy_percent: Annotated[
+        float | None, Option("Top-1 in percent below which nothing is published.", name="--min-accuracy")
+    ] = None
+    weights_key: Annotated[str | None, Option("Which entry of a .pth has the weights.")] = None
+    random_weights: Annotated[
+        bool, Option("Export a network that was never trained, to try its graph.", name="--random-weights")
+    ] = False
+    force: Annotated[bool, Option("Publish what fails the proof, marked as such.", name="--force")] = False
+    store: Annotated[Path, Option("Folder of models.")] = Path("store")
+    data_root: Annotated[Path | None, Option("Where downloaded data sets lie.")] = None
+    plan_cache: Annotated[Path | None, _PLAN_CACHE] = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildAheadOptions:
+    """One field per option of `convoy build`. `targets` None: every GPU that the library supports by default.
+
+    `store` None is the demo.
+    """
+
+    name: Annotated[str, Option("The model; its newest version is built.", is_argument=True)]
+    store: Annotated[Path | None, Option("Folder of models. Without it the demo's plans are built.")] = None
+    plan_cache: Annotated[Path | None, _PLAN_CACHE] = None
+    targets: Annotated[
+        str | None, Option("GPUs such as a10,l4 or sm80,sm89; by default every one since sm80.", name="--for")
+    ] = None
+    precisions: Annotated[str | None, Option("Variants to build, such as fp16,int8.")] = None

@@ -19,7 +19,8 @@ from convoy.export.sources.torch_job import WeightsFrom
 from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.plan_cache import plan_folder
-from convoy.models.spec import Activation, ImageSpec, Priorities
+from convoy.models.priorities import Priorities
+from convoy.models.spec import Activation, ImageSpec
 from convoy.models.store import Store, check_name
 
 _MAX_BATCH = 4096

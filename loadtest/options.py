@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from convoy.models.errors import UsageError
+from convoy.models.option import Option
 
 Body = Literal["auto", "image", "binary", "json"]
 Arrivals = Literal["poisson", "constant", "bursts"]
@@ -43,28 +44,37 @@ class LoadTestOptions:
     `burst_on_s` of load and `burst_off_s` of silence; `rate` is the mean over both. Raises UsageError.
     """
 
-    url: str = DEFAULT_URL
-    model: str | None = None
-    rate: float | None = None
-    concurrency: int | None = None
-    slo_ms: float | None = None
-    duration_s: float = 10.0
-    warm_up_s: float | None = None
-    body: Body = "auto"
-    json_file: Path | None = None
+    url: Annotated[str, Option("The server; grpc:// for gRPC.")] = DEFAULT_URL
+    model: Annotated[str | None, Option("The model; may be left out where there is one.")] = None
+    rate: Annotated[float | None, Option("Open loop: requests a second.")] = None
+    steps: Annotated[
+        tuple[float, ...], Option("Open loop: a ladder of rates, such as 100,200,400.", read=_rates_of)
+    ] = ()
+    concurrency: Annotated[int | None, Option("Closed loop: clients. 16 if nothing is given.")] = None
+    find_capacity: Annotated[
+        bool, Option("Search the highest rate with 99 % good within --slo-ms.", name="--find-capacity")
+    ] = False
+    slo_ms: Annotated[float | None, Option("Latency within which an answer is good.")] = None
+    duration_s: Annotated[float, Option("Seconds, of each step or probe.", name="--duration")] = 10.0
+    warm_up_s: Annotated[float | None, Option("Seconds cut off the front; by default a tenth.", name="--warm-up")] = (
+        None
+    )
+    protocol: Annotated[Wire, Option("auto (from the URL), http or grpc.")] = "auto"
+    body: Annotated[Body, Option("auto, image, binary or json.")] = "auto"
+    arrivals: Annotated[Arrivals, Option("Open loop: poisson, constant or bursts.")] = "poisson"
+    burst_on_s: Annotated[float, Option("Bursts: seconds of load.", name="--burst-on")] = 1.0
+    burst_off_s: Annotated[float, Option("Bursts: seconds of silence.", name="--burst-off")] = 1.0
+    connections: Annotated[int, Option("Open loop: most connections.")] = 512
+    processes: Annotated[
+        int | None,
+        Option("Generator processes: auto or a number.", read=_count_of, typed_default="auto"),
+    ] = None
+    timeout_s: Annotated[float, Option("Seconds after which a request is lost.", name="--timeout")] = 10.0
+    seed: Annotated[int, Option("Seed of arrivals and random tensors.")] = 0
+    report_file: Annotated[Path | None, Option("File for a page with plots, .html.", name="--report")] = None
+    json_file: Annotated[Path | None, Option("File for everything that was measured.", name="--json")] = None
+    csv_file: Annotated[Path | None, Option("File for a line of figures per run, step or probe.", name="--csv")] = None
     api_key: str | None = None
-    connections: int = 512
-    timeout_s: float = 10.0
-    arrivals: Arrivals = "poisson"
-    seed: int = 0
-    steps: tuple[float, ...] = ()
-    find_capacity: bool = False
-    processes: int | None = None
-    protocol: Wire = "auto"
-    burst_on_s: float = 1.0
-    burst_off_s: float = 1.0
-    csv_file: Path | None = None
-    report_file: Path | None = None
 
     def __post_init__(self) -> None:
         self._check_mode()
@@ -167,8 +177,7 @@ class LoadTestOptions:
         return min(1.0, 0.1 * self.duration_s)
 
 
-def rates_of(text: str | None) -> tuple[float, ...]:
-    """`--steps` as typed: numbers between commas. Raises UsageError."""
+def _rates_of(text: str | None) -> tuple[float, ...]:
     if text is None:
         return ()
     try:
@@ -177,8 +186,7 @@ def rates_of(text: str | None) -> tuple[float, ...]:
         raise UsageError(f"--steps must be rates such as 100,200,400, not {text!r}") from None
 
 
-def count_of(text: str) -> int | None:
-    """`--processes` as typed; None means auto. Raises UsageError."""
+def _count_of(text: str) -> int | None:
     if text == "auto":
         return None
     try:

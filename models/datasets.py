@@ -26,13 +26,14 @@ DIGIT_PX = 32
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 
 
-def load(source: str, data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
-    """The data set that `source` names: `digits`, `cifar10` (kept under `data_root`), or an image folder.
+def load(source: str, data_root: Path | None = None) -> Dataset:
+    """The data set that `source` names: `digits`, `cifar10`, or an image folder. What is downloaded is kept under
+    `data_root`, or where that is None in the user's cache.
 
     Raises UsageError when it is neither, JobError when it is empty, incomplete or unreadable.
     """
     if source in _SOURCES:
-        return _SOURCES[source](data_root)
+        return _SOURCES[source](data_root or DEFAULT_DATA_ROOT)
     if Path(source).is_dir():
         return load_folder(Path(source))
     raise UsageError(f"there is no data set or folder {source!r}; use one of {', '.join(_SOURCES)}, or a folder")

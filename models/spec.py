@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from convoy.models.errors import BundleError
+from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
 
 # Open Inference Protocol name -> numpy. BYTES are byte strings of any length; BF16 is unknown to numpy, so it is
 # two opaque bytes. `convoy.models.tensors` turns both into bytes and back.
@@ -145,23 +146,6 @@ class ImageSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Priorities:
-    """Into how many levels a model's requests fall, 1 the most urgent, and where those belong that name none of them.
-
-    Who says nothing of levels has one above the ordinary and one below it.
-    """
-
-    levels: int = 3
-    default: int = 2
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.default <= self.levels:
-            raise BundleError(
-                f"the default priority level must be from 1 to the number of levels, {self.levels}; got {self.default}"
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """What a model takes and gives.
 
@@ -178,7 +162,7 @@ class ModelSpec:
     image: ImageSpec | None
     activation: Activation
     labels: tuple[str, ...]
-    priorities: Priorities = Priorities()
+    priorities: Priorities = ORDINARY_PRIORITIES
 
     @property
     def is_binary(self) -> bool:

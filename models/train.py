@@ -1,6 +1,6 @@
 """Training: a data set and a network of the zoo in, a checkpoint with a telling header out.
 
-Knows the order of the work and its defaults; how a network learns is in `convoy.models.fit`. Knows nothing of
+Knows the order of the work; how a network learns is in `convoy.models.fit`. Knows nothing of
 terminals: it prints nothing and reports through the callback it is given. Images are read through
 `convoy.models.images`, so the accuracy on the test part is that of the server's own path. torch is imported only
 when training starts.
@@ -14,54 +14,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from convoy.models import zoo
 from convoy.models.checkpoint import CheckpointHeader, PartRecord, convoy_version, refuse_unwritable, write_checkpoint
-from convoy.models.datasets import DEFAULT_DATA_ROOT, load
+from convoy.models.datasets import load
 from convoy.models.errors import JobError, UsageError
 from convoy.models.samples import PARTS, Dataset, DecodedPart, Part, Pixels, decode
 from convoy.models.spec import ImageSpec
+from convoy.models.train_options import Optimizer, TrainOptions, refuse_unknown
 
-Device = Literal["auto", "cpu", "cuda"]
-Optimizer = Literal["adamw", "sgd"]
 LEARNING_RATES: dict[Optimizer, float] = {"adamw": 0.004, "sgd": 0.05}
 # A mirrored photograph shows the same thing; a mirrored digit does not, nor need a class in a user's folder.
 _MIRRORED_SOURCES = frozenset({"cifar10"})
-
-
-@dataclass(frozen=True, slots=True)
-class TrainOptions:
-    """What to train and how.
-
-    `learning_rate` is the peak of one cycle, None the optimiser's own of `LEARNING_RATES`. `amp` None means mixed
-    precision exactly where there is a GPU. Raises UsageError for values out of range.
-    """
-
-    dataset: str
-    out: Path
-    arch: str = "simple_cnn"
-    device: Device = "auto"
-    amp: bool | None = None
-    optimizer: Optimizer = "adamw"
-    learning_rate: float | None = None
-    batch_size: int = 64
-    epochs: int = 60
-    seed: int = 0
-    data_root: Path = DEFAULT_DATA_ROOT
-
-    def __post_init__(self) -> None:
-        zoo.entry(self.arch)
-        _refuse_unknown("--device", self.device, get_args(Device))
-        _refuse_unknown("--optimizer", self.optimizer, get_args(Optimizer))
-        if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
-            raise UsageError(f"--lr must be above 0, got {self.learning_rate}")
-        if self.batch_size < 1 or self.epochs < 1:
-            raise UsageError(f"--batch-size and --epochs must be at least 1, got {self.batch_size} and {self.epochs}")
-        if not 0 <= self.seed < 2**63:
-            raise UsageError(f"--seed must be from 0 to 2**63 - 1, got {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +127,7 @@ def compare(
     that trained. Raises as `train` does, and JobError when no device trained.
     """
     for name in devices:
-        _refuse_unknown("--compare", name, ("cpu", "cuda"))
+        refuse_unknown("--compare", name, ("cpu", "cuda"))
     if not devices:
         raise UsageError("--compare needs devices, for example cpu,cuda")
     _require_torch()
@@ -183,11 +150,6 @@ def compare(
 def _require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise JobError("training needs torch, which is not installed; pip install 'convoy-serve[export]'")
-
-
-def _refuse_unknown(option: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{option} {value} is not known; use one of: {', '.join(allowed)}")
 
 
 def _decoded(dataset: Dataset, part: Part, image: ImageSpec, report: Report) -> DecodedPart:

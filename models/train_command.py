@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from convoy.models.train import DeviceComparison, Report, TrainOptions, TrainProgress, TrainResult, compare, train
+from convoy.models.train import DeviceComparison, Report, TrainProgress, TrainResult, compare, train
+from convoy.models.train_options import TrainOptions
 
 
 def run(options: TrainOptions, devices: tuple[str, ...] | None, console: Console) -> None:

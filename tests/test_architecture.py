@@ -58,7 +58,7 @@ WALLS: dict[str, tuple[str, ...]] = {
     EXPORT: (MODELS, *app("batch", "engines")),
     # The bound that a server is held against is made of that server's own parts.
     f"{LOADTEST}.peers.bare": (MODELS, *app("batch", "engines")),
-    LOADTEST: (f"{MODELS}.errors", f"{MODELS}.page", f"{LOADTEST}.peers.bare", *app("scheduling")),
+    LOADTEST: (f"{MODELS}.errors", f"{MODELS}.option", f"{MODELS}.page", f"{LOADTEST}.peers.bare", *app("scheduling")),
     "convoy": (MODELS, EXPORT, LOADTEST, APP),
 }
 

@@ -67,7 +67,7 @@ class Lanes:
         """Let an engine that has proved itself work for a version."""
         info, number = proved.engine.info, next(self._ids)
         latency = LatencyModel({point.batch_size: point.median_ms * 1e6 for point in proved.latency})
-        lane = Lane(number, number, info.device, info.batch_sizes, latency, info.slots)
+        lane = Lane(number, info.device, info.batch_sizes, latency, info.slots)
         slots = self._scheduler.state.device_slots
         slots[info.device] = max(info.slots, slots.get(info.device, 1))
         if info.device != "cpu" and not self._has_pages_locked:

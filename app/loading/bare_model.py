@@ -18,7 +18,8 @@ from convoy.app.engines.signature import Signature
 from convoy.models.errors import BundleError
 from convoy.models.files import read_small, stays_inside
 from convoy.models.onnx_digest import check_onnx_files
-from convoy.models.spec import ModelSpec, Priorities, TensorSpec
+from convoy.models.priorities import Priorities
+from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import BARE_MODEL, CONFIG, StoredVersion
 
 DEFAULT_MAX_BATCH = 32

@@ -32,7 +32,6 @@ class Lane:
     """
 
     id: int
-    generation: int
     device: str
     batch_sizes: tuple[int, ...]
     latency: LatencyModel

@@ -104,7 +104,6 @@ class Match:
     load: ClosedLoad
     setting: Setting
     theirs: Figures
-    ours: Figures
     rps_ratio: PairRatio
     p50_ratio: PairRatio
     cpu_ratio: PairRatio
@@ -126,7 +125,6 @@ def _match(pairs: Sequence[Pair]) -> Match:
         load=first.load,
         setting=first.setting,
         theirs=Figures.of([pair.theirs for pair in pairs]),
-        ours=Figures.of([pair.ours for pair in pairs]),
         rps_ratio=PairRatio.of([ratio(pair.ours.rps, pair.theirs.rps) for pair in pairs]),
         p50_ratio=PairRatio.of([ratio(pair.theirs.p50_ms, pair.ours.p50_ms) for pair in pairs]),
         cpu_ratio=PairRatio.of([ratio(pair.theirs.server_cpu_us, pair.ours.server_cpu_us) for pair in pairs]),

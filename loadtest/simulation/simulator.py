@@ -101,7 +101,7 @@ class Simulation:
             powers = (1 << bit for bit in range(sizes[-1].bit_length()))
             latency = LatencyModel({size: true_ns(size, 0) for size in powers})
         lane_id = len(self._true_ns)
-        lane = Lane(lane_id, lane_id, device, sizes, latency, depth)
+        lane = Lane(lane_id, device, sizes, latency, depth)
         self._true_ns[lane_id] = true_ns
         self._staging_ns[lane_id] = staging_ns
         queue.lanes.append(lane)

@@ -129,7 +129,7 @@ def test_from_a_checkpoint_to_a_verified_bundle(tmp_path):
     checkpoint = write_digits_checkpoint(tmp_path / "digits.safetensors")
     console = Console(file=io.StringIO(), width=200)
     options = ExportOptions(
-        "zoo:simple_cnn", "digits", tmp_path / "store", weights=checkpoint, calibrate="digits", evaluate="digits"
+        "zoo:simple_cnn", "digits", store=tmp_path / "store", weights=checkpoint, calibrate="digits", evaluate="digits"
     )
     bundle = open_bundle(run(options, console))
     files = ("fp32.onnx", "fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx", "fp8.onnx")
@@ -165,7 +165,7 @@ def repository(tmp_path):
 def of_user(repository: Path, source: str, **changes: object) -> ExportOptions:
     store = repository.parent / "store"
     given = {"preprocess": "unit", "input": "3x16x16", "max_batch": 4, "random_weights": True}
-    return ExportOptions(f"{repository}/{source}", "theirs", store, **(given | changes))  # type: ignore[arg-type]
+    return ExportOptions(f"{repository}/{source}", "theirs", store=store, **(given | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_torchvision_with_weights_of_another_shape_or_kind(tmp_path):
         return ExportOptions(
             "torchvision:resnet18",
             "resnet",
-            tmp_path / "store",
+            store=tmp_path / "store",
             weights=weights,
             labels=labels,
             preprocess="imagenet",

@@ -30,7 +30,8 @@ from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.export.variants.variant import opened
 from convoy.models.bundle import Bundle, Variant, open_bundle
 from convoy.models.datasets import load
-from convoy.models.train import TrainOptions, train
+from convoy.models.train import train
+from convoy.models.train_options import TrainOptions
 from tests.support.pair_rules import violations
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -61,7 +62,7 @@ def exported(folder: Path, arch: str, weights: Path) -> Bundle:
     options = ExportOptions(
         f"zoo:{arch}",
         arch,
-        folder / "store",
+        store=folder / "store",
         weights=weights,
         calibrate="digits",
         evaluate="digits",

@@ -74,7 +74,7 @@ def networks(tmp_path):
 def of_user(networks: Path, factory: str, **changes: object) -> ExportOptions:
     given = {"preprocess": "unit", "input": "3x16x16", "max_batch": 4, "random_weights": True}
     store = networks.parent / "store"
-    return ExportOptions(f"{networks}:{factory}", "theirs", store, **(given | changes))  # type: ignore[arg-type]
+    return ExportOptions(f"{networks}:{factory}", "theirs", store=store, **(given | changes))  # type: ignore[arg-type]
 
 
 def answers(bundle: Bundle, images: np.ndarray) -> np.ndarray:
@@ -147,7 +147,7 @@ def test_published_weights_bring_their_preprocessing_and_labels(tmp_path, monkey
     torch.save(network.state_dict(), cache / models.get_model_weights(name).DEFAULT.url.rpartition("/")[2])
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     options = ExportOptions(
-        f"torchvision:{name}", "net", tmp_path / "store", weights=Path("default"), input="3x64x64", max_batch=4
+        f"torchvision:{name}", "net", store=tmp_path / "store", weights=Path("default"), input="3x64x64", max_batch=4
     )
     bundle = open_bundle(export_bundle(options))
     spec = bundle.manifest.spec
@@ -168,7 +168,11 @@ def test_weights_that_cannot_be_downloaded_are_one_line(tmp_path, monkeypatch):
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     options = ExportOptions(
-        "torchvision:shufflenet_v2_x0_5", "net", tmp_path / "store", weights=Path("default"), preprocess="imagenet"
+        "torchvision:shufflenet_v2_x0_5",
+        "net",
+        store=tmp_path / "store",
+        weights=Path("default"),
+        preprocess="imagenet",
     )
     with pytest.raises(JobError, match=r"cannot be downloaded \(.*\); pass --weights FILE"):
         export_bundle(options)
@@ -183,7 +187,7 @@ def test_timm_says_how_its_weights_want_their_images(tmp_path):
     weights = tmp_path / "weights.safetensors"
     save_file(network.state_dict(), weights)
     options = ExportOptions(
-        "timm:mobilenetv3_small_050", "net", tmp_path / "store", weights=weights, input="3x64x64", max_batch=4
+        "timm:mobilenetv3_small_050", "net", store=tmp_path / "store", weights=weights, input="3x64x64", max_batch=4
     )
     spec = open_bundle(export_bundle(options)).manifest.spec
     assert spec.image is not None
@@ -203,7 +207,7 @@ def write_program(path: Path, *, dynamic: bool) -> Path:
 
 def of_program(path: Path) -> ExportOptions:
     store = path.parent / "store"
-    return ExportOptions(str(path), "net", store, preprocess="unit", input="3x16x16", max_batch=4, trust=True)
+    return ExportOptions(str(path), "net", store=store, preprocess="unit", input="3x16x16", max_batch=4, trust=True)
 
 
 @pytest.mark.long

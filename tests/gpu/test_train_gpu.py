@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from convoy.models.train import TrainOptions, compare
+from convoy.models.train import compare
+from convoy.models.train_options import TrainOptions
 
 pytestmark = pytest.mark.gpu
 

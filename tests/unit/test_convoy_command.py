@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import defaultdict
 from typing import Any
 
@@ -48,3 +50,16 @@ def test_every_option_has_a_twin(readers: dict[str, set[str]]) -> None:
     ]
     assert len(options) > 60
     assert all(option.envvar for option in options)
+
+
+@pytest.mark.parametrize("command", ["train", "export", "build", "loadtest"])
+def test_who_asks_for_help_waits_for_no_library_of_the_work(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "convoy", command, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "typer" in imported
+    assert not imported & {"numpy", "torch", "onnx", "fastapi", "convoy.app"}

@@ -22,7 +22,7 @@ def make_state(fixed: int, per_sample: int, *keys: ModelKey, max_batch: int = MA
     for number, key in enumerate(keys or (A,)):
         sizes = tuple(range(1, max_batch + 1))
         latency = LatencyModel({size: fixed + per_sample * size for size in (1, 2, 4, max_batch)})
-        state.queues[key] = Queue(key, max_batch, 1000, 3, 2, [Lane(number, 0, DEVICE, sizes, latency)])
+        state.queues[key] = Queue(key, max_batch, 1000, 3, 2, [Lane(number, DEVICE, sizes, latency)])
     return state
 
 
@@ -129,14 +129,14 @@ def test_it_is_not_shortened_at_the_cost_of_those_who_wait(now_ns: int, most: in
 
 
 def test_where_a_request_costs_little_beyond_its_sample_batches_of_32_are_allowed() -> None:
-    lane = Lane(0, 0, DEVICE, tuple(range(1, 257)), LatencyModel({size: 10 + 100 * size for size in (1, 16, 256)}))
+    lane = Lane(0, DEVICE, tuple(range(1, 257)), LatencyModel({size: 10 + 100 * size for size in (1, 16, 256)}))
     queue = Queue(A, 256, 1000, lanes=[lane], waiting=33)
     assert most_samples(queue, heads(1, 1000), LaneForecast(lane, 0, 0), 0) == 32
 
 
 def broad_forecast(now_ns: int) -> LaneForecast:
     latency = LatencyModel({size: 1000 + 100 * size for size in (1, 16, 256)})
-    return LaneForecast(Lane(0, 0, DEVICE, tuple(range(1, 257)), latency), now_ns, now_ns)
+    return LaneForecast(Lane(0, DEVICE, tuple(range(1, 257)), latency), now_ns, now_ns)
 
 
 def broad_queue(waiting: int) -> Queue:

@@ -87,7 +87,7 @@ def write_network(
 
 
 def export(tmp_path: Path, source: Path, **changes: object) -> Bundle:
-    options = ExportOptions(str(source), "theirs", tmp_path / "store", max_batch=4, **changes)  # type: ignore[arg-type]
+    options = ExportOptions(str(source), "theirs", store=tmp_path / "store", max_batch=4, **changes)  # type: ignore[arg-type]
     return open_bundle(export_bundle(options))
 
 

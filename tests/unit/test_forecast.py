@@ -24,7 +24,7 @@ def make_state(*devices: str, slots: int | None = None, slower: int = 1) -> Stat
             state.device_slots[device] = slots
         factor = slower if number else 1
         latency = LatencyModel({size: factor * (FIXED_NS + EACH_NS * size) for size in (1, 2, 4, 8)})
-        lanes.append(Lane(number, number, device, tuple(range(1, MAX_BATCH + 1)), latency))
+        lanes.append(Lane(number, device, tuple(range(1, MAX_BATCH + 1)), latency))
     state.queues[KEY] = Queue(KEY, MAX_BATCH, 1000, 3, 2, lanes)
     return state
 

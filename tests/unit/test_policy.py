@@ -39,7 +39,7 @@ def predicted(samples: int) -> int:
 
 
 def make_lane(number: int = 0, *, depth: int = 1, sizes: tuple[int, ...] = tuple(range(1, 9))) -> Lane:
-    return Lane(number, number, "device", sizes, LatencyModel({size: took(size) for size in (1, 2, 4, 8)}), depth)
+    return Lane(number, "device", sizes, LatencyModel({size: took(size) for size in (1, 2, 4, 8)}), depth)
 
 
 def make_state(*keys: ModelKey, max_waiting: int = 100, slots: int | None = None, depth: int = 1) -> State:
@@ -425,6 +425,19 @@ def test_what_has_expired_leaves_the_queue_and_the_timer_says_when() -> None:
     assert decide(state, 1500) == Drop((starts,), Outcome.EXPIRED)
     assert decide(state, 1500) == Wait(5000)
     assert decide(state, 5000) == Drop((ends,), Outcome.EXPIRED)
+
+
+def test_who_waits_expires_in_time_however_many_with_later_deadlines_have_left() -> None:
+    state = make_state(max_waiting=1000)
+    occupy(state)
+    left = [let_in(state, 0, deadline=10**9) for _ in range(200)]
+    first, last = let_in(state, 0, latest_start=10**6), let_in(state, 0, deadline=10**7)
+    for request in left:
+        state.remove(request)
+    assert decide(state, 10**6) == Drop((first,), Outcome.EXPIRED)
+    assert len(state.expiries) < 64
+    assert decide(state, 10**6) == Wait(10**7)
+    assert decide(state, 10**7) == Drop((last,), Outcome.EXPIRED)
 
 
 def test_nobody_is_woken_for_requests_that_have_left() -> None:

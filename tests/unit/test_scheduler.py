@@ -84,7 +84,7 @@ class Shop:
         """Its batches are predicted to take 1 ms."""
         number = len(self.engines)
         self.engines.append(Engine(self.slab))
-        lane = Lane(number, number, device, tuple(range(1, 9)), LatencyModel({1: 1e6}), self.depth)
+        lane = Lane(number, device, tuple(range(1, 9)), LatencyModel({1: 1e6}), self.depth)
         self.scheduler.add_lane(KEY, lane, self.engines[-1], here_below_ns=here_below_ns)
         return lane
 

@@ -19,7 +19,8 @@ from convoy.models.checkpoint import convoy_version, read_checkpoint_header
 from convoy.models.errors import JobError, UsageError
 from convoy.models.images import preprocess
 from convoy.models.samples import PARTS, encode_png
-from convoy.models.train import TrainOptions, TrainProgress, compare, train
+from convoy.models.train import TrainProgress, compare, train
+from convoy.models.train_options import TrainOptions
 
 DATA = Path(__file__).parents[1] / "data"
 
