@@ -65,6 +65,8 @@ class GrpcServerClient:
     def try_requests(self, model: str, metadata: dict[str, object], options: LoadTestOptions) -> TriedRequests:
         if options.body in ("image", "json"):
             raise UsageError(f"--body {options.body} is for HTTP; over gRPC leave it away: tensors travel as binary")
+        if options.images is not None or options.deadline_ms is not None:
+            raise UsageError("--images and --deadline-ms are for HTTP; over gRPC leave them away")
         inputs = inputs_of(metadata)
         requests = [infer_message(model, inputs, tensors) for tensors in bodies.draw_tensors(inputs, options.seed)]
         try:

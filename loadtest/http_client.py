@@ -29,6 +29,7 @@ class HttpServerClient:
     def __init__(self, endpoint: Endpoint, options: LoadTestOptions) -> None:
         self.endpoint = endpoint
         self._api_key = options.api_key
+        self._deadline = "" if options.deadline_ms is None else f"?timeout_ms={options.deadline_ms:g}"
         # trust_env: the run itself goes straight to the server, past any proxy; so must the questions.
         self._http = httpx.Client(
             base_url=endpoint.url,
@@ -66,14 +67,17 @@ class HttpServerClient:
         raise _unexpected(response)
 
     def try_requests(self, model: str, metadata: dict[str, object], options: LoadTestOptions) -> TriedRequests:
-        images = bodies.image_payloads()
-        if options.body == "image" and not images:
-            raise JobError(f"no images in {bodies.DATA}; install Convoy again, or use --body binary")
-        if options.body == "image" or (options.body == "auto" and images):
+        folder = options.images or bodies.DATA
+        images = bodies.image_payloads(folder)
+        needs_images = options.body == "image" or options.images is not None
+        if needs_images and not images:
+            advice = "install Convoy again, or use --body binary" if options.images is None else "name another folder"
+            raise JobError(f"no images ({', '.join(bodies.IMAGE_SUFFIXES)}) in {folder}; {advice}")
+        if needs_images or (options.body == "auto" and images):
             tried = self._try(bodies.predictions_path(model), images, "predictions")
             if tried is not None:
                 return TriedRequests("image", tried)
-            if options.body == "image":
+            if needs_images:
                 raise JobError(f"model {model!r} does not take images; use --body binary")
         kind: Kind = "json" if options.body == "json" else "binary"
         make = bodies.json_payloads if kind == "json" else bodies.binary_payloads
@@ -108,7 +112,8 @@ class HttpServerClient:
             problem = check(0, 200, response.content)
             if problem is not None:
                 raise JobError(f"{response.url} answered {problem.text}; it cannot be tested like this")
-        requests = [bodies.request_bytes(self.endpoint, path, payload, self._api_key) for payload in payloads]
+        measured = f"{path}{self._deadline}"
+        requests = [bodies.request_bytes(self.endpoint, measured, payload, self._api_key) for payload in payloads]
         return RequestPool(requests, check)
 
     def _ask(

@@ -41,7 +41,8 @@ class LoadTestOptions:
     front of the measurement, and of each step; None means a tenth of the duration, at most one second.
     `connections` is the open loop's limit of open connections. `timeout_s` is how long a request may take
     before it counts as lost. `processes` None: chosen from the rate and the cores. Bursts alternate
-    `burst_on_s` of load and `burst_off_s` of silence; `rate` is the mean over both. Raises UsageError.
+    `burst_on_s` of load and `burst_off_s` of silence; `rate` is the mean over both. `deadline_ms` goes with every
+    request as `timeout_ms`; a server that heeds it turns away, or gives up, what would be later. Raises UsageError.
     """
 
     url: Annotated[str, Option("The server; grpc:// for gRPC.")] = DEFAULT_URL
@@ -61,6 +62,12 @@ class LoadTestOptions:
     )
     protocol: Annotated[Wire, Option("auto (from the URL), http or grpc.")] = "auto"
     body: Annotated[Body, Option("auto, image, binary or json.")] = "auto"
+    images: Annotated[
+        Path | None, Option("Folder of images to send, in turn, instead of those that ship with Convoy.")
+    ] = None
+    deadline_ms: Annotated[
+        float | None, Option("Sent along: the server need not answer later. By default nothing is.")
+    ] = None
     arrivals: Annotated[Arrivals, Option("Open loop: poisson, constant or bursts.")] = "poisson"
     burst_on_s: Annotated[float, Option("Bursts: seconds of load.", name="--burst-on")] = 1.0
     burst_off_s: Annotated[float, Option("Bursts: seconds of silence.", name="--burst-off")] = 1.0
@@ -81,6 +88,7 @@ class LoadTestOptions:
         for rate in self.rates:
             self._check_positive("--steps" if self.steps else "--rate", rate)
         self._check_positive("--slo-ms", self.slo_ms)
+        self._check_positive("--deadline-ms", self.deadline_ms)
         self._check_positive("--duration", self.duration_s)
         self._check_positive("--timeout", self.timeout_s)
         self._check_positive("--burst-on", self.burst_on_s)
@@ -123,6 +131,10 @@ class LoadTestOptions:
                 raise UsageError(f"{name} {file}: the folder does not exist; create it or choose another")
             if file is not None and file.is_dir():
                 raise UsageError(f"{name} {file} is a folder; give the name of a file")
+        if self.images is not None and (self.body not in ("auto", "image") or self.protocol == "grpc"):
+            raise UsageError("--images are sent to /predictions over HTTP; leave --body and --protocol away")
+        if self.images is not None and not self.images.is_dir():
+            raise UsageError(f"--images {self.images} is not a folder; give one with images in it")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise UsageError("the API key has characters that an HTTP header cannot carry; check the file it came from")
 

@@ -29,7 +29,8 @@ from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import whole
 from convoy.models.errors import JobError, UsageError
-from tests.support.servers import wait_until
+from tests.support.servers import metric, start_fake_server, start_server, wait_until
+from tests.support.stores import digit
 
 # Many servers are started here, and much is waited for.
 pytestmark = pytest.mark.slow
@@ -88,6 +89,37 @@ def test_a_model_that_takes_images_gets_images(url, tmp_path):
     code, _, found = load(url, "image", tmp_path, concurrency=2)
     assert code == 0
     assert found["target"]["body"] == "image"
+
+
+def test_a_folder_of_images_is_sent_in_turn(tmp_path):
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    (pictures / "one.png").write_bytes(digit("seven"))
+    (pictures / "two.jpg").write_bytes(b"not even an image")
+    (pictures / "notes.txt").write_text("is left out")
+    with start_server() as server:
+        code, _, found = load(server.url, "digits", tmp_path, concurrency=1, images=pictures)
+        assert code == 1
+        assert found["target"]["body"] == "image"
+        assert abs(found["good"] - found["failed"]) <= 1
+        (error,) = found["errors"]
+        assert "not an image" in error["text"]
+        for folder, words in ((tmp_path / "none", "is not a folder"), (pictures / "one.png", "is not a folder")):
+            with pytest.raises(UsageError, match=words):
+                load(server.url, "digits", tmp_path, images=folder)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(JobError, match="no images"):
+            load(server.url, "digits", tmp_path, images=tmp_path / "empty")
+
+
+def test_a_deadline_goes_with_every_request(tmp_path):
+    with start_fake_server(fake={"latency_ms": 300.0}) as server:
+        _, _, found = load(server.url, "rows", tmp_path, concurrency=2, deadline_ms=5.0)
+        assert found["good"] == 0
+        assert {error["kind"] for error in found["errors"]} == {"http"}
+        assert metric(server, "convoy_call_duration_seconds_count", model="rows", outcome="answered") <= 1
+        _, _, found = load(server.url, "rows", tmp_path, concurrency=2, deadline_ms=20_000.0)
+        assert found["good"] == found["offered"] > 0
 
 
 def test_a_server_that_ends_each_connection_is_measured_all_the_same(url, tmp_path):
