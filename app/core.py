@@ -42,13 +42,14 @@ _log = logging.getLogger("convoy")
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    """What a core is told. `max_queue` in samples.
+    """What a core is told. `max_queue` in samples. `model_name` is the model's where the store is one model.
 
     `shared_memory`: this core's part of the memory that it has in common with edge processes.
     """
 
     store: Path
     load: LoadOptions
+    model_name: str = ""
     control: ControlOptions = field(default_factory=ControlOptions)
     max_queue: int = 1024
     max_inflight_bytes: int = 256 << 20
@@ -74,7 +75,7 @@ class Core(OpenCalls):
         plan_builder: PlanBuilder | None = None,
     ) -> None:
         super().__init__()
-        self.max_queue, self._store = options.max_queue, Store.at(options.store)
+        self.max_queue, self._store = options.max_queue, _open(options)
         self._on_loaded, self._on_fatal = on_loaded, on_fatal
         self.started_s = time.monotonic()
         self.initial_load_done = False
@@ -221,3 +222,14 @@ class Core(OpenCalls):
             served = self.catalog.live(request.key)
             served.statistics.record_failure(reason, time.monotonic_ns() - request.arrival_ns)
         self.scheduler.cancel(request.id)
+
+
+def _open(options: CoreOptions) -> Store:
+    """Raises UsageError."""
+    store = Store.at(options.store, options.model_name)
+    if options.model_name and store.only is None:
+        _log.warning("%s is a folder of models, which have names; --model-name is not used", store.root)
+    wanted = options.control.versions
+    if store.is_flat and wanted not in ("latest", "all") and 1 not in wanted:
+        raise UsageError(f"{store.root} has no numbers of versions and counts as 1; leave --version-policy out")
+    return store

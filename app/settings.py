@@ -38,6 +38,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="CONVOY_", extra="ignore")
 
     store: Path | None = Field(None, description="Folder of bundles and bare models. Without it the demo is served.")
+    model_name: str = Field("", description="The model's name, where the store is one model and no folder of models.")
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
     address_file: str = Field("", description="File to write the HTTP URL to, once the server listens.")
@@ -90,7 +91,7 @@ class Settings(BaseSettings):
         self._check_edges()
         if self.load_model and self.model_control != "explicit":
             raise ValueError("load_model needs model_control explicit; otherwise everything in the store is loaded")
-        self._check_load_model()
+        self._check_names()
         self._allowed_hosts()
         return self
 
@@ -101,12 +102,14 @@ class Settings(BaseSettings):
             raise ValueError(f"allowed_host must be names such as a.example,b.example; got {wrong[0]!r}")
         return tuple(hosts.values())
 
-    def _check_load_model(self) -> None:
-        try:
-            for name in set(_names(self.load_model)) - {EVERYTHING}:
-                check_name(name)
-        except UsageError as error:
-            raise ValueError(f"load_model: {error}") from error
+    def _check_names(self) -> None:
+        asked = {"load_model": set(_names(self.load_model)) - {EVERYTHING}, "model_name": {self.model_name} - {""}}
+        for option, names in asked.items():
+            try:
+                for name in names:
+                    check_name(name)
+            except UsageError as error:
+                raise ValueError(f"{option}: {error}") from error
 
     def _check_edges(self) -> None:
         if self.edges == "auto":
@@ -159,6 +162,7 @@ class Settings(BaseSettings):
                 limit_s=self.load_timeout_s,
             ),
             control=ControlOptions(self.model_control, self.versions(), self.poll_interval_s, _names(self.load_model)),
+            model_name=self.model_name,
             max_queue=self.max_queue,
             max_inflight_bytes=self.max_inflight_mb * MIB,
             allow_shared_memory=self.allow_shared_memory,

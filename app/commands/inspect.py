@@ -15,14 +15,15 @@ from convoy.app.engines.speedup import best_per_sample_ms
 from convoy.app.loading.bare_model import read_bare_model
 from convoy.models.bundle import ON_CPU, REPORT, LatencyPoint, Manifest, Roofline, Variant, counted, open_bundle
 from convoy.models.errors import BundleError, UsageError
-from convoy.models.store import DEMO_STORE, Store, StoredVersion
+from convoy.models.store import DEMO_STORE, Store, StoredVersion, is_name, is_version
 
 _MOST_NAMES = 4
 
 
 def run(root: Path | None, name: str | None, console: Console) -> int:
     """Print every version of one model, or of all. Gives 1 when any is broken, else 0. Raises UsageError."""
-    store = Store.at(root or DEMO_STORE)
+    root = root or DEMO_STORE
+    store = Store.at(root, name or _name_of(root))
     names = store.names() if name is None else [name]
     versions, unreadable = _found(store, names)
     if not versions and not unreadable:
@@ -42,6 +43,13 @@ def run(root: Path | None, name: str | None, console: Console) -> int:
     if broken:
         console.print(f"{broken} of {len(versions)} versions are broken and will not be served", style="red")
     return 1 if broken or unreadable else 0
+
+
+def _name_of(root: Path) -> str:
+    """What to call the one model that a store may be: as its folder is called."""
+    whole = root.resolve()
+    name = whole.parent.name if is_version(whole.name) else whole.name
+    return name if is_name(name) else "model"
 
 
 def _found(store: Store, names: list[str]) -> tuple[list[StoredVersion], list[str]]:

@@ -35,7 +35,7 @@ def look_at_model(store: Store, name: str) -> ModelLook:
 def _look(stored: StoredVersion) -> Seen:
     try:
         is_bundle = os.path.lexists(stored.folder / MANIFEST)
-        beside = () if is_bundle else _files(stored.folder.parent)  # a bare model's config.pbtxt and labels
+        beside = () if is_bundle else _files(stored.model_folder)  # a bare model's config.pbtxt and labels
         return Seen((*_files(stored.folder), *beside), is_bundle)
     except OSError as error:
         trouble = _told(stored.folder, error)

@@ -31,7 +31,9 @@ def become_supervisor(
     settings: Settings, edges: int, listener: socket.socket, core_module: str = CORE_MODULE
 ) -> NoReturn:
     """Start the server in `edges` edge processes and one that runs `core_module`. Raises UsageError."""
-    Store.at(settings.store or DEMO_STORE)  # the core would find out after the port has been announced
+    Store.at(
+        settings.store or DEMO_STORE, settings.model_name
+    )  # the core would find out after the port has been announced
     parts = divide(settings.max_inflight_mb * MIB, edges + 1)
     grpc = take_port(settings.host, settings.grpc_port)
     memory = os.memfd_create("convoy-slab", 0)
