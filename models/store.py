@@ -128,7 +128,7 @@ class Store:
         try:
             with disk_errors(parent):
                 yield partial
-                _sync_tree(partial)
+                sync_tree(partial)
                 self._publish(partial, name)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -237,7 +237,8 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """Make everything in a folder readable by all, and its bytes and names survive a power cut. Raises OSError."""
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(0o644)
