@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import inspect as python_inspect
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -16,9 +17,9 @@ from typing import Annotated, Any
 
 import typer
 
-from convoy.models.errors import ConvoyError
+from convoy.models.errors import ConvoyError, UsageError
 
-Store = Annotated[Path, typer.Option(help="Folder of models.")]
+Store = Annotated[Path, typer.Option(help="Folder of models.", callback=lambda given: _folder(given))]
 PlanCache = Annotated[Path | None, typer.Option(help="Folder of plans; by default the server's.")]
 DEFAULT_STORE = Path("store")
 # What means something else to each command that has it, and so has the command's name in its twin's.
@@ -301,6 +302,13 @@ def _command(arguments: list[str]) -> Any:
                 own = f"{name}_" if option in OWN_MEANINGS and name != "serve" else ""
                 parameter.envvar = f"CONVOY_{own}{option}".upper()
     return command
+
+
+def _folder(given: Path) -> Path:
+    """Raises UsageError for a URL, of which a path would make a folder with a strange name."""
+    if re.match(r"[a-z0-9]+:/", str(given)):
+        raise UsageError("--store must be a folder here; write to one, and upload it, such as by `aws s3 sync`")
+    return given
 
 
 def _typed(subcommand: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.object_store import CREDENTIALS, URL, ObjectStore, start_object_store
+from tests.support.object_store import CREDENTIALS, URL, Gate, ObjectStore, start_object_store
 from tests.support.servers import Server, run_convoy, start_server, wait_until
 from tests.support.stores import DEMO, StoreFolder, digit
 
@@ -144,6 +144,27 @@ def test_one_model_that_is_broken_keeps_nobody_from_the_others(remote: ObjectSto
         assert f"{URL}/broken/1/manifest.json" in index(server)["broken/1"][1]
 
 
+@pytest.mark.parametrize("options", [(), POLL], ids=["none", "poll"])
+def test_what_could_not_be_fetched_is_tried_again(
+    remote: ObjectStore, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Without a change of its files, which is what a refused version waits for."""
+    remote.upload(DEMO, "digits/1")
+    remote.upload(DEMO, "other/1")
+    gate = Gate(remote)
+    gate.closed_for = "other/1/fp32.onnx"
+    try:
+        with start_server("--store", URL, "--store-cache", str(tmp_path), *options, env=gate.env) as server:
+            wait_until(lambda: "access is denied" in index(server).get("other/1", ("", ""))[1], "it is told")
+            assert seven(server) == ("1", "7")
+            gate.closed_for = ""
+            wait_until(lambda: index(server)["other/1"] == ("READY", ""), "it comes after all", 60)
+            assert seven(server, "other") == ("1", "7")
+            assert server.log.count("refused other version 1") == 1  # and not at every look
+    finally:
+        gate.close()
+
+
 def test_a_cache_that_was_spoiled_is_fetched_again(remote: ObjectStore, tmp_path: Path) -> None:
     remote.upload(DEMO, "digits/1")
     with serve(remote, tmp_path):
@@ -212,3 +233,8 @@ def test_inspect_shows_what_is_there(remote: ObjectStore, tmp_path: Path, monkey
     assert (shown.returncode, "digits version 3" in shown.stdout) == (0, True), shown.stdout + shown.stderr
     refused = run_convoy("inspect", "--store", "s3://elsewhere/store")
     assert (refused.returncode, "there is no such bucket" in refused.stderr) == (1, True), refused.stderr
+
+
+def test_export_writes_to_a_folder_and_not_to_a_url() -> None:
+    ended = run_convoy("export", "model.onnx", "--name", "digits", "--store", "s3://bucket/store")
+    assert (ended.returncode, "must be a folder" in ended.stderr) == (2, True), ended.stderr

@@ -182,6 +182,22 @@ def test_what_came_earlier_is_all_there_is_while_nobody_answers(far: StoreFolder
     assert (again.names(), again.versions("digits")) == (["digits"], [stored])  # nothing to load again
 
 
+def test_a_model_that_cannot_be_listed_is_no_model_without_versions(
+    far: StoreFolder, near: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far.add_digits(3)
+    store = opened(far, near)
+    store.names()
+    store.fetch(store.versions("digits")[0])
+
+    def fail(files: RemoteFiles, below: str = "") -> tuple[RemoteObject, ...]:
+        raise RemoteError("nobody answers")
+
+    monkeypatch.setattr(RemoteFiles, "objects", fail)
+    with pytest.raises(RemoteError, match="nobody answers"):
+        store.look("digits")
+
+
 def test_one_model_is_named_by_whoever_serves_it(far: StoreFolder, near: Path) -> None:
     shutil.copytree(DEMO, far.root, dirs_exist_ok=True)
     store = opened(far, near, "flowers")
