@@ -166,3 +166,10 @@ def test_the_ray_application_has_its_arguments_in_order() -> None:
     # HAProxy is on every node, or on none.
     (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
     assert head["env"] == worker["env"]
+
+
+def test_the_ray_applications_arguments_are_known_to_it() -> None:
+    known = pytest.importorskip("convoy.app.ray.arguments", reason="this build has no application for Ray")
+    spec = document("ray/rayservice.yaml", "RayService")["spec"]
+    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    known.AppArguments(**application["args"])
