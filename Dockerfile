@@ -83,6 +83,7 @@ ENV PATH=/opt/convoy/bin:/opt/libraries/bin:${PATH} \
     ORT_DISABLE_TELEMETRY=1 \
     CONVOY_STORE=/store \
     CONVOY_PLAN_CACHE=/cache \
+    CONVOY_STORE_CACHE=/cache/store \
     CONVOY_ADDRESS_FILE=/tmp/convoy-address
 USER 10001:10001
 WORKDIR /home/convoy

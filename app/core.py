@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
 from convoy.app.lifecycle.reports import Reports
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.upgrades import Upgrades
-from convoy.app.loading.load import LoadOptions, load
+from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.outcomes import Refusal
+from convoy.app.remote.remote_store import RemoteStore
 from convoy.app.scheduling.request import Done, Request
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import SharedPart, Slab, Slot
@@ -34,21 +36,22 @@ from convoy.app.telemetry.call_recorder import CallRecorder
 from convoy.app.telemetry.gpu_metrics import GpuWatch
 from convoy.app.telemetry.metrics import EngineMetrics, Metrics, TritonMetrics
 from convoy.app.version import VERSION
-from convoy.models.errors import Unavailable, UsageError
-from convoy.models.store import Store
+from convoy.models.errors import ConvoyError, Unavailable, UsageError
+from convoy.models.store import Store, StoredVersion
 
 _log = logging.getLogger("convoy")
 
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    """What a core is told. `max_queue` in samples.
+    """What a core is told. `max_queue` in samples. `model_name` is the model's where the store is one model.
 
     `shared_memory`: this core's part of the memory that it has in common with edge processes.
     """
 
-    store: Path
+    store: Path | RemoteStore
     load: LoadOptions
+    model_name: str = ""
     control: ControlOptions = field(default_factory=ControlOptions)
     max_queue: int = 1024
     max_inflight_bytes: int = 256 << 20
@@ -74,7 +77,7 @@ class Core(OpenCalls):
         plan_builder: PlanBuilder | None = None,
     ) -> None:
         super().__init__()
-        self.max_queue, self._store = options.max_queue, Store.at(options.store)
+        self.max_queue, self._store = options.max_queue, _open(options)
         self._on_loaded, self._on_fatal = on_loaded, on_fatal
         self.started_s = time.monotonic()
         self.initial_load_done = False
@@ -83,6 +86,8 @@ class Core(OpenCalls):
         self.bytes_elsewhere = self.open_calls_elsewhere = self.decoding_elsewhere = 0  # in edge processes
         self.next_request_id = count(1).__next__
         self._tasks = tasks = Tasks()
+        if isinstance(self._store, RemoteStore):
+            load_version = partial(_load_fetched, self._store, load_version)
         gpus = options.load.machine.gpus
         try:
             self.slab = Slab(options.max_inflight_bytes, options.shared_memory)
@@ -137,7 +142,8 @@ class Core(OpenCalls):
         try:
             await self.control.load_initially()
         except Exception as error:  # a bug, or a store that cannot be read: never a server that waits for ever
-            _log.exception("loading the store failed")
+            if not isinstance(error, OSError | ConvoyError):
+                _log.exception("loading the store failed")
             self.load_failure = f"loading {self._store.root} failed: {error}"
         self.initial_load_done = self.catalog.is_complete = True
         self.listeners_opening += 1  # those that must hear first what there is
@@ -221,3 +227,23 @@ class Core(OpenCalls):
             served = self.catalog.live(request.key)
             served.statistics.record_failure(reason, time.monotonic_ns() - request.arrival_ns)
         self.scheduler.cancel(request.id)
+
+
+def _load_fetched(
+    store: RemoteStore, load_version: LoadVersion, stored: StoredVersion, options: LoadOptions
+) -> LoadedModel:
+    store.fetch(stored)
+    return load_version(stored, options)
+
+
+def _open(options: CoreOptions) -> Store | RemoteStore:
+    """Raises UsageError."""
+    if isinstance(options.store, RemoteStore):
+        return options.store
+    store = Store.at(options.store, options.model_name)
+    if options.model_name and store.only is None:
+        _log.warning("%s is a folder of models, which have names; --model-name is not used", store.root)
+    wanted = options.control.versions
+    if store.is_flat and wanted not in ("latest", "all") and 1 not in wanted:
+        raise UsageError(f"{store.root} has no numbers of versions and counts as 1; leave --version-policy out")
+    return store

@@ -23,6 +23,8 @@ from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO, CHOICES, REFERENCE, may_use_gpus
 from convoy.app.lifecycle.control import EVERYTHING, ControlMode, ControlOptions
 from convoy.app.loading.load import DEFAULT_LIMIT_S, LoadOptions
+from convoy.app.remote.remote_files import is_url
+from convoy.app.remote.remote_store import RemoteStore
 from convoy.app.submission.listing import Policy
 from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
@@ -37,7 +39,13 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="CONVOY_", extra="ignore")
 
-    store: Path | None = Field(None, description="Folder of bundles and bare models. Without it the demo is served.")
+    store: str | None = Field(
+        None, description="Folder of bundles and bare models, or a URL of one (s3://). Without it the demo is served."
+    )
+    store_cache: Path | None = Field(
+        None, description="Folder for what comes from a store's URL; by default beside the plan cache's."
+    )
+    model_name: str = Field("", description="The model's name, where the store is one model and no folder of models.")
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
     address_file: str = Field("", description="File to write the HTTP URL to, once the server listens.")
@@ -75,6 +83,11 @@ class Settings(BaseSettings):
     access_log: Literal["all", "errors", "off"] = Field("errors", description="errors: errors and slow requests.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
 
+    @field_validator("store", mode="before")
+    @classmethod
+    def _is_written_as_text(cls, store: object) -> object:
+        return str(store) if isinstance(store, Path) else store
+
     @field_validator("engine")
     @classmethod
     def _is_in_the_table(cls, engine: str) -> str:
@@ -90,7 +103,7 @@ class Settings(BaseSettings):
         self._check_edges()
         if self.load_model and self.model_control != "explicit":
             raise ValueError("load_model needs model_control explicit; otherwise everything in the store is loaded")
-        self._check_load_model()
+        self._check_names()
         self._allowed_hosts()
         return self
 
@@ -101,12 +114,14 @@ class Settings(BaseSettings):
             raise ValueError(f"allowed_host must be names such as a.example,b.example; got {wrong[0]!r}")
         return tuple(hosts.values())
 
-    def _check_load_model(self) -> None:
-        try:
-            for name in set(_names(self.load_model)) - {EVERYTHING}:
-                check_name(name)
-        except UsageError as error:
-            raise ValueError(f"load_model: {error}") from error
+    def _check_names(self) -> None:
+        asked = {"load_model": set(_names(self.load_model)) - {EVERYTHING}, "model_name": {self.model_name} - {""}}
+        for option, names in asked.items():
+            try:
+                for name in names:
+                    check_name(name)
+            except UsageError as error:
+                raise ValueError(f"{option}: {error}") from error
 
     def _check_edges(self) -> None:
         if self.edges == "auto":
@@ -145,10 +160,23 @@ class Settings(BaseSettings):
         """Where plans and tunings are kept. Raises UsageError."""
         return plan_folder(self.plan_cache)
 
+    def store_place(self) -> Path | RemoteStore:
+        """The store's folder, or what speaks to it. Raises UsageError where that needs what is not installed."""
+        if self.store is None or not is_url(self.store):
+            return DEMO_STORE if self.store is None else Path(self.store)
+        return RemoteStore(self.store, self.model_name, self.store_cache_folder())
+
+    def store_cache_folder(self) -> Path:
+        """Where what comes from a store's URL is kept. Raises UsageError."""
+        if self.store_cache is not None:
+            return self.store_cache.expanduser()
+        plans = self.plan_folder()
+        return plans.with_name(f"{plans.name}-store")
+
     def core_options(self) -> CoreOptions:
         threads = self.threads or cpu_budget()
         return CoreOptions(
-            store=self.store or DEMO_STORE,
+            store=self.store_place(),
             load=LoadOptions(
                 self.precision,
                 threads,
@@ -159,6 +187,7 @@ class Settings(BaseSettings):
                 limit_s=self.load_timeout_s,
             ),
             control=ControlOptions(self.model_control, self.versions(), self.poll_interval_s, _names(self.load_model)),
+            model_name=self.model_name,
             max_queue=self.max_queue,
             max_inflight_bytes=self.max_inflight_mb * MIB,
             allow_shared_memory=self.allow_shared_memory,

@@ -119,7 +119,9 @@ def build(**asked: Any) -> None:
 @cli.command()
 def inspect(
     name: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
-    store: Annotated[Path | None, typer.Option(help="Folder of models. Without it the demo is shown.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Folder of models, or its URL (s3://). Without it the demo is shown.")
+    ] = None,
 ) -> None:
     """Show variants, accuracy, latency and hashes; exit 1 if anything is broken."""
     from convoy.app.commands.inspect import run

@@ -70,7 +70,7 @@ def _run(options: BuildAheadOptions, targets: tuple[str, ...], cache: Path, cons
 
 
 def _newest(options: BuildAheadOptions) -> Bundle:
-    store = Store.at(options.store or DEMO_STORE)
+    store = Store.at(options.store or DEMO_STORE, options.name)
     try:
         versions, names = store.versions(options.name), store.names()
     except OSError as error:

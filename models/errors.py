@@ -4,6 +4,7 @@
     ├── UsageError              the command was called wrongly                  exit 2
     ├── JobError                the job cannot be done as things are            exit 1
     │   ├── BundleError         a bundle or bare model is broken or unfit
+    │   ├── NotFetched          a version did not come from a remote store, and may on another try
     │   └── FileRefused         TensorRT does not take an ONNX file         exit 3
     └── RequestError            one request cannot be answered                  HTTP, gRPC
         ├── InvalidRequest      the request is wrong                            400, INVALID_ARGUMENT
@@ -47,6 +48,10 @@ class JobError(ConvoyError):
 
 class BundleError(JobError):
     """A bundle or bare model is broken, half written, or asks for what this version cannot do."""
+
+
+class NotFetched(JobError):
+    """A version did not come from a remote store. Nothing is known against it, and it may come on another try."""
 
 
 class FileRefused(JobError):

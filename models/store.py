@@ -1,4 +1,4 @@
-"""A store: a folder of models, each a folder of numbered versions.
+"""A store: a folder of models, each a folder of numbered versions; or one model alone, in the place of that folder.
 
 Knows which versions are there, which number comes next, and how a finished folder becomes a version. No name
 leads out of it: whatever names a model, on a wire or on a command line, is checked here before a path is made of it.
@@ -13,9 +13,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 from convoy.models.bundle import MANIFEST
@@ -41,6 +42,12 @@ class StoredVersion:
     name: str
     version: int
     folder: Path
+    is_flat: bool = False  # nothing is around its folder that were the model's
+
+    @property
+    def model_folder(self) -> Path:
+        """Where a bare model's configuration and labels are."""
+        return self.folder if self.is_flat else self.folder.parent
 
     @property
     def is_bundle(self) -> bool:
@@ -50,34 +57,61 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class Store:
+    """`only` is the name of the one model that `root` is; None where it is a folder of models.
+
+    `is_flat`: of that one, `root` is a version's folder, and that counts as version 1.
+    """
+
     root: Path
+    only: str | None = None
+    is_flat: bool = False
 
     @staticmethod
-    def at(root: Path) -> Store:
-        """The store at an existing folder. Raises UsageError."""
+    def at(root: Path, model_name: str | None = None) -> Store:
+        """The store at an existing folder. `model_name` is the one's that the folder may be. Raises UsageError."""
         if not root.is_dir():
             raise UsageError(f"there is no store at {root}; create the folder, or name another one with --store")
-        return Store(root)
+        try:
+            layout = find_layout(lambda path: _folders(root / path), lambda path: os.path.lexists(root / path))
+        except OSError:  # whoever looks into it is told
+            layout = StoreLayout.MODELS
+        return Store.of_layout(root, layout, model_name)
+
+    @staticmethod
+    def of_layout(root: Path, layout: StoreLayout, model_name: str | None) -> Store:
+        """The same where it is known what the folder holds. Raises UsageError."""
+        if layout is StoreLayout.MODELS:
+            return Store(root)
+        return Store(root, name_of_only(root, model_name), layout is StoreLayout.ONE_VERSION)
 
     def names(self) -> list[str]:
         """The names of all models, sorted; also of those whose folder cannot be looked into. Raises OSError."""
-        return sorted(name for name in _folders(self.root) if _NAME.fullmatch(name))
+        if self.only is not None:
+            self.root.stat()
+            return [self.only]
+        return sorted(name for name in _folders(self.root) if is_name(name))
 
     def versions(self, name: str) -> list[StoredVersion]:
         """All versions of a model, highest first; empty where there are none. One that cannot be read is among them.
 
         Raises OSError where the model's folder cannot be read, UsageError where the name is none.
         """
-        folder = self.root / check_name(name)
+        check_name(name)
+        if self.only not in (None, name):
+            return []
+        if self.is_flat:
+            return [self.version(name, 1)] if _is_version(lambda path: os.path.lexists(self.root / path)) else []
+        folder = self.root / name if self.only is None else self.root
         try:
-            numbers = [int(one) for one in _folders(folder) if _VERSION.fullmatch(one)]
+            numbers = [int(one) for one in _folders(folder) if is_version(one)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         return [self.version(name, number) for number in sorted(numbers, reverse=True)]
 
     def version(self, name: str, number: int) -> StoredVersion:
         """Where a version lies, whether it is there or not. Raises UsageError where the name is none."""
-        return StoredVersion(name, number, self.root / check_name(name) / str(number))
+        folder = self.root / check_name(name) if name != self.only else self.root
+        return StoredVersion(name, number, folder if self.is_flat else folder / str(number), self.is_flat)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
@@ -94,7 +128,7 @@ class Store:
         try:
             with disk_errors(parent):
                 yield partial
-                _sync_tree(partial)
+                sync_tree(partial)
                 self._publish(partial, name)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -119,9 +153,57 @@ class Store:
                 return
 
 
+class StoreLayout(Enum):
+    """What a folder holds that is to be a store."""
+
+    MODELS = auto()  # NAME/1/manifest.json
+    VERSIONS = auto()  # 1/manifest.json
+    ONE_VERSION = auto()  # manifest.json
+
+
+def find_layout(folders: Callable[[str], Iterable[str]], exists: Callable[[str], bool]) -> StoreLayout:
+    """What lies in a store tells; both are asked about paths in it.
+
+    `folders` gives the names of those in a folder, "" the store itself; `exists` whether something is there. Something
+    that is out of place in a folder of models does not make it one model. Raises OSError.
+    """
+    if _is_version(exists):
+        return StoreLayout.ONE_VERSION
+    inside = list(folders(""))
+    numbers = [name for name in inside if is_version(name)]
+    if not any(exists(f"{number}/{file}") for number in numbers for file in (MANIFEST, BARE_MODEL)):
+        return StoreLayout.MODELS
+    has_models = any(is_version(version) for name in inside if is_name(name) for version in folders(name))
+    return StoreLayout.MODELS if has_models else StoreLayout.VERSIONS
+
+
+def _is_version(exists: Callable[[str], bool]) -> bool:
+    return exists(MANIFEST) or exists(BARE_MODEL)
+
+
+def is_version(name: str) -> bool:
+    """Whether a folder of this name is a version."""
+    return _VERSION.fullmatch(name) is not None
+
+
+def is_name(name: str) -> bool:
+    """Whether a folder of this name is a model."""
+    return _NAME.fullmatch(name) is not None
+
+
+def name_of_only(root: Path | str, model_name: str | None) -> str:
+    """The name that was given to the one model that a store is. Raises UsageError where there is none."""
+    if not model_name:
+        raise UsageError(
+            f"{root} is one model and not a folder of models, so nothing there says its name; "
+            "give it one with --model-name NAME"
+        )
+    return check_name(model_name)
+
+
 def check_name(name: str) -> str:
     """The name itself. Raises UsageError if it cannot be a folder and a part of a URL."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         shown = name if len(name) <= _SHOWN_LETTERS else f"{name[:_SHOWN_LETTERS]}..."
         raise UsageError(
             f"{shown!r} cannot be a model's name; use up to 128 letters, digits, '.', '_' and '-', "
@@ -155,7 +237,8 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """Make everything in a folder readable by all, and its bytes and names survive a power cut. Raises OSError."""
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(0o644)

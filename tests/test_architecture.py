@@ -29,7 +29,7 @@ def app(*rooms: str) -> tuple[str, ...]:
 
 
 BELOW_ALL = ("host", "batch", "outcomes", "scheduling", "submission", "version")
-BELOW_THE_CORE = (*BELOW_ALL, "engines", "loading", "telemetry", "lifecycle")
+BELOW_THE_CORE = (*BELOW_ALL, "remote", "engines", "loading", "telemetry", "lifecycle")
 BELOW_THE_EDGES = (*BELOW_ALL, "telemetry.statistics", "telemetry.observed")
 # What each room may import of ours beside itself, from the bottom up. The first row that fits a module counts.
 WALLS: dict[str, tuple[str, ...]] = {
@@ -44,7 +44,11 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.loading": (MODELS, *app("batch", "engines")),
     f"{APP}.telemetry": (MODELS, *app("batch", "outcomes", "engines", "scheduling", "version")),
     f"{APP}.submission": (MODELS, *app("outcomes", "scheduling", "telemetry")),
-    f"{APP}.lifecycle": (MODELS, *app("host", "batch", "scheduling", "engines", "loading", "telemetry", "submission")),
+    f"{APP}.remote": (MODELS,),
+    f"{APP}.lifecycle": (
+        MODELS,
+        *app("host", "remote", "batch", "scheduling", "engines", "loading", "telemetry", "submission"),
+    ),
     f"{APP}.core": (MODELS, *app(*BELOW_THE_CORE)),
     # What both wires need lies in these two, which know none; the wires do not know each other.
     f"{APP}.edge.oip": (MODELS, *app(*BELOW_THE_EDGES)),

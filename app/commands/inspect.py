@@ -13,17 +13,25 @@ from rich.text import Text
 from convoy.app.engines.limits import share_of_limit
 from convoy.app.engines.speedup import best_per_sample_ms
 from convoy.app.loading.bare_model import read_bare_model
+from convoy.app.remote.remote_files import RemoteError, is_url
+from convoy.app.remote.remote_store import RemoteStore
 from convoy.models.bundle import ON_CPU, REPORT, LatencyPoint, Manifest, Roofline, Variant, counted, open_bundle
-from convoy.models.errors import BundleError, UsageError
-from convoy.models.store import DEMO_STORE, Store, StoredVersion
+from convoy.models.errors import BundleError, JobError, NotFetched, UsageError
+from convoy.models.store import DEMO_STORE, Store, StoredVersion, is_name, is_version
 
 _MOST_NAMES = 4
 
 
-def run(root: Path | None, name: str | None, console: Console) -> int:
-    """Print every version of one model, or of all. Gives 1 when any is broken, else 0. Raises UsageError."""
-    store = Store.at(root or DEMO_STORE)
-    names = store.names() if name is None else [name]
+def run(place: str | None, name: str | None, console: Console) -> int:
+    """Print every version of one model, or of all. Gives 1 when any is broken, else 0.
+
+    `place` is a folder or a URL, from which everything is fetched first. Raises UsageError and JobError.
+    """
+    store = _open(place or str(DEMO_STORE), name)
+    try:
+        names = store.names() if name is None else [name]
+    except RemoteError as trouble:
+        raise JobError(str(trouble)) from trouble
     versions, unreadable = _found(store, names)
     if not versions and not unreadable:
         what = f"model {name!r}" if name is not None else "model"
@@ -34,17 +42,34 @@ def run(root: Path | None, name: str | None, console: Console) -> int:
         console.print(error, markup=False, highlight=False, soft_wrap=True)
     for version in versions:
         try:
+            if isinstance(store, RemoteStore):
+                store.fetch(version)
             console.print(_shown(version, is_detailed=name is not None))
-        except BundleError as error:
+        except (BundleError, NotFetched) as trouble:
             broken += 1
             console.print(f"[bold red]broken[/]  {version.name} version {version.version}: ", end="")
-            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            console.print(str(trouble), markup=False, highlight=False, soft_wrap=True)
     if broken:
         console.print(f"{broken} of {len(versions)} versions are broken and will not be served", style="red")
     return 1 if broken or unreadable else 0
 
 
-def _found(store: Store, names: list[str]) -> tuple[list[StoredVersion], list[str]]:
+def _open(place: str, name: str | None) -> Store | RemoteStore:
+    """Raises UsageError."""
+    if is_url(place):
+        from convoy.app.settings import read_settings  # which imports the server
+
+        return RemoteStore(place, name or _name_of(Path(place)), read_settings({}).store_cache_folder())
+    return Store.at(Path(place), name or _name_of(Path(place).resolve()))
+
+
+def _name_of(whole: Path) -> str:
+    """What to call the one model that a store may be: as its folder is called."""
+    name = whole.parent.name if is_version(whole.name) else whole.name
+    return name if is_name(name) else "model"
+
+
+def _found(store: Store | RemoteStore, names: list[str]) -> tuple[list[StoredVersion], list[str]]:
     """The versions of these models, and of each whose folder cannot be read, why. Raises UsageError for no name."""
     versions: list[StoredVersion] = []
     unreadable: list[str] = []
@@ -52,7 +77,8 @@ def _found(store: Store, names: list[str]) -> tuple[list[StoredVersion], list[st
         try:
             versions += store.versions(name)
         except OSError as error:
-            unreadable.append(f"{name}: {error.filename}: cannot be read ({error.strerror}); mend it or remove it")
+            known = f"{error.filename}: cannot be read ({error.strerror}); mend it or remove it"
+            unreadable.append(f"{name}: {error if isinstance(error, RemoteError) else known}")
     return versions, unreadable
 
 

@@ -25,13 +25,16 @@ from convoy.app.lifecycle.store_watch import StoreWatch
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.version_plan import Load, Unload, VersionOnDisk, VersionRecord, next_step, settle
 from convoy.app.loading.load import LoadOptions
+from convoy.app.remote.remote_store import RemoteStore
 from convoy.app.submission.listing import WHOLE_MODEL, Override, Policy
-from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFound, Unavailable, UsageError
+from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFetched, NotFound, Unavailable, UsageError
 from convoy.models.store import Store, StoredVersion, check_name
 
 _log = logging.getLogger("convoy")
 ControlMode = Literal["none", "explicit", "poll"]
 EVERYTHING = "*"
+# Where the store is not polled, a version that could not be fetched is tried again after so long.
+_FETCH_AGAIN_AFTER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class ModelControl:
         catalog: Catalog,
         lifecycle: ModelLifecycle,
         tasks: Tasks,
-        store: Store,
+        store: Store | RemoteStore,
         options: ControlOptions,
         load_options: LoadOptions,
         load_version: LoadVersion,
@@ -70,6 +73,7 @@ class ModelControl:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._last_look: dict[str, ModelLook] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
+        self._not_fetched: defaultdict[str, set[int]] = defaultdict(set)
         self._watch = StoreWatch(store, self._answers_again)
         self._loads = Loads(load_version, load_options.limit_s, self._load_came_late)
 
@@ -208,9 +212,12 @@ class ModelControl:
     async def _obey(self, name: str, found: tuple[VersionOnDisk, ...]) -> None:
         try:
             async with self._locks[name]:
+                self._try_again(name)
                 await self._converge(name, found)
         except Exception:  # a bug, which must not end the watch over the other models
             _log.exception("following %s failed; this is a bug", name)
+        if self._options.mode == "none" and self._not_fetched[name]:
+            self._tasks.spawn(self._look_later(name))
         if self._options.mode != "poll":
             return
         on_disk = {one.version for one in found}
@@ -219,6 +226,17 @@ class ModelControl:
         self._catalog.drop_absent(name, on_disk)
         if not self._known[name]:
             del self._known[name]
+
+    def _try_again(self, name: str) -> None:
+        """What did not come from a remote store may come now; nothing is known against its files."""
+        for version in self._not_fetched.pop(name, ()):
+            if version in self._known[name]:
+                self._known[name][version] = replace(self._known[name][version], refused=None)
+
+    async def _look_later(self, name: str) -> None:
+        await asyncio.sleep(_FETCH_AGAIN_AFTER_S)
+        if not self._is_leaving():
+            await self._look_again(name)
 
     async def _converge(self, name: str, found: tuple[VersionOnDisk, ...]) -> None:
         """While the model's lock is held."""
@@ -254,7 +272,10 @@ class ModelControl:
         except Exception as error:  # a file nobody thought of, or a bug: the other versions are not to blame
             is_foreseen = isinstance(error, JobError)
             reason = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
-            _log.error("refused %s version %d: %s", name, version, reason, exc_info=None if is_foreseen else error)
+            if self._catalog.reason(name, version) != reason:
+                _log.error("refused %s version %d: %s", name, version, reason, exc_info=None if is_foreseen else error)
+            if isinstance(error, NotFetched):
+                self._not_fetched[name].add(version)
             self._catalog.set_refused(name, version, reason)
             self._known[name][version] = replace(known, refused=found.stamp)
             return

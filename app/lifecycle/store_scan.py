@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from convoy.app.lifecycle.version_plan import Seen, Stamp
+from convoy.app.remote.remote_files import RemoteError
+from convoy.app.remote.remote_store import RemoteStore
 from convoy.models.bundle import MANIFEST
 from convoy.models.store import Store, StoredVersion
 
@@ -24,25 +26,30 @@ class ModelLook:
     trouble: str = ""
 
 
-def look_at_model(store: Store, name: str) -> ModelLook:
+def look_at_model(store: Store | RemoteStore, name: str) -> ModelLook:
     """Every version of one model; none where there is none. Raises UsageError where the name is none."""
     try:
+        if isinstance(store, RemoteStore):
+            # Objects are uploaded in any order, so none of them says that the others are there.
+            return ModelLook({number: Seen((one.digest,), is_sealed=False) for number, one in store.look(name).items()})
         return ModelLook({stored.version: _look(stored) for stored in store.versions(name)})
     except OSError as error:
-        return ModelLook(trouble=_told(store.root / name, error))
+        return ModelLook(trouble=_told(f"{store.root}/{name}", error))
 
 
 def _look(stored: StoredVersion) -> Seen:
     try:
         is_bundle = os.path.lexists(stored.folder / MANIFEST)
-        beside = () if is_bundle else _files(stored.folder.parent)  # a bare model's config.pbtxt and labels
+        beside = () if is_bundle else _files(stored.model_folder)  # a bare model's config.pbtxt and labels
         return Seen((*_files(stored.folder), *beside), is_bundle)
     except OSError as error:
         trouble = _told(stored.folder, error)
         return Seen(("unreadable", trouble), is_sealed=False, trouble=trouble)
 
 
-def _told(folder: Path, error: OSError) -> str:
+def _told(folder: Path | str, error: OSError) -> str:
+    if isinstance(error, RemoteError):
+        return str(error)
     return f"{error.filename or folder}: cannot be read ({error.strerror or error}); mend it or remove it"
 
 

@@ -12,21 +12,28 @@ from weakref import WeakValueDictionary
 
 from convoy.app.host.daemon_threads import begin
 from convoy.app.lifecycle.store_scan import ModelLook, Sweep, look_at_model
+from convoy.app.remote.remote_store import RemoteStore
 from convoy.models.store import Store
 
 # So long may the look at one model take. It is a few calls to the file system, each of microseconds or a few
 # milliseconds; what takes a thousand times as long is away.
 _PATIENCE_S = 5.0
+# A library that speaks to a store elsewhere has time-outs and retries of its own, which end before that.
+_PATIENCE_WITH_NETWORKS_S = 120.0
 
 
 class StoreWatch:
     """Looks at one store."""
 
     def __init__(
-        self, store: Store, on_answer: Callable[[str], None] = lambda name: None, patience_s: float = _PATIENCE_S
+        self,
+        store: Store | RemoteStore,
+        on_answer: Callable[[str], None] = lambda name: None,
+        patience_s: float | None = None,
     ) -> None:
         """`on_answer` hears the name of a model whose folder had not answered, and now has."""
-        self._store, self._on_answer, self._patience_s = store, on_answer, patience_s
+        default_s = _PATIENCE_WITH_NETWORKS_S if isinstance(store, RemoteStore) else _PATIENCE_S
+        self._store, self._on_answer, self._patience_s = store, on_answer, patience_s or default_s
         self._hanging: dict[str, asyncio.Future[None]] = {}
         self._naming: asyncio.Future[list[str]] | None = None
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -89,5 +96,5 @@ class StoreWatch:
 
     def _told(self, name: str) -> str:
         return (
-            f"{self._store.root / name}: does not answer within {self._patience_s:g} s; see whether its disk is there"
+            f"{self._store.root}/{name}: does not answer within {self._patience_s:g} s; see whether its disk is there"
         )

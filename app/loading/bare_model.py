@@ -52,7 +52,7 @@ def read_bare_model(stored: StoredVersion, threads: int, configured_batch: int |
     path = stored.folder / BARE_MODEL
     check_onnx_files(path)
     signature = read_signature(open_session(path, threads), path)
-    config_path = stored.folder.parent / CONFIG
+    config_path = stored.model_folder / CONFIG
     config = _read_config(config_path) if os.path.lexists(config_path) else None
     if configured_batch is not None:
         asked = replace(config or _Config(0, {}, ()), max_batch_size=configured_batch)
@@ -94,7 +94,7 @@ def _spec_from_config(stored: StoredVersion, signature: Signature, config: _Conf
 def _configured(stored: StoredVersion, spec: TensorSpec, config: _Config) -> TensorSpec:
     """The graph's tensor with the sizes that the configuration fixes."""
     batched = config.max_batch_size > 0
-    where = f"{stored.folder.parent / CONFIG}: tensor {spec.name!r}"
+    where = f"{stored.model_folder / CONFIG}: tensor {spec.name!r}"
     if batched and spec.shape[:1] != (-1,):
         raise BundleError(f"{where} has no dynamic first dimension in the graph; set max_batch_size to 0")
     own = spec.shape[1:] if batched else spec.shape

@@ -11,6 +11,7 @@ import mmap
 import os
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 from convoy.app.edge.options import EdgeOptions
@@ -21,7 +22,7 @@ from convoy.app.processes.orders import NO_SOCKET, FleetOrders, MemoryPart, comm
 from convoy.app.settings import MIB, Settings
 from convoy.models.errors import UsageError
 from convoy.models.records import to_jsonable
-from convoy.models.store import DEMO_STORE, Store
+from convoy.models.store import Store
 
 CORE_MODULE = "convoy.app.processes.core_process"
 SUPERVISOR_MODULE = "convoy.app.processes.supervisor"
@@ -31,7 +32,9 @@ def become_supervisor(
     settings: Settings, edges: int, listener: socket.socket, core_module: str = CORE_MODULE
 ) -> NoReturn:
     """Start the server in `edges` edge processes and one that runs `core_module`. Raises UsageError."""
-    Store.at(settings.store or DEMO_STORE)  # the core would find out after the port has been announced
+    place = settings.store_place()
+    if isinstance(place, Path):
+        Store.at(place, settings.model_name)  # the core would find out after the port has been announced
     parts = divide(settings.max_inflight_mb * MIB, edges + 1)
     grpc = take_port(settings.host, settings.grpc_port)
     memory = os.memfd_create("convoy-slab", 0)

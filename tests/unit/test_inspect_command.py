@@ -28,7 +28,7 @@ def write(root: Path, manifest: Manifest) -> Path:
 
 def inspected(root: Path | None, name: str | None = None) -> tuple[int, str]:
     console = Console(file=io.StringIO(), width=80)
-    code = run(root, name, console)
+    code = run(None if root is None else str(root), name, console)
     return code, console.file.getvalue()  # type: ignore[attr-defined]
 
 

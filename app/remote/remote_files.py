@@ -1,0 +1,135 @@
+"""Files in an object store or whatever else fsspec knows: listed and downloaded, and its errors in words.
+
+The library is imported only where a store is remote. Time-outs, retries and credentials are its own. Every call blocks.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convoy.models.errors import UsageError
+
+# What one of these says changes when the content does; the first that there is counts.
+_TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
+_MOST_OBJECTS = 10_000
+_THIS_DISK = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
+_INSTALL = {"s3": "pip install 'convoy-serve[s3]'"}
+
+
+class RemoteError(OSError):
+    """The remote store did not do what it was asked; it may on another try."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RemoteObject:
+    """One file. `path` is relative to where was looked, in its owner's words; `tag` changes when its content does."""
+
+    path: str
+    bytes: int
+    tag: str
+
+
+def is_url(store: str) -> bool:
+    """Whether this names a store elsewhere, and not a folder."""
+    return "://" in store
+
+
+class RemoteFiles:
+    """What lies below one URL."""
+
+    def __init__(self, url: str) -> None:
+        """Asks nobody yet. Raises UsageError where the library for such URLs is not installed."""
+        self.url = url.rstrip("/") if not url.endswith("://") else url
+        self._files, self._root = _open(self.url)
+
+    def entries(self, path: str = "") -> Mapping[str, bool]:
+        """What lies in a folder, by name; whether it is a folder. Raises RemoteError, also where nothing does."""
+        where = self._place(path)
+        try:
+            self._files.invalidate_cache()
+            found = self._files.ls(where, detail=True)
+        except Exception as error:
+            raise _told(self._shown(path), error) from error
+        names = {self._relative(where, one["name"]): one["type"] == "directory" for one in found}
+        return {name: is_folder for name, is_folder in names.items() if name}
+
+    def objects(self, path: str = "") -> tuple[RemoteObject, ...]:
+        """Every file below a folder, sorted; none where there is none. Raises RemoteError."""
+        where = self._place(path)
+        try:
+            self._files.invalidate_cache()
+            found = self._files.find(where, detail=True)
+        except FileNotFoundError:
+            return ()
+        except Exception as error:
+            raise _told(self._shown(path), error) from error
+        if len(found) > _MOST_OBJECTS:
+            raise RemoteError(f"{self._shown(path)} holds {len(found)} files, which no model needs; tidy up there")
+        objects = [
+            RemoteObject(relative, int(about.get("size") or 0), _tag(about))
+            for full, about in found.items()
+            # What ends in a slash is how some tools mark a folder.
+            if (relative := self._relative(where, full)) and not relative.endswith("/")
+        ]
+        return tuple(sorted(objects))
+
+    def download(self, path: str, target: Path) -> None:
+        """One file to a place on this machine. Raises RemoteError, and OSError for what is wrong with that place."""
+        try:
+            self._files.get_file(self._place(path), str(target))
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _THIS_DISK:
+                raise
+            raise _told(self._shown(path), error) from error
+
+    def _place(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _shown(self, path: str) -> str:
+        return f"{self.url}/{path}" if path else self.url
+
+    @staticmethod
+    def _relative(where: str, full: str) -> str:
+        """The rest of a path; nothing where it lies elsewhere."""
+        prefix = where.rstrip("/") + "/"
+        return full[len(prefix) :] if full.startswith(prefix) else ""
+
+
+def _open(url: str) -> tuple[Any, str]:
+    scheme = url.partition("://")[0]
+    install = _INSTALL.get(scheme, f"the library by which fsspec knows {scheme}://")
+    if "::" in url:
+        raise UsageError(f"--store {url}: chains of file systems are not supported; name one URL")
+    try:
+        import fsspec
+
+        files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+    except ImportError as error:
+        raise UsageError(f"--store {url} needs what is not installed ({error}); install it: {install}") from error
+    except ValueError as error:
+        raise UsageError(f"--store {url}: {error}; name a folder, or a URL such as s3://bucket/prefix") from error
+    if not root.strip("/"):
+        raise UsageError(f"--store {url} names no bucket; name one, such as s3://bucket/prefix")
+    return files, root.rstrip("/")
+
+
+def _tag(about: Mapping[str, Any]) -> str:
+    return next((str(about[name]) for name in _TAGS if about.get(name)), "")
+
+
+def _told(where: str, error: Exception) -> RemoteError:
+    """What happened, in words. The libraries' errors have no common root, so some are known by their names."""
+    said = str(error) or type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        return RemoteError(f"{where}: there is no such bucket, or nothing under that name in it ({said})")
+    if isinstance(error, PermissionError):
+        return RemoteError(f"{where}: access is denied ({said}); see what the credentials in use may read")
+    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
+        return RemoteError(f"{where}: there are no credentials ({said}); give them as its library wants them")
+    if isinstance(error, TimeoutError) or "Connect" in type(error).__name__ or "Timeout" in type(error).__name__:
+        return RemoteError(f"{where}: cannot be reached ({said}); see whether the network and the address are right")
+    return RemoteError(f"{where}: {type(error).__name__}: {said}")

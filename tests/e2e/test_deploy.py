@@ -1,0 +1,307 @@
+"""What docs/deploy says is what runs: arguments of containers, paths of probes, metrics, balancers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+import tritonclient.grpc as triton_grpc
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from convoy.app.outcomes import Refusal
+from tests.support.manifests import DEPLOY, check, document
+from tests.support.servers import Server, start_server, wait_until
+from tests.support.stores import DEMO, StoreFolder, digit
+
+pytestmark = pytest.mark.slow
+ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
+OVERLAYS = sorted(path.parent for path in (DEPLOY / "kubernetes" / "overlays").glob("*/kustomization.yaml"))
+# What a service that is called convoy sets in the pods of its namespace, unless they refuse it.
+SERVICE_LINKS = {"CONVOY_PORT": "tcp://10.0.0.1:8000", "CONVOY_SERVICE_HOST": "10.0.0.1"}
+
+
+def container(name: str) -> dict[str, Any]:
+    found: dict[str, Any]
+    if name == "kserve":
+        found = document("kserve/runtime.yaml", "ClusterServingRuntime")["spec"]["containers"][0]
+    else:
+        deployment = document("kubernetes/base/deployment.yaml", "Deployment")
+        found = deployment["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def arguments(name: str, store: Path) -> list[str]:
+    """A container's own, but for its ports and where its store is."""
+    command, *given = container(name)["args"]
+    assert command == "serve"
+    places = {"/store": str(store), "/mnt/models": str(store), "{{.Name}}": "flowers"}
+    options = dict(arg.split("=", 1) for arg in given)
+    options |= {"--port": "0", "--grpc-port": "0"}
+    return [f"{option}={places.get(value, value)}" for option, value in options.items()]
+
+
+def store_of(name: str, folder: Path) -> Path:
+    """As KServe's initialiser leaves it, one model and nothing around it; or a folder of models."""
+    shutil.copytree(DEMO, folder / ("1" if name == "kserve" else "digits/1"))
+    return folder
+
+
+@pytest.mark.parametrize(("name", "model"), [("deployment", "digits"), ("kserve", "flowers")])
+def test_a_containers_own_arguments_serve_and_its_probes_answer(tmp_path: Path, name: str, model: str) -> None:
+    store = store_of(name, tmp_path / "store")
+    env = {**SERVICE_LINKS, "CONVOY_PLAN_CACHE": str(tmp_path / "cache")}
+    del env["CONVOY_SERVICE_HOST"]  # no option of ours
+    # It is asked twice to end, and does so at once.
+    with start_server(*arguments(name, store), "--host=127.0.0.1", env=env, exit_code=143) as server:
+        own = container(name)
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert server.get(own[probe]["httpGet"]["path"]).status_code == 200, probe
+        assert server.post(f"/predictions/{model}", content=digit("seven")).json()["predictions"][0]["label"] == "7"
+        with triton_grpc.InferenceServerClient(server.grpc_address) as client:
+            assert client.is_model_ready(model)
+        server.signal()
+        wait_until(lambda: server.get(own["readinessProbe"]["httpGet"]["path"]).status_code == 503, "it leaves")
+        assert server.get(own["livenessProbe"]["httpGet"]["path"]).status_code == 200
+        # Endpoints and balancers do not know yet.
+        assert server.post(f"/predictions/{model}", content=digit("seven")).status_code == 200
+
+
+def test_the_metrics_that_scale_are_there_and_count_what_they_are_said_to(tmp_path: Path) -> None:
+    triggers = document("kubernetes/overlays/gpu-keda/scaled-object.yaml", "ScaledObject")["spec"]["triggers"]
+    with start_server() as server:
+        assert server.post("/predictions/digits", content=digit("seven")).status_code == 200
+        families = list(text_string_to_metric_families(server.get("/metrics").text))
+        samples = [sample for family in families for sample in family.samples]
+        known = {*(sample.name for sample in samples), *(f"{family.name}_total" for family in families)}
+        asked = {name for one in triggers for name in re.findall(r"convoy_\w+", one["metadata"]["query"])}
+        assert asked == {"convoy_stage_duration_seconds_sum", "convoy_rejected_total"}
+        assert asked <= known
+        stages = {one.labels["stage"] for one in samples if one.name == "convoy_stage_duration_seconds_sum"}
+        (query,) = [one["metadata"]["query"] for one in triggers if "stage" in one["metadata"]["query"]]
+        assert set(re.findall(r'stage=~"([^"]*)"', query)[0].split("|")) <= stages
+
+
+def test_the_reasons_that_scale_are_real() -> None:
+    text = (DEPLOY / "kubernetes/overlays/gpu-keda/scaled-object.yaml").read_text()
+    reasons = set(re.findall(r'reason=~"([^"]*)"', text)[0].split("|"))
+    assert reasons <= {str(one) for one in Refusal}
+
+
+# Tools that may not be here; .ci/run installs them where it can
+
+
+def tool(name: str) -> str:
+    beside = Path(sys.executable).parent / name
+    found = shutil.which(name) or (str(beside) if beside.exists() else None)
+    if found is None:
+        pytest.skip(f"{name} is not installed; docs/deploy/README.md says whence it comes")
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_kustomize_builds_every_overlay_into_what_the_api_takes(overlay: Path) -> None:
+    built = subprocess.run([tool("kubectl"), "kustomize", overlay], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    found = {one["kind"]: one for one in yaml.safe_load_all(built.stdout)}
+    for one in found.values():
+        check(one)
+    deployment = found["Deployment"]["spec"]
+    (own,) = deployment["template"]["spec"]["containers"]
+    assert own["image"].startswith("registry.example/convoy:")
+    assert ("nvidia.com/gpu" in own["resources"]["limits"]) == overlay.name.startswith("gpu")
+    assert "args" in own
+    # Who scales and who says how many there are is one of them, never two.
+    scales = sum(kind in found for kind in ("HorizontalPodAutoscaler", "ScaledObject"))
+    assert scales + ("replicas" in deployment) == 1
+    mounts = {one["name"] for one in own["volumeMounts"]}
+    assert mounts == {one["name"] for one in deployment["template"]["spec"]["volumes"]}
+    assert ("store" in mounts) == (overlay.name == "pvc")
+
+
+@pytest.mark.long
+def test_haproxy_finds_no_fault_in_its_configuration() -> None:
+    config = DEPLOY / "balancers" / "haproxy.cfg"
+    told = subprocess.run([tool("haproxy"), "-c", "-f", config], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert {line.partition("could not resolve")[1] for line in told.stderr.splitlines() if "WARNING" in line} <= {
+        "could not resolve"
+    }
+
+
+@pytest.mark.long
+def test_envoy_finds_no_fault_in_its_configuration() -> None:
+    config = DEPLOY / "balancers" / "envoy.yaml"
+    told = subprocess.run([tool("envoy"), "--mode", "validate", "-c", config], capture_output=True, check=False)
+    assert told.returncode == 0, told.stderr.decode()
+
+
+# The balancers in front of two real servers
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+class Balancer:
+    """Where it listens for each protocol."""
+
+    def __init__(self, http: int, grpc: int) -> None:
+        self.url, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+
+    def has_replicas(self) -> bool:
+        """Whether a replica answered, and not the balancer because it knows of none yet."""
+        try:
+            reply = self.ask()
+        except httpx.TransportError:
+            return False
+        return reply.status_code == 200 or "retry-after" in reply.headers
+
+    def ask(self) -> httpx.Response:
+        return httpx.post(f"{self.url}/v2/models/shift/infer", json=ROW, trust_env=False, verify=False, timeout=30)
+
+
+@contextmanager
+def running(command: list[str], log: Path, balancer: Balancer) -> Iterator[Balancer]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+    try:
+        wait_until(balancer.has_replicas, f"the balancer answers; its log:\n{log.read_text()[-2000:]}")
+        yield balancer
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def grpc_port(server: Server) -> str:
+    return server.grpc_address.rpartition(":")[2]
+
+
+@contextmanager
+def haproxy(servers: list[Server], folder: Path) -> Iterator[Balancer]:
+    http, grpc = free_port(), free_port()
+    text = (DEPLOY / "balancers" / "haproxy.cfg").read_text()
+    text = text.replace(":8080", f"127.0.0.1:{http}").replace(":8081", f"127.0.0.1:{grpc}")
+    for number, server in enumerate(servers, 1):
+        text = text.replace(f"convoy-{number}.example:8000", f"127.0.0.1:{server.port}")
+        text = text.replace(f"convoy-{number}.example:8001", f"127.0.0.1:{grpc_port(server)}")
+        text = re.sub(rf"(:{grpc_port(server)} .*check) port 8000", rf"\1 port {server.port}", text)
+    (folder / "haproxy.cfg").write_text(text)
+    with running([tool("haproxy"), "-f", str(folder / "haproxy.cfg")], folder / "log", Balancer(http, grpc)) as one:
+        yield one
+
+
+@contextmanager
+def envoy(servers: list[Server], folder: Path) -> Iterator[Balancer]:
+    port = free_port()
+    document = yaml.safe_load((DEPLOY / "balancers" / "envoy.yaml").read_text())
+    resources = document["static_resources"]
+    resources["listeners"][0]["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": port}
+    for cluster in resources["clusters"]:
+        ports = [grpc_port(one) if cluster["name"] == "convoy_grpc" else one.port for one in servers]
+        places = [{"address": "127.0.0.1", "port_value": int(one)} for one in ports]
+        ends = [{"endpoint": {"address": {"socket_address": place}}} for place in places]
+        cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": ends}]
+    (folder / "envoy.yaml").write_text(yaml.safe_dump(document))
+    command = [tool("envoy"), "-c", str(folder / "envoy.yaml"), "--concurrency", "1", "--use-dynamic-base-id"]
+    with running(command, folder / "log", Balancer(port, port)) as one:
+        yield one
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("balanced", [haproxy, envoy])
+def test_behind_a_balancer_a_replica_leaves_and_nobody_notices(tmp_path: Path, balanced: Any) -> None:
+    store = StoreFolder(tmp_path / "store")
+    store.add_shift(1.0)
+    with ExitStack() as stack:
+        options = ("--drain-delay-s", "5", "--access-log", "off", "--host", "127.0.0.1")
+        servers = [stack.enter_context(start_server(*options, store=store.root)) for _ in range(2)]
+        balancer = stack.enter_context(balanced(servers, tmp_path))
+        with triton_grpc.InferenceServerClient(balancer.grpc) as client:
+            assert client.is_model_ready("shift")
+        with ThreadPoolExecutor(8) as pool:
+            answers = Counter(one.status_code for one in pool.map(lambda _: balancer.ask(), range(400)))
+            assert answers == {200: 400}
+            counts = [one.statistics("shift")["inference_count"] for one in servers]
+            assert min(counts) > 100, counts
+            asking = [pool.submit(balancer.ask) for _ in range(200)]
+            servers[0].signal()
+            while servers[0].process.poll() is None:
+                asking += [pool.submit(balancer.ask) for _ in range(8)]
+                asking[-1].result()
+            asking += [pool.submit(balancer.ask) for _ in range(200)]
+            assert Counter(one.result().status_code for one in asking) == {200: len(asking)}
+        assert servers[1].statistics("shift")["inference_count"] > counts[1]
+
+
+class _Full(BaseHTTPRequestHandler):
+    """A replica that is well and has no room."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(200)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked += 1  # type: ignore[attr-defined]
+        self._answer(503)
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Retry-After", "7")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *about: object) -> None:
+        """Nothing."""
+
+
+class FullReplica:
+    """What the balancers need to know of a server, with its ports."""
+
+    def __init__(self) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Full)
+        self._server.asked = 0  # type: ignore[attr-defined]
+        self.port = self._server.server_address[1]
+        self.grpc_address = f"127.0.0.1:{free_port()}"
+        Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def asked(self) -> int:
+        count: int = self._server.asked  # type: ignore[attr-defined]
+        return count
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("balanced", [haproxy, envoy])
+def test_behind_a_balancer_a_503_is_the_clients_with_its_retry_after(tmp_path: Path, balanced: Any) -> None:
+    replicas = [FullReplica(), FullReplica()]
+    try:
+        with balanced(replicas, tmp_path) as balancer:
+            before = sum(one.asked for one in replicas)
+            reply = balancer.ask()
+            assert (reply.status_code, reply.headers["retry-after"]) == (503, "7")
+            assert sum(one.asked for one in replicas) == before + 1
+    finally:
+        for one in replicas:
+            one.close()

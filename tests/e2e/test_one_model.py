@@ -1,0 +1,129 @@
+"""A store that is one model: what a storage initialiser leaves in a container, served under a name that is given."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.servers import Server, run_convoy, start_server, wait_until
+from tests.support.stores import DEMO, StoreFolder, digit
+
+pytestmark = pytest.mark.slow
+NAMED = ("--model-name", "flowers", "--host", "127.0.0.1")
+POLL = ("--model-control", "poll", "--poll-interval-s", "0.05")
+ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
+EDGES = ("--edges", "1", "--max-inflight-mb", "512")
+
+
+def index(server: Server) -> list[tuple[str, str, str]]:
+    return [
+        (one["name"], one.get("version", ""), one.get("state", ""))
+        for one in server.post("/v2/repository/index").json()
+    ]
+
+
+def shifted_by(server: Server, name: str = "flowers") -> tuple[str, Any]:
+    reply = server.post(f"/v2/models/{name}/infer", json=ROW)
+    document = reply.json()
+    return document.get("model_version", ""), document["outputs"][0]["data"][0] if reply.status_code == 200 else None
+
+
+def bundle(root: Path, place: str) -> Path:
+    shutil.copytree(DEMO, root / place)
+    return root
+
+
+@pytest.mark.parametrize("edges", [(), EDGES], ids=["one process", "edges"])
+@pytest.mark.parametrize(("place", "version"), [(".", "1"), ("4", "4")])
+def test_one_bundle_is_served_under_the_given_name(
+    tmp_path: Path, place: str, version: str, edges: tuple[str, ...]
+) -> None:
+    with start_server(*NAMED, *edges, store=bundle(tmp_path / "models", place)) as server:
+        assert index(server) == [("flowers", version, "READY")]
+        reply = server.post("/predictions/flowers", content=digit("seven")).json()
+        assert (reply["model"], reply["version"], reply["predictions"][0]["label"]) == ("flowers", version, "7")
+        assert server.post("/predictions/digits", content=digit("seven")).status_code == 404
+
+
+@pytest.mark.parametrize("place", ["", "1/"])
+def test_one_bare_model_has_its_configuration_beside_it_and_none_from_outside(tmp_path: Path, place: str) -> None:
+    """Around a store that is one version lies what is not the store's."""
+    StoreFolder(tmp_path).add_shift(2.0, name="models")
+    root = tmp_path / "models"
+    if not place:
+        (root / "1" / "model.onnx").rename(root / "model.onnx")
+        (root / "1").rmdir()
+    (tmp_path / "config.pbtxt").write_text("this is no configuration")
+    (root / "config.pbtxt").write_text("max_batch_size: 7")
+    with start_server(*NAMED, store=root) as server:
+        assert shifted_by(server) == ("1", 2.0)
+        assert "max_batch_size is 7" in server.log
+
+
+def test_while_polling_versions_of_the_one_model_come_and_go(tmp_path: Path) -> None:
+    outside = StoreFolder(tmp_path)
+    outside.add_shift(1.0, name="models")
+    with start_server(*NAMED, *POLL, store=tmp_path / "models") as server:
+        assert shifted_by(server) == ("1", 1.0)
+        outside.add_shift(2.0, version=2, name="models")
+        wait_until(lambda: shifted_by(server) == ("2", 2.0), "the new version serves")
+        shutil.rmtree(tmp_path / "models" / "2")
+        wait_until(lambda: shifted_by(server) == ("1", 1.0), "it is rolled back")
+
+
+def test_while_polling_one_version_alone_is_loaded_again_when_its_files_change(tmp_path: Path) -> None:
+    outside = StoreFolder(tmp_path)
+    (tmp_path / "models").mkdir()
+    outside.add_shift(1.0, name="x").rename(tmp_path / "models" / "model.onnx")
+    with start_server(*NAMED, *POLL, store=tmp_path / "models") as server:
+        assert shifted_by(server) == ("1", 1.0)
+        outside.add_shift(2.0, name="x").replace(tmp_path / "models" / "model.onnx")
+        wait_until(lambda: shifted_by(server) == ("1", 2.0), "the new file serves")
+        (tmp_path / "models").rename(tmp_path / "away")
+        wait_until(lambda: "the store cannot be read" in server.log, "it is missed")
+        assert shifted_by(server) == ("1", 2.0)
+
+
+def test_loaded_explicitly_it_answers_to_its_name_alone(tmp_path: Path) -> None:
+    with start_server(*NAMED, "--model-control", "explicit", store=bundle(tmp_path / "models", ".")) as server:
+        assert index(server) == [("flowers", "", "")]
+        for name, status in (("digits", 404), ("1", 404), ("flowers", 200)):
+            assert server.post(f"/v2/repository/models/{name}/load", json={}).status_code == status, name
+        assert index(server) == [("flowers", "1", "READY")]
+        assert server.post("/v2/repository/models/flowers/unload").status_code == 200
+        assert server.post("/predictions/flowers", content=digit("seven")).status_code != 200
+
+
+@pytest.mark.parametrize("edges", [(), EDGES], ids=["one process", "edges"])
+def test_without_a_name_it_is_one_line_and_2(tmp_path: Path, edges: tuple[str, ...]) -> None:
+    ended = run_convoy("serve", "--store", str(bundle(tmp_path / "models", "3")), "--port", "0", *edges)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (2, False), ended.stderr
+    assert "is one model and not a folder of models" in ended.stderr
+    assert "--model-name NAME" in ended.stderr
+
+
+def test_numbers_that_it_cannot_have_are_refused(tmp_path: Path) -> None:
+    store = str(bundle(tmp_path / "models", "."))
+    ended = run_convoy("serve", *NAMED, "--store", store, "--version-policy", "2,3", "--port", "0", "--grpc-port", "-1")
+    assert (ended.returncode, "leave --version-policy out" in ended.stderr) == (2, True), ended.stderr
+
+
+def test_a_folder_of_models_keeps_its_names_and_says_so(tmp_path: Path) -> None:
+    store = StoreFolder(tmp_path / "store")
+    store.add_digits()
+    with start_server(*NAMED, store=store.root) as server:
+        assert index(server) == [("digits", "1", "READY")]
+        assert "--model-name is not used" in server.log
+
+
+@pytest.mark.parametrize(("place", "shown"), [(".", "flowers version 1"), ("4", "flowers version 4")])
+def test_inspect_shows_it_by_its_folders_name_or_the_given_one(tmp_path: Path, place: str, shown: str) -> None:
+    root = bundle(tmp_path / "flowers", place)
+    for name, words in ((None, shown), ("tulips", shown.replace("flowers", "tulips"))):
+        done = run_convoy("inspect", *([name] if name else []), "--store", str(root))
+        assert (done.returncode, words in done.stdout) == (0, True), done.stdout + done.stderr
+    # A version's folder has no name of its own.
+    assert "flowers version 1" in run_convoy("inspect", "--store", str(root / place)).stdout

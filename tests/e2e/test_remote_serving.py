@@ -1,0 +1,240 @@
+"""A store in S3 (moto's, on this machine): what is wanted comes here whole, or what served before serves on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tests.support.object_store import CREDENTIALS, URL, Gate, ObjectStore, start_object_store
+from tests.support.servers import Server, run_convoy, start_server, wait_until
+from tests.support.stores import DEMO, StoreFolder, digit
+
+pytestmark = pytest.mark.slow
+POLL = ("--model-control", "poll", "--poll-interval-s", "0.2")
+ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
+
+
+@pytest.fixture
+def remote() -> Iterator[ObjectStore]:
+    with start_object_store() as store:
+        yield store
+
+
+def serve(remote: ObjectStore, cache: Path, *options: str, url: str = URL, **given: Any) -> Any:
+    return start_server("--store", url, "--store-cache", str(cache), *options, env=remote.env, **given)
+
+
+def index(server: Server) -> dict[str, tuple[str, str]]:
+    rows = server.post("/v2/repository/index").json()
+    return {
+        f"{row['name']}/{row['version']}": (row["state"], row.get("reason", "")) for row in rows if "version" in row
+    }
+
+
+def seven(server: Server, model: str = "digits") -> tuple[str, str]:
+    reply = server.post(f"/predictions/{model}", content=digit("seven")).json()
+    return reply["version"], reply["predictions"][0]["label"]
+
+
+def fetched(cache: Path) -> list[str]:
+    """Name and version of all that is in the cache."""
+    return sorted(f"{path.parent.name}/{path.name.partition('-')[0]}" for path in cache.glob("*/*/*"))
+
+
+@pytest.mark.parametrize("options", [(), ("--edges", "1", "--max-inflight-mb", "512")], ids=["one process", "edges"])
+def test_only_what_the_policy_wants_is_fetched_and_a_restart_fetches_nothing(
+    remote: ObjectStore, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    for version in (1, 2):
+        remote.upload(DEMO, f"digits/{version}")
+    with serve(remote, tmp_path, *options) as server:
+        assert seven(server) == ("2", "7")
+        assert "held to its manifest" in server.log
+    assert fetched(tmp_path) == ["digits/2"]
+    with serve(remote, tmp_path, *options) as server:
+        assert seven(server) == ("2", "7")
+        assert "fetched" not in server.log
+
+
+@pytest.mark.parametrize(("prefix", "version"), [("", "1"), ("3", "3")])
+def test_one_bundle_is_served_under_the_given_name(
+    remote: ObjectStore, tmp_path: Path, prefix: str, version: str
+) -> None:
+    remote.upload(DEMO, prefix)
+    with serve(remote, tmp_path, "--model-name", "flowers") as server:
+        assert seven(server, "flowers") == (version, "7")
+    with serve(remote, tmp_path, exit_code=1, wait_ready=False) as server:
+        assert server.wait() == 1
+        assert "give it one with --model-name NAME" in server.log
+
+
+def test_a_bare_model_comes_with_what_lies_beside_it_and_is_said_to_be_unverified(
+    remote: ObjectStore, tmp_path: Path
+) -> None:
+    store = StoreFolder(tmp_path / "store")
+    store.add_shift(2.0)
+    remote.upload(store.root, "")
+    remote.put("shift/config.pbtxt", b"max_batch_size: 7")
+    with serve(remote, tmp_path / "cache") as server:
+        assert server.post("/v2/models/shift/infer", json=ROW).json()["outputs"][0]["data"][0] == 2.0
+        assert "max_batch_size is 7" in server.log
+        assert "a bare model, of which only the sizes can be verified" in server.log
+
+
+def test_while_polling_versions_come_and_go_and_a_broken_one_never_serves(remote: ObjectStore, tmp_path: Path) -> None:
+    remote.upload(DEMO, "digits/1")
+    with serve(remote, tmp_path, *POLL) as server:
+        assert seven(server) == ("1", "7")
+        model = (DEMO / "fp32.onnx").read_bytes()
+        remote.upload(DEMO, "digits/2")
+        wait_until(lambda: seven(server) == ("2", "7"), "the new version serves")
+        # One byte is another; then a file is cut off.
+        for version, broken, told in ((3, model[:-1] + b"\0", "does not match its sha256"), (4, model[:-1], "bytes")):
+            remote.put(f"digits/{version}/fp32.onnx", broken)
+            for path in DEMO.iterdir():
+                if path.name != "fp32.onnx":
+                    remote.put(f"digits/{version}/{path.name}", path.read_bytes())
+            wait_until(lambda at=f"digits/{version}", told=told: told in index(server).get(at, ("", ""))[1], told)
+            assert f"{URL}/digits/{version}/fp32.onnx" in index(server)[f"digits/{version}"][1]
+            assert seven(server) == ("2", "7")
+        assert not list(tmp_path.glob("*/digits/3-*")) + list(tmp_path.glob("*/digits/.*"))
+        remote.put("digits/3/fp32.onnx", model)
+        wait_until(lambda: seven(server) == ("3", "7"), "the mended version serves")
+        remote.remove("digits/3/")
+        remote.remove("digits/4/")
+        wait_until(lambda: seven(server) == ("2", "7"), "it is rolled back")
+
+
+def test_a_store_that_is_away_is_no_order_to_unload_and_a_restart_serves_what_came_earlier(
+    remote: ObjectStore, tmp_path: Path
+) -> None:
+    remote.upload(DEMO, "digits/1")
+    with serve(remote, tmp_path, *POLL) as server:
+        assert seven(server) == ("1", "7")
+        remote.stop()
+        wait_until(lambda: "cannot be read" in server.log, "it is missed", 120)
+        assert seven(server) == ("1", "7")
+        assert "cannot be reached" in server.log
+    with serve(remote, tmp_path, wait_ready=False) as server:
+        wait_until(server.is_ready, "what is here serves", 120)
+        assert seven(server) == ("1", "7")
+        assert "serving what was fetched earlier" in server.log
+
+
+def test_loaded_explicitly_nothing_is_fetched_before_it_is_asked_for(remote: ObjectStore, tmp_path: Path) -> None:
+    remote.upload(DEMO, "digits/1")
+    remote.upload(DEMO, "other/1")
+    with serve(remote, tmp_path, "--model-control", "explicit", "--host", "127.0.0.1") as server:
+        assert fetched(tmp_path) == []
+        assert server.post("/v2/repository/models/digits/load", json={}).status_code == 200
+        assert server.post("/v2/repository/models/absent/load", json={}).status_code == 404
+        assert (seven(server), fetched(tmp_path)) == (("1", "7"), ["digits/1"])
+
+
+def test_one_model_that_is_broken_keeps_nobody_from_the_others(remote: ObjectStore, tmp_path: Path) -> None:
+    remote.upload(DEMO, "digits/1")
+    remote.put("broken/1/manifest.json", b"{}")
+    with serve(remote, tmp_path) as server:
+        assert seven(server) == ("1", "7")
+        assert f"{URL}/broken/1/manifest.json" in index(server)["broken/1"][1]
+
+
+@pytest.mark.parametrize("options", [(), POLL], ids=["none", "poll"])
+def test_what_could_not_be_fetched_is_tried_again(
+    remote: ObjectStore, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Without a change of its files, which is what a refused version waits for."""
+    remote.upload(DEMO, "digits/1")
+    remote.upload(DEMO, "other/1")
+    gate = Gate(remote)
+    gate.closed_for = "other/1/fp32.onnx"
+    try:
+        with start_server("--store", URL, "--store-cache", str(tmp_path), *options, env=gate.env) as server:
+            wait_until(lambda: "access is denied" in index(server).get("other/1", ("", ""))[1], "it is told")
+            assert seven(server) == ("1", "7")
+            gate.closed_for = ""
+            wait_until(lambda: index(server)["other/1"] == ("READY", ""), "it comes after all", 60)
+            assert seven(server, "other") == ("1", "7")
+            assert server.log.count("refused other version 1") == 1  # and not at every look
+    finally:
+        gate.close()
+
+
+def test_a_cache_that_was_spoiled_is_fetched_again(remote: ObjectStore, tmp_path: Path) -> None:
+    remote.upload(DEMO, "digits/1")
+    with serve(remote, tmp_path):
+        pass
+    (kept,) = tmp_path.glob("*/digits/1-*/1/fp32.onnx")
+    kept.write_bytes(kept.read_bytes()[:-1] + b"\0")
+    with serve(remote, tmp_path) as server:
+        assert seven(server) == ("1", "7")
+        assert "does not match its sha256" in server.log
+
+
+# What can be wrong with the store itself
+
+
+def failed(remote_env: dict[str, str], cache: Path, url: str = URL) -> str:
+    with start_server(
+        "--store", url, "--store-cache", str(cache), env=remote_env, exit_code=1, wait_ready=False
+    ) as server:
+        assert server.wait(150) == 1
+        return server.log
+
+
+def test_no_such_bucket_and_nothing_under_the_prefix_are_said(remote: ObjectStore, tmp_path: Path) -> None:
+    for url in ("s3://elsewhere/store", "s3://models/nothing/here"):
+        assert f"{url}: there is no such bucket, or nothing under that name" in failed(remote.env, tmp_path, url)
+
+
+def test_nobody_there_is_said(remote: ObjectStore, tmp_path: Path) -> None:
+    remote.stop()
+    assert "cannot be reached" in failed(remote.env, tmp_path)
+
+
+class _Forbids(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *about: object) -> None:
+        """Nothing."""
+
+
+def test_no_access_is_said(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Forbids) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        assert "access is denied" in failed({**CREDENTIALS, "AWS_ENDPOINT_URL": url}, tmp_path)
+        server.shutdown()
+
+
+def test_no_credentials_are_said(remote: ObjectStore, tmp_path: Path) -> None:
+    home = {"AWS_SHARED_CREDENTIALS_FILE": "/nowhere", "AWS_CONFIG_FILE": "/nowhere"}
+    env = {name: value for name, value in remote.env.items() if name not in CREDENTIALS}
+    log = failed({**env, **home, "AWS_DEFAULT_REGION": "us-east-1"}, tmp_path)
+    assert "there are no credentials" in log or "access is denied" in log
+
+
+def test_inspect_shows_what_is_there(remote: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in remote.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    remote.upload(DEMO, "digits/3")
+    shown = run_convoy("inspect", "--store", URL)
+    assert (shown.returncode, "digits version 3" in shown.stdout) == (0, True), shown.stdout + shown.stderr
+    refused = run_convoy("inspect", "--store", "s3://elsewhere/store")
+    assert (refused.returncode, "there is no such bucket" in refused.stderr) == (1, True), refused.stderr
+
+
+def test_export_writes_to_a_folder_and_not_to_a_url() -> None:
+    ended = run_convoy("export", "model.onnx", "--name", "digits", "--store", "s3://bucket/store")
+    assert (ended.returncode, "must be a folder" in ended.stderr) == (2, True), ended.stderr

@@ -1,0 +1,299 @@
+"""A store behind a URL, without a network: a folder in the place of a bucket, and names that are hostile."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from convoy.app.remote.remote_files import RemoteError, RemoteFiles, RemoteObject
+from convoy.app.remote.remote_store import RemoteStore
+from convoy.app.settings import read_settings
+from convoy.models.errors import BundleError, NotFetched, UsageError
+from tests.support.stores import DEMO, StoreFolder
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> StoreFolder:
+    """What is elsewhere."""
+    return StoreFolder(tmp_path / "far")
+
+
+@pytest.fixture
+def near(tmp_path: Path) -> Path:
+    return tmp_path / "near"
+
+
+def opened(far: StoreFolder, near: Path, model_name: str = "") -> RemoteStore:
+    return RemoteStore(f"file://{far.root}", model_name, near)
+
+
+class Downloads:
+    """What was downloaded, and what is done to it on its way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.paths: list[str] = []
+        self.spoil = lambda content: content
+        self.spoiled_times = 10
+        original = RemoteFiles.download
+
+        def download(files: RemoteFiles, path: str, target: Path) -> None:
+            original(files, path, target)
+            self.paths.append(path)
+            if path.endswith("fp32.onnx") and self.spoiled_times > 0:
+                self.spoiled_times -= 1
+                target.write_bytes(self.spoil(target.read_bytes()))
+
+        monkeypatch.setattr(RemoteFiles, "download", download)
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> Downloads:
+    return Downloads(monkeypatch)
+
+
+def left(near: Path) -> list[str]:
+    return [path.name for path in near.glob("*/*/*")]
+
+
+def test_a_version_comes_when_it_is_wanted_whole_and_once(far: StoreFolder, near: Path, downloads: Downloads) -> None:
+    far.add_digits(1)
+    far.add_digits(2)
+    store = opened(far, near)
+    assert store.names() == ["digits"]
+    two, one = store.versions("digits")
+    assert (two.version, one.version, left(near)) == (2, 1, [])
+    store.fetch(two)
+    assert sorted(path.name for path in two.folder.iterdir()) == sorted(path.name for path in DEMO.iterdir())
+    assert {path.split("/")[1] for path in downloads.paths} == {"2"}
+    count = len(downloads.paths)
+    store.fetch(two)
+    opened(far, near).fetch(two)  # nothing was listed there, and what is here is sound
+    assert len(downloads.paths) == count
+
+
+def test_a_transfer_that_spoils_a_byte_is_tried_once_more(far: StoreFolder, near: Path, downloads: Downloads) -> None:
+    far.add_digits()
+    downloads.spoil, downloads.spoiled_times = lambda content: content[:-1] + b"\0", 1
+    store = opened(far, near)
+    (stored,) = store.versions("digits")
+    store.fetch(stored)
+    assert (stored.folder / "fp32.onnx").read_bytes() == (DEMO / "fp32.onnx").read_bytes()
+
+
+def test_what_is_spoiled_for_good_is_refused_and_nothing_stays(
+    far: StoreFolder, near: Path, downloads: Downloads
+) -> None:
+    far.add_digits()
+    downloads.spoil = lambda content: content[:-1] + b"\0"
+    store = opened(far, near)
+    (stored,) = store.versions("digits")
+    with pytest.raises(BundleError, match=f"file://{far.root}/digits/1/fp32.onnx: does not match its sha256"):
+        store.fetch(stored)
+    assert left(near) == []
+
+
+def test_what_came_short_may_come_whole_another_time(far: StoreFolder, near: Path, downloads: Downloads) -> None:
+    far.add_digits()
+    downloads.spoil, downloads.spoiled_times = lambda content: content[:-5], 1
+    store = opened(far, near)
+    (stored,) = store.versions("digits")
+    with pytest.raises(NotFetched, match="came with"):
+        store.fetch(stored)
+    assert left(near) == []
+    store.fetch(stored)
+    assert stored.folder.is_dir()
+
+
+def test_a_bundle_that_cannot_be_right_is_not_downloaded(far: StoreFolder, near: Path, downloads: Downloads) -> None:
+    folder = far.add_digits()
+    (folder / "fp32.onnx").write_bytes(b"short")
+    store = opened(far, near)
+    (stored,) = store.versions("digits")
+    with pytest.raises(BundleError, match="there is 5 bytes, the manifest says"):
+        store.fetch(stored)
+    (folder / "fp32.onnx").unlink()
+    (stored,) = store.versions("digits")
+    with pytest.raises(BundleError, match="there is no such file"):
+        store.fetch(stored)
+    assert {path.rpartition("/")[2] for path in downloads.paths} <= {path.name for path in DEMO.iterdir()} - {
+        "fp32.onnx"
+    }
+
+
+def test_what_is_not_there_any_more_is_not_fetched(far: StoreFolder, near: Path) -> None:
+    far.add_digits()
+    store = opened(far, near)
+    (stored,) = store.versions("digits")
+    shutil.rmtree(far.root / "digits")
+    assert store.versions("digits") == []
+    with pytest.raises(NotFetched, match="not there any more"):
+        store.fetch(stored)
+
+
+def test_a_bare_model_that_changes_while_it_comes_is_not_used(
+    far: StoreFolder, near: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far.add_shift(1.0)
+    store = opened(far, near)
+    (stored,) = store.versions("shift")
+    original = RemoteFiles.download
+
+    def download(files: RemoteFiles, path: str, target: Path) -> None:
+        original(files, path, target)
+        far.add_shift(2.0)
+
+    monkeypatch.setattr(RemoteFiles, "download", download)
+    with pytest.raises(NotFetched, match="changed while it was fetched"):
+        store.fetch(stored)
+    assert left(near) == []
+
+
+def test_what_the_store_has_no_more_is_pruned_at_the_next_start(far: StoreFolder, near: Path) -> None:
+    for version in (1, 2):
+        far.add_digits(version)
+    store = opened(far, near)
+    for stored in store.versions("digits"):
+        store.fetch(stored)
+    shutil.rmtree(far.root / "digits" / "1")
+    store.versions("digits")
+    assert len(left(near)) == 2  # it may serve
+    opened(far, near).versions("digits")
+    assert [name.partition("-")[0] for name in left(near)] == ["2"]
+
+
+def test_what_came_earlier_is_all_there_is_while_nobody_answers(far: StoreFolder, near: Path) -> None:
+    far.add_digits(3)
+    store = opened(far, near)
+    store.names()
+    store.fetch(store.versions("digits")[0])
+    far.root.rename(far.root.with_name("away"))
+    with pytest.raises(RemoteError):
+        store.names()  # it was there before, so this is no reason to think of earlier days
+    again = opened(far, near)
+    assert again.names() == ["digits"]
+    (stored,) = again.versions("digits")
+    again.fetch(stored)
+    assert (again.version("digits", 3), stored.folder.is_dir()) == (stored, True)
+    far.root.with_name("away").rename(far.root)
+    assert (again.names(), again.versions("digits")) == (["digits"], [stored])  # nothing to load again
+
+
+def test_a_model_that_cannot_be_listed_is_no_model_without_versions(
+    far: StoreFolder, near: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far.add_digits(3)
+    store = opened(far, near)
+    store.names()
+    store.fetch(store.versions("digits")[0])
+
+    def fail(files: RemoteFiles, below: str = "") -> tuple[RemoteObject, ...]:
+        raise RemoteError("nobody answers")
+
+    monkeypatch.setattr(RemoteFiles, "objects", fail)
+    with pytest.raises(RemoteError, match="nobody answers"):
+        store.look("digits")
+
+
+def test_one_model_is_named_by_whoever_serves_it(far: StoreFolder, near: Path) -> None:
+    shutil.copytree(DEMO, far.root, dirs_exist_ok=True)
+    store = opened(far, near, "flowers")
+    assert (store.names(), store.versions("digits")) == (["flowers"], [])
+    (stored,) = store.versions("flowers")
+    store.fetch(stored)
+    assert (stored.version, stored.folder, (stored.folder / "manifest.json").is_file()) == (
+        1,
+        stored.model_folder,
+        True,
+    )
+    with pytest.raises(UsageError, match="--model-name NAME"):
+        opened(far, near).names()
+
+
+# Names that somebody else has chosen
+
+
+class Hostile:
+    """A bucket with an object of a given name beside an honest model."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+        self.written: list[Path] = []
+
+        def objects(files: RemoteFiles, below: str = "") -> tuple[RemoteObject, ...]:
+            return RemoteObject(path, 4, "a"), RemoteObject("1/model.onnx", 4, "a")
+
+        def download(files: RemoteFiles, path: str, target: Path) -> None:
+            self.written.append(target)
+            target.write_bytes(b"evil")
+
+        monkeypatch.setattr(RemoteFiles, "objects", objects)
+        monkeypatch.setattr(RemoteFiles, "download", download)
+
+
+@pytest.mark.parametrize("path", ["1/../../../../evil", "../evil", "/etc/cron.d/convoy", "1/..", "1/a\0b"])
+def test_no_name_of_an_object_leads_out_of_its_folder(
+    far: StoreFolder, near: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    far.add_shift(1.0)
+    hostile = Hostile(monkeypatch, path)
+    store = opened(far, near)
+    (stored,) = store.versions("shift")
+    with pytest.raises(BundleError, match="leads out of its model's folder"):
+        store.fetch(stored)
+    assert all(target.name == "model.onnx" for target in hostile.written)
+    assert left(near) == []
+
+
+@pytest.mark.parametrize("path", ["1//etc/cron.d/convoy", "1/./a", "1/model.onnx/below"])
+def test_odd_names_stay_inside_or_are_refused(
+    far: StoreFolder, near: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    far.add_shift(1.0)
+    hostile = Hostile(monkeypatch, path)
+    store = opened(far, near)
+    (stored,) = store.versions("shift")
+    with suppress(BundleError, NotFetched):
+        store.fetch(stored)
+    assert hostile.written
+    assert all(target.resolve().is_relative_to(near.resolve()) for target in hostile.written)
+
+
+def test_names_that_are_none_are_passed_over(far: StoreFolder, near: Path) -> None:
+    for name in (".hidden", "a b", "fine", "x" * 200):
+        (far.root / name / "1").mkdir(parents=True)
+        (far.root / name / "1" / "model.onnx").write_bytes(b"x")
+    store = opened(far, near)
+    assert store.names() == ["fine"]
+    with pytest.raises(UsageError, match="cannot be a model's name"):
+        store.look("../fine")
+
+
+# What is wrong with the call
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("nowhere://x/y", "nowhere"),
+        ("s3://", "names no bucket"),
+        ("simplecache::s3://a/b", "chains of file systems are not supported"),
+    ],
+)
+def test_a_url_that_cannot_be_one_is_a_clear_error(url: str, told: str, near: Path) -> None:
+    with pytest.raises(UsageError, match=told):
+        RemoteStore(url, "", near)
+
+
+def test_what_is_not_installed_is_named(near: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    with pytest.raises(UsageError, match=r"pip install 'convoy-serve\[s3\]'"):
+        RemoteStore("s3://bucket/store", "", near)
+
+
+def test_what_comes_is_kept_beside_the_plans(tmp_path: Path) -> None:
+    assert read_settings({"plan_cache": tmp_path / "plans"}).store_cache_folder() == tmp_path / "plans-store"
+    assert read_settings({"store_cache": tmp_path / "own"}).store_cache_folder() == tmp_path / "own"
