@@ -56,9 +56,11 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.main": (MODELS, APP),
     f"{APP}.commands": (MODELS, APP),
     f"{APP}.python": (MODELS, APP),
+    f"{APP}.batch_job": (MODELS, APP),
     EXPORT: (MODELS, *app("batch", "engines")),
     # The bound that a server is held against is made of that server's own parts.
     f"{LOADTEST}.peers.bare": (MODELS, *app("batch", "engines")),
+    f"{LOADTEST}.bulk": (MODELS,),
     LOADTEST: (f"{MODELS}.errors", f"{MODELS}.page", f"{LOADTEST}.peers.bare", *app("scheduling")),
     "convoy": (MODELS, EXPORT, LOADTEST, APP),
 }
