@@ -19,12 +19,12 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 import typer
 
-from convoy.models.errors import ConvoyError
+from convoy.models.errors import ConvoyError, UsageError
 from convoy.models.option import Option
 
 KeyFile = Annotated[Path | None, typer.Option(help="File with the API key.")]
 # What means something else to each command that has it, and so has the command's name in its twin's.
-OWN_MEANINGS = frozenset({"json", "max_batch", "seed"})
+OWN_MEANINGS = frozenset({"batch_size", "json", "max_batch", "out", "seed"})
 
 cli = typer.Typer(
     name="convoy",
@@ -165,6 +165,51 @@ def doctor(
     run(json, settings.plan_folder(), _console())
 
 
+@cli.command()
+def batch(
+    name: Annotated[str, typer.Argument(help="The model.")],
+    inputs: Annotated[list[str], typer.Argument(help="Images, folders, patterns, lists (.txt), parquet files, tars.")],
+    out: Annotated[Path, typer.Option(help="Folder for part-*.parquet and errors.parquet.")],
+    store: Annotated[Path | None, typer.Option(help="Folder of models. Without it the demo answers.")] = None,
+    model_version: Annotated[int | None, typer.Option(help="Version of the model; by default the newest.")] = None,
+    top_k: Annotated[int, typer.Option(help="Classes per image.")] = 5,
+    embeddings: Annotated[str | None, typer.Option(help="An output to keep whole, as a column of lists.")] = None,
+    column: Annotated[str | None, typer.Option(help="Parquet: the column of paths or images, if unclear.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images a batch; 0: the model's own.")] = 0,
+    workers: Annotated[int, typer.Option(help="Processes, or Ray's actors; 0: as the machine has devices.")] = 0,
+    engine: Annotated[str, typer.Option(help="Which engine may label, such as rtx or cpu.")] = "auto",
+    precision: Annotated[str, typer.Option(help="Which variant of the bundle labels.")] = "auto",
+    max_pixels: Annotated[int, typer.Option(help="Images with more pixels are not decoded.")] = 64_000_000,
+    ray: Annotated[
+        str | None, typer.Option(help="Label on a Ray cluster: its address, auto (the one that is found), or local.")
+    ] = None,
+) -> None:
+    """Label millions of images into parquet files; the same command goes on where it stopped."""
+    try:
+        from convoy.app.batch_job.command import run
+        from convoy.app.batch_job.job import BatchOptions
+    except ModuleNotFoundError as error:
+        raise UsageError(f"convoy batch needs {error.name}; pip install 'convoy-serve[batch]'") from error
+
+    options = BatchOptions(
+        name=name,
+        inputs=tuple(inputs),
+        out=out,
+        store=store,
+        model_version=model_version,
+        top_k=top_k,
+        embeddings=embeddings,
+        column=column,
+        batch_size=batch_size,
+        workers=workers,
+        engine=engine,
+        precision=precision,
+        max_pixels=max_pixels,
+        ray=ray,
+    )
+    raise typer.Exit(run(options, _console()))
+
+
 def _serve(**given: object) -> None:
     from convoy.app.main import serve
     from convoy.app.settings import read_settings
@@ -225,8 +270,6 @@ def _console() -> Any:
 
 
 def _read_key(path: Path | None) -> str | None:
-    from convoy.models.errors import UsageError
-
     if path is None:
         return None
     try:

@@ -51,7 +51,7 @@ WALLS: dict[str, tuple[str, ...]] = {
     ),
     f"{APP}.core": (MODELS, *app(*BELOW_THE_CORE)),
     # What both wires need lies in these two, which know none; the wires do not know each other.
-    f"{APP}.edge.oip": (MODELS, *app(*BELOW_THE_EDGES)),
+    f"{APP}.edge.oip": (MODELS, *app(*BELOW_THE_EDGES, "edge")),
     f"{APP}.edge.http": (MODELS, *app(*BELOW_THE_EDGES, "edge", "edge.oip")),
     f"{APP}.edge.grpc": (MODELS, *app(*BELOW_THE_EDGES, "edge", "edge.oip")),
     f"{APP}.edge": (MODELS, *app(*BELOW_THE_EDGES)),
@@ -59,9 +59,12 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.processes": (MODELS, APP),
     f"{APP}.main": (MODELS, APP),
     f"{APP}.commands": (MODELS, APP),
+    f"{APP}.python": (MODELS, APP),
+    f"{APP}.batch_job": (MODELS, APP),
     EXPORT: (MODELS, *app("batch", "engines")),
     # The bound that a server is held against is made of that server's own parts.
     f"{LOADTEST}.peers.bare": (MODELS, *app("batch", "engines")),
+    f"{LOADTEST}.bulk": (MODELS,),
     LOADTEST: (f"{MODELS}.errors", f"{MODELS}.option", f"{MODELS}.page", f"{LOADTEST}.peers.bare", *app("scheduling")),
     "convoy": (MODELS, EXPORT, LOADTEST, APP),
 }

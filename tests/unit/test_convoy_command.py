@@ -13,7 +13,7 @@ import convoy.command as convoy
 
 # Options that are the same thing to every command that has them.
 SHARED = {"CONVOY_STORE", "CONVOY_URL", "CONVOY_API_KEY_FILE", "CONVOY_PLAN_CACHE", "CONVOY_DATA_ROOT"}
-SHARED |= {"CONVOY_PRECISIONS"}
+SHARED |= {"CONVOY_ENGINE", "CONVOY_MAX_PIXELS", "CONVOY_PRECISION", "CONVOY_PRECISIONS", "CONVOY_TOP_K"}
 
 
 @pytest.fixture(scope="module")

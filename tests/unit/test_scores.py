@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from convoy.app.edge.scores import activate, best_classes
+from convoy.app.edge.scores import activate, best_classes, best_classes_of_batch
 from convoy.models.errors import ModelFailed
 from convoy.models.spec import Activation, ModelSpec, TensorSpec
 
@@ -99,3 +100,29 @@ def test_one_logit_is_one_score_or_with_two_labels_two() -> None:
     assert best[1].score == pytest.approx(9.357e-14, rel=1e-3)
     best = best_classes(np.array([0.75], np.float32), one_output("none", ("cat", "dog")), 5)
     assert [(one.label, one.score) for one in best] == [("dog", 0.75), ("cat", 0.25)]
+
+
+@given(
+    arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 40)), elements=st.floats(width=32)),
+    st.sampled_from(["softmax", "sigmoid", "none"]),
+    st.booleans(),
+    st.integers(1, 50),
+)
+def test_a_batch_is_ranked_as_its_samples_are_to_the_last_bit(
+    outputs: np.ndarray, activation: Activation, is_binary: bool, top_k: int
+) -> None:
+    if is_binary:
+        outputs = np.ascontiguousarray(outputs[:, :1])
+    tensor = TensorSpec("y", "FP32", (outputs.shape[1],))
+    own = ModelSpec("m", (TensorSpec("x", "FP32", (1,)),), (tensor,), 4, None, activation, ("a", "b"))
+    with np.errstate(all="ignore"):
+        ranked = best_classes_of_batch(outputs, own, top_k)
+    for row, class_ids, scores, is_nan in zip(outputs, *ranked, strict=True):
+        try:
+            best = best_classes(row, own, top_k)
+        except ModelFailed:
+            assert is_nan
+            continue
+        assert not is_nan
+        assert [one.class_id for one in best] == class_ids.tolist()
+        assert [one.score for one in best] == scores.tolist()
