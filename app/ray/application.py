@@ -1,0 +1,41 @@
+"""The application that Ray Serve runs: one deployment of replicas, each with a core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+
+from convoy.app.ray.arguments import AppArguments
+from convoy.app.ray.replica import Replica
+
+
+def application(arguments: AppArguments) -> serve.Application:
+    """The deployment with its arguments bound, for `serve.run` and `serve deploy`."""
+    # Not as decorators: under its own name the class must stay what a replica can import.
+    deployment: Any = serve.deployment(serve.ingress()(Replica), **_options(arguments))
+    return deployment.bind(arguments.server_options())
+
+
+def _options(given: AppArguments) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "name": given.name,
+        "num_replicas": given.num_replicas or 1,
+        "max_ongoing_requests": given.max_ongoing_requests,
+        "health_check_period_s": given.health_check_period_s,
+        "health_check_timeout_s": given.health_check_timeout_s,
+        "graceful_shutdown_timeout_s": given.graceful_shutdown_timeout_s,
+        "ray_actor_options": {
+            "num_cpus": given.num_cpus,
+            "num_gpus": given.num_gpus,
+            "resources": given.resources,
+        },
+        # Convoy has a log of its own, and a line for each request costs a fifth of it.
+        "logging_config": {"enable_access_log": False},
+    }
+    if given.max_replicas_per_node is not None:
+        options["max_replicas_per_node"] = given.max_replicas_per_node
+    if given.placement_bundles:
+        options["placement_group_bundles"] = given.placement_bundles
+        options["placement_group_strategy"] = given.placement_strategy
+    return options
