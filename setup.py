@@ -11,6 +11,7 @@ from setuptools import setup
 
 COMPILED = (
     "convoy/app/edge/oip/call.py",
+    "convoy/app/edge/oip/predicting.py",
     "convoy/app/edge/entry.py",
     "convoy/app/edge/http/body.py",
     "convoy/app/edge/http/direct.py",

@@ -6,6 +6,7 @@ The command line and `uvicorn convoy.app.main:app` read the same model. Priority
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -200,9 +201,14 @@ def read_settings(given: dict[str, object]) -> Settings:
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        first = error.errors()[0]
-        name = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "options"
-        raise UsageError(f"{name}: {first['msg'].removeprefix('Value error, ')}") from error
+        raise not_valid(error, lambda name: "--" + name.replace("_", "-")) from error
+
+
+def not_valid(error: ValidationError, option: Callable[[str], str] = str) -> UsageError:
+    """The first thing that is wrong with what was given, under the name that its giver knows."""
+    first = error.errors()[0]
+    name = option(str(first["loc"][0])) if first["loc"] else "options"
+    return UsageError(f"{name}: {first['msg'].removeprefix('Value error, ')}")
 
 
 def _secret(option: str, path: Path | None) -> str | None:

@@ -3,10 +3,45 @@
 Everything is imported as `convoy.app`, `convoy.export`, `convoy.models` and `convoy.loadtest`, so that a project may
 have packages of those names beside this one. In a checkout these four are links to the folders at its top; in a wheel
 they are ordinary folders.
+
+The public names of Python are here, each imported when it is first used: `Engine`, what it gives, and what it raises.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from convoy.app.edge.scores import Prediction as Prediction
+    from convoy.app.python.engine import PythonEngine as Engine
+    from convoy.app.python.records import Classification as Classification
+    from convoy.app.python.records import ModelSummary as ModelSummary
+    from convoy.models.errors import ConvoyError as ConvoyError
+    from convoy.models.errors import RequestError as RequestError
 
 # What a child process must have on its path to import Convoy from where this one did.
 IMPORT_ROOT = Path(__file__).parent.parent
 IS_CHECKOUT = Path(__file__).with_name("app").is_symlink()
+_PLACES = {
+    "Classification": "convoy.app.python.records:Classification",
+    "ConvoyError": "convoy.models.errors:ConvoyError",
+    "Engine": "convoy.app.python.engine:PythonEngine",
+    "ModelSummary": "convoy.app.python.records:ModelSummary",
+    "Prediction": "convoy.app.edge.scores:Prediction",
+    "RequestError": "convoy.models.errors:RequestError",
+}
+__all__ = ["Classification", "ConvoyError", "Engine", "ModelSummary", "Prediction", "RequestError"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'convoy' has no attribute {name!r}")
+    module, _, attribute = _PLACES[name].partition(":")
+    found = globals()[name] = getattr(import_module(module), attribute)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -129,7 +129,47 @@ def decode_image_into(
     pixels stays in force for GIF, TIFF and WebP whatever `max_pixels` is. A wrong size of `out` is
     a bug of the caller and raises ValueError.
     """
-    pixels = _resized(_upright_pixels(bytes(encoded), image.channels, max_pixels), image)
+    _write(_resized(_upright_pixels(bytes(encoded), image.channels, max_pixels), image), image, out)
+
+
+def fit_image_into(
+    opened: Image.Image, image: ImageSpec, out: memoryview, max_pixels: int = DEFAULT_MAX_PIXELS
+) -> None:
+    """The same for an image that is open in Pillow, by the rules behind the first: what its file would give.
+
+    Of several frames the one counts that it stands at. The image stays as it is, but for being loaded, which one
+    thread may do at a time. Raises ImageError.
+    """
+    try:
+        if not all(opened.size):
+            raise ImageError("the image has no pixels; send one that has")
+        refuse_oversized(opened.size, max_pixels)
+        opened.load()
+        pixels = _in_colour(_turned_upright(opened), image.channels)
+    except ImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"this image has too many pixels; at most {max_pixels} are allowed") from error
+    except Exception as error:  # its file may be broken or gone, and Pillow raises nearly anything then
+        raise ImageError(f"this image is broken or cut off and cannot be decoded ({_brief(error)})") from error
+    _write(_resized(pixels, image), image, out)
+
+
+def header_of(opened: Image.Image) -> Header:
+    """What `decoding_bytes` asks of an image that is open in Pillow."""
+    is_deep = opened.mode == "F" or opened.mode.startswith("I")
+    return Header(
+        *opened.size,
+        pixel_bytes=4,
+        has_alpha=opened.has_transparency_data,
+        is_deep=is_deep,
+        may_turn=True,
+        is_rgb=opened.mode == "RGB",
+    )
+
+
+def _write(pixels: bytes, image: ImageSpec, out: memoryview) -> None:
+    """Rule 10: uint8 [height, width, channels] as the model takes it."""
     if image.front == "uint8_nhwc":
         out[:] = pixels
         return

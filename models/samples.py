@@ -19,6 +19,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from convoy.models.errors import ImageError, JobError
+from convoy.models.image_files import read_image_file
 from convoy.models.images import preprocess
 from convoy.models.spec import ImageSpec
 
@@ -47,10 +48,7 @@ class Sample:
     def encoded(self) -> bytes:
         """The image as it would arrive in a request. Raises ImageError when its file cannot be read."""
         if isinstance(self.content, Path):
-            try:
-                return self.content.read_bytes()
-            except OSError as error:
-                raise ImageError(f"cannot read {self.content}: {error.strerror}; check the file") from error
+            return read_image_file(self.content)
         return encode_png(self.content)
 
 

@@ -47,7 +47,7 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.lifecycle": (MODELS, *app("host", "batch", "scheduling", "engines", "loading", "telemetry", "submission")),
     f"{APP}.core": (MODELS, *app(*BELOW_THE_CORE)),
     # What both wires need lies in these two, which know none; the wires do not know each other.
-    f"{APP}.edge.oip": (MODELS, *app(*BELOW_THE_EDGES)),
+    f"{APP}.edge.oip": (MODELS, *app(*BELOW_THE_EDGES, "edge")),
     f"{APP}.edge.http": (MODELS, *app(*BELOW_THE_EDGES, "edge", "edge.oip")),
     f"{APP}.edge.grpc": (MODELS, *app(*BELOW_THE_EDGES, "edge", "edge.oip")),
     f"{APP}.edge": (MODELS, *app(*BELOW_THE_EDGES)),
@@ -56,6 +56,7 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.ray": (MODELS, *app(*BELOW_THE_CORE, "core", "settings", "edge", "edge.oip", "edge.http")),
     f"{APP}.main": (MODELS, APP),
     f"{APP}.commands": (MODELS, APP),
+    f"{APP}.python": (MODELS, APP),
     EXPORT: (MODELS, *app("batch", "engines")),
     # The bound that a server is held against is made of that server's own parts.
     f"{LOADTEST}.peers.bare": (MODELS, *app("batch", "engines")),

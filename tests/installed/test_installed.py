@@ -194,6 +194,15 @@ def test_the_command_serves_from_there(installed: Installed, project: Path) -> N
     assert answer.json()["predictions"][0]["label"] == "7"
 
 
+def test_an_engine_answers_in_a_program_of_the_project(installed: Installed, project: Path) -> None:
+    (project / "ask.py").write_text(
+        "import convoy\nfrom app.width import WIDTH\n"
+        "with convoy.Engine() as engine:\n    print(WIDTH, engine.predict('digits', 'seven.png').best.label)\n"
+    )
+    (project / "seven.png").write_bytes(digit("seven"))
+    assert installed.run(project, "ask.py").split() == ["4", "7"]
+
+
 def test_a_network_that_is_made_of_the_projects_packages_is_exported(installed: Installed, project: Path) -> None:
     words = ("net.py:make", "--name", "net", "--input", "3x16x16", "--preprocess", "unit", "--precisions", "fp32")
     told = installed.run(project, "-m", "convoy", "export", *words, "--random-weights", "--store", "store")

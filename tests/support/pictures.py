@@ -6,9 +6,11 @@ import io
 import struct
 import zlib
 
+import numpy as np
 from PIL import Image
 
 from convoy.models.spec import ImageSpec
+from tests.support.stores import digit
 
 SMALL = ImageSpec(
     height=64,
@@ -35,6 +37,34 @@ def jpeg(width: int = 640, height: int = 480) -> bytes:
     image = Image.radial_gradient("L").resize((width, height)).convert("RGB")
     out = io.BytesIO()
     image.save(out, "JPEG", quality=95)
+    return out.getvalue()
+
+
+def assortment() -> dict[str, bytes]:
+    """Digits in every form that has a rule of its own, and what is none, by a name for a file."""
+    seven, four = (Image.open(io.BytesIO(digit(word))) for word in ("seven", "four"))
+    large = seven.convert("RGB").resize((300, 200))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    whole = _saved(large, "JPEG", quality=90)
+    return {
+        "plain.png": digit("seven"),
+        "large.jpg": whole,
+        "turned.jpg": _saved(large, "JPEG", exif=turned),
+        "deep.png": _saved(Image.fromarray(np.asarray(four.convert("L")).astype(np.uint16) * 257), "PNG"),
+        "cmyk.jpg": _saved(four.resize((64, 64)).convert("CMYK"), "JPEG"),
+        "alpha.png": _saved(four.convert("RGBA"), "PNG"),
+        "grey.webp": _saved(four.resize((50, 50)), "WEBP", lossless=True),
+        "palette.gif": _saved(seven.convert("P"), "GIF"),
+        "cut.jpg": whole[: len(whole) // 2],
+        "words.jpg": b"no image at all",
+        "empty.png": b"",
+    }
+
+
+def _saved(image: Image.Image, form: str, **options: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, form, **options)
     return out.getvalue()
 
 

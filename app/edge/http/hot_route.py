@@ -18,10 +18,11 @@ from convoy.app.edge.http.compression import compress, inflate, is_worthwhile, r
 from convoy.app.edge.http.replies import Reply, error_reply, send_reply
 from convoy.app.edge.oip.call import Call, ClientGone
 from convoy.app.edge.oip.decoder import Decoder
+from convoy.app.edge.oip.predicting import check_timeout_ms
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.outcomes import CANCELLED, FAILED
 from convoy.app.submission.inference import InferenceCore, ServedLike
-from convoy.models.errors import InvalidRequest, RequestError
+from convoy.models.errors import RequestError
 
 
 class HttpHead(NamedTuple):
@@ -98,9 +99,7 @@ class HotRoute(ABC):
             timeout_ms = float(values[-1])
         except ValueError:
             timeout_ms = -1.0
-        if not 0 < timeout_ms < 1e9:
-            raise InvalidRequest(f"timeout_ms must be a number of milliseconds above 0, got {values[-1][:40]!r}")
-        return timeout_ms
+        return check_timeout_ms(timeout_ms, values[-1])
 
 
 async def _until_client_leaves(receive: Receive) -> None:

@@ -1,0 +1,211 @@
+"""What of an engine runs on its private loop: one core, one decoder, and the calls that Python makes of them.
+
+Knows calls as the wires do, of which this is one more. Knows no thread and no process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from convoy.app.core import Core
+from convoy.app.edge.oip.answers import answers_of
+from convoy.app.edge.oip.call import Call, Terms
+from convoy.app.edge.oip.decoder import Decoder, DecodeWork
+from convoy.app.edge.oip.inference import InferRequest, is_heavy, request_for, understand, within
+from convoy.app.edge.oip.lookup import find_served
+from convoy.app.edge.oip.predicting import Predictor, Wanted, check_threshold, wanted_classes
+from convoy.app.edge.oip.tensors import RawRequest
+from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, Refusal, ending_of
+from convoy.app.python.arrays import array_of, bytes_of
+from convoy.app.python.pictures import OneImage, picture_of
+from convoy.app.python.records import Classification, ModelSummary
+from convoy.app.settings import Settings
+from convoy.app.submission.inference import ServedLike
+from convoy.models.errors import DeadlineExceeded, InvalidRequest, JobError, Overloaded, RequestError
+
+PROTOCOL = "python"
+# What was begun may end, as when a server drains.
+_DRAIN_S = 30.0
+# What another image's end may make room for.
+_MAY_FIT_LATER = frozenset({Refusal.QUEUE_FULL, Refusal.MEMORY, Refusal.DECODE_QUEUE})
+
+
+class Asked(NamedTuple):
+    """What a call asks for beside its values. `version` None: the highest; `timeout_ms` None: as the engine is told."""
+
+    model: str
+    version: str | None
+    timeout_ms: float | None
+
+
+class Inside:
+    """Belongs to one event loop, on which it is made."""
+
+    def __init__(self, settings: Settings, on_fatal: Callable[[str], None]) -> None:
+        self._on_fatal = on_fatal
+        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._core = Core(settings.core_options(), on_loaded=self._has_loaded, on_fatal=self._fatal)
+        options = settings.edge_options()
+        decoder = Decoder(options.decode_threads, options.max_decoding, shares_cores=options.engines_on_cpu)
+        self._core.watch_decoding(lambda: decoder.waiting)
+        self._decoder, self._predictor = decoder, Predictor(decoder, options.max_pixels)
+        self._default_timeout_ms = options.default_timeout_ms or None
+        # Single calls find room beside those that have thousands of images.
+        self._many = asyncio.Semaphore(max(1, settings.max_queue // 2))
+        self._decode_threads = options.decode_threads
+        self._ended = asyncio.Event()
+
+    async def open(self) -> None:
+        """Return when what can be loaded is. Raises JobError where that is nothing."""
+        await self._core.start()
+        await self._loaded
+        failure = self._core.load_failure
+        if failure is not None:
+            refused = [f"{one.name} version {one.version}: {one.reason}" for one in self._core.catalog.refused()]
+            raise JobError("; ".join([failure, *refused]))
+
+    async def close(self) -> None:
+        """Let what has begun end, and give the engines' memory back."""
+        await self._core.drain(_DRAIN_S)
+        self._decoder.close()
+        await self._core.stop()
+
+    async def models(self) -> tuple[ModelSummary, ...]:
+        found = []
+        for served in self._core.catalog.served():
+            info = served.first.info
+            key, spec = served.key, served.spec
+            found.append(
+                ModelSummary(
+                    *(key.model, key.version, spec, info.engine, info.precision, info.device, served.first.reason)
+                )
+            )
+        return tuple(found)
+
+    async def infer(self, asked: Asked, request: RawRequest) -> dict[str, np.ndarray]:
+        """Arrays that the caller owns, by their outputs' names. Raises RequestError."""
+        with self._call() as call:
+            served = call.begin(asked.model, asked.version)
+            timeout_ms = self._timeout_ms(asked)
+            meaning = await self._understood(call, served, request, timeout_ms)
+            done = await call.run(request_for(meaning, served, call, within(meaning.terms, timeout_ms)))
+            return {answer.spec.name: array_of(answer) for answer in answers_of(meaning, served, done)}
+
+    async def predict(
+        self, asked: Asked, given: OneImage, top_k: int | None, threshold: float | None
+    ) -> Classification:
+        """Raises RequestError."""
+        return await self._predict(asked, given, top_k, threshold, is_alone=True)
+
+    async def predict_many(
+        self, asked: Asked, images: Sequence[OneImage], top_k: int | None, threshold: float | None
+    ) -> list[Classification]:
+        """In the images' order, each with its classes or its error. Raises RequestError where none could have any."""
+        served = find_served(self._core.catalog, asked.model, asked.version)
+        _wanted(top_k, threshold, served)
+        arrival_s = asyncio.get_running_loop().time()
+        results: list[Classification | None] = [None] * len(images)
+        left = iter(range(len(images)))
+
+        async def work() -> None:
+            for index in left:
+                async with self._many:
+                    results[index] = await self._one_of_many(asked, arrival_s, served, images[index], top_k, threshold)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(len(images), self._window(served))):
+                group.create_task(work())
+        return [result for result in results if result is not None]
+
+    def _window(self, served: ServedLike) -> int:
+        """So many images of one call are on their way: enough for full batches, and not all of a million."""
+        return 2 * max(1, served.spec.max_batch_size) * max(1, served.engines) + self._decode_threads
+
+    async def _one_of_many(
+        self,
+        asked: Asked,
+        arrival_s: float,
+        served: ServedLike,
+        given: OneImage,
+        top_k: int | None,
+        threshold: float | None,
+    ) -> Classification:
+        timeout_ms = self._timeout_ms(asked)
+        while True:
+            own = asked
+            if timeout_ms is not None:
+                own = asked._replace(timeout_ms=timeout_ms - (asyncio.get_running_loop().time() - arrival_s) * 1e3)
+            try:
+                if own.timeout_ms is not None and own.timeout_ms <= 0:
+                    raise DeadlineExceeded("Request timeout expired before the image's turn came")
+                return await self._predict(own, given, top_k, threshold, is_alone=False)
+            except RequestError as error:
+                is_for_want_of_room = isinstance(error, Overloaded) and error.reason in _MAY_FIT_LATER
+                if not is_for_want_of_room or not self._core.open_calls:
+                    return Classification(served.key.model, served.key.version, (), error=error)
+            await self._ended.wait()
+
+    async def _predict(
+        self, asked: Asked, given: OneImage, top_k: int | None, threshold: float | None, *, is_alone: bool
+    ) -> Classification:
+        with self._call() as call:
+            served = call.begin(asked.model, asked.version)
+            wanted = _wanted(top_k, threshold, served)
+            picture, terms = await picture_of(given), Terms(self._timeout_ms(asked))
+            found = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=is_alone)
+            return Classification(served.key.model, served.key.version, tuple(found.predictions), found.timing)
+
+    async def _understood(
+        self, call: Call, served: ServedLike, request: RawRequest, timeout_ms: float | None
+    ) -> InferRequest:
+        nbytes = bytes_of(request)
+        if not is_heavy(nbytes, served):
+            return understand(request, served)
+        work = DecodeWork("tensors", nbytes, deadline_ns=call.deadline_ns(timeout_ms))
+        return (await self._decoder.run(call, work, understand, request, served)).result
+
+    def _timeout_ms(self, asked: Asked) -> float | None:
+        return self._default_timeout_ms if asked.timeout_ms is None else asked.timeout_ms
+
+    @contextmanager
+    def _call(self) -> Iterator[Call]:
+        """Counted once, however it ends."""
+        call, ending = Call(self._core, PROTOCOL), CANCELLED
+        try:
+            yield call
+            ending = ANSWERED
+        except RequestError as error:
+            ending = ending_of(error)
+            raise
+        except Exception:
+            ending = FAILED  # a bug
+            raise
+        finally:
+            call.end(ending)
+            self._ended.set()
+            self._ended = asyncio.Event()
+
+    def _has_loaded(self) -> None:
+        if not self._loaded.done():
+            self._loaded.set_result(None)
+
+    def _fatal(self, reason: str) -> None:
+        """From any thread. What could not be loaded is told by `open`."""
+        if self._core.load_failure is None:
+            self._on_fatal(reason)
+
+
+def _wanted(top_k: int | None, threshold: float | None, served: ServedLike) -> Wanted:
+    """Raises InvalidRequest."""
+    if served.spec.image is None:
+        raise InvalidRequest(
+            f"'{served.key.model}' has no image preprocessing, so it cannot take images; give tensors to infer()"
+        )
+    if threshold is not None:
+        check_threshold(threshold, threshold, served)
+    return wanted_classes(top_k, threshold)

@@ -1,0 +1,164 @@
+"""An event loop in a thread of its own, which anybody may ask from any thread or any loop.
+
+Knows threads, loops and processes; knows nothing of what is asked. What is asked ends exactly once, also where the
+loop itself hangs or is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from convoy.app.host.runtime import run
+from convoy.models.errors import Unavailable, UsageError
+
+Result = TypeVar("Result")
+# What ends in good order needs less; a thread that hangs in an engine is left behind.
+_END_WITHIN_S = 60.0
+_END_OF_LOST_WITHIN_S = 5.0
+_CLOSED = "the engine is closed; make a new one"
+_AT_WORK: weakref.WeakSet[PrivateLoop] = weakref.WeakSet()
+
+
+class PrivateLoop:
+    """Runs from its making to `close`. Any thread of the process that made it may use it."""
+
+    def __init__(self, name: str) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._pending: set[Future[Any]] = set()
+        self._refusal = ""  # why nothing is taken any more
+        self._is_lost = self._is_last = False
+        ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=self._live, args=(ready,), name=name, daemon=True)
+        self._thread.start()
+        self._loop = ready.result()
+        _AT_WORK.add(self)
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Future[Result]:
+        """Start it on the loop; cancelling the future cancels the work.
+
+        Raises Unavailable after `close` and `fail`, and UsageError in a process that was forked from the loop's own.
+        """
+        self.check_process()
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._refusal:
+                raise Unavailable(self._refusal)
+            self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        self._loop.call_soon_threadsafe(self._start, work, future)
+        return future
+
+    def result(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """What it gives, or raises. Who is interrupted while it waits gives it up."""
+        future = self.begin(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # does nothing to one that has ended
+            raise
+
+    async def ask(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """The same for who awaits, on any loop."""
+        return await asyncio.wrap_future(self.begin(work))
+
+    def fail(self, reason: str) -> None:
+        """Whoever waits hears of it now, and whoever asks from now on. From any thread, and though the loop hangs."""
+        self._is_lost = True
+        self._refuse(reason)
+        for future in [*self._pending]:
+            with suppress(InvalidStateError):
+                future.set_exception(Unavailable(reason))
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Take nothing any more, do the `last` on the loop, give up what has not ended, and end the thread.
+
+        A second time it does nothing, nor does it in a forked process, where there is no such thread.
+        """
+        if os.getpid() != self._process:
+            return
+        self._refuse(_CLOSED)
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._end, last)
+        if threading.current_thread() is not self._thread:  # else the garbage collector came by on the loop itself
+            self._thread.join(_END_OF_LOST_WITHIN_S if self._is_lost else _END_WITHIN_S)
+        self.fail(_CLOSED)
+
+    def end_with_program(self) -> None:
+        """Let no thread of it be inside a library when that is taken down; nothing else matters any more."""
+        self._is_last = True
+        self.close()
+
+    def check_process(self) -> None:
+        """Raises UsageError in another process than the one that made it: its threads are not there."""
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"this Engine was made in process {self._process}, before the fork, and its threads are not in this "
+                "one; make an Engine in each process, such as in the workers' initializer"
+            )
+
+    def _refuse(self, reason: str) -> None:
+        with self._lock:
+            self._refusal = self._refusal or reason
+
+    def _live(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
+        async def until_closed() -> None:
+            self._stopping = asyncio.Event()
+            ready.set_result(asyncio.get_running_loop())
+            await self._stopping.wait()
+
+        try:
+            run(until_closed())
+        except BaseException as error:
+            if not ready.done():
+                ready.set_exception(error)
+            if not self._is_last:  # else the loop wanted one more thread to end in good order
+                raise
+
+    def _end(self, last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        async def end() -> None:
+            try:
+                if last is not None:
+                    await last()
+            finally:
+                self._stopping.set()
+
+        self._ending = self._loop.create_task(end())  # kept, or the garbage collector might take it
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, Result]], future: Future[Result]) -> None:
+        if future.done():  # nobody waits any more
+            return
+        task = self._loop.create_task(work())
+        task.add_done_callback(lambda done: _settle(done, future))
+
+        def given_up(ended: Future[Result]) -> None:
+            if not task.done():
+                with suppress(RuntimeError):  # the loop has ended, and every task with it
+                    self._loop.call_soon_threadsafe(task.cancel)
+
+        future.add_done_callback(given_up)
+
+
+@atexit.register
+def _end_with_program() -> None:
+    for loop in [*_AT_WORK]:
+        loop.end_with_program()
+
+
+def _settle(task: asyncio.Task[Result], future: Future[Result]) -> None:
+    error = None if task.cancelled() else task.exception()
+    with suppress(InvalidStateError):  # whoever waited has heard of something else
+        if task.cancelled():
+            future.cancel()
+        elif error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(task.result())
