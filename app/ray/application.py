@@ -7,6 +7,7 @@ from typing import Any
 from ray import serve
 
 from convoy.app.ray.arguments import AppArguments
+from convoy.app.ray.autoscaling import ByUtilisation
 from convoy.app.ray.replica import Replica
 
 
@@ -20,7 +21,6 @@ def application(arguments: AppArguments) -> serve.Application:
 def _options(given: AppArguments) -> dict[str, Any]:
     options: dict[str, Any] = {
         "name": given.name,
-        "num_replicas": given.num_replicas or 1,
         "max_ongoing_requests": given.max_ongoing_requests,
         "health_check_period_s": given.health_check_period_s,
         "health_check_timeout_s": given.health_check_timeout_s,
@@ -33,6 +33,21 @@ def _options(given: AppArguments) -> dict[str, Any]:
         # Convoy has a log of its own, and a line for each request costs a fifth of it.
         "logging_config": {"enable_access_log": False},
     }
+    if given.max_replicas is None:
+        options["num_replicas"] = given.num_replicas or 1
+    else:
+        options["autoscaling_config"] = {
+            "min_replicas": 1 if given.min_replicas is None else given.min_replicas,
+            "max_replicas": given.max_replicas,
+            "upscale_delay_s": given.upscale_delay_s,
+            "downscale_delay_s": given.downscale_delay_s,
+            "metrics_interval_s": given.metrics_interval_s,
+            "look_back_period_s": given.look_back_period_s,
+            "policy": {
+                "policy_function": f"{ByUtilisation.__module__}:{ByUtilisation.__name__}",
+                "policy_kwargs": {"target_utilisation": given.target_utilisation},
+            },
+        }
     if given.max_replicas_per_node is not None:
         options["max_replicas_per_node"] = given.max_replicas_per_node
     if given.placement_bundles:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 
+from ray import serve
 from starlette.types import ASGIApp
 
 from convoy.app.core import Core
@@ -18,8 +19,11 @@ from convoy.app.edge.http.direct import DirectWay
 from convoy.app.edge.http.hot_routes import HotRoutes
 from convoy.app.host import logs
 from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, raise_file_limit
+from convoy.app.python.inside import Asking
 from convoy.app.ray.arguments import replica_settings
+from convoy.app.ray.autoscaling import REQUESTS_PER_S, UTILISATION, WAITING_S
 from convoy.app.ray.connections import RouteHere, take_connections
+from convoy.app.ray.handle import HandleCalls
 from convoy.app.ray.ingress import Ingress
 from convoy.app.ray.ways import Ways
 
@@ -35,7 +39,7 @@ class ReplicaUnwell(Exception):
     """What Ray hears from a health check that failed."""
 
 
-class Replica:
+class Replica(HandleCalls):
     """Belongs to the event loop on which Ray runs users' code."""
 
     def __init__(self, given: dict[str, object]) -> None:
@@ -49,8 +53,9 @@ class Replica:
         core = self._core = Core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._is_lost)
         self._options = settings.edge_options()
         self._hot = HotRoutes(core, self._options)
-        self._ways = Ways()
+        self._ways = Ways(serve.get_replica_context().replica_tag)
         core.metrics.registry.register(self._ways)
+        self._asking = Asking(core, self._hot.decoder, self._options, settings.max_queue)
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """The application, once the core is ready. Raises ReplicaUnwell where it never will be."""
@@ -69,6 +74,11 @@ class Replica:
         self._raise_if_lost()
         if not self._core.ready and not self._core.leaving:
             raise ReplicaUnwell(self._core.not_ready_reason())
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """How loaded this replica is, for the policy of `autoscaling`."""
+        load = self._core.current_load()
+        return {UTILISATION: load.utilisation, WAITING_S: load.waiting_s, REQUESTS_PER_S: load.requests_per_s}
 
     async def _end(self) -> None:
         if self._has_ended:

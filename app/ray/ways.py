@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 
 class Ways(Collector):
-    """Counts of one replica; they belong to the loops that count, one each, and are read by any."""
+    """Counts of one replica; they belong to the loops that count, one each, and are read by any.
 
-    def __init__(self) -> None:
+    `replica` is Ray's name of it: behind one address each look at the metrics may find another.
+    """
+
+    def __init__(self, replica: str = "") -> None:
+        self._replica = replica
         self.direct = self.by_asgi = self.by_handle = 0
 
     def collect(self) -> Iterable[Metric]:
@@ -19,4 +23,6 @@ class Ways(Collector):
         family = CounterMetricFamily("convoy_ray_requests", text, labels=("way",))
         for way, count in (("direct", self.direct), ("asgi", self.by_asgi), ("handle", self.by_handle)):
             family.add_metric((way,), count)
-        return [family]
+        own = GaugeMetricFamily("convoy_ray_replica", "Which replica of Ray Serve this is: 1", labels=("replica",))
+        own.add_metric((self._replica,), 1)
+        return [family, own]
