@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 
 from convoy.app.ray.arguments import AppArguments
 from convoy.app.ray.autoscaling import ByUtilisation
 from convoy.app.ray.replica import Replica
+
+_ROUTERS = {"expected-finish": "convoy.app.ray.router:ExpectedFinishRouter"}
+_TELL_SPEED_EVERY_S = 5.0
 
 
 def application(arguments: AppArguments) -> serve.Application:
@@ -53,4 +57,8 @@ def _options(given: AppArguments) -> dict[str, Any]:
     if given.placement_bundles:
         options["placement_group_bundles"] = given.placement_bundles
         options["placement_group_strategy"] = given.placement_strategy
+    if given.router:
+        options["request_router_config"] = RequestRouterConfig(
+            request_router_class=_ROUTERS[given.router], request_routing_stats_period_s=_TELL_SPEED_EVERY_S
+        )
     return options

@@ -19,6 +19,7 @@ from convoy.app.edge.http.direct import DirectWay
 from convoy.app.edge.http.hot_routes import HotRoutes
 from convoy.app.host import logs
 from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, raise_file_limit
+from convoy.app.lifecycle.load_watch import batch_speed
 from convoy.app.python.inside import Asking
 from convoy.app.ray.arguments import replica_settings
 from convoy.app.ray.autoscaling import REQUESTS_PER_S, UTILISATION, WAITING_S
@@ -79,6 +80,11 @@ class Replica(HandleCalls):
         """How loaded this replica is, for the policy of `autoscaling`."""
         load = self._core.current_load()
         return {UTILISATION: load.utilisation, WAITING_S: load.waiting_s, REQUESTS_PER_S: load.requests_per_s}
+
+    async def record_routing_stats(self) -> dict[str, float]:
+        """How fast this replica is, for the router of `router`."""
+        speed = batch_speed(self._core.catalog)
+        return {} if speed is None else speed._asdict()
 
     async def _end(self) -> None:
         if self._has_ended:
