@@ -2,7 +2,8 @@
 
 Its rule is `scheduling.routing`. How fast a replica is it learns from the replica every now and then, which may be old;
 how many requests are at it from Ray's own count, which goes up as a request is sent and down as it ends. That count has
-nothing of what came to a replica over HTTP: a deployment that is asked in both ways is better left to Ray's router.
+nothing of what came to a replica over HTTP, and Ray takes no router of ours for a deployment behind its HAProxy, which
+balances by itself: this one is for deployments that are asked by handles.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def check_contract(cluster: RayCluster, prefix: str = "") -> None:
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[RayCluster]:
     with ray_cluster(FAST | {"RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(1 << 20)}, nodes=2, cpus=2) as cluster:
-        cluster.deploy(num_replicas=2, max_replicas_per_node=1, max_batch=64, router="expected-finish")
+        cluster.deploy(num_replicas=2, max_replicas_per_node=1, max_batch=64)
         yield cluster
 
 
@@ -122,7 +122,7 @@ def test_nobody_notices_a_rolling_upgrade(two_nodes: RayCluster) -> None:
     before = {replica.pid for replica in two_nodes.replicas()}
     with crowd_of_tensors(two_nodes) as crowd:
         crowd.after(200)
-        two_nodes.deploy(num_replicas=2, max_replicas_per_node=2, max_batch=32, router="expected-finish")
+        two_nodes.deploy(num_replicas=2, max_replicas_per_node=2, max_batch=32)
         until(lambda: not before & {one.pid for one in two_nodes.replicas()}, "the replicas of before have ended")
         crowd.after(200)
     assert not crowd.failed, crowd.failed
@@ -141,6 +141,10 @@ def test_rays_python_proxy_answers_as_well_and_the_log_says_that_it_is_slow() ->
     with ray_cluster({}) as cluster:
         cluster.deploy(route_prefix="/cnn")
         check_contract(cluster, "/cnn")
+        # Ray takes a router of handles only where it has no HAProxy before the same deployment.
+        cluster.deploy(route_prefix="/cnn", router="expected-finish", num_replicas=2)
+        for _ in range(20):
+            assert cluster.do("predict", [str(THREE)], "digits") == [["3"]]
         assert "requests come through Ray's Python proxy" in cluster.logs()
 
 
