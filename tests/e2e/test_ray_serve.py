@@ -13,7 +13,8 @@ import pytest
 import tritonclient.http
 from PIL import Image
 
-from tests.support.ray_cluster import FAST, Crowd, RayCluster, ray_cluster, until
+from convoy.loadtest.scale.forms import FAST
+from tests.support.ray_cluster import Crowd, RayCluster, ray_cluster, until
 from tests.support.stores import ROOT
 
 pytestmark = [

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,24 +22,11 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from convoy.loadtest.scale.forms import environment, free_port
+from convoy.loadtest.scale.processes import end_marked, marked
 from tests.support.stores import ROOT
 
-MARK = "CONVOY_TEST_CLUSTER"
-# What docs/ray.md tells people to set on every node.
-FAST = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1",
-    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-    "RAY_SERVE_HAPROXY_RETRIES": "10",
-}
 _START_S = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        return int(holder.getsockname()[1])
 
 
 class RayCluster:
@@ -158,16 +143,6 @@ class Crowd:
         connection.close()
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Every process that was started, by whatever detour, with this mark in its environment."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
-
-
 def _title(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return " ".join(process.cmdline())
@@ -187,11 +162,7 @@ def ray_cluster(
     mark, port = uuid.uuid4().hex, free_port()
     # A short path: Ray puts sockets into it, whose names have a limit.
     folder = Path(tempfile.mkdtemp(prefix="cr", dir="/tmp"))
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "CONVOY_"))}
-    own |= {MARK: mark, "RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
-    own |= {f"RAY_SERVE_HAPROXY_{name}": str(folder / "ha" / path) for name, path in _HAPROXY_FILES.items()}
-    own |= {name: str(free_port()) for name in _OWN_PORTS}
-    own |= {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2", "RAY_SERVE_LOG_TO_STDERR": "1", **env}
+    own = environment(folder, mark, {"RAY_SERVE_LOG_TO_STDERR": "1", **env}) | {"PYTHONPATH": str(ROOT)}
     orders = json.dumps([nodes, cpus, port, resources, runtime_env or {}])
     with (folder / "stderr").open("wb") as log:
         process = subprocess.Popen(
@@ -206,39 +177,13 @@ def ray_cluster(
     try:
         yield RayCluster(process, port, folder, mark)
     finally:
-        _end(mark)
+        end_marked(mark)
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-_HAPROXY_FILES = {
-    "CONFIG_FILE_LOC": "haproxy.cfg",
-    "SOCKET_PATH": "admin.sock",
-    "SERVER_STATE_BASE": "",
-    "SERVER_STATE_FILE": "server-state",
-    "METRICS_SOCKET_PATH": "metrics.sock",
-}
-_OWN_PORTS = (
-    "RAY_SERVE_HAPROXY_METRICS_PORT",
-    "RAY_SERVE_HAPROXY_STATS_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
-)
-
-
-def _end(mark: str) -> None:
-    """Kill all of them, and those that they start meanwhile."""
-    deadline = time.monotonic() + 30
-    while left := marked(mark):
-        assert time.monotonic() < deadline, f"{left} do not end"
-        for process in left:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=5)
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
