@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -89,6 +90,10 @@ def standing(start: ScaleStart, store: Path, build: Path | None) -> Iterator[Sta
     # A short path: Ray puts sockets into it, whose names have a limit.
     folder = Path(tempfile.mkdtemp(prefix="cv", dir="/tmp"))
     env = environment(folder, mark, start.env or {})
+    # Since 2.60 a head that `ray start` began wants a token from whoever comes.
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     if build is not None:
         env["PYTHONPATH"] = str(build)
     log = folder / "log"
@@ -97,8 +102,8 @@ def standing(start: ScaleStart, store: Path, build: Path | None) -> Iterator[Sta
             for command, is_last in _commands(start, store, port, folder):
                 process = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output)
                 if not is_last and process.wait(_READY_WITHIN_S):
-                    raise JobError(f"{' '.join(command)} failed: {log.read_text(errors='replace')[-2000:]}")
-        _await_ready(f"http://127.0.0.1:{port}", log)
+                    raise _did_not_come_up(command[0], log)
+        _await_ready(f"http://127.0.0.1:{port}", process, log)
         yield Standing(f"http://127.0.0.1:{port}", mark)
     finally:
         end_marked(mark)
@@ -157,7 +162,11 @@ def _commands(start: ScaleStart, store: Path, port: int, folder: Path) -> Iterat
     yield [str(programs / "serve"), "run", "--address", f"127.0.0.1:{head_port}", str(config)], True
 
 
-def _await_ready(url: str, log: Path) -> None:
+def _did_not_come_up(what: str, log: Path) -> JobError:
+    return JobError(f"{what} did not come up: {log.read_text(errors='replace')[-3000:]}")
+
+
+def _await_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline_s = time.monotonic() + _READY_WITHIN_S
     while True:
         try:
@@ -165,6 +174,6 @@ def _await_ready(url: str, log: Path) -> None:
                 return
         except httpx.TransportError:
             pass
-        if time.monotonic() > deadline_s:
-            raise JobError(f"{url} is not ready in time: {log.read_text(errors='replace')[-3000:]}")
+        if time.monotonic() > deadline_s or process.poll() is not None:
+            raise _did_not_come_up(url, log)
         time.sleep(0.1)
