@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import io
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 import tritonclient.http
 from PIL import Image
 
-from convoy.loadtest.scale.forms import FAST
+from convoy.loadtest.scale.forms import FAST, free_port
 from tests.support.ray_cluster import Crowd, RayCluster, ray_cluster, until
 from tests.support.stores import ROOT
 
@@ -154,6 +156,25 @@ def test_where_ray_runs_the_models_on_another_loop_the_direct_way_steps_back() -
         cluster.deploy(route_prefix="/cnn")
         check_contract(cluster, "/cnn")
         assert "Ray runs the models on another event loop" in cluster.logs()
+
+
+def test_the_example_of_the_docs_is_deployed(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "ray.md").read_text().partition("<!-- config.yaml -->\n```yaml\n")[2].partition("```")[0]
+    shutil.copytree(DIGITS, tmp_path / "store" / "digits")
+    dashboard_port = free_port()
+    with ray_cluster(FAST, dashboard_port=dashboard_port) as cluster:
+        file = tmp_path / "config.yaml"
+        text = text.replace("port: 8000", f"port: {cluster.port}").replace("0.0.0.0", "127.0.0.1")
+        file.write_text(text.replace("/models", str(tmp_path / "store")))
+        command = [str(Path(sys.executable).with_name("serve")), "deploy", "-a", f"http://127.0.0.1:{dashboard_port}"]
+        done = subprocess.run([*command, str(file)], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        until(lambda: cluster.do("states").get("RUNNING") == 1, "it is deployed", 120)
+        check_contract(cluster)
+        file.write_text(file.read_text().replace("store:", "stor:"))
+        subprocess.run([*command, str(file)], capture_output=True, text=True, timeout=120, check=False)
+        until(lambda: "did you mean 'store'?" in cluster.do("message"), "the mistake is told", 120)
+        check_contract(cluster)
 
 
 # How many there are

@@ -157,13 +157,14 @@ def ray_cluster(
     cpus: float = 4,
     resources: tuple[dict[str, float], ...] = (),
     runtime_env: dict[str, Any] | None = None,
+    dashboard_port: int = 0,
 ) -> Iterator[RayCluster]:
     """So many raylets; `env` is that of every node. Ends all of it, whatever happens."""
     mark, port = uuid.uuid4().hex, free_port()
     # A short path: Ray puts sockets into it, whose names have a limit.
     folder = Path(tempfile.mkdtemp(prefix="cr", dir="/tmp"))
     own = environment(folder, mark, {"RAY_SERVE_LOG_TO_STDERR": "1", **env}) | {"PYTHONPATH": str(ROOT)}
-    orders = json.dumps([nodes, cpus, port, resources, runtime_env or {}])
+    orders = json.dumps([nodes, cpus, port, resources, runtime_env or {}, dashboard_port])
     with (folder / "stderr").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ray_side", orders],

@@ -24,15 +24,23 @@ class Side:
     """What a test may ask for."""
 
     def __init__(
-        self, nodes: int, cpus: float, port: int, resources: list[dict[str, float]], runtime_env: dict[str, Any]
+        self,
+        nodes: int,
+        cpus: float,
+        port: int,
+        resources: list[dict[str, float]],
+        runtime_env: dict[str, Any],
+        dashboard: int,
     ) -> None:
+        """`dashboard` is its port; 0: there is none."""
         self._cluster = Cluster()
         for number in range(nodes):
             more = resources[number] if number < len(resources) else {}
             self._cluster.add_node(
                 num_cpus=cpus,
                 object_store_memory=80_000_000,
-                include_dashboard=False,
+                include_dashboard=dashboard > 0 and number == 0,
+                dashboard_port=dashboard or None,
                 resources=more,
             )
         ray.init(address=self._cluster.address, log_to_driver=False, runtime_env=runtime_env)
@@ -47,9 +55,17 @@ class Side:
 
     def states(self) -> dict[str, int]:
         """How many replicas are in each state."""
-        (application,) = serve.status().applications.values()
-        (deployment,) = application.deployments.values()
+        applications = list(serve.status().applications.values())
+        deployments = [one for application in applications for one in application.deployments.values()]
+        if not deployments:
+            return {}
+        (deployment,) = deployments
         return {str(state): count for state, count in deployment.replica_states.items()}
+
+    def message(self) -> str:
+        """What Ray says of the application."""
+        (application,) = serve.status().applications.values()
+        return application.message
 
     def predict(self, images: list[str], model: str) -> list[list[str | None]]:
         """The best label of each file of an image, by a handle."""
