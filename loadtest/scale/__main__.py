@@ -29,40 +29,38 @@ MARK = "scale"
 
 
 def main(
-    rounds: Annotated[int, typer.Option(help="Rounds of pairs, beside those that the file has.", min=1)] = 3,
+    rounds: Annotated[int, typer.Option(help="Rounds of pairs.", min=1)] = 3,
     duration: Annotated[float, typer.Option(help="Seconds of each measurement.", min=1)] = 3.0,
     home: Annotated[Path, typer.Option(help="Where the build and the model are kept.")] = HOME,
     model: Annotated[Path | None, typer.Option(help="ONNX file to serve instead of the CIFAR CNN.")] = None,
     interpreted: Annotated[bool, typer.Option("--interpreted", help="Convoy as it stands here, not compiled.")] = False,
-    json: Annotated[Path, typer.Option(help="File for everything measured; it is added to.")] = HOME / "scale.json",
+    add: Annotated[bool, typer.Option("--add", help="To what the file has, measured in the same way.")] = False,
+    json: Annotated[Path, typer.Option(help="File for everything measured.")] = HOME / "scale.json",
     page: Annotated[Path | None, typer.Option(help="Page to put the table into.")] = None,
 ) -> None:
     """Measure what Convoy costs behind Ray Serve. The machine must have nothing else to do."""
     console = Console()
     generator = choose_generator("wrk")
     kind = "interpreted" if interpreted else "compiled"
-    kept = _kept(json, kind)
+    kept, machine = _kept(json if add else None, kind), conditions.machine()
+    kept["machine"], kept["load_average"] = asdict(machine), max(kept.get("load_average", 0.0), machine.load_average)
     with tempfile.TemporaryDirectory(prefix="convoy-scale-") as folder:
         network = ensure_networks({"binary"}, home, model, Path(folder))["binary"]
         build = None if interpreted else ensure_build(home)
         stand = ScaleStand(network.store, MODEL, build, generator, Path(folder), duration)
         for number in range(rounds):
             kept["pairs"] += [asdict(pair) for pair in stand.round(number + len(kept["pairs"]), console.print)]
-            kept |= {
-                "machine": asdict(conditions.machine()),
-                "measured": conditions.now(),
-                "generator": generator.title,
-            }
+            kept["measured"], kept["generator"] = conditions.now(), generator.title
             write_text(json, json_text.dumps(kept, indent=1) + "\n")
     table = scale_table([ScalePair(ScaleTrial(**one["plain"]), ScaleTrial(**one["other"])) for one in kept["pairs"]])
-    console.print(table, markup=False)
+    print(table)
     if page is not None:
         replace_block(page, MARK, f"{_conditions(kept)}\n\n{table}")
 
 
-def _kept(file: Path, kind: str) -> dict[str, Any]:
+def _kept(file: Path | None, kind: str) -> dict[str, Any]:
     """What an earlier call has measured in the same way."""
-    if file.exists():
+    if file is not None and file.exists():
         found: dict[str, Any] = json_text.loads(file.read_text())
         if found.get("convoy") == kind:
             return found
@@ -72,10 +70,17 @@ def _kept(file: Path, kind: str) -> dict[str, Any]:
 def _conditions(kept: dict[str, Any]) -> str:
     machine = kept["machine"]
     rounds = len(kept["pairs"]) // (2 * (len(FORMS) - 1))
+    busy = kept["load_average"]
+    # Ray's processes cost something by the second as well, which weighs more where fewer requests come through.
+    noise = (
+        f" The machine was busy with other work (load average {busy:.0f}): compare rows, and no more."
+        if busy > 1
+        else ""
+    )
     return (
         f"{machine['cpu']}, {machine['cores']} cores; Convoy {kept['convoy']}; {kept['generator']}; bodies of 12 KB; "
         f"medians of {rounds} rounds of pairs. CPU: user and system time of all processes of the form, the generator "
-        "left out; times: of `convoy serve` in the same pair."
+        f"left out; times: of `convoy serve` in the same pair.{noise}"
     )
 
 
