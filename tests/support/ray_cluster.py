@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,9 @@ class Crowd:
 
     def __init__(self, port: int, path: str, body: bytes, headers: dict[str, str], clients: int) -> None:
         self.answered, self.failed = 0, list[str]()
-        self._port, self._path, self._body, self._headers = port, path, body, headers
+        lines = {"Host": "127.0.0.1", "Content-Length": str(len(body)), **headers}
+        start = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._port, self._request = port, start.encode() + b"\r\n" + body
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(clients)]
@@ -123,24 +126,34 @@ class Crowd:
             time.sleep(0.01)
 
     def _ask(self) -> None:
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=60)
+        connection: socket.socket | None = None
         while not self._is_over.is_set():
             problem = None
             try:
-                connection.request("POST", self._path, self._body, self._headers)
-                reply = connection.getresponse()
+                if connection is None:
+                    connection = socket.create_connection(("127.0.0.1", self._port), timeout=60)
+                # In one piece, as much as the kernel takes: what has come whole can be sent again by a proxy.
+                connection.sendall(self._request)
+                reply = HTTPResponse(connection, method="POST")
+                reply.begin()
                 text = reply.read()
                 if reply.status != 200:
                     problem = f"{reply.status} {text[:200]!r}"
+                if reply.will_close:
+                    connection.close()
+                    connection = None
             except (OSError, HTTPException) as error:
                 problem = repr(error)
-                connection.close()
+                if connection is not None:
+                    connection.close()
+                connection = None
             with self._lock:
                 if problem is None:
                     self.answered += 1
                 else:
                     self.failed.append(problem)
-        connection.close()
+        if connection is not None:
+            connection.close()
 
 
 def _title(process: psutil.Process) -> str:
