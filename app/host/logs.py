@@ -41,3 +41,13 @@ def configure(level: str) -> None:
         logger.handlers[:] = []
         logger.propagate = True
         logger.setLevel(logging.WARNING)
+
+
+def configure_own(level: str) -> None:
+    """The same for our lines alone, in a process that has a log of its own."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    logger = logging.getLogger("convoy")
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(level.upper())

@@ -24,6 +24,7 @@ from convoy.app.processes.messages import (
     Hello,
     Left,
     Lent,
+    LoadTold,
     Message,
     Refused,
     Released,
@@ -35,6 +36,7 @@ from convoy.app.processes.messages import (
 )
 from convoy.app.processes.references import WrongReference, adopted, check_request, ended_of, request_of
 from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request
+from convoy.app.submission.load import CoreLoad
 from convoy.models.errors import RequestError
 
 _log = logging.getLogger("convoy")
@@ -72,6 +74,7 @@ class EdgeRegistry:
         self._update_number = 0
         self._update_is_known = asyncio.Event()  # an edge knows more, or is no more
         core.catalog.watch(self._catalog_changed, self._until_update_is_known)
+        core.load_watch.on_look = self._tell_load
 
     def receive(self) -> Channel:
         """The protocol of a new connection, which is not an edge before it has said Hello."""
@@ -115,6 +118,10 @@ class EdgeRegistry:
             self._update_is_due = True
             self._update_number += 1
             asyncio.get_running_loop().call_soon(self._tell_catalog)
+
+    def _tell_load(self, load: CoreLoad) -> None:
+        for edge in self._edges:
+            edge.channel.send(LoadTold(load))
 
     def _tell_catalog(self) -> None:
         self._update_is_due = False

@@ -1,7 +1,7 @@
 """What an edge and the core say to each other. Plain data; tensors stay in the memory that both have mapped.
 
     edge -> core    Hello, Submit, Cancel, Left, UpdateApplied, Report
-    core -> edge    Welcome, CatalogUpdate, Ended, Refused, Released
+    core -> edge    Welcome, CatalogUpdate, LoadTold, Ended, Refused, Released
 
 An edge lends the core the memory of a request with `Submit`. It is the edge's again with an `Ended` that is an
 answer, with `Refused`, and with `Released` in every other case: told only when no engine can touch it any more.
@@ -19,9 +19,10 @@ from convoy.app.batch import StageTimes
 from convoy.app.outcomes import CallEnd
 from convoy.app.scheduling.request import ModelKey, Outcome, Shape, TensorPlace
 from convoy.app.submission.listing import Listing
+from convoy.app.submission.load import CoreLoad
 from convoy.models.spec import ModelSpec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class _Said(Struct, array_like=True, tag=True):
@@ -134,6 +135,12 @@ class CatalogUpdate(_Said):
     pages_locked: bool
 
 
+class LoadTold(_Said):
+    """How loaded the core is; said twice a second."""
+
+    load: CoreLoad
+
+
 class AnswerAt(NamedTuple):
     """One output: in the place that the request had for it, or `apart`, where its size was not known before."""
 
@@ -170,4 +177,17 @@ class Released(_Said):
     id: int
 
 
-Message = Hello | Submit | Cancel | Left | UpdateApplied | Report | Welcome | CatalogUpdate | Ended | Refused | Released
+Message = (
+    Hello
+    | Submit
+    | Cancel
+    | Left
+    | UpdateApplied
+    | Report
+    | Welcome
+    | CatalogUpdate
+    | LoadTold
+    | Ended
+    | Refused
+    | Released
+)

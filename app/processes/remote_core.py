@@ -24,6 +24,7 @@ from convoy.app.processes.messages import (
     Ended,
     Hello,
     Left,
+    LoadTold,
     Message,
     Refused,
     Released,
@@ -34,6 +35,7 @@ from convoy.app.processes.messages import (
 from convoy.app.processes.references import answers_of, submission
 from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request, SlotRef, Spent
 from convoy.app.scheduling.slab import Slab, Slot, SlotState
+from convoy.app.submission.load import CoreLoad
 from convoy.app.submission.open_calls import OnEnd, OpenCalls
 from convoy.app.submission.refusals import no_room
 from convoy.app.submission.shared_memory import SharedMemory
@@ -63,6 +65,7 @@ class RemoteCore(OpenCalls):
         self._presence = asyncio.Event()
         self._waiting: dict[int, tuple[Request, OnEnd]] = {}
         self._lent: dict[int, tuple[SlotRef, ...]] = {}
+        self._load = CoreLoad()
         self._report = Report()
         self._report_timer: asyncio.TimerHandle | None = None
         self._takers: dict[type, Callable[[Any], None]] = {  # each takes its own kind
@@ -70,6 +73,7 @@ class RemoteCore(OpenCalls):
             Refused: self._refused,
             Released: lambda released: self._free(released.id),
             CatalogUpdate: self._catalog_changed,
+            LoadTold: self._load_told,
             Welcome: self._welcomed,
         }
 
@@ -150,6 +154,10 @@ class RemoteCore(OpenCalls):
         self.stage_took(key, "encode", spent.encode_ns)
         self.call_ended(key, protocol, ANSWERED, spent.total_ns)
 
+    def current_load(self) -> CoreLoad:
+        """Over the last seconds, of the whole server."""
+        return self._load
+
     def turned_away(self, reason: str) -> None:
         """Something was refused that is no call, or part of one: a connection, a file among others."""
         self._report.turned_away[reason] = self._report.turned_away.get(reason, 0) + 1
@@ -176,6 +184,9 @@ class RemoteCore(OpenCalls):
         self._presence.set()
         self._report_soon()
         self._say(UpdateApplied(update.number))
+
+    def _load_told(self, told: LoadTold) -> None:
+        self._load = told.load
 
     def _ended(self, ended: Ended) -> None:
         request, on_end = self._waiting.pop(ended.id, (None, None))

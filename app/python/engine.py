@@ -23,11 +23,11 @@ from convoy.app.engines.table import AUTO
 from convoy.app.loading.load import DEFAULT_LIMIT_S
 from convoy.app.python.arrays import request_of
 from convoy.app.python.inside import Asked, Inside
-from convoy.app.python.pictures import OneImage, is_one
+from convoy.app.python.pictures import OneImage, is_one, several_of
 from convoy.app.python.private_loop import PrivateLoop
 from convoy.app.python.records import Classification, ModelSummary
 from convoy.app.settings import Settings, not_valid
-from convoy.models.errors import InvalidRequest, UsageError
+from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
 
 
@@ -203,7 +203,7 @@ class PythonEngine:
         asked, inside = _asked(model, version, timeout_ms), self._inside
         if is_one(images):
             return self._loop.result(lambda: inside.predict(asked, images, checked, threshold))
-        several = _several(images)
+        several = several_of(images)
         return self._loop.result(lambda: inside.predict_many(asked, several, checked, threshold))
 
     @overload
@@ -245,7 +245,7 @@ class PythonEngine:
         asked, inside = _asked(model, version, timeout_ms), self._inside
         if is_one(images):
             return await self._loop.ask(lambda: inside.predict(asked, images, checked, threshold))
-        several = _several(images)
+        several = several_of(images)
         return await self._loop.ask(lambda: inside.predict_many(asked, several, checked, threshold))
 
     # Knowing
@@ -335,12 +335,3 @@ def _asked(model: str, version: int | str | None, timeout_ms: float | None) -> A
     if timeout_ms is not None:
         check_timeout_ms(timeout_ms, timeout_ms)
     return Asked(model, None if version is None else str(version), timeout_ms)
-
-
-def _several(images: object) -> list[OneImage]:
-    try:
-        return list(images)  # type: ignore[call-overload, no-any-return]
-    except TypeError as error:
-        raise InvalidRequest(
-            f"images are paths, bytes, PIL images or uint8 arrays, one or several; got {type(images).__name__}"
-        ) from error

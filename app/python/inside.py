@@ -20,6 +20,7 @@ from convoy.app.edge.oip.inference import InferRequest, is_heavy, request_for, u
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.predicting import Predictor, Wanted, check_threshold, wanted_classes
 from convoy.app.edge.oip.tensors import RawRequest
+from convoy.app.edge.options import EdgeOptions
 from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, Refusal, ending_of
 from convoy.app.python.arrays import array_of, bytes_of
 from convoy.app.python.pictures import OneImage, picture_of
@@ -43,37 +44,17 @@ class Asked(NamedTuple):
     timeout_ms: float | None
 
 
-class Inside:
-    """Belongs to one event loop, on which it is made."""
+class Asking:
+    """The calls that Python makes of a core, on that core's event loop."""
 
-    def __init__(self, settings: Settings, on_fatal: Callable[[str], None]) -> None:
-        self._on_fatal = on_fatal
-        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._core = Core(settings.core_options(), on_loaded=self._has_loaded, on_fatal=self._fatal)
-        options = settings.edge_options()
-        decoder = Decoder(options.decode_threads, options.max_decoding, shares_cores=options.engines_on_cpu)
-        self._core.watch_decoding(lambda: decoder.waiting)
-        self._decoder, self._predictor = decoder, Predictor(decoder, options.max_pixels)
+    def __init__(self, core: Core, decoder: Decoder, options: EdgeOptions, max_queue: int) -> None:
+        self._core, self._decoder = core, decoder
+        self._predictor = Predictor(decoder, options.max_pixels)
         self._default_timeout_ms = options.default_timeout_ms or None
         # Single calls find room beside those that have thousands of images.
-        self._many = asyncio.Semaphore(max(1, settings.max_queue // 2))
+        self._many = asyncio.Semaphore(max(1, max_queue // 2))
         self._decode_threads = options.decode_threads
         self._ended = asyncio.Event()
-
-    async def open(self) -> None:
-        """Return when what can be loaded is. Raises JobError where that is nothing."""
-        await self._core.start()
-        await self._loaded
-        failure = self._core.load_failure
-        if failure is not None:
-            refused = [f"{one.name} version {one.version}: {one.reason}" for one in self._core.catalog.refused()]
-            raise JobError("; ".join([failure, *refused]))
-
-    async def close(self) -> None:
-        """Let what has begun end, and give the engines' memory back."""
-        await self._core.drain(_DRAIN_S)
-        self._decoder.close()
-        await self._core.stop()
 
     async def models(self) -> tuple[ModelSummary, ...]:
         found = []
@@ -189,6 +170,34 @@ class Inside:
             call.end(ending)
             self._ended.set()
             self._ended = asyncio.Event()
+
+
+class Inside(Asking):
+    """Belongs to one event loop, on which it is made."""
+
+    def __init__(self, settings: Settings, on_fatal: Callable[[str], None]) -> None:
+        self._on_fatal = on_fatal
+        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        core = Core(settings.core_options(), on_loaded=self._has_loaded, on_fatal=self._fatal)
+        options = settings.edge_options()
+        decoder = Decoder(options.decode_threads, options.max_decoding, shares_cores=options.engines_on_cpu)
+        core.watch_decoding(lambda: decoder.waiting)
+        super().__init__(core, decoder, options, settings.max_queue)
+
+    async def open(self) -> None:
+        """Return when what can be loaded is. Raises JobError where that is nothing."""
+        await self._core.start()
+        await self._loaded
+        failure = self._core.load_failure
+        if failure is not None:
+            refused = [f"{one.name} version {one.version}: {one.reason}" for one in self._core.catalog.refused()]
+            raise JobError("; ".join([failure, *refused]))
+
+    async def close(self) -> None:
+        """Let what has begun end, and give the engines' memory back."""
+        await self._core.drain(_DRAIN_S)
+        self._decoder.close()
+        await self._core.stop()
 
     def _has_loaded(self) -> None:
         if not self._loaded.done():

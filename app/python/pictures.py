@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from convoy.app.edge.oip.pictures import EncodedPicture, Picture
-from convoy.models.errors import ImageError
+from convoy.models.errors import ImageError, InvalidRequest
 from convoy.models.headers import Header
 from convoy.models.image_files import read_image_file
 from convoy.models.images import fit_image_into, header_of
@@ -49,6 +49,16 @@ class OpenedPicture(Picture):
 def is_one(images: OneImage | Iterable[OneImage]) -> TypeGuard[OneImage]:
     """Whether this is one image and not several."""
     return isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | np.ndarray)
+
+
+def several_of(images: object) -> list[OneImage]:
+    """Images in their order. Raises InvalidRequest."""
+    try:
+        return list(images)  # type: ignore[call-overload, no-any-return]
+    except TypeError as error:
+        raise InvalidRequest(
+            f"images are paths, bytes, PIL images or uint8 arrays, one or several; got {type(images).__name__}"
+        ) from error
 
 
 async def picture_of(given: object) -> Picture:

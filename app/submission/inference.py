@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from convoy.app.outcomes import CallEnd
 from convoy.app.scheduling.request import Done, ModelKey, Request, Spent
 from convoy.app.scheduling.slab import Slab, Slot
+from convoy.app.submission.load import CoreLoad
 from convoy.app.submission.shared_memory import SharedMemory
 from convoy.models.errors import RequestError
 from convoy.models.spec import ModelSpec
@@ -97,6 +98,9 @@ class InferenceCore(Protocol):
 
     def call_answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
         """Both at once, for a call that ended well."""
+
+    def current_load(self) -> CoreLoad:
+        """Over the last seconds, of the whole server."""
 
     def turned_away(self, reason: str) -> None:
         """Something was refused that is no call, or part of one: a connection, a file among others."""

@@ -26,9 +26,11 @@ from google.protobuf.message import DecodeError, Message
 
 from convoy.app.edge.entry import KEY_IS_WRONG, Entry
 from convoy.app.edge.grpc.room import MessageRoom, Turn
+from convoy.app.edge.orca import ASKS, TRAILER, report_message
 from convoy.app.host.logs import request_id
 from convoy.app.outcomes import Refusal
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS
+from convoy.app.submission.load import CoreLoad
 from convoy.models.errors import InvalidRequest, Overloaded, RequestError, Unauthorized
 
 _errors = logging.getLogger("convoy")
@@ -67,6 +69,7 @@ ReadOn = Callable[[], Awaitable[bytes | None]]
 RawUnary = Callable[[Read, GrpcCall], Awaitable[bytes]]
 # An asynchronous generator: the gate closes it when its call ends.
 Stream = Callable[[ReadOn, GrpcCall], AsyncGenerator[bytes]]
+_Metadata = tuple[tuple[str, str | bytes], ...]
 _Serve = Callable[[GrpcCall, Any], Awaitable[bytes | None]]
 
 
@@ -77,8 +80,14 @@ class GrpcGate:
     """
 
     def __init__(
-        self, entry: Entry, room: MessageRoom, max_calls: int, on_turned_away: Callable[[str, RequestError], None]
+        self,
+        entry: Entry,
+        room: MessageRoom,
+        max_calls: int,
+        on_turned_away: Callable[[str, RequestError], None],
+        current_load: Callable[[], CoreLoad],
     ) -> None:
+        self._current_load = current_load
         self._entry, self._room, self._max_calls, self._on_turned_away = entry, room, max_calls, on_turned_away
         self._open_calls = 0
 
@@ -165,7 +174,7 @@ class GrpcGate:
         request_id.set(own_id.decode())
         deadline_ns = _deadline_ns(context.time_remaining())
         call = GrpcCall(method, metadata, own_id, _address(context.peer()), Turn(self._room), deadline_ns)
-        context.set_trailing_metadata(_trailer(call))
+        context.set_trailing_metadata(self._trailer(call))
         return call
 
     def _open(self, call: GrpcCall) -> None:
@@ -196,7 +205,7 @@ class GrpcGate:
         if not (keys.is_admin_token(given) and call.method in _ADMIN):
             raise Unauthorized(KEY_IS_WRONG)
 
-    def _told(self, call: GrpcCall, error: BaseException) -> tuple[Any, str, tuple[tuple[str, str], ...]]:
+    def _told(self, call: GrpcCall, error: BaseException) -> tuple[Any, str, _Metadata]:
         """The status, the words and the trailing metadata with which an error ends the call."""
         if isinstance(error, RequestError):
             call.status, words, retry_after_s = error.grpc_code, str(error), error.retry_after_s
@@ -204,10 +213,19 @@ class GrpcGate:
             _errors.error("%s failed; this is a bug", call.method, exc_info=error)
             call.status, retry_after_s = "INTERNAL", None
             words = f"internal error; the log has it under request {call.id.decode()}"
-        trailer = _trailer(call)
+        trailer = self._trailer(call)
         if retry_after_s is not None:
             trailer += (("retry-after", str(max(1, math.ceil(retry_after_s)))),)
         return getattr(grpc.StatusCode, call.status), words[:_MOST_DETAILS], trailer
+
+    def _trailer(self, call: GrpcCall) -> _Metadata:
+        trailer: _Metadata = (("x-request-id", call.id.decode()),)
+        trace = call.metadata.get("traceparent")
+        if trace is not None:
+            trailer += (("traceparent", trace.decode("ascii", "replace")),)
+        if ASKS in call.metadata:
+            trailer += ((TRAILER, report_message(self._current_load())),)
+        return trailer
 
     def _log(self, call: GrpcCall) -> None:
         took_ms = (time.monotonic_ns() - call.started_ns) / 1e6
@@ -231,12 +249,6 @@ def _until_the_client_leaves() -> Iterator[None]:
         yield
     except grpc.aio.InternalError as error:
         raise asyncio.CancelledError from error
-
-
-def _trailer(call: GrpcCall) -> tuple[tuple[str, str], ...]:
-    own: tuple[tuple[str, str], ...] = (("x-request-id", call.id.decode()),)
-    trace = call.metadata.get("traceparent")
-    return own if trace is None else (*own, ("traceparent", trace.decode("ascii", "replace")))
 
 
 def _as_bytes(value: str | bytes) -> bytes:

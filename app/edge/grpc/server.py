@@ -63,7 +63,10 @@ class GrpcServer:
             **GrpcSharedMemory(core).methods(),
         }
         room = MessageRoom(core.slab, options.body)
-        gate = GrpcGate(entry, room, max_calls, lambda method, error: self._turned_away(inference, method, error))
+        gate = GrpcGate(
+            *(entry, room, max_calls, lambda method, error: self._turned_away(inference, method, error)),
+            core.current_load,
+        )
         self._server.add_generic_rpc_handlers((_Service(gate, _handlers(gate, inference, methods)),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 

@@ -20,11 +20,13 @@ from convoy.app.edge.http.hot_routes import protocol_of
 from convoy.app.edge.http.replies import Headers, Reply, error_reply, internal_error, send_reply
 from convoy.app.edge.oip.call import Call
 from convoy.app.edge.options import EdgeOptions
+from convoy.app.edge.orca import ASKS, TELLS, report_header
 from convoy.app.host.logs import request_id
 from convoy.app.submission.inference import InferenceCore
 from convoy.models.errors import Unauthorized, Unavailable
 
 _errors = logging.getLogger("convoy")
+_ASKS_LOAD, _TELLS_LOAD = ASKS.encode(), TELLS.encode()
 # Probes come from machines that have no key.
 _NO_KEY_NEEDED = re.compile(r"/ping|/v2/health/(live|ready)|/v2/models/[^/]+(/versions/[^/]+)?/ready")
 # The admin token is a key to these, and to nothing else.
@@ -34,12 +36,13 @@ _ADMIN = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
 class Visit:
     """One call's way through the gate: who it is, whether it may, what every answer says, its line in the log."""
 
-    __slots__ = ("_core", "_entry", "own_id", "started_ns", "status", "trace")
+    __slots__ = ("_core", "_entry", "load_format", "own_id", "started_ns", "status", "trace")
 
     def __init__(self, entry: Entry, core: InferenceCore, headers: Mapping[bytes, bytes]) -> None:
         self._entry, self._core = entry, core
         self.own_id = entry.request_id(headers.get(b"x-request-id"))
         self.trace = headers.get(b"traceparent")
+        self.load_format = headers.get(_ASKS_LOAD)
         self.started_ns = time.monotonic_ns()
         self.status = 0  # no answer has begun
 
@@ -57,6 +60,10 @@ class Visit:
         headers = [(b"x-request-id", self.own_id)]
         if self.trace is not None:
             headers.append((b"traceparent", self.trace))
+        if self.load_format is not None:
+            told = report_header(self.load_format, self._core.current_load())
+            if told is not None:
+                headers.append((_TELLS_LOAD, told))
         if self._core.leaving:
             # The client's next request then goes elsewhere, and not into a closing connection.
             headers.append((b"connection", b"close"))

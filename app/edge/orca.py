@@ -1,0 +1,36 @@
+"""Load reports for who balances: ORCA (gRFC A51, `xds.data.orca.v3.OrcaLoadReport`), told to who asks for them.
+
+A request asks with `endpoint-load-metrics-format: TEXT`, `JSON` or `BIN`, over gRPC as metadata with any value. Two
+fields are told, which is what Envoy's client_side_weighted_round_robin needs.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+
+from convoy.app.submission.load import CoreLoad
+
+ASKS = "endpoint-load-metrics-format"
+TELLS = "endpoint-load-metrics"
+TRAILER = "endpoint-load-metrics-bin"
+# Protocol Buffers: the field's number and wire type 1, and eight bytes of a double; two fields need no library.
+_REPORT = struct.Struct("<BdBd")
+_RPS_FRACTIONAL, _APPLICATION_UTILIZATION = 6 << 3 | 1, 9 << 3 | 1
+
+
+def report_header(wanted: bytes, load: CoreLoad) -> bytes | None:
+    """The value of the header in this format; None for a format that nobody knows."""
+    match wanted.strip().upper():
+        case b"TEXT":
+            return b"TEXT application_utilization=%.4f, rps_fractional=%.2f" % load[:2]
+        case b"JSON":
+            return b'JSON {"application_utilization": %.4f, "rps_fractional": %.2f}' % load[:2]
+        case b"BIN":
+            return b"BIN " + base64.b64encode(report_message(load))
+    return None
+
+
+def report_message(load: CoreLoad) -> bytes:
+    """The same as an OrcaLoadReport, for a trailer."""
+    return _REPORT.pack(_RPS_FRACTIONAL, load.requests_per_s, _APPLICATION_UTILIZATION, load.utilisation)

@@ -1,0 +1,106 @@
+"""Watches how loaded a core is: looks twice a second at what is counted anyway, so that no request pays for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from convoy.app.lifecycle.catalog import Catalog, Served
+from convoy.app.scheduling.request import SECOND_NS
+from convoy.app.scheduling.routing import BatchSpeed
+from convoy.app.scheduling.scheduler import Scheduler
+from convoy.app.submission.load import CoreLoad
+
+_LOOK_EVERY_S = 0.5
+_WINDOW_S = 5.0
+
+
+class _Look(NamedTuple):
+    """What had happened by a time: seconds of work in full batches, of the loop's CPU, and requests answered."""
+
+    at_s: float
+    work_s: float
+    loop_s: float
+    requests: int
+
+
+class LoadWatch:
+    """Belongs to one event loop. `clock` and `loop_clock` never go back, the latter is the loop's thread's own."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        scheduler: Scheduler,
+        clock: Callable[[], float] = time.monotonic,
+        loop_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._catalog, self._scheduler = catalog, scheduler
+        self._clock, self._loop_clock = clock, loop_clock
+        self._looks: deque[_Look] = deque(maxlen=1 + round(_WINDOW_S / _LOOK_EVERY_S))
+        self._counted: dict[Served, tuple[int, int]] = {}
+        self._work_s, self._requests = 0.0, 0
+        self.load = CoreLoad()
+        self.on_look: Callable[[CoreLoad], None] = lambda load: None
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def look(self) -> None:
+        """Find out how loaded it is now."""
+        waiting_s = sum([self._work_since(served) for served in self._catalog.served()], 0.0)
+        self._counted = {served: self._counted[served] for served in self._catalog.served()}
+        self._looks.append(_Look(self._clock(), self._work_s, self._loop_clock(), self._requests))
+        first, last = self._looks[0], self._looks[-1]
+        took_s = last.at_s - first.at_s
+        if took_s > 0:
+            busy_s = max(last.work_s - first.work_s, last.loop_s - first.loop_s)
+            self.load = CoreLoad(busy_s / took_s, (last.requests - first.requests) / took_s, waiting_s)
+        self.on_look(self.load)
+
+    def _work_since(self, served: Served) -> float:
+        """Count what a version has done since the last look; the seconds of work that wait for it."""
+        statistics = served.statistics
+        samples, requests = statistics.inference_count, statistics.success.count
+        samples_before, requests_before = self._counted.get(served, (0, 0))
+        self._counted[served] = samples, requests
+        per_s = _samples_per_s(served)
+        if not per_s:
+            return 0.0  # its only engine is being replaced
+        self._requests += requests - requests_before
+        self._work_s += (samples - samples_before) / per_s
+        return self._scheduler.waiting_samples(served.key) / per_s
+
+
+def _samples_per_s(served: Served) -> float:
+    """What all devices of a version could do together, in its engines' largest batches; 0 where there is no engine."""
+    best: dict[str, float] = {}
+    for one in served.at_work:
+        lane = one.lane
+        size = lane.batch_sizes[-1]
+        takes_ns = max(1, lane.expect_ns(size) - lane.hidden_ns(size))
+        best[lane.device] = max(best.get(lane.device, 0.0), size * SECOND_NS / takes_ns)
+    return sum(best.values(), 0.0)
+
+
+def batch_speed(catalog: Catalog) -> BatchSpeed | None:
+    """How fast this core is, by its slowest version; None where no engine is at work."""
+    found = [speed for served in catalog.served() if (speed := _speed_of(served)) is not None]
+    return max(found, key=lambda speed: speed.batch_s(speed.max_batch), default=None)
+
+
+def _speed_of(served: Served) -> BatchSpeed | None:
+    lanes = {one.lane.device: one.lane for one in served.at_work}
+    if not lanes:
+        return None
+    lane = next(iter(lanes.values()))
+    size = lane.batch_sizes[-1]
+    one_s, full_s = lane.expect_ns(1) / SECOND_NS, lane.expect_ns(size) / SECOND_NS
+    per_sample_s = (full_s - one_s) / (size - 1) if size > 1 else full_s
+    # Several devices take as many samples in the same time.
+    return BatchSpeed(max(0.0, one_s - per_sample_s), per_sample_s / len(lanes), size * len(lanes))

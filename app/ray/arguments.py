@@ -1,0 +1,116 @@
+"""What `serve run convoy.ray:build_app` and the `args` of a config file may say.
+
+Two kinds of names: Ray's, which are the fields here, and every option of `convoy serve` that makes sense where Ray has
+the ports and the processes, under its own name (`max_batch`, `api_key_file`). A name that is neither is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from convoy.app.remote.remote_files import is_url
+from convoy.app.settings import Settings, read_settings
+from convoy.models.errors import UsageError
+
+# Ray listens, and ends the process; one replica is one process.
+_RAYS_OWN = frozenset(("host", "port", "grpc_port", "address_file", "edges", "drain_delay_s"))
+SERVER_OPTIONS = tuple(name for name in Settings.model_fields if name not in _RAYS_OWN)
+
+
+class AppArguments(BaseModel):
+    """The arguments of the application; those of `convoy serve` are allowed beside these fields.
+
+    Raises ValueError (pydantic's) for a name that is not known, with the nearest one that is.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    store: str | None = Field(None, description="Folder of models, on every node. Without it the demo is served.")
+    name: str = Field("Convoy", min_length=1, description="Name of the deployment.")
+    num_replicas: int | None = Field(None, ge=1, description="Replicas, without autoscaling; by default 1.")
+    num_cpus: float = Field(1, ge=0, description="CPUs that Ray sets aside for a replica; it computes on as many.")
+    num_gpus: float = Field(0, ge=0, description="GPUs that Ray sets aside for a replica.")
+    resources: dict[str, float] = Field(default_factory=dict, description="Other resources of a replica.")
+    placement_bundles: list[dict[str, float]] = Field(
+        default_factory=list, description="Bundles of a placement group for each replica; the first holds the replica."
+    )
+    placement_strategy: str = Field("PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.")
+    max_replicas_per_node: int | None = Field(None, ge=1, le=100, description="So that they spread over nodes.")
+    min_replicas: int | None = Field(None, ge=0, description="Autoscaling: the fewest replicas.")
+    max_replicas: int | None = Field(None, ge=1, description="Autoscaling: the most; turns it on.")
+    target_utilisation: float = Field(0.7, gt=0, lt=1, description="Autoscaling: how busy a replica should be.")
+    upscale_delay_s: float = Field(10, ge=0, description="Autoscaling: wanted for so long before replicas are added.")
+    downscale_delay_s: float = Field(300, ge=0, description="Autoscaling: the same before one is taken away.")
+    metrics_interval_s: float = Field(10, gt=0, description="Autoscaling: how often replicas tell of their load.")
+    look_back_period_s: float = Field(30, gt=0, description="Autoscaling: what they told is averaged over so long.")
+    max_ongoing_requests: int = Field(1024, ge=1, description="Requests at once in a replica that Ray sees.")
+    health_check_period_s: float = Field(2, gt=0, description="How often Ray asks a replica whether it is well.")
+    health_check_timeout_s: float = Field(10, gt=0, description="A replica that does not answer within that is not.")
+    graceful_shutdown_timeout_s: float = Field(40, ge=0, description="What a replica has to finish what it accepted.")
+    router: str = Field(
+        "", description="Request router of handles: nothing for Ray's own, or expected-finish where devices differ."
+    )
+
+    @field_validator("resources", "placement_bundles", mode="before")
+    @classmethod
+    def _read_json(cls, given: Any) -> Any:
+        """The command line gives texts."""
+        return json.loads(given) if isinstance(given, str) else given
+
+    @field_validator("router")
+    @classmethod
+    def _is_known(cls, router: str) -> str:
+        if router not in ("", "expected-finish"):
+            raise ValueError(f"router must be expected-finish, or left out for Ray's own; got {router!r}")
+        return router
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> AppArguments:
+        self._check_names()
+        if self.max_replicas is None and self.min_replicas is not None:
+            raise ValueError("min_replicas needs max_replicas; together they turn autoscaling on")
+        if self.max_replicas is not None and self.num_replicas is not None:
+            raise ValueError("give num_replicas, or min_replicas and max_replicas for autoscaling, not both")
+        if self.max_replicas is not None and (self.min_replicas or 0) > self.max_replicas:
+            raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
+        self._check_server_options()
+        return self
+
+    def server_options(self) -> dict[str, object]:
+        """What was said of `convoy serve`'s options, and the threads that go with `num_cpus`."""
+        given = dict(self.model_extra or {})
+        if "threads" not in given and self.num_cpus:
+            given["threads"] = max(1, round(self.num_cpus))
+        if self.store is not None:
+            given["store"] = self.store
+        return given
+
+    def _check_names(self) -> None:
+        known = [*type(self).model_fields, *SERVER_OPTIONS]
+        for name in self.model_extra or {}:
+            if name in _RAYS_OWN:
+                raise ValueError(f"{name!r} is Ray's to decide in a replica; leave it out")
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
+                raise ValueError(f"there is no argument {name!r}{hint}")
+
+    def _check_server_options(self) -> None:
+        try:
+            read_settings(self.server_options())
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+
+
+def replica_settings(given: dict[str, object]) -> Settings:
+    """The settings of a replica: what was given, then its environment, then the defaults. Raises UsageError."""
+    store = given.get("store")
+    if isinstance(store, str) and not (is_url(store) or Path(store).expanduser().exists()):
+        raise UsageError(f"store {store} is not on the node of this replica; it must be reachable from every node")
+    # Whoever reaches a replica came through Ray's proxy, so its own address says nothing.
+    return read_settings({**given, "host": "0.0.0.0", "port": 0, "grpc_port": -1, "edges": "0"})

@@ -1,0 +1,74 @@
+"""What a handle of Ray's may ask of a replica: `handle.predict.remote(images)`, `handle.infer.remote(arrays)`.
+
+The calls are those of `convoy.Engine`, on the replica's core; values travel through Ray as Python objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from convoy.app.core import Core
+from convoy.app.edge.oip.predicting import check_timeout_ms, check_top_k
+from convoy.app.python.arrays import request_of
+from convoy.app.python.inside import Asked, Asking
+from convoy.app.python.pictures import OneImage, is_one, several_of
+from convoy.app.python.records import Classification
+from convoy.app.ray.ways import Ways
+from convoy.models.errors import InvalidRequest
+
+
+class HandleCalls:
+    """The methods of a deployment; a base class, because Ray finds methods on the object that it made."""
+
+    _core: Core
+    _asking: Asking
+    _ways: Ways
+
+    async def predict(
+        self,
+        images: OneImage | Iterable[OneImage],
+        *,
+        model: str | None = None,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_ms: float | None = None,
+    ) -> Classification | list[Classification]:
+        """As `convoy.Engine.predict`: one image gives a Classification, several a list of them in their order.
+
+        `model` may be left out where one is loaded. A path is one on the replica's node. Raises what the engine raises.
+        """
+        self._ways.by_handle += 1
+        asked, checked = self._asked(model, version, timeout_ms), None if top_k is None else check_top_k(top_k, top_k)
+        if is_one(images):
+            return await self._asking.predict(asked, images, checked, threshold)
+        return await self._asking.predict_many(asked, several_of(images), checked, threshold)
+
+    async def infer(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        *,
+        model: str | None = None,
+        version: int | str | None = None,
+        outputs: Sequence[str] | None = None,
+        timeout_ms: float | None = None,
+        priority: int = 0,
+    ) -> dict[str, np.ndarray]:
+        """As `convoy.Engine.infer`: arrays in and out by the tensors' names. Raises what the engine raises."""
+        self._ways.by_handle += 1
+        request = request_of(inputs, outputs, priority, None)
+        return await self._asking.infer(self._asked(model, version, timeout_ms), request)
+
+    def _asked(self, model: str | None, version: int | str | None, timeout_ms: float | None) -> Asked:
+        """Raises InvalidRequest."""
+        if timeout_ms is not None:
+            check_timeout_ms(timeout_ms, timeout_ms)
+        return Asked(model or self._only_model(), None if version is None else str(version), timeout_ms)
+
+    def _only_model(self) -> str:
+        names = sorted({served.key.model for served in self._core.catalog.served()})
+        if len(names) != 1:
+            raise InvalidRequest(f"say which model, with model=NAME; there are {', '.join(names) or 'none'}")
+        return names[0]

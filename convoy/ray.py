@@ -1,0 +1,23 @@
+"""Convoy in a Ray cluster: `serve run convoy.ray:build_app store=DIR`.
+
+    import convoy.ray
+    from ray import serve
+
+    app = convoy.ray.build_app(convoy.ray.AppArguments(store="/models", num_replicas=2))
+    handle = serve.run(app)
+
+docs/ray.md says what Ray's nodes should have in their environment.
+"""
+
+# Without `annotations` from the future: Ray looks at the very class that `build_app` names.
+from ray.serve import Application
+
+from convoy.app.ray.application import application
+from convoy.app.ray.arguments import AppArguments
+
+__all__ = ["AppArguments", "build_app"]
+
+
+def build_app(arguments: AppArguments) -> Application:
+    """The application for `serve run`, `serve deploy` and `serve.run`."""
+    return application(arguments)

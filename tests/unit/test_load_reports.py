@@ -1,0 +1,144 @@
+"""How loaded a core is, in virtual time, and how that is told: ORCA over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from test_direct import House, rows, shift
+
+from convoy.app.edge.orca import report_header, report_message
+from convoy.app.lifecycle.load_watch import LoadWatch
+from convoy.app.submission.load import CoreLoad
+from tests.support.fake_devices import MAX_BATCH, Workshop, in_workshop
+
+LOAD = CoreLoad(0.25, 120.5, 0.0)
+ASKS = "endpoint-load-metrics-format"
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Workshop:
+    return Workshop(tmp_path)
+
+
+def orca_message() -> Any:
+    """The two fields of xds.data.orca.v3.OrcaLoadReport, with the numbers that its .proto gives them."""
+    file = descriptor_pb2.FileDescriptorProto(name="orca_part.proto", package="part", syntax="proto3")
+    message = file.message_type.add(name="OrcaLoadReport")
+    for name, number in (("rps_fractional", 6), ("application_utilization", 9)):
+        message.field.add(name=name, number=number, type=1, label=1)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("part.OrcaLoadReport"))
+
+
+def test_each_format_says_the_same() -> None:
+    assert report_header(b"TEXT", LOAD) == b"TEXT application_utilization=0.2500, rps_fractional=120.50"
+    told = report_header(b" json ", LOAD)
+    assert told is not None
+    assert told.startswith(b"JSON ")
+    assert json.loads(told[5:]) == {"application_utilization": 0.25, "rps_fractional": 120.5}
+    binary = report_header(b"bin", LOAD)
+    assert binary is not None
+    assert binary.startswith(b"BIN ")
+    assert b64decode(binary[4:]) == report_message(LOAD)
+    assert report_header(b"XML", LOAD) is None
+
+
+def test_the_message_is_what_protocol_buffers_reads() -> None:
+    read = orca_message().FromString(report_message(LOAD))
+    assert (read.application_utilization, read.rps_fractional) == (0.25, 120.5)
+
+
+class Watched:
+    """A workshop's core under a watch whose clocks the test has."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self.now_s = self.loop_s = 0.0
+        core = workshop.core
+        self.watch = LoadWatch(core.catalog, core.scheduler, lambda: self.now_s, lambda: self.loop_s)
+        (self.served,) = core.catalog.served()
+        self.watch.look()
+
+    @property
+    def most_per_s(self) -> float:
+        (one,) = self.served.lanes
+        size = one.lane.batch_sizes[-1]
+        assert size == MAX_BATCH
+        return size * 1e9 / (one.lane.expect_ns(size) - one.lane.hidden_ns(size))
+
+    def pass_s(self, seconds: float, samples: float = 0, loop_s: float = 0.0) -> CoreLoad:
+        """So many samples are computed meanwhile, one in a batch, and the loop takes so much CPU time."""
+        self.now_s += seconds
+        self.loop_s += loop_s
+        self.served.statistics.inference_count += round(samples)
+        self.served.statistics.success.count += round(samples)
+        self.watch.look()
+        return self.watch.load
+
+
+def test_what_counts_is_what_could_be_done_in_full_batches(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        watched = Watched(workshop)
+        half = watched.most_per_s / 2
+        load = watched.pass_s(1.0, samples=half)
+        assert load.utilisation == pytest.approx(0.5, rel=0.01)
+        assert load.requests_per_s == pytest.approx(half, rel=0.01)
+        assert load.waiting_s == 0
+
+    in_workshop(workshop, scenario)
+
+
+def test_a_loop_that_is_busier_than_the_engines_counts(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        assert Watched(workshop).pass_s(2.0, samples=1, loop_s=1.8).utilisation == pytest.approx(0.9)
+
+    in_workshop(workshop, scenario)
+
+
+def test_what_was_is_forgotten_after_some_seconds(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        watched = Watched(workshop)
+        assert watched.pass_s(0.5, samples=100).requests_per_s == 200
+        rates = [watched.pass_s(0.5).requests_per_s for _ in range(12)]
+        assert rates == sorted(rates, reverse=True)
+        assert rates[-1] == 0
+
+    in_workshop(workshop, scenario)
+
+
+def test_who_asks_is_told_and_nobody_else(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        house = House(workshop)
+        for through_asgi in (False, True):
+            connection = house.connect(through_asgi=through_asgi)
+            told = await connection.ask(rows(1.0, headers={ASKS: "TEXT"}))
+            assert told.headers["endpoint-load-metrics"].startswith("TEXT application_utilization=")
+            assert "endpoint-load-metrics" not in (await connection.ask(rows(1.0))).headers
+            unknown = await connection.ask(rows(1.0, headers={ASKS: "XML"}))
+            assert unknown.status == 200
+            assert "endpoint-load-metrics" not in unknown.headers
+
+    in_workshop(workshop, scenario)
+
+
+def test_a_repeated_request_is_told_the_load_of_now(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        house = House(workshop)
+        connection = house.connect()
+        found = []
+        for number in range(6):
+            house.core.load_watch.load = CoreLoad(number / 10, number)
+            reply = await connection.ask(rows(float(number), headers={ASKS: "TEXT"}))
+            assert shift(reply) == number + 100
+            found.append(reply.headers["endpoint-load-metrics"])
+        assert house.usual == 0
+        assert found == [
+            f"TEXT application_utilization={number / 10:.4f}, rps_fractional={number:.2f}" for number in range(6)
+        ]
+
+    in_workshop(workshop, scenario)

@@ -1,0 +1,237 @@
+"""What stands between Ray Serve and a core, without Ray: arguments, connections, the application under a prefix."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn.config
+from pydantic import ValidationError
+from starlette.types import Message, Receive, Scope, Send
+from test_direct import ROWS, House, rows, shift
+from test_direct import workshop as workshop  # a fixture
+
+from convoy.app.edge.http.connection import ConnectionLimits
+from convoy.app.ray.arguments import SERVER_OPTIONS, AppArguments, replica_settings
+from convoy.app.ray.connections import RouteHere, take_connections
+from convoy.app.ray.ingress import Ingress
+from convoy.app.ray.ways import Ways
+from convoy.app.settings import Settings
+from convoy.models.errors import UsageError
+from tests.support.fake_devices import Workshop, in_workshop
+
+
+def refusal(**given: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        AppArguments.model_validate(given)
+    return str(caught.value)
+
+
+def test_options_of_the_server_are_arguments_and_reach_a_replica(tmp_path: Path) -> None:
+    given = AppArguments.model_validate({"store": str(tmp_path), "max_batch": "8", "engine": "cpu", "num_cpus": "2"})
+    settings = replica_settings(given.server_options())
+    assert (settings.store, settings.max_batch, settings.engine, settings.threads) == (tmp_path, 8, "cpu", 2)
+    assert settings.grpc_port == -1
+
+
+def test_threads_are_the_cpus_that_ray_sets_aside_unless_they_are_given() -> None:
+    assert AppArguments(num_cpus=3).server_options()["threads"] == 3
+    assert AppArguments.model_validate({"num_cpus": 3, "threads": 1}).server_options()["threads"] == 1
+    assert "threads" not in AppArguments(num_cpus=0).server_options()
+
+
+def test_an_unknown_argument_is_named_with_the_nearest_known_one() -> None:
+    assert "no argument 'stor'; did you mean 'store'?" in refusal(stor="/models")
+    assert "no argument 'max_btach'; did you mean 'max_batch'?" in refusal(max_btach=3)
+    assert "there are api_key_file" not in refusal(num_replica=2)
+    assert "num_replicas" in refusal(num_replica=2)
+
+
+def test_what_is_rays_is_refused_with_the_reason() -> None:
+    for name in ("port", "grpc_port", "edges", "host"):
+        assert f"'{name}' is Ray's to decide" in refusal(**{name: 1})
+    assert set(SERVER_OPTIONS) < set(Settings.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max_batch": "-1"}, "--max-batch"),
+        ({"engine": "abacus"}, "choose from"),
+        ({"min_replicas": 1}, "needs max_replicas"),
+        ({"num_replicas": 2, "max_replicas": 3}, "not both"),
+        ({"min_replicas": 4, "max_replicas": 3}, "above"),
+        ({"router": "random"}, "expected-finish"),
+        ({"num_cpus": "many"}, "valid number"),
+    ],
+)
+def test_a_wrong_value_is_an_error_before_anything_is_started(given: dict[str, Any], words: str) -> None:
+    assert words in refusal(**given)
+
+
+def test_texts_of_the_command_line_may_be_json() -> None:
+    given = AppArguments.model_validate({"resources": '{"a100": 1}', "placement_bundles": '[{"CPU": 1}, {"CPU": 2}]'})
+    assert given.resources == {"a100": 1}
+    assert given.placement_bundles == [{"CPU": 1}, {"CPU": 2}]
+
+
+def test_a_store_that_is_on_no_node_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must be reachable from every node"):
+        replica_settings({"store": str(tmp_path / "away")})
+
+
+# Connections
+
+
+@pytest.fixture(autouse=True)
+def usual_protocols(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn.config, "HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
+
+
+class Behind(House):
+    """A house whose connections Ray's server would make; `serve` is what Ray has in front of the application."""
+
+    def __init__(self, workshop: Workshop, prefix: str = "", root_path: str = "") -> None:
+        super().__init__(workshop)
+        self.ways, self.here = Ways(), RouteHere()
+        take_connections(self.way, ConnectionLimits(), self.ways, self.here)
+        self.ingress = Ingress(self._app, self.ways, self.here, _nothing)
+        self._prefix = prefix
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            body = await _whole(receive)  # Ray has read it before the application is called
+            await self.ingress({**scope, "root_path": prefix}, _once(body), send)
+
+        self._config = uvicorn.Config(
+            serve,
+            ws="none",
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            root_path=root_path,
+        )
+        self._config.load()
+        self._kind = self._config.http_protocol_class  # type: ignore[assignment]
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def _whole(receive: Receive) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return body
+
+
+def _once(body: bytes) -> Receive:
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return receive
+
+
+@pytest.mark.parametrize("prefix", ["", "/cnn", "/v2"])
+def test_the_first_request_teaches_the_prefix_and_all_that_follow_go_direct(workshop: Workshop, prefix: str) -> None:
+    async def scenario() -> None:
+        house = Behind(workshop, prefix)
+        connection = house.connect()
+        for number in range(5):
+            assert shift(await connection.ask(rows(float(number), path=prefix + ROWS))) == number + 100
+        assert (house.ways.by_asgi, house.ways.direct) == (1, 4)
+
+    in_workshop(workshop, scenario)
+
+
+def test_a_body_that_ray_has_read_is_answered_as_well_as_one_that_nobody_has(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        house = Behind(workshop)
+        house.here.prefix = None
+        for _ in range(3):
+            request = rows(7.0, headers={"x-request-timeout-seconds": "5"})
+            assert shift(await house.connect().ask(request)) == 107
+        assert (house.ways.by_asgi, house.ways.direct) == (3, 0)
+
+    in_workshop(workshop, scenario)
+
+
+def test_who_asks_for_another_prefix_or_for_rays_timeout_goes_by_ray(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        house = Behind(workshop, "/cnn")
+        house.here.prefix = b"/cnn"
+        connection = house.connect()
+        await connection.ask(rows(1.0))  # without the prefix
+        assert house.ways.direct == 0
+        house.here.prefix = b"/cnn"
+        request = rows(1.0, path="/cnn" + ROWS, headers={"x-request-timeout-seconds": "5"})
+        assert shift(await connection.ask(request)) == 101
+        assert house.ways.direct == 0
+
+    in_workshop(workshop, scenario)
+
+
+def test_under_a_root_of_the_whole_server_everything_goes_by_ray(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        house = Behind(workshop, root_path="/all")
+        house.here.prefix = b""
+        await house.connect().ask(rows(1.0))
+        assert house.ways.direct == 0
+
+    in_workshop(workshop, scenario)
+
+
+def test_a_connection_on_another_loop_than_the_core_is_rays_own(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        house = Behind(workshop)
+        make = uvicorn.config.HTTP_PROTOCOLS["auto"]
+
+        async def elsewhere() -> str:
+            return type(make(config=house._config, server_state=house.state, app_state={})).__module__  # type: ignore[operator]
+
+        here, there = await elsewhere(), await asyncio.to_thread(asyncio.run, elsewhere())
+        assert here == "convoy.app.ray.connections"
+        assert there.startswith("uvicorn.")
+
+    in_workshop(workshop, scenario)
+
+
+def test_a_server_that_ends_lets_a_direct_call_finish(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        house = Behind(workshop)
+        house.here.prefix = b""
+        connection = house.connect()
+        request = rows(3.0)
+        connection.send(request[:-4])
+        connection.protocol.shutdown()
+        reply = await connection.ask(request[-4:])
+        assert shift(reply) == 103
+        assert reply.headers["connection"] == "close"
+
+    in_workshop(workshop, scenario)
+
+
+def test_an_answer_has_one_id_where_ray_adds_its_own(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        house = Behind(workshop)
+        started: list[Message] = []
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                started.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/nowhere", "headers": [(b"x-request-id", b"one")]}
+        await house.ingress({**scope, "query_string": b"", "root_path": ""}, _once(b""), send)
+        assert not [name for name, _ in started[0]["headers"] if name == b"x-request-id"]
+
+    in_workshop(workshop, scenario)
