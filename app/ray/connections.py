@@ -17,7 +17,7 @@ import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from convoy.app.edge.http.connection import ConnectionLimits, GuardedProtocol
-from convoy.app.edge.http.direct import DirectWay, Repetition
+from convoy.app.edge.http.direct import DirectWay, Memory
 from convoy.app.ray.ways import Ways
 
 _log = logging.getLogger("convoy")
@@ -58,8 +58,8 @@ class ReplicaProtocol(GuardedProtocol):
         self.url = whole
         return False
 
-    def _repeats(self, repetition: Repetition, data: bytes) -> bool:
-        is_repeated = super()._repeats(repetition, data)
+    def _repeats(self, memory: Memory, data: bytes) -> bool:
+        is_repeated = super()._repeats(memory, data)
         self.ways.direct += is_repeated
         return is_repeated
 
