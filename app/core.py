@@ -53,13 +53,13 @@ class CoreOptions:
 
     store: Path | RemoteStore
     load: LoadOptions
-    model_name: str = ""
     control: ControlOptions = field(default_factory=ControlOptions)
     max_queue: int = 1024
     max_inflight_bytes: int = 256 << 20
     health: HealthOptions = field(default_factory=HealthOptions)
     allow_shared_memory: bool = False
     shared_memory: SharedPart | None = None
+    model_name: str = ""
 
 
 class Core(OpenCalls):

@@ -1,11 +1,13 @@
-"""What the user asked for, as typed on the command line and before anything of it was checked."""
+"""What the user asked for, as typed on the command line and before its meaning was checked."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from convoy.models.errors import UsageError
 from convoy.models.option import Option
 from convoy.models.priorities import ORDINARY_PRIORITIES
 
@@ -64,6 +66,11 @@ class ExportOptions:
     store: Annotated[Path, Option("Folder of models.")] = Path("store")
     data_root: Annotated[Path | None, Option("Where downloaded data sets lie.")] = None
     plan_cache: Annotated[Path | None, _PLAN_CACHE] = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError where the store is a URL, of which a path would make a folder with a strange name."""
+        if re.match(r"[a-z0-9]+:/", str(self.store)):
+            raise UsageError("--store must be a folder here; write to one, and upload it, such as by `aws s3 sync`")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ but no weights and no images, so a wrong call fails before any work is done.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -74,7 +73,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     return ExportPlan(
         asked=options,
         source=replace(origin.source, published="random weights") if options.random_weights else origin.source,
-        store=Store(_folder(options.store)),
+        store=Store(options.store),
         weights=origin.weights,
         weights_from=origin.weights_from,
         image=resolve_image(options.preprocess, size, origin.size, origin.image, front, origin.why_no_image),
@@ -86,12 +85,6 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         stated=origin.stated,
         plan_cache=plan_folder(options.plan_cache),
     )
-
-
-def _folder(given: Path) -> Path:
-    if re.match(r"[a-z0-9]+:/", str(given)):  # a URL, of which a path would make a folder with a strange name
-        raise UsageError("--store must be a folder here; write to one, and upload it, such as by `aws s3 sync`")
-    return given
 
 
 def parse_activation(text: str) -> Activation | None:

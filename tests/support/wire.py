@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +109,24 @@ def read_reply(file: BinaryIO) -> WireReply:
 
 def _read_body(file: BinaryIO, headers: Mapping[str, str]) -> bytes:
     if headers.get("transfer-encoding") != "chunked":
-        return file.read(int(headers.get("content-length", 0)))
+        return _read_whole(file, int(headers.get("content-length", 0)))
     pieces = []
-    while size := int(file.readline(), 16):
-        pieces.append(file.read(size))
+    while size := int(file.readline() or _closed_early(), 16):
+        pieces.append(_read_whole(file, size))
         file.readline()
     file.readline()
     return b"".join(pieces)
+
+
+def _closed_early() -> NoReturn:
+    raise ConnectionError("the server closed the connection before the end of its answer")
+
+
+def _read_whole(file: BinaryIO, nbytes: int) -> bytes:
+    data = file.read(nbytes)
+    if len(data) < nbytes:
+        raise ConnectionError(f"the server closed the connection after {len(data)} of {nbytes} bytes")
+    return data
 
 
 def head(path: str, headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:

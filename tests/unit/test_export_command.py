@@ -312,7 +312,7 @@ def test_force_publishes_it_and_says_so_wherever_it_is_seen(tmp_path, data):
     assert "This model was published although:" in report
     assert "serves, although it should not" in report
     shown = io.StringIO()
-    assert inspect_command.run(folder.parents[1], "colours", Console(file=shown, width=300)) == 0
+    assert inspect_command.run(str(folder.parents[1]), "colours", Console(file=shown, width=300)) == 0
     assert f"published although: {objection}" in shown.getvalue()
 
 

@@ -32,7 +32,12 @@ def refusal(**given: Any) -> str:
 def test_options_of_the_server_are_arguments_and_reach_a_replica(tmp_path: Path) -> None:
     given = AppArguments.model_validate({"store": str(tmp_path), "max_batch": "8", "engine": "cpu", "num_cpus": "2"})
     settings = replica_settings(given.server_options())
-    assert (settings.store, settings.max_batch, settings.engine, settings.threads) == (tmp_path, 8, "cpu", 2)
+    assert (settings.store, settings.max_batch, settings.engine, settings.threads) == (
+        str(tmp_path),
+        8,
+        "cpu",
+        2,
+    )
     assert settings.grpc_port == -1
 
 
