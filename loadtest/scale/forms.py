@@ -34,6 +34,12 @@ FAST = {
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     "RAY_SERVE_HAPROXY_RETRIES": "10",
 }
+# HAProxy can send again only what had come whole before it passed anything on. Ray has no variable for that option; it writes
+# this one's value into the file of HAProxy's as it is, under `defaults`.
+WHOLE_BODIES = {
+    "RAY_SERVE_HAPROXY_RETRY_ON": f"{FAST['RAY_SERVE_HAPROXY_RETRY_ON']}\n    option http-buffer-request",
+    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(1 << 20),
+}
 LEAN = {"RAY_SERVE_HAPROXY_METRICS_ENABLED": "0", "RAY_SERVE_HAPROXY_NBTHREAD": "2"}
 # By a time-out of Ray's, which only its ASGI heeds, a request goes that way.
 _BY_ASGI = (("x-request-timeout-seconds", "60"),)
