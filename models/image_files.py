@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from convoy.models.errors import BundleError, ImageError
 from convoy.models.files import open_regular
@@ -12,7 +11,7 @@ from convoy.models.files import open_regular
 def read_image_file(path: str | os.PathLike[str]) -> bytes:
     """All of it. Raises ImageError where it cannot be read; never waits for a pipe or a device."""
     try:
-        with open_regular(Path(path)) as file:
+        with open_regular(os.fspath(path)) as file:
             return file.read()
     except OSError as error:
         raise ImageError(f"cannot read {path}: {error.strerror or error}; check the file") from error

@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 
 from convoy.app.batch_job.inputs import BatchInputs
-from convoy.app.batch_job.job import BatchModel, BatchOptions, find_model, share_of_cpus
+from convoy.app.batch_job.job import BatchModel, BatchOptions, find_model, share_of_cpus, workers_for
 from convoy.app.batch_job.local import LocalWorkers
 from convoy.app.batch_job.on_ray import run_on_ray
 from convoy.app.batch_job.part_file import ERRORS, PartFileRecord, name_of, read_record, remove_leftovers, write_errors
@@ -111,7 +111,7 @@ class _Batch:
             )
             return
         gpus = len(self._settings.core_options().load.machine.gpus)
-        workers = min(self._options.workers or max(1, gpus), len(todo))
+        workers = min(self._options.workers or workers_for(gpus), len(todo))
         LocalWorkers(
             *(self._job(workers), todo, workers),
             shares_gpus=gpus > 0,

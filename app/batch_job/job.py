@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.memory import available_bytes
 from convoy.app.engines.table import AUTO
 from convoy.app.settings import Settings, read_settings
 from convoy.models.bundle import MANIFEST, Bundle, open_bundle, sha256_file
@@ -13,6 +14,10 @@ from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
 from convoy.models.spec import ModelSpec
 from convoy.models.store import DEMO_STORE, Store
+
+# More of them start slowly and share the machine no better; what one takes is libraries, a network, and its batches.
+_MOST_WORKERS = 16
+_WORKER_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,18 @@ def output_index(spec: ModelSpec, name: str) -> int:
     if name not in names:
         raise UsageError(f"the model has no output {name!r} for --embeddings; it has {', '.join(names)}")
     return names.index(name)
+
+
+def workers_for(gpus: int) -> int:
+    """How many workers this machine is good for: one for each GPU; without any, one for each core that has memory.
+
+    Threads of one Python take turns at all that is not computing or decoding; processes do not.
+    """
+    if gpus:
+        return gpus
+    free = available_bytes()
+    room = _MOST_WORKERS if free is None else free // _WORKER_BYTES
+    return max(1, min(cpu_budget(), _MOST_WORKERS, room))
 
 
 def share_of_cpus(workers: int) -> int:

@@ -49,7 +49,8 @@ def images_of(part: BatchPart) -> Iterator[BatchImage]:
 def _images(piece: Piece, base: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     match piece:
         case PathsPiece(paths):
-            return ((path, partial(read_image_file, base / path)) for path in paths)
+            folder = str(base)
+            return ((path, partial(read_image_file, os.path.join(folder, path))) for path in paths)  # noqa: PTH118 - of millions
         case MembersPiece():
             return _members(piece, base)
         case RowsPiece():

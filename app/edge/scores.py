@@ -73,10 +73,12 @@ class RankedClasses(NamedTuple):
 def best_classes_of_batch(outputs: np.ndarray, spec: ModelSpec, top_k: int) -> RankedClasses:
     """What `best_classes` gives for each row of [samples, values], to the last bit, all at once."""
     scores = _scores(outputs.astype(np.float32, copy=False), spec)
-    order = (-scores).argsort(axis=1, kind="stable")[:, :top_k]
-    return RankedClasses(
-        order.astype(np.int32), np.take_along_axis(scores, order, axis=1), np.isnan(scores).any(axis=1)
-    )
+    is_nan = np.isnan(scores).any(axis=1)
+    if _FEW_IN * top_k > scores.shape[1] or is_nan.any():
+        order = (-scores).argsort(axis=1, kind="stable")[:, :top_k]
+    else:
+        order = np.array([_best(row, top_k) for row in scores]).reshape(-1, top_k)
+    return RankedClasses(order.astype(np.int32), np.take_along_axis(scores, order, axis=1), is_nan)
 
 
 def _scores(outputs: np.ndarray, spec: ModelSpec) -> np.ndarray:

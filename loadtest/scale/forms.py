@@ -34,8 +34,8 @@ FAST = {
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     "RAY_SERVE_HAPROXY_RETRIES": "10",
 }
-# HAProxy can send again only what had come whole before it passed anything on. Ray has no variable for that option; it writes
-# this one's value into the file of HAProxy's as it is, under `defaults`.
+# HAProxy can send again only what had come whole before it passed anything on. Ray has no variable for that option; it
+# writes this one's value into HAProxy's file as it is, under `defaults`.
 WHOLE_BODIES = {
     "RAY_SERVE_HAPROXY_RETRY_ON": f"{FAST['RAY_SERVE_HAPROXY_RETRY_ON']}\n    option http-buffer-request",
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(1 << 20),
