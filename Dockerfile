@@ -20,12 +20,16 @@ FROM python AS requirements
 # `make lock` writes these, with the hash of every file that may be installed.
 COPY locks /src/locks
 
-# Who serves never opens what installs, ONNX Runtime once more for programs in C, numpy's tests, simdjson's source.
+# Who serves never opens what installs, ONNX Runtime once more for programs in C, numpy's tests, simdjson's source, and of
+# the descriptions of Amazon's 400 services all but those of a store and of signing in to it.
 RUN printf '%s\n' 'set -e' \
         '/opt/libraries/bin/pip uninstall --yes pip setuptools' \
         'cd /opt/libraries/lib/python*/site-packages' \
         'rm -r onnxruntime/capi/libonnxruntime.so.* simdjson/simdjson.*' \
-        'find numpy -path "*/tests/*" -delete' > /src/finish.sh
+        'find numpy -path "*/tests/*" -delete' \
+        'cd botocore/data' \
+        'find * -maxdepth 0 -type d | grep -vxE "s3|sts|sso|sso-oidc|signin" | xargs rm -r' \
+        > /src/finish.sh
 
 FROM requirements AS cpu-installed
 RUN /opt/libraries/bin/pip install --require-hashes --requirement /src/locks/cpu.txt
