@@ -59,7 +59,8 @@ def _open(place: str, name: str | None) -> Store | RemoteStore:
     if is_url(place):
         from convoy.app.settings import read_settings  # which imports the server
 
-        return RemoteStore(place, name or _name_of(Path(place)), read_settings({}).store_cache_folder())
+        cache_folder = read_settings({}).store_cache_folder()
+        return RemoteStore(place, name or _name_of(Path(place)), cache_folder, is_name_asked_for=False)
     return Store.at(Path(place), name or _name_of(Path(place).resolve()))
 
 

@@ -56,15 +56,19 @@ class RemoteVersion:
 
 
 class RemoteStore:
-    """Asked by several threads at once. `root` is its URL."""
+    """Asked by several threads at once. `root` is its URL.
 
-    def __init__(self, url: str, model_name: str, cache_folder: Path) -> None:
+    `model_name` is the one's that the store may be. Where it is many, and somebody asked for that name, a warning says so.
+    """
+
+    def __init__(self, url: str, model_name: str, cache_folder: Path, *, is_name_asked_for: bool = True) -> None:
         """Asks nobody yet. Raises UsageError where the library for such URLs is not installed."""
         self._files = RemoteFiles(url)
         self.root = self._files.url
         # Two stores may have models of the same name.
         self._cache = VersionCache(cache_folder / hashlib.sha256(self.root.encode()).hexdigest()[:16])
         self._model_name = model_name
+        self._is_name_asked_for = is_name_asked_for and bool(model_name)
         self._layout: StoreLayout | None = None
         self._was_reached = False
         self._listed: dict[tuple[str, int], RemoteVersion] = {}
@@ -204,7 +208,7 @@ class RemoteStore:
             self._layout = find_layout(
                 lambda path: [one for one, is_folder in entries(path).items() if is_folder], exists
             )
-            if self._layout is StoreLayout.MODELS and self._model_name:
+            if self._layout is StoreLayout.MODELS and self._is_name_asked_for:
                 _log.warning("%s is a folder of models, which have names; --model-name is not used", self.root)
         return self._layout
 

@@ -231,6 +231,7 @@ def test_inspect_shows_what_is_there(remote: ObjectStore, tmp_path: Path, monkey
     remote.upload(DEMO, "digits/3")
     shown = run_convoy("inspect", "--store", URL)
     assert (shown.returncode, "digits version 3" in shown.stdout) == (0, True), shown.stdout + shown.stderr
+    assert "--model-name" not in shown.stderr
     refused = run_convoy("inspect", "--store", "s3://elsewhere/store")
     assert (refused.returncode, "there is no such bucket" in refused.stderr) == (1, True), refused.stderr
 
