@@ -58,7 +58,7 @@ class RemoteVersion:
 class RemoteStore:
     """Asked by several threads at once. `root` is its URL.
 
-    `model_name` is the one's that the store may be. Where it is many, and somebody asked for that name, a warning says so.
+    `model_name` is the one's that the store may be. Where it is many, a warning says that a name asked for is not used.
     """
 
     def __init__(self, url: str, model_name: str, cache_folder: Path, *, is_name_asked_for: bool = True) -> None:

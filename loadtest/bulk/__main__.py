@@ -28,6 +28,7 @@ def main() -> None:
     asked.add_argument("--pairs", type=int, default=5)
     asked.add_argument("--batch-size", type=int, default=64)
     asked.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    asked.add_argument("--workers", type=int, default=0, help="of the batch; 1 has the shape of the bare session")
     asked.add_argument("--bare-alone", action="store_true", help=argparse.SUPPRESS)  # the child of a pair
     given = asked.parse_args()
     images = sorted(path for path in given.folder.rglob("*") if path.is_file())
@@ -42,6 +43,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="convoy-bulk-") as out:
             whole = ["-m", "convoy", "batch", given.model, str(given.folder), "--out", out, "--store", str(given.store)]
             whole += ["--engine", "cpu", "--precision", "fp32", "--batch-size", str(given.batch_size)]
+            whole += ["--workers", str(given.workers)]
             order = [whole, bare] if number % 2 else [bare, whole]
             rates = {id(command): _rate(command) for command in order}
         ratios.append(rates[id(whole)] / rates[id(bare)])

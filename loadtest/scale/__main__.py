@@ -48,8 +48,9 @@ def main(
         network = ensure_networks({"binary"}, home, model, Path(folder))["binary"]
         build = None if interpreted else ensure_build(home)
         stand = ScaleStand(network.store, MODEL, build, generator, Path(folder), duration)
-        for number in range(rounds):
-            kept["pairs"] += [asdict(pair) for pair in stand.round(number + len(kept["pairs"]), console.print)]
+        before = _rounds(kept)
+        for number in range(before, before + rounds):
+            kept["pairs"] += [asdict(pair) for pair in stand.round(number, console.print)]
             kept["measured"], kept["generator"] = conditions.now(), generator.title
             write_text(json, json_text.dumps(kept, indent=1) + "\n")
     table = scale_table([ScalePair(ScaleTrial(**one["plain"]), ScaleTrial(**one["other"])) for one in kept["pairs"]])
@@ -67,9 +68,13 @@ def _kept(file: Path | None, kind: str) -> dict[str, Any]:
     return {"convoy": kind, "pairs": []}
 
 
+def _rounds(kept: dict[str, Any]) -> int:
+    return len(kept["pairs"]) // (len(CONNECTIONS) * (len(FORMS) - 1))
+
+
 def _conditions(kept: dict[str, Any]) -> str:
     machine = kept["machine"]
-    rounds = len(kept["pairs"]) // (2 * (len(FORMS) - 1))
+    rounds = _rounds(kept)
     busy = kept["load_average"]
     # Ray's processes cost something by the second as well, which weighs more where fewer requests come through.
     noise = (
