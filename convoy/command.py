@@ -165,49 +165,16 @@ def doctor(
     run(json, settings.plan_folder(), _console())
 
 
-@cli.command()
-def batch(
-    name: Annotated[str, typer.Argument(help="The model.")],
-    inputs: Annotated[list[str], typer.Argument(help="Images, folders, patterns, lists (.txt), parquet files, tars.")],
-    out: Annotated[Path, typer.Option(help="Folder for part-*.parquet and errors.parquet.")],
-    store: Annotated[Path | None, typer.Option(help="Folder of models. Without it the demo answers.")] = None,
-    model_version: Annotated[int | None, typer.Option(help="Version of the model; by default the newest.")] = None,
-    top_k: Annotated[int, typer.Option(help="Classes per image.")] = 5,
-    embeddings: Annotated[str | None, typer.Option(help="An output to keep whole, as a column of lists.")] = None,
-    column: Annotated[str | None, typer.Option(help="Parquet: the column of paths or images, if unclear.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images a batch; 0: the model's own.")] = 0,
-    workers: Annotated[int, typer.Option(help="Processes, or Ray's actors; 0: as the machine has devices.")] = 0,
-    engine: Annotated[str, typer.Option(help="Which engine may label, such as rtx or cpu.")] = "auto",
-    precision: Annotated[str, typer.Option(help="Which variant of the bundle labels.")] = "auto",
-    max_pixels: Annotated[int, typer.Option(help="Images with more pixels are not decoded.")] = 64_000_000,
-    ray: Annotated[
-        str | None, typer.Option(help="Label on a Ray cluster: its address, auto (the one that is found), or local.")
-    ] = None,
-) -> None:
+@_of_record("convoy.app.batch_job.job", "BatchOptions")
+def batch(**asked: Any) -> None:
     """Label millions of images into parquet files; the same command goes on where it stopped."""
     try:
         from convoy.app.batch_job.command import run
-        from convoy.app.batch_job.job import BatchOptions
     except ModuleNotFoundError as error:
         raise UsageError(f"convoy batch needs {error.name}; pip install 'convoy-serve[batch]'") from error
+    from convoy.app.batch_job.job import BatchOptions
 
-    options = BatchOptions(
-        name=name,
-        inputs=tuple(inputs),
-        out=out,
-        store=store,
-        model_version=model_version,
-        top_k=top_k,
-        embeddings=embeddings,
-        column=column,
-        batch_size=batch_size,
-        workers=workers,
-        engine=engine,
-        precision=precision,
-        max_pixels=max_pixels,
-        ray=ray,
-    )
-    raise typer.Exit(run(options, _console()))
+    raise typer.Exit(run(BatchOptions(**asked), _console()))
 
 
 def _serve(**given: object) -> None:
@@ -278,12 +245,24 @@ def _read_key(path: Path | None) -> str | None:
         raise UsageError(f"--api-key-file {path} cannot be read: {error}") from error
 
 
+def _with_value(arguments: list[str], option: str, value: str) -> list[str]:
+    """The same, with `value` behind an option that has none, for which typer has no way of its own."""
+    given = []
+    for one, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+        given.append(one)
+        if one == option and following.startswith("-"):
+            given.append(value)
+    return given
+
+
 def main(arguments: list[str] | None = None, default: str | None = None) -> None:
     """Run the command. `default` is the subcommand meant when none is named, for `python -m export ...`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     known = {command.name or command.callback.__name__ for command in cli.registered_commands if command.callback}
     if default is not None and (not arguments or arguments[0] not in known | {"serve"}):
         arguments = [default, *arguments]
+    if arguments[:1] == ["batch"]:
+        arguments = _with_value(arguments, "--ray", "auto")
     try:
         _command(arguments)(args=arguments, prog_name="convoy")
     except ConvoyError as error:

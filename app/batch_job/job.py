@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.memory import available_bytes
@@ -12,6 +13,7 @@ from convoy.app.settings import Settings, read_settings
 from convoy.models.bundle import MANIFEST, Bundle, open_bundle, sha256_file
 from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
+from convoy.models.option import Option
 from convoy.models.spec import ModelSpec
 from convoy.models.store import DEMO_STORE, Store
 
@@ -24,23 +26,27 @@ _WORKER_BYTES = 2 << 30
 class BatchOptions:
     """What the command was told. `workers` and `batch_size` 0: chosen here; `model_version` None: the newest sound one.
 
-    `ray` None: processes on this machine; otherwise the cluster's address, "" for the one that Ray finds or starts.
+    `ray` None: processes on this machine; otherwise the cluster's address, `auto` for the one that Ray finds.
     """
 
-    name: str
-    inputs: tuple[str, ...]
-    out: Path
-    store: Path | None = None
-    model_version: int | None = None
-    top_k: int = 5
-    embeddings: str | None = None
-    column: str | None = None
-    batch_size: int = 0
-    workers: int = 0
-    engine: str = AUTO
-    precision: str = "auto"
-    max_pixels: int = DEFAULT_MAX_PIXELS
-    ray: str | None = None
+    name: Annotated[str, Option("The model.", is_argument=True)]
+    inputs: Annotated[
+        list[str], Option("Images, folders, patterns, lists (.txt), parquet files, tars.", is_argument=True)
+    ]
+    out: Annotated[Path, Option("Folder for part-*.parquet and errors.parquet.")]
+    store: Annotated[Path | None, Option("Folder of models. Without it the demo answers.")] = None
+    model_version: Annotated[int | None, Option("Version of the model; by default the newest.")] = None
+    top_k: Annotated[int, Option("Classes per image.")] = 5
+    embeddings: Annotated[str | None, Option("An output to keep whole, as a column of lists.")] = None
+    column: Annotated[str | None, Option("Parquet: the column of paths or images, if unclear.")] = None
+    batch_size: Annotated[int, Option("Images a batch; 0: the model's own.")] = 0
+    workers: Annotated[int, Option("Processes, or Ray's actors; 0: as the machine has devices and cores.")] = 0
+    engine: Annotated[str, Option("Which engine may label, such as rtx or cpu.")] = AUTO
+    precision: Annotated[str, Option("Which variant of the bundle labels.")] = "auto"
+    max_pixels: Annotated[int, Option("Images with more pixels are not decoded.")] = DEFAULT_MAX_PIXELS
+    ray: Annotated[
+        str | None, Option("Label on a Ray cluster: its address, local, or auto (or nothing): the one found.")
+    ] = None
 
     def checked(self) -> Settings:
         """The server's settings of the same names. Raises UsageError."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import convoy.command as convoy
+from convoy.app.batch_job import command as batch_command
+from convoy.app.batch_job.job import BatchOptions
 
 # Options that are the same thing to every command that has them.
 SHARED = {"CONVOY_STORE", "CONVOY_URL", "CONVOY_API_KEY_FILE", "CONVOY_PLAN_CACHE", "CONVOY_DATA_ROOT"}
@@ -63,3 +66,23 @@ def test_who_asks_for_help_waits_for_no_library_of_the_work(command: str) -> Non
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "typer" in imported
     assert not imported & {"numpy", "torch", "onnx", "fastapi", "convoy.app"}
+
+
+@pytest.mark.parametrize(
+    ("given", "ray"),
+    [
+        (["--out", "o", "--ray"], "auto"),
+        (["--ray", "--out", "o"], "auto"),
+        (["--out", "o", "--ray", "10.0.0.1:6379"], "10.0.0.1:6379"),
+        (["--ray", "local", "--out", "o"], "local"),
+        (["--out", "o"], None),
+    ],
+)
+def test_a_cluster_is_looked_for_where_batch_is_given_no_address(
+    monkeypatch: pytest.MonkeyPatch, given: list[str], ray: str | None
+) -> None:
+    heard: list[BatchOptions] = []
+    monkeypatch.setattr(batch_command, "run", lambda options, _: heard.append(options) or 0)
+    with pytest.raises(SystemExit):
+        convoy.main(["batch", "digits", "photos/", *given])
+    assert [(one.ray, one.inputs, one.out) for one in heard] == [(ray, ["photos/"], Path("o"))]
