@@ -5,10 +5,11 @@ Knows the options' meanings, defaults and limits, and needs neither torch nor nu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args, get_type_hints
 
 from convoy.models import zoo
 from convoy.models.errors import UsageError
@@ -17,14 +18,17 @@ from convoy.models.option import Option
 Device = Literal["auto", "cpu", "cuda"]
 Optimizer = Literal["adamw", "sgd"]
 
+# What may change between an interrupted run and the one that goes on: it does not change what is learned.
+_FREE = frozenset({"out", "device", "data_root", "resume"})
+
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
     """What to train and how.
 
     `learning_rate` is the peak of one cycle, None the optimiser's own of `LEARNING_RATES`. `amp` None means mixed
-    precision exactly where there is a GPU. `data_root` None is the user's cache. Raises UsageError for values out of
-    range.
+    precision exactly where there is a GPU. `validation` is a share or a folder. `data_root` None is the user's cache.
+    Raises UsageError for values out of range.
     """
 
     dataset: Annotated[str, Option("digits, cifar10, or a folder of images by class.", is_argument=True)]
@@ -39,6 +43,11 @@ class TrainOptions:
     batch_size: Annotated[int, Option("Images a step.")] = 64
     epochs: Annotated[int, Option("Passes over the training images.")] = 60
     seed: Annotated[int, Option("Seed of weights, order and augmentation.")] = 0
+    validation: Annotated[
+        str | None,
+        Option("Images to choose the best epoch by: a share of the training images, such as 0.1, or a folder."),
+    ] = None
+    resume: Annotated[bool, Option("Go on from the last epoch of the interrupted run of the same command.")] = False
     data_root: Path | None = None
 
     def __post_init__(self) -> None:
@@ -49,8 +58,42 @@ class TrainOptions:
             raise UsageError(f"--lr must be above 0, got {self.learning_rate}")
         if self.batch_size < 1 or self.epochs < 1:
             raise UsageError(f"--batch-size and --epochs must be at least 1, got {self.batch_size} and {self.epochs}")
+        if self.validation is not None:
+            parse_validation(self.validation)
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed must be from 0 to 2**63 - 1, got {self.seed}")
+
+    def beside(self, ending: str) -> Path:
+        """The file of this training that has `ending`, beside the checkpoint: `cnn.training.ENDING`."""
+        return self.out.with_name(f"{self.out.stem}.training.{ending}")
+
+    def deciding(self) -> dict[str, str]:
+        """By option's name, all that decides what is learned."""
+        hints = get_type_hints(type(self), include_extras=True)
+        return {
+            _option_name(field.name, hints[field.name]): str(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if field.name not in _FREE
+        }
+
+
+def parse_validation(text: str) -> float | Path:
+    """A share of the training images, as `0.1` or `10%`, or a folder. Raises UsageError for what is neither."""
+    is_percent = text.endswith("%")
+    try:
+        share = float(text.removesuffix("%")) / (100 if is_percent else 1)
+    except ValueError:
+        if Path(text).is_dir():
+            return Path(text)
+        raise UsageError(f"--validation {text}: there is no such folder; name one, or a share such as 0.1") from None
+    if not 0 < share < 1:
+        raise UsageError(f"--validation {text} is no share of the training images; use one such as 0.1, or a folder")
+    return share
+
+
+def _option_name(field: str, hint: object) -> str:
+    said: Option = getattr(hint, "__metadata__", (Option(""),))[0]
+    return "DATASET" if said.is_argument else said.name or f"--{field.replace('_', '-')}"
 
 
 def refuse_unknown(option: str, value: str, allowed: Sequence[str]) -> None:

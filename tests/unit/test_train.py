@@ -21,6 +21,7 @@ from convoy.models.images import preprocess
 from convoy.models.samples import PARTS, encode_png
 from convoy.models.train import TrainProgress, compare, train
 from convoy.models.train_options import TrainOptions
+from convoy.models.training.schedule import WARM_UP_SHARES, factor
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -155,9 +156,9 @@ def test_divergence_is_named_with_the_rate(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_leaves_no_file(folder: Path) -> None:
+def test_an_interrupt_before_an_epoch_is_done_leaves_no_file(folder: Path) -> None:
     def interrupt(progress: TrainProgress) -> None:
-        if progress.stage == "training" and progress.done == 2:
+        if progress.stage == "training":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -192,12 +193,10 @@ def test_a_gpu_that_is_not_there_is_named(folder: Path, monkeypatch: pytest.Monk
         compare(options(folder), ["tpu"])
 
 
-@pytest.mark.slow
 def test_one_cycle_rises_to_the_peak_and_falls_to_nothing() -> None:
-    from convoy.models.fit import WARM_UP_FRACTION, one_cycle
-
-    factors = [one_cycle(step / 100) for step in range(101)]
-    peak = round(WARM_UP_FRACTION * 100)
+    warm_up = WARM_UP_SHARES["one_cycle"]
+    factors = [factor("one_cycle", step / 100, warm_up) for step in range(101)]
+    peak = round(warm_up * 100)
     assert factors[peak] == 1
     assert factors[: peak + 1] == sorted(factors[: peak + 1])
     assert factors[peak:] == sorted(factors[peak:], reverse=True)
