@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from convoy.models import zoo
 from convoy.models.checkpoint import (
     CheckpointHeader,
     TrainingRecord,
@@ -28,17 +27,16 @@ from convoy.models.checkpoint import (
 )
 from convoy.models.datasets import load
 from convoy.models.errors import JobError, UsageError
-from convoy.models.spec import ImageSpec
+from convoy.models.samples import Dataset
 from convoy.models.train_options import Optimizer, TrainOptions, refuse_unknown
 from convoy.models.training.epochs import EpochRecord
 from convoy.models.training.held_out import hold_out
 from convoy.models.training.schedule import WARM_UP_SHARES
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from convoy.models.fit import FitPlan, Trainer
     from convoy.models.training.lesson import Lesson
+    from convoy.models.training.networks import Pupil
     from convoy.models.training.unfinished import UnfinishedFile
 
 LEARNING_RATES: dict[Optimizer, float] = {"adamw": 0.004, "sgd": 0.05}
@@ -116,9 +114,11 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
 
     device = fit.choose_device(options.device)
     refuse_unwritable(options.out)
-    lesson = _prepared(options, report)
-    trainer = fit.Trainer(_network(options, lesson), _plan(options, lesson, device.type), device)
-    unfinished = UnfinishedFile(options.beside("resume"), _asked(options, lesson))
+    dataset = load(options.dataset, options.data_root)
+    pupil = _pupil(options, dataset.labels, report)
+    lesson = _lesson(options, dataset, pupil, report)
+    trainer = fit.Trainer(pupil.network, _plan(options, lesson, pupil, device.type), device)
+    unfinished = UnfinishedFile(options.beside("resume"), _asked(options, lesson, pupil))
     _take_up(trainer, unfinished, options, report)
     is_interrupted = False
     try:
@@ -129,7 +129,7 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
         is_interrupted = True
     kept = trainer.take_kept()
     accuracy = trainer.evaluate(lesson.test).accuracy
-    header = _header(options, lesson, trainer, accuracy)
+    header = _header(options, lesson, trainer, accuracy, pupil.started_from)
     out = _place(options.out, is_interrupted=is_interrupted)
     write_checkpoint(out, trainer.weights(), header)
     if not is_interrupted:
@@ -186,36 +186,51 @@ def _require_torch() -> None:
         raise JobError("training needs torch, which is not installed; pip install 'convoy-serve[export]'")
 
 
-def _prepared(options: TrainOptions, report: Report) -> Lesson:
+def _pupil(options: TrainOptions, labels: tuple[str, ...], report: Report) -> Pupil:
+    """The network as it begins. Before images are read, so that what does not fit is known by then."""
+    from convoy.models import fit
+    from convoy.models.training import networks
+
+    start = None if options.weights is None else networks.read_start(options.arch, options.weights, labels)
+    image, is_settled = networks.image_of(options.arch, options.image_size, start)
+    network = fit.seeded(options.seed, lambda: networks.build(options.arch, len(labels), image))
+    if start is None:
+        return networks.Pupil(network, image, is_settled)
+    head = networks.head(options.arch, len(labels))
+    if not networks.fill(network, start, head):
+        _tell(report, f"the head is new, for {len(labels)} classes; all else begins with {options.weights}")
+    return networks.Pupil(network, image, is_settled, start.says, head if options.freeze else None)
+
+
+def _lesson(options: TrainOptions, dataset: Dataset, pupil: Pupil, report: Report) -> Lesson:
     from convoy.models.training.lesson import read_lesson
 
-    dataset = load(options.dataset, options.data_root)
     held_out = hold_out(dataset, options.validation)
     if held_out.left_out:
         _tell(
             report, f"{held_out.left_out} images of {options.validation} are in the data set, too, and left out of it"
         )
-    row = zoo.entry(options.arch)
-    image = ImageSpec.plain(row.height, row.width, row.channels, "uint8_nhwc")
-    return read_lesson(
-        dataset, held_out, image, lambda done, total: report(TrainProgress("reading images", done, total))
-    )
+
+    def progress(done: int, total: int) -> None:
+        report(TrainProgress("reading images", done, total))
+
+    return read_lesson(dataset, held_out, pupil.image, pupil.is_settled, progress)
 
 
-def _network(options: TrainOptions, lesson: Lesson) -> nn.Module:
-    from convoy.models import fit
+def default_rate(options: TrainOptions) -> float:
+    """The peak learning rate where none is named: what has learned already moves a tenth as far."""
+    is_tuned = options.weights is not None and not options.freeze
+    return LEARNING_RATES[options.optimizer] * (0.1 if is_tuned else 1)
 
-    return fit.seeded(options.seed, lambda: zoo.create(options.arch, len(lesson.labels)))
 
-
-def _plan(options: TrainOptions, lesson: Lesson, device: str) -> FitPlan:
+def _plan(options: TrainOptions, lesson: Lesson, pupil: Pupil, device: str) -> FitPlan:
     from convoy.models import fit
 
     image = lesson.image
     is_small = image.height * image.width <= _SMALL_IMAGE_PIXELS
     return fit.FitPlan(
         optimizer=options.optimizer,
-        learning_rate=options.learning_rate or LEARNING_RATES[options.optimizer],
+        learning_rate=options.learning_rate or default_rate(options),
         batch_size=options.batch_size,
         evaluation_batch=_EVALUATION_BATCH if is_small else options.batch_size,
         epochs=options.epochs,
@@ -230,13 +245,14 @@ def _plan(options: TrainOptions, lesson: Lesson, device: str) -> FitPlan:
         warm_up=WARM_UP_SHARES["one_cycle"],
         ema_decay=None,
         class_weights=None,
+        trained=pupil.learns,
     )
 
 
-def _asked(options: TrainOptions, lesson: Lesson) -> dict[str, str]:
+def _asked(options: TrainOptions, lesson: Lesson, pupil: Pupil) -> dict[str, str]:
     """All that decides what is learned, by its name."""
     images = {f"{part} images": f"{record.images} of {record.sha256[:12]}" for part, record in lesson.split.items()}
-    return options.deciding() | images
+    return options.deciding() | images | ({"weights": pupil.started_from} if pupil.started_from else {})
 
 
 def _take_up(trainer: Trainer, unfinished: UnfinishedFile, options: TrainOptions, report: Report) -> None:
@@ -286,7 +302,9 @@ def _place(out: Path, *, is_interrupted: bool) -> Path:
     return out.with_name(f"{out.stem}.interrupted{out.suffix}")
 
 
-def _header(options: TrainOptions, lesson: Lesson, trainer: Trainer, accuracy: float) -> CheckpointHeader:
+def _header(
+    options: TrainOptions, lesson: Lesson, trainer: Trainer, accuracy: float, started_from: str
+) -> CheckpointHeader:
     plan = trainer.plan
     kept = trainer.take_kept().record
     return CheckpointHeader(
@@ -313,7 +331,7 @@ def _header(options: TrainOptions, lesson: Lesson, trainer: Trainer, accuracy: f
             label_smoothing=plan.label_smoothing,
             class_weights="none",
             ema_decay=plan.ema_decay or 0.0,
-            started_from="",
+            started_from=started_from,
             is_frozen=plan.trained is not None,
         ),
     )

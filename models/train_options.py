@@ -18,6 +18,11 @@ from convoy.models.option import Option
 Device = Literal["auto", "cpu", "cuda"]
 Optimizer = Literal["adamw", "sgd"]
 
+# Before the name of a network of torchvision, as in a SOURCE of `convoy export`.
+TORCHVISION = "torchvision:"
+# What `--weights` says for the weights that torchvision publishes.
+IMAGENET = "imagenet"
+
 # What may change between an interrupted run and the one that goes on: it does not change what is learned.
 _FREE = frozenset({"out", "device", "data_root", "resume"})
 
@@ -33,7 +38,14 @@ class TrainOptions:
 
     dataset: Annotated[str, Option("digits, cifar10, or a folder of images by class.", is_argument=True)]
     out: Annotated[Path, Option("Checkpoint to write, .safetensors.")]
-    arch: Annotated[str, Option("Network of the zoo.")] = "simple_cnn"
+    arch: Annotated[str, Option("Network of the zoo, or torchvision:NAME.")] = "simple_cnn"
+    image_size: Annotated[
+        int | None, Option("Side of the images that a torchvision network sees; by default as published.")
+    ] = None
+    weights: Annotated[
+        str | None, Option("Start from these: a .safetensors or .pth file, or imagenet (torchvision's own).")
+    ] = None
+    freeze: Annotated[bool, Option("Only the head learns; the rest stays as --weights has it.")] = False
     device: Annotated[Device, Option("auto, cpu or cuda.")] = "auto"
     amp: Annotated[bool | None, Option("Mixed precision; by default where there is a GPU.")] = None
     optimizer: Annotated[Optimizer, Option("adamw or sgd.")] = "adamw"
@@ -51,7 +63,15 @@ class TrainOptions:
     data_root: Path | None = None
 
     def __post_init__(self) -> None:
-        zoo.entry(self.arch)
+        is_zoos = not self.arch.startswith(TORCHVISION)
+        if is_zoos:
+            zoo.entry(self.arch)
+        if self.image_size is not None and (is_zoos or self.image_size < 1):
+            raise UsageError(f"--image-size {self.image_size} is for {TORCHVISION}NAME, and from 1; leave it out")
+        if self.weights == IMAGENET and is_zoos:
+            raise UsageError(f"--weights {IMAGENET} is for {TORCHVISION}NAME; pass a file, or another --arch")
+        if self.freeze and self.weights is None:
+            raise UsageError("--freeze keeps what --weights brings; pass --weights, or leave --freeze out")
         refuse_unknown("--device", self.device, get_args(Device))
         refuse_unknown("--optimizer", self.optimizer, get_args(Optimizer))
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):

@@ -30,15 +30,16 @@ class Lesson:
     skipped: tuple[str, ...]
 
 
-def read_lesson(dataset: Dataset, held_out: HeldOut, image: ImageSpec, progress: Progress) -> Lesson:
-    """All images, decoded into memory. Raises JobError when images are missing or broken."""
+def read_lesson(dataset: Dataset, held_out: HeldOut, image: ImageSpec, is_settled: bool, progress: Progress) -> Lesson:
+    """All images, decoded into memory. The mean and deviation of `image` are those of the training images unless they
+    are settled. Raises JobError when images are missing or broken."""
     training = decode(held_out.training, image, progress)
     validation = decode(held_out.validation, image, progress) if held_out.validation else None
     test = decode(dataset.part("test"), image, progress)
     return Lesson(
         dataset=dataset.name,
         labels=dataset.labels,
-        image=_with_statistics(image, _pixels(training)),
+        image=image if is_settled else _with_statistics(image, _pixels(training)),
         training=MemoryFeed(training),
         validation=None if validation is None else MemoryFeed(validation),
         test=MemoryFeed(test),
