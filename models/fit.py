@@ -329,7 +329,7 @@ def _amp_dtype(plan: FitPlan, device: torch.device) -> torch.dtype | None:
     if not plan.mixed_precision:
         return None
     if device.type != "cuda":
-        raise JobError("mixed precision needs a GPU; leave --amp out")
+        return torch.bfloat16
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 

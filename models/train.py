@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 LEARNING_RATES: dict[Optimizer, float] = {"adamw": 0.004, "sgd": 0.05}
 WEIGHT_DECAYS: dict[Optimizer, float] = {"adamw": 0.05, "sgd": 5e-4}
-LABEL_SMOOTHING = 0.05
+# How many times more images the largest class may have than the smallest before that is said.
+_UNEQUAL = 3
 # A mirrored photograph shows the same thing; a mirrored digit does not, nor need a class in a user's folder.
 _MIRRORED_SOURCES = frozenset({"cifar10"})
 # Larger images are evaluated in batches as they are learned from: so many of them would not fit.
@@ -117,6 +118,11 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
     dataset = load(options.dataset, options.data_root)
     pupil = _pupil(options, dataset.labels, report)
     lesson = _lesson(options, dataset, pupil, report)
+    if options.amp and device.type == "cpu" and not _has_bf16():
+        _tell(
+            report,
+            "this processor has no instructions for BF16, which --amp computes in; it may be slower than without",
+        )
     trainer = fit.Trainer(pupil.network, _plan(options, lesson, pupil, device.type), device)
     unfinished = UnfinishedFile(options.beside("resume"), _asked(options, lesson, pupil))
     _take_up(trainer, unfinished, options, report)
@@ -181,6 +187,14 @@ def compare(
     return tuple(rows)
 
 
+def _has_bf16() -> bool:
+    """Whether Linux says so of this processor; elsewhere nobody is warned."""
+    try:
+        return "bf16" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True
+
+
 def _require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise JobError("training needs torch, which is not installed; pip install 'convoy-serve[export]'")
@@ -214,7 +228,26 @@ def _lesson(options: TrainOptions, dataset: Dataset, pupil: Pupil, report: Repor
     def progress(done: int, total: int) -> None:
         report(TrainProgress("reading images", done, total))
 
-    return read_lesson(dataset, held_out, pupil.image, pupil.is_settled, progress)
+    lesson = read_lesson(dataset, held_out, pupil.image, pupil.is_settled, progress)
+    if text := imbalance(lesson.labels, lesson.images_by_class, options):
+        _tell(report, text)
+    return lesson
+
+
+def balanced(images_by_class: Sequence[int]) -> tuple[float, ...]:
+    """One factor per class, so that every class counts alike and the mean over all images is 1."""
+    present = sum(1 for images in images_by_class if images)
+    return tuple(sum(images_by_class) / (present * images) if images else 0.0 for images in images_by_class)
+
+
+def imbalance(labels: Sequence[str], images_by_class: Sequence[int], options: TrainOptions) -> str:
+    """What is to be said of classes with very different numbers of training images; empty where they have not."""
+    fewest, most = min(images_by_class), max(images_by_class)
+    if most < _UNEQUAL * fewest or (options.class_weights != "none" and fewest):
+        return ""
+    rare, common = labels[images_by_class.index(fewest)], labels[images_by_class.index(most)]
+    advice = "--class-weights balanced lets each class count alike" if fewest else "add images of it"
+    return f"the classes are unequal: {fewest} images of {rare} to learn from, {most} of {common}; {advice}"
 
 
 def default_rate(options: TrainOptions) -> float:
@@ -239,12 +272,12 @@ def _plan(options: TrainOptions, lesson: Lesson, pupil: Pupil, device: str) -> F
         mirror=options.dataset in _MIRRORED_SOURCES,
         mean=image.mean,
         std=image.std,
-        weight_decay=WEIGHT_DECAYS[options.optimizer],
-        label_smoothing=LABEL_SMOOTHING,
-        schedule="one_cycle",
-        warm_up=WARM_UP_SHARES["one_cycle"],
-        ema_decay=None,
-        class_weights=None,
+        weight_decay=WEIGHT_DECAYS[options.optimizer] if options.weight_decay is None else options.weight_decay,
+        label_smoothing=options.label_smoothing,
+        schedule=options.schedule,
+        warm_up=WARM_UP_SHARES[options.schedule] if options.warm_up is None else options.warm_up,
+        ema_decay=options.ema,
+        class_weights=None if options.class_weights == "none" else balanced(lesson.images_by_class),
         trained=pupil.learns,
     )
 
@@ -329,7 +362,7 @@ def _header(
             warm_up=plan.warm_up,
             weight_decay=plan.weight_decay,
             label_smoothing=plan.label_smoothing,
-            class_weights="none",
+            class_weights=options.class_weights,
             ema_decay=plan.ema_decay or 0.0,
             started_from=started_from,
             is_frozen=plan.trained is not None,

@@ -14,9 +14,11 @@ from typing import Annotated, Literal, get_args, get_type_hints
 from convoy.models import zoo
 from convoy.models.errors import UsageError
 from convoy.models.option import Option
+from convoy.models.training.schedule import Schedule
 
 Device = Literal["auto", "cpu", "cuda"]
 Optimizer = Literal["adamw", "sgd"]
+ClassWeights = Literal["none", "balanced"]
 
 # Before the name of a network of torchvision, as in a SOURCE of `convoy export`.
 TORCHVISION = "torchvision:"
@@ -31,7 +33,8 @@ _FREE = frozenset({"out", "device", "data_root", "resume"})
 class TrainOptions:
     """What to train and how.
 
-    `learning_rate` is the peak of one cycle, None the optimiser's own of `LEARNING_RATES`. `amp` None means mixed
+    `learning_rate` is the peak of the schedule. It, `weight_decay` and `warm_up` are None for what goes with the
+    optimiser and the schedule. `amp` None means mixed
     precision exactly where there is a GPU. `validation` is a share or a folder. `data_root` None is the user's cache.
     Raises UsageError for values out of range.
     """
@@ -47,10 +50,25 @@ class TrainOptions:
     ] = None
     freeze: Annotated[bool, Option("Only the head learns; the rest stays as --weights has it.")] = False
     device: Annotated[Device, Option("auto, cpu or cuda.")] = "auto"
-    amp: Annotated[bool | None, Option("Mixed precision; by default where there is a GPU.")] = None
+    amp: Annotated[bool | None, Option("Mixed precision; by default where there is a GPU. On a CPU bf16.")] = None
     optimizer: Annotated[Optimizer, Option("adamw or sgd.")] = "adamw"
     learning_rate: Annotated[
         float | None, Option("Peak learning rate; by default the optimiser's own.", name="--lr")
+    ] = None
+    schedule: Annotated[
+        Schedule, Option("How the learning rate goes: one_cycle, cosine, or step (a tenth, twice).")
+    ] = "one_cycle"
+    warm_up: Annotated[
+        float | None,
+        Option("Share of the run in which the rate rises; by default the schedule's own.", name="--lr-warm-up"),
+    ] = None
+    weight_decay: Annotated[float | None, Option("By default the optimiser's own.")] = None
+    label_smoothing: Annotated[float, Option("Share of each label that is spread over all classes.")] = 0.05
+    class_weights: Annotated[
+        ClassWeights, Option("none, or balanced: an image counts the more the rarer its class.")
+    ] = "none"
+    ema: Annotated[
+        float | None, Option("Keep a moving average of the weights, with this decay a step, such as 0.99.")
     ] = None
     batch_size: Annotated[int, Option("Images a step.")] = 64
     epochs: Annotated[int, Option("Passes over the training images.")] = 60
@@ -74,6 +92,15 @@ class TrainOptions:
             raise UsageError("--freeze keeps what --weights brings; pass --weights, or leave --freeze out")
         refuse_unknown("--device", self.device, get_args(Device))
         refuse_unknown("--optimizer", self.optimizer, get_args(Optimizer))
+        refuse_unknown("--schedule", self.schedule, get_args(Schedule))
+        refuse_unknown("--class-weights", self.class_weights, get_args(ClassWeights))
+        for option, share in (("--lr-warm-up", self.warm_up), ("--label-smoothing", self.label_smoothing)):
+            if share is not None and not 0 <= share < 1:
+                raise UsageError(f"{option} is a share, from 0 to below 1, got {share}")
+        if self.weight_decay is not None and not 0 <= self.weight_decay < float("inf"):
+            raise UsageError(f"--weight-decay must be 0 or above, got {self.weight_decay}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UsageError(f"--ema is a decay between 0 and 1, such as 0.99, got {self.ema}")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise UsageError(f"--lr must be above 0, got {self.learning_rate}")
         if self.batch_size < 1 or self.epochs < 1:

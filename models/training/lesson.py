@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from convoy.models.checkpoint import PartRecord
 from convoy.models.samples import PARTS, Dataset, DecodedPart, Pixels, Sample, content_sha256, decode
@@ -28,6 +29,11 @@ class Lesson:
     test: Feed
     split: dict[str, PartRecord]
     skipped: tuple[str, ...]
+
+    @property
+    def images_by_class(self) -> list[int]:
+        """How many images of each class there are to learn from."""
+        return torch.bincount(self.training.labels, minlength=len(self.labels)).tolist()
 
 
 def read_lesson(dataset: Dataset, held_out: HeldOut, image: ImageSpec, is_settled: bool, progress: Progress) -> Lesson:
