@@ -115,11 +115,14 @@ def decode(
         except ImageError:
             skipped.append(sample.name)
         progress(done, len(samples))
-    if len(skipped) > MAX_BROKEN_FRACTION * len(samples):
-        raise JobError(
-            f"{len(skipped)} of {len(samples)} images cannot be read: {some(skipped)}; remove or repair them"
-        )
+    refuse_broken(skipped, len(samples))
     return DecodedPart(images[: len(labels)], np.array(labels, np.int64), tuple(skipped))
+
+
+def refuse_broken(names: Sequence[str], total: int) -> None:
+    """Raises JobError where more than 1 % of the images are broken."""
+    if len(names) > MAX_BROKEN_FRACTION * total:
+        raise JobError(f"{len(names)} of {total} images cannot be read: {some(names)}; remove or repair them")
 
 
 def content_sha256(samples: Sequence[Sample]) -> str:

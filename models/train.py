@@ -228,7 +228,7 @@ def _lesson(options: TrainOptions, dataset: Dataset, pupil: Pupil, report: Repor
     def progress(done: int, total: int) -> None:
         report(TrainProgress("reading images", done, total))
 
-    lesson = read_lesson(dataset, held_out, pupil.image, pupil.is_settled, progress)
+    lesson = read_lesson(dataset, held_out, pupil.image, pupil.is_settled, options.loader_workers, progress)
     if text := imbalance(lesson.labels, lesson.images_by_class, options):
         _tell(report, text)
     return lesson

@@ -26,7 +26,7 @@ TORCHVISION = "torchvision:"
 IMAGENET = "imagenet"
 
 # What may change between an interrupted run and the one that goes on: it does not change what is learned.
-_FREE = frozenset({"out", "device", "data_root", "resume"})
+_FREE = frozenset({"out", "device", "data_root", "loader_workers", "resume"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,9 @@ class TrainOptions:
         str | None,
         Option("Images to choose the best epoch by: a share of the training images, such as 0.1, or a folder."),
     ] = None
+    loader_workers: Annotated[
+        int, Option("Processes that decode images whenever they are due; 0: all are decoded once, into memory.")
+    ] = 0
     resume: Annotated[bool, Option("Go on from the last epoch of the interrupted run of the same command.")] = False
     data_root: Path | None = None
 
@@ -107,6 +110,8 @@ class TrainOptions:
             raise UsageError(f"--batch-size and --epochs must be at least 1, got {self.batch_size} and {self.epochs}")
         if self.validation is not None:
             parse_validation(self.validation)
+        if not 0 <= self.loader_workers <= 1024:
+            raise UsageError(f"--loader-workers must be from 0 to 1024, got {self.loader_workers}")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed must be from 0 to 2**63 - 1, got {self.seed}")
 
