@@ -24,6 +24,7 @@ from convoy.models.checkpoint import (
     read_checkpoint_header,
     refuse_unwritable,
     write_checkpoint,
+    write_whole,
 )
 from convoy.models.datasets import load
 from convoy.models.errors import JobError, UsageError
@@ -31,6 +32,8 @@ from convoy.models.samples import Dataset
 from convoy.models.train_options import Optimizer, TrainOptions, refuse_unknown
 from convoy.models.training.epochs import EpochRecord
 from convoy.models.training.held_out import hold_out
+from convoy.models.training.log import EpochLog, refuse_no_tensorboard
+from convoy.models.training.page import TrainingStory, render
 from convoy.models.training.schedule import WARM_UP_SHARES
 
 if TYPE_CHECKING:
@@ -74,7 +77,8 @@ class TrainResult:
     includes reading the images. `precision` is "fp32", "bf16" or "fp16"; `skipped` names broken images.
 
     `out` is where the weights lie, those of `kept`, the best of `epochs`. Fewer of them than were planned were done
-    where the run was interrupted."""
+    where the run was interrupted. `images_by_class` are those to learn from, by label. `page` shows it all.
+    """
 
     out: Path
     header: CheckpointHeader
@@ -86,6 +90,8 @@ class TrainResult:
     epochs: tuple[EpochRecord, ...]
     kept: EpochRecord
     is_interrupted: bool
+    images_by_class: tuple[int, ...]
+    page: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,8 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
 
     device = fit.choose_device(options.device)
     refuse_unwritable(options.out)
+    if options.tensorboard is not None:
+        refuse_no_tensorboard()
     dataset = load(options.dataset, options.data_root)
     pupil = _pupil(options, dataset.labels, report)
     lesson = _lesson(options, dataset, pupil, report)
@@ -126,13 +134,16 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
     trainer = fit.Trainer(pupil.network, _plan(options, lesson, pupil, device.type), device)
     unfinished = UnfinishedFile(options.beside("resume"), _asked(options, lesson, pupil))
     _take_up(trainer, unfinished, options, report)
+    log = EpochLog(options.beside("csv") if options.log else None, options.tensorboard, trainer.records)
     is_interrupted = False
     try:
-        trainer.fit(lesson.training, lesson.validation, _after_epoch(trainer, unfinished, options.epochs, report))
+        trainer.fit(lesson.training, lesson.validation, _after_epoch(trainer, unfinished, log, options.epochs, report))
     except KeyboardInterrupt:
         if trainer.kept is None:
             raise
         is_interrupted = True
+    finally:
+        log.close()
     kept = trainer.take_kept()
     accuracy = trainer.evaluate(lesson.test).accuracy
     header = _header(options, lesson, trainer, accuracy, pupil.started_from)
@@ -140,7 +151,7 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
     write_checkpoint(out, trainer.weights(), header)
     if not is_interrupted:
         unfinished.remove()
-    return TrainResult(
+    result = TrainResult(
         out=out,
         header=header,
         total_s=time.perf_counter() - started_s,
@@ -151,7 +162,11 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
         epochs=tuple(trainer.records),
         kept=kept.record,
         is_interrupted=is_interrupted,
+        images_by_class=tuple(lesson.images_by_class),
+        page=options.beside("html") if options.log else None,
     )
+    _write_page(result)
+    return result
 
 
 def compare(
@@ -308,16 +323,33 @@ def _take_up(trainer: Trainer, unfinished: UnfinishedFile, options: TrainOptions
 
 
 def _after_epoch(
-    trainer: Trainer, unfinished: UnfinishedFile, epochs: int, report: Report
+    trainer: Trainer, unfinished: UnfinishedFile, log: EpochLog, epochs: int, report: Report
 ) -> Callable[[EpochRecord], None]:
     report(TrainProgress("training", len(trainer.records), epochs, trainer.records[-1] if trainer.records else None))
 
     def keep(record: EpochRecord) -> None:
         assert trainer.kept is not None
         unfinished.write(trainer.records, trainer.kept.record, trainer.state())
+        log.add(record)
         report(TrainProgress("training", record.epoch, epochs, record))
 
     return keep
+
+
+def _write_page(result: TrainResult) -> None:
+    if result.page is None or result.header.training is None:
+        return
+    story = TrainingStory(
+        out=result.out,
+        header=result.header,
+        training=result.header.training,
+        epochs=result.epochs,
+        kept=result.kept,
+        images_by_class=result.images_by_class,
+        device=result.device,
+        total_s=result.total_s,
+    )
+    write_whole(result.page, render(story).encode())
 
 
 def _tell(report: Report, text: str) -> None:

@@ -5,13 +5,17 @@ Knows rich and the recipe's reports. Trains nothing itself.
 
 from __future__ import annotations
 
+import statistics
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from convoy.models.errors import JobError
+from convoy.models.page.axis import number
 from convoy.models.train import DeviceComparison, Report, TrainProgress, TrainResult, compare, train
 from convoy.models.train_options import TrainOptions
+from convoy.models.training import words
 from convoy.models.training.epochs import EpochRecord
 
 
@@ -39,6 +43,9 @@ def run(options: TrainOptions, devices: tuple[str, ...] | None, console: Console
         f"{100 * result.header.test_accuracy:.2f} % of the test images are right, after {result.total_s:.0f} s on "
         f"{result.device} in {result.precision}; written to {result.out}",
     )
+    _say(console, _cost(result))
+    if result.page is not None:
+        _say(console, f"how it learned: {result.page}")
     if result.kept.validation_accuracy is not None:
         _say(
             console,
@@ -49,6 +56,15 @@ def run(options: TrainOptions, devices: tuple[str, ...] | None, console: Console
 
 def _say(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _cost(result: TrainResult) -> str:
+    epochs = result.epochs
+    speed = statistics.median(one.images_per_s for one in epochs)
+    return (
+        f"an epoch took {number(result.epoch_s)} s, {number(speed)} images/s; peak memory "
+        f"{words.memory(words.peak_memory_bytes(epochs))}; energy {words.energy(words.total_energy_j(epochs))}"
+    )
 
 
 def _what_is_kept(result: TrainResult) -> str:

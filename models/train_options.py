@@ -26,7 +26,7 @@ TORCHVISION = "torchvision:"
 IMAGENET = "imagenet"
 
 # What may change between an interrupted run and the one that goes on: it does not change what is learned.
-_FREE = frozenset({"out", "device", "data_root", "loader_workers", "resume"})
+_FREE = frozenset({"out", "device", "data_root", "loader_workers", "log", "resume", "tensorboard"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ class TrainOptions:
     loader_workers: Annotated[
         int, Option("Processes that decode images whenever they are due; 0: all are decoded once, into memory.")
     ] = 0
+    log: Annotated[bool, Option("Write NAME.training.csv and NAME.training.html beside the checkpoint.")] = True
+    tensorboard: Annotated[Path | None, Option("Folder for TensorBoard, where that is installed.")] = None
     resume: Annotated[bool, Option("Go on from the last epoch of the interrupted run of the same command.")] = False
     data_root: Path | None = None
 
