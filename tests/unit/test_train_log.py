@@ -1,4 +1,4 @@
-"""What a training leaves to read: a table of its epochs, a page, scalars for TensorBoard; and what a machine tells of cost."""
+"""What a training leaves to read: a table, a page, scalars for TensorBoard; and what a machine tells of its cost."""
 
 from __future__ import annotations
 
