@@ -137,11 +137,12 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
     log = EpochLog(options.beside("csv") if options.log else None, options.tensorboard, trainer.records)
     is_interrupted = False
     try:
-        trainer.fit(lesson.training, lesson.validation, _after_epoch(trainer, unfinished, log, options.epochs, report))
+        trainer.fit(lesson.training, lesson.validation, _after_epoch(trainer, unfinished, log, options, report))
     except KeyboardInterrupt:
         if trainer.kept is None:
             raise
         is_interrupted = True
+        unfinished.write_waiting()
     finally:
         log.close()
     kept = trainer.take_kept()
@@ -323,15 +324,19 @@ def _take_up(trainer: Trainer, unfinished: UnfinishedFile, options: TrainOptions
 
 
 def _after_epoch(
-    trainer: Trainer, unfinished: UnfinishedFile, log: EpochLog, epochs: int, report: Report
+    trainer: Trainer, unfinished: UnfinishedFile, log: EpochLog, options: TrainOptions, report: Report
 ) -> Callable[[EpochRecord], None]:
-    report(TrainProgress("training", len(trainer.records), epochs, trainer.records[-1] if trainer.records else None))
+    report(
+        TrainProgress(
+            "training", len(trainer.records), options.epochs, trainer.records[-1] if trainer.records else None
+        )
+    )
 
     def keep(record: EpochRecord) -> None:
         assert trainer.kept is not None
-        unfinished.write(trainer.records, trainer.kept.record, trainer.state())
+        unfinished.keep(trainer.records, trainer.kept.record, trainer.state(), at_once=options.resume)
         log.add(record)
-        report(TrainProgress("training", record.epoch, epochs, record))
+        report(TrainProgress("training", record.epoch, options.epochs, record))
 
     return keep
 

@@ -1,4 +1,4 @@
-"""A run that is not over, on disk: written after each epoch, taken up by `--resume`, removed when the run is over.
+"""A run that is not over, on disk: written after an epoch, taken up by `--resume`, removed when the run is over.
 
 torch writes and reads it, tensors and plain values only (`weights_only`). It names the options and the images that the
 run was started with, so that nothing else goes on from it.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from convoy.models.checkpoint import write_whole
 from convoy.models.errors import JobError
@@ -22,6 +25,8 @@ from convoy.models.records import from_jsonable, to_jsonable
 from convoy.models.training.epochs import EpochRecord
 
 _SCHEMA_VERSION = 1
+# The most of a run's time that goes into writing it, where nobody said beforehand that it may be killed.
+COST_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +47,36 @@ class _Found:
 class UnfinishedFile:
     """The file of one run, which is known by what was `asked` of it."""
 
-    def __init__(self, path: Path, asked: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, asked: Mapping[str, str], clock_s: Callable[[], float] = time.monotonic) -> None:
         self.path = path
         self._asked = dict(asked)
+        self._clock_s = clock_s
+        self._due_s = 0.0
+        self._waiting: _Found | None = None
 
-    def write(self, records: list[EpochRecord], kept: EpochRecord, state: dict[str, Any]) -> None:
-        """Replaces what is there, in one step. Raises JobError when the disk does not take it."""
-        run = UnfinishedRun(self._asked, tuple(records), kept)
+    def keep(self, records: Sequence[EpochRecord], kept: EpochRecord, state: dict[str, Any], *, at_once: bool) -> None:
+        """One more epoch is done. It is written unless that would cost more than `COST_SHARE` of the time; then a copy
+        waits for a later epoch, or for `write_waiting`. Raises JobError when the disk does not take it."""
+        found = _Found(UnfinishedRun(self._asked, tuple(records), kept), state)
+        if at_once or self._clock_s() >= self._due_s:
+            self._write(found)
+        else:
+            self._waiting = _Found(found.run, tree_map(_copied, state))
+
+    def write_waiting(self) -> None:
+        """Write what was not yet. Raises JobError when the disk does not take it."""
+        if self._waiting is not None:
+            self._write(self._waiting)
+
+    def _write(self, found: _Found) -> None:
+        started_s = self._clock_s()
         content = io.BytesIO()
-        torch.save({"schema": _SCHEMA_VERSION, "run": json.dumps(to_jsonable(run)), "state": state}, content)
+        run = json.dumps(to_jsonable(found.run))
+        torch.save({"schema": _SCHEMA_VERSION, "run": run, "state": found.state}, content)
         write_whole(self.path, content.getvalue())
+        self._waiting = None
+        now_s = self._clock_s()
+        self._due_s = now_s + (now_s - started_s) / COST_SHARE
 
     def read(self) -> _Found | None:
         """What is there, or None. Raises JobError where it is broken, or was started with other options."""
@@ -81,3 +106,8 @@ class UnfinishedFile:
                     f"the unfinished run in {self.path} was started with {name} {then}, not {now}; say the same, or "
                     "leave --resume out to start anew"
                 )
+
+
+def _copied(one: Any) -> Any:
+    """On the host, where later steps do not change it."""
+    return one.detach().to("cpu", copy=True) if isinstance(one, Tensor) else one

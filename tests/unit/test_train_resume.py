@@ -256,6 +256,30 @@ def test_an_interrupted_run_does_not_replace_the_weights_of_a_whole_one(folder: 
 
 
 @pytest.mark.slow
+def test_what_was_not_worth_writing_is_written_on_an_interrupt(tmp_path: Path) -> None:
+    import torch
+
+    from convoy.models.training.unfinished import COST_SHARE, UnfinishedFile
+
+    now_s = iter([0.0, 0.0, 1.0, 1 / COST_SHARE, 99.0, 99.0, 99.0])  # the first write takes a second
+    file = UnfinishedFile(tmp_path / "cnn.training.resume", {}, lambda: next(now_s))
+    weights = torch.zeros(3)
+    first, second = record(1, None, None), record(2, None, None)
+    file.keep([first], first, {"network": {"w": weights}}, at_once=False)
+    weights += 1
+    file.keep([first, second], second, {"network": {"w": weights}}, at_once=False)
+    weights += 1  # the next epoch has begun
+    found = file.read()
+    assert found is not None
+    assert found.run.records == (first,)
+    file.write_waiting()
+    found = file.read()
+    assert found is not None
+    assert found.run.records == (first, second)
+    assert found.state["network"]["w"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.slow
 def test_another_run_does_not_go_on_from_it(folder: Path) -> None:
     train(options(folder), interrupting(1))
     with pytest.raises(JobError, match="was started with --epochs 4, not 5; say the same, or leave --resume out"):
