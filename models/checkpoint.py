@@ -39,8 +39,36 @@ class PartRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """How the weights came about. `epochs` were planned and `epochs_done` done: fewer, where somebody interrupted it.
+
+    The weights are those of `best_epoch`, counted from 1: the best by `validation_accuracy`, a fraction from 0 to 1, or
+    where that is None the last. `started_from` is empty for weights drawn at random. `warm_up` is a share of the run,
+    `ema_decay` 0 where the weights were not averaged.
+    """
+
+    epochs: int
+    epochs_done: int
+    best_epoch: int
+    validation_accuracy: float | None
+    precision: str
+    optimizer: str
+    learning_rate: float
+    batch_size: int
+    schedule: str
+    warm_up: float
+    weight_decay: float
+    label_smoothing: float
+    class_weights: str
+    ema_decay: float
+    started_from: str
+    is_frozen: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointHeader:
-    """What a checkpoint says of itself. `test_accuracy` is a fraction from 0 to 1, on the test part."""
+    """What a checkpoint says of itself. `test_accuracy` is a fraction from 0 to 1, on the test part. Files of versions
+    that did not say how the weights came about have no `training`."""
 
     architecture: str
     labels: tuple[str, ...]
@@ -50,6 +78,7 @@ class CheckpointHeader:
     convoy_version: str
     seed: int
     test_accuracy: float
+    training: TrainingRecord | None = None
 
 
 def convoy_version() -> str:

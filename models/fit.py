@@ -3,51 +3,85 @@
 Knows torch, the optimisers and the device. Knows nothing of data sets, files or terminals.
 
 On a GPU: automatic mixed precision (bfloat16, or float16 with loss scaling where the chip lacks it),
-channels_last, page-locked host memory and copies that overlap with compute. On a CPU none of these pays.
+channels_last, page-locked host memory and copies that overlap with compute. On a CPU the first pays only on processors
+with BF16 instructions, and is used where it is asked for.
 
-Sources of the method: AdamW (Loshchilov and Hutter, 2019), one cycle of the learning rate (Smith and Topin,
-2018), label smoothing (Szegedy et al., 2016).
+Sources of the method: AdamW (Loshchilov and Hutter, 2019), label smoothing (Szegedy et al., 2016), averaged weights
+(Polyak and Juditsky, 1992); those of the learning rate stand in `convoy.models.training.schedule`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from convoy.models.augment import distort
 from convoy.models.errors import JobError
+from convoy.models.training.epochs import EpochRecord
+from convoy.models.training.feed import Feed
+from convoy.models.training.meters import EnergyMeter, peak_memory_bytes, start_peak
+from convoy.models.training.schedule import Schedule, factor
 
-LABEL_SMOOTHING = 0.05
-WARM_UP_FRACTION = 0.25
-START_FACTOR = 0.04
-EVALUATION_BATCH = 256
 # A step of a network below this many parameters is over before a second thread has woken up. Where other
 # programs want the cores too, threads that wait for each other made such a step over ten times slower.
 SMALL_PARAMETERS = 200_000
+# What a second head inside of a network counts beside the one that answers (Szegedy et al., 2014).
+AUXILIARY_WEIGHT = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class FitPlan:
-    """How to learn. `optimizer` is "adamw" or "sgd"; `mean` and `std` are per channel, of values from 0 to 1."""
+    """How to learn. `optimizer` is "adamw" or "sgd"; `mean` and `std` are per channel, of values from 0 to 1.
+
+    `warm_up` is a fraction of the run. `class_weights` has one factor of the loss per class, or is None: all alike.
+    `ema_decay` None: the weights are taken as they are, not averaged over steps. `trained` names the parameters that
+    learn, None: all; where it is given, the rest of the network stays as it is, its running statistics too.
+    """
 
     optimizer: str
     learning_rate: float
     batch_size: int
+    evaluation_batch: int
     epochs: int
     seed: int
     mixed_precision: bool
     mirror: bool
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    weight_decay: float
+    label_smoothing: float
+    schedule: Schedule
+    warm_up: float
+    ema_decay: float | None
+    class_weights: tuple[float, ...] | None
+    trained: frozenset[str] | None = None
+
+
+class Evaluation(NamedTuple):
+    """`accuracy` is the fraction of images whose highest logit, in float32, is at their label; `loss` the mean
+    cross-entropy."""
+
+    accuracy: float
+    loss: float
+
+
+class KeptEpoch(NamedTuple):
+    """The best epoch so far, and the network's state after it, on the host."""
+
+    record: EpochRecord
+    weights: dict[str, Tensor]
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -65,16 +99,6 @@ def seeded(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
-def one_cycle(fraction: float) -> float:
-    """The learning rate as a factor of its peak: a cosine up from 4 %, then a cosine down to 0.
-
-    `fraction` is the part of all steps that is done, from 0 to 1.
-    """
-    if fraction < WARM_UP_FRACTION:
-        return START_FACTOR + (1 - START_FACTOR) * (1 - math.cos(math.pi * fraction / WARM_UP_FRACTION)) / 2
-    return (1 + math.cos(math.pi * (fraction - WARM_UP_FRACTION) / (1 - WARM_UP_FRACTION))) / 2
-
-
 @contextmanager
 def _threads_for(network: nn.Module) -> Iterator[None]:
     """torch's threads for as long as this network learns: one where it is small, else as many as there were."""
@@ -88,10 +112,10 @@ def _threads_for(network: nn.Module) -> Iterator[None]:
 
 
 class Trainer:
-    """One network on one device. Images are uint8 [N, H, W, C] on the host, labels int64 [N]."""
+    """One network on one device, by `plan`. `records` are the epochs that are done, `kept` the best of them."""
 
     def __init__(self, network: nn.Module, plan: FitPlan, device: torch.device) -> None:
-        self._plan = plan
+        self.plan = plan
         self._device = device
         self._on_gpu = device.type == "cuda"
         self._layout = torch.channels_last if self._on_gpu else torch.contiguous_format
@@ -102,86 +126,169 @@ class Trainer:
         self._scaler = torch.amp.GradScaler(device.type, enabled=self._amp_dtype == torch.float16)
         self._optimizer = _optimizer(self._network, plan)
         self._generator = torch.Generator().manual_seed(plan.seed)
+        weight = None if plan.class_weights is None else torch.tensor(plan.class_weights, device=device)
+        self._loss = nn.CrossEntropyLoss(weight, label_smoothing=plan.label_smoothing)
+        self._average = None if plan.ema_decay is None else _average(self._network, plan.ema_decay)
+        self._dropout_state: dict[str, Tensor] = {}
+        self._energy = EnergyMeter(device)
+        self.records: list[EpochRecord] = []
+        self.kept: KeptEpoch | None = None
 
     @property
     def precision(self) -> str:
         """The precision of the forward pass: "fp32", "bf16" or "fp16"."""
         return {None: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[self._amp_dtype]
 
-    def fit(
-        self,
-        images: npt.NDArray[np.uint8],
-        labels: npt.NDArray[np.int64],
-        on_epoch: Callable[[int, float], None],
-    ) -> list[float]:
-        """Learns for all epochs and returns the seconds that each took.
+    def fit(self, training: Feed, validation: Feed | None, on_epoch: Callable[[EpochRecord], None]) -> None:
+        """Learns for all epochs that are not done, and tells of each, after `kept` is up to date.
 
-        `on_epoch` is called with the number of epochs done and the mean loss of the last. Raises JobError when
-        the loss is no longer a number or the GPU's memory does not suffice.
+        Raises JobError when the loss is no longer a number or the GPU's memory does not suffice.
         """
-        with _threads_for(self._network):
-            return self._fit(torch.from_numpy(images), torch.from_numpy(labels), on_epoch)
+        with _threads_for(self._network), self._dropout_apart():
+            steps = math.ceil(len(training.labels) / self.plan.batch_size)
+            schedule = self._schedule(steps)
+            for epoch in range(len(self.records), self.plan.epochs):
+                try:
+                    record = self._measured(epoch, training, validation, schedule)
+                except torch.OutOfMemoryError as error:
+                    raise JobError(
+                        f"batches of {self.plan.batch_size} exceed the GPU's memory; lower --batch-size"
+                    ) from error
+                if not math.isfinite(record.loss):
+                    raise JobError(f"training diverged in epoch {epoch + 1}; lower --lr {self.plan.learning_rate:g}")
+                if self.kept is None or record.is_better_than(self.kept.record):
+                    self.kept = KeptEpoch(record, _on_host(self._answering.state_dict()))
+                self.records.append(record)
+                self._dropout_state = self._drawn()
+                on_epoch(record)
 
-    def _fit(self, host_images: Tensor, host_labels: Tensor, on_epoch: Callable[[int, float], None]) -> list[float]:
-        epochs_s = []
-        for epoch in range(self._plan.epochs):
-            started_s = time.perf_counter()
-            try:
-                loss = self._epoch(epoch, host_images, host_labels)
-            except torch.OutOfMemoryError as error:
-                raise JobError(
-                    f"batches of {self._plan.batch_size} exceed the GPU's memory; lower --batch-size"
-                ) from error
-            epochs_s.append(time.perf_counter() - started_s)
-            if not math.isfinite(loss):
-                raise JobError(f"training diverged in epoch {epoch + 1}; lower --lr {self._plan.learning_rate:g}")
-            on_epoch(epoch + 1, loss)
-        return epochs_s
-
-    def accuracy(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64]) -> float:
-        """The fraction of images whose highest logit, in float32, is at their label."""
-        self._network.eval()
-        host_images, host_labels = torch.from_numpy(images), torch.from_numpy(labels)
+    def evaluate(self, feed: Feed) -> Evaluation:
+        """On all images of `feed`, with the weights as they are."""
+        network = self._answering
+        network.eval()
         right = torch.zeros((), dtype=torch.int64, device=self._device)
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
         with torch.inference_mode():
-            for chosen in torch.split(torch.arange(len(labels)), EVALUATION_BATCH):
-                pixels, wanted = self._batch(host_images, host_labels, chosen)
-                right += (self._network(self._normalised(pixels)).argmax(1) == wanted).sum()
-        return right.item() / len(labels)
+            for batch in feed.batches(torch.split(torch.arange(len(feed.labels)), self.plan.evaluation_batch)):
+                pixels, wanted = self._on_device(batch)
+                logits = network(self._normalised(pixels))
+                right += (logits.argmax(1) == wanted).sum()
+                loss += functional.cross_entropy(logits, wanted, reduction="sum")
+        return Evaluation(right.item() / len(feed.labels), loss.item() / len(feed.labels))
+
+    def take_kept(self) -> KeptEpoch:
+        """The best epoch, whose weights the network has from now on."""
+        assert self.kept is not None, "no epoch is done"
+        self._answering.load_state_dict(self.kept.weights)
+        return self.kept
 
     def weights(self) -> dict[str, npt.NDArray[np.generic]]:
         """The network's state as numpy arrays, by name."""
-        return {name: tensor.cpu().numpy() for name, tensor in self._network.state_dict().items()}
+        return {name: tensor.cpu().numpy() for name, tensor in self._answering.state_dict().items()}
 
-    def _epoch(self, epoch: int, images: Tensor, labels: Tensor) -> float:
+    def state(self) -> dict[str, Any]:
+        """All that learning goes on from after an epoch: tensors, numbers and texts, in dicts and lists."""
+        assert self.kept is not None, "no epoch is done"
+        return {
+            "network": self._network.state_dict(),
+            "average": None if self._average is None else self._average.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "generator": self._generator.get_state(),
+            "dropout": self._dropout_state,
+            "kept": self.kept.weights,
+        }
+
+    def restore(self, state: dict[str, Any], records: Sequence[EpochRecord], kept: EpochRecord) -> None:
+        """Stand where `state` was taken. Raises RuntimeError or ValueError where it is another network's."""
+        self._network.load_state_dict(state["network"])
+        if self._average is not None:
+            self._average.load_state_dict(state["average"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+        self._generator.set_state(state["generator"])
+        self._dropout_state = state["dropout"]
+        self.records = list(records)
+        self.kept = KeptEpoch(kept, state["kept"])
+
+    @property
+    def _answering(self) -> nn.Module:
+        """The network that is measured and kept."""
+        return self._network if self._average is None else self._average.module
+
+    def _schedule(self, steps: int) -> LambdaLR:
+        """torch's own, of our curve. It stands at the first step that is not done."""
+        plan, done = self.plan, len(self.records) * steps
+        for group in self._optimizer.param_groups:
+            group["initial_lr"] = plan.learning_rate
+
+        def rate(step: int) -> float:
+            return factor(plan.schedule, (step // steps + step % steps / steps) / plan.epochs, plan.warm_up)
+
+        return LambdaLR(self._optimizer, rate, last_epoch=done - 1)
+
+    def _measured(self, epoch: int, training: Feed, validation: Feed | None, schedule: LambdaLR) -> EpochRecord:
+        start_peak(self._device)
+        self._energy.start()
+        rate, started_s = float(schedule.get_last_lr()[0]), time.perf_counter()
+        loss = self._epoch(training, schedule)
+        epoch_s = time.perf_counter() - started_s
+        energy_j = self._energy.used_j()
+        seen = None if validation is None else self.evaluate(validation)
+        return EpochRecord(
+            epoch=epoch + 1,
+            learning_rate=rate,
+            loss=loss,
+            validation_loss=None if seen is None else seen.loss,
+            validation_accuracy=None if seen is None else seen.accuracy,
+            epoch_s=epoch_s,
+            images_per_s=len(training.labels) / epoch_s,
+            peak_memory_bytes=peak_memory_bytes(self._device),
+            energy_j=energy_j,
+        )
+
+    def _epoch(self, training: Feed, schedule: LambdaLR) -> float:
         """One pass over all images in random order; the mean loss. Waits for the device once, at the end."""
-        self._network.train()
-        batches = torch.split(torch.randperm(len(labels), generator=self._generator), self._plan.batch_size)
+        self._network.train(self.plan.trained is None)
+        images = len(training.labels)
+        order = torch.split(torch.randperm(images, generator=self._generator), self.plan.batch_size)
         total = torch.zeros((), device=self._device)
-        for step, chosen in enumerate(batches):
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._plan.learning_rate * one_cycle((epoch + step / len(batches)) / self._plan.epochs)
-            pixels, wanted = self._batch(images, labels, chosen)
-            total += self._step(pixels, wanted) * len(chosen)
-        return total.item() / len(labels)
+        for batch in training.batches(order):
+            pixels, wanted = self._on_device(batch)
+            total += self._step(pixels, wanted) * len(wanted)
+            schedule.step()
+        return total.item() / images
 
     def _step(self, pixels: Tensor, wanted: Tensor) -> Tensor:
-        inputs = self._normalised(distort(pixels, self._generator, mirror=self._plan.mirror))
+        inputs = self._normalised(distort(pixels, self._generator, mirror=self.plan.mirror))
         with self._autocast():
-            loss = functional.cross_entropy(self._network(inputs), wanted, label_smoothing=LABEL_SMOOTHING)
+            loss = self._loss_of(self._network(inputs), wanted)
         self._optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(self._scaler.scale(loss))
         self._scaler.step(self._optimizer)
         self._scaler.update()
+        if self._average is not None:
+            self._average.update_parameters(self._network)
         return loss.detach()
 
-    def _batch(self, images: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """The chosen images on the device, as float [n, C, H, W] from 0 to 1, and their labels."""
-        batch, wanted = images[chosen], labels[chosen]
+    def _loss_of(self, outputs: Any, wanted: Tensor) -> Tensor:
+        if isinstance(outputs, Tensor):
+            loss: Tensor = self._loss(outputs.float(), wanted)
+            return loss
+        # GoogLeNet and Inception learn from heads half way, too; which those are, their named tuple says.
+        loss = self._loss(outputs.logits.float(), wanted)
+        for name, logits in outputs._asdict().items():
+            if name != "logits" and logits is not None:
+                loss = loss + AUXILIARY_WEIGHT * self._loss(logits.float(), wanted)
+        return loss
+
+    def _on_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Images on the device, as float [n, C, H, W] from 0 to 1, and their labels."""
+        images, wanted = batch
         if self._on_gpu:
             # Page-locked memory lets the copy run beside the kernels of the batch before; it crosses as uint8.
-            batch, wanted = batch.pin_memory(), wanted.pin_memory()
-        pixels = batch.to(self._device, non_blocking=self._on_gpu).permute(0, 3, 1, 2)
+            images, wanted = images.pin_memory(), wanted.pin_memory()
+        pixels = images.to(self._device, non_blocking=self._on_gpu).permute(0, 3, 1, 2)
         return pixels.float() / 255, wanted.to(self._device, non_blocking=self._on_gpu)
 
     def _normalised(self, pixels: Tensor) -> Tensor:
@@ -190,17 +297,47 @@ class Trainer:
     def _autocast(self) -> AbstractContextManager[object]:
         return nullcontext() if self._amp_dtype is None else torch.autocast(self._device.type, self._amp_dtype)
 
+    @contextmanager
+    def _dropout_apart(self) -> Iterator[None]:
+        """Layers that draw at random do so from torch's own state: from the seed, or where an earlier run stopped."""
+        with torch.random.fork_rng(devices=[self._device] if self._on_gpu else []):
+            torch.manual_seed(self.plan.seed)
+            if "cpu" in self._dropout_state:
+                torch.set_rng_state(self._dropout_state["cpu"])
+            if self._on_gpu and "cuda" in self._dropout_state:
+                torch.cuda.set_rng_state(self._dropout_state["cuda"], self._device)
+            yield
+
+    def _drawn(self) -> dict[str, Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        if self._on_gpu:
+            states["cuda"] = torch.cuda.get_rng_state(self._device)
+        return states
+
+
+def _on_host(state: dict[str, Any]) -> dict[str, Tensor]:
+    """A copy that later steps do not change."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+
+
+def _average(network: nn.Module, decay: float) -> AveragedModel:
+    average: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+    return AveragedModel(network, multi_avg_fn=average, use_buffers=True)
+
 
 def _amp_dtype(plan: FitPlan, device: torch.device) -> torch.dtype | None:
     if not plan.mixed_precision:
         return None
     if device.type != "cuda":
-        raise JobError("mixed precision needs a GPU; leave --amp out")
+        return torch.bfloat16
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
 def _optimizer(network: nn.Module, plan: FitPlan) -> torch.optim.Optimizer:
-    weights: Iterator[nn.Parameter] = network.parameters()
+    if plan.trained is not None:
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad = name in plan.trained
+    weights = [parameter for parameter in network.parameters() if parameter.requires_grad]
     if plan.optimizer == "sgd":
-        return torch.optim.SGD(weights, plan.learning_rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
-    return torch.optim.AdamW(weights, plan.learning_rate, weight_decay=0.05)
+        return torch.optim.SGD(weights, plan.learning_rate, momentum=0.9, nesterov=True, weight_decay=plan.weight_decay)
+    return torch.optim.AdamW(weights, plan.learning_rate, weight_decay=plan.weight_decay)

@@ -68,7 +68,7 @@ class Dataset:
 
     def part_sha256(self, part: Part) -> str:
         """One hash over all images of a part, whatever their order."""
-        return hashlib.sha256("".join(sorted(sample.sha256 for sample in self.parts[part])).encode()).hexdigest()
+        return content_sha256(self.parts[part])
 
     def in_order_of(self, labels: Sequence[str]) -> Dataset:
         """The same samples with their labels renumbered to be indices into `labels`, matched by name.
@@ -115,11 +115,19 @@ def decode(
         except ImageError:
             skipped.append(sample.name)
         progress(done, len(samples))
-    if len(skipped) > MAX_BROKEN_FRACTION * len(samples):
-        raise JobError(
-            f"{len(skipped)} of {len(samples)} images cannot be read: {some(skipped)}; remove or repair them"
-        )
+    refuse_broken(skipped, len(samples))
     return DecodedPart(images[: len(labels)], np.array(labels, np.int64), tuple(skipped))
+
+
+def refuse_broken(names: Sequence[str], total: int) -> None:
+    """Raises JobError where more than 1 % of the images are broken."""
+    if len(names) > MAX_BROKEN_FRACTION * total:
+        raise JobError(f"{len(names)} of {total} images cannot be read: {some(names)}; remove or repair them")
+
+
+def content_sha256(samples: Sequence[Sample]) -> str:
+    """One hash over all of the images, whatever their order."""
+    return hashlib.sha256("".join(sorted(sample.sha256 for sample in samples)).encode()).hexdigest()
 
 
 def split_by_content(samples: Sequence[Sample], test_percent: int = TEST_PERCENT) -> dict[Part, Sequence[Sample]]:

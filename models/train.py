@@ -12,39 +12,73 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
-from convoy.models import zoo
-from convoy.models.checkpoint import CheckpointHeader, PartRecord, convoy_version, refuse_unwritable, write_checkpoint
+from convoy.models.checkpoint import (
+    CheckpointHeader,
+    TrainingRecord,
+    convoy_version,
+    read_checkpoint_header,
+    refuse_unwritable,
+    write_checkpoint,
+    write_whole,
+)
 from convoy.models.datasets import load
 from convoy.models.errors import JobError, UsageError
-from convoy.models.samples import PARTS, Dataset, DecodedPart, Part, Pixels, decode
-from convoy.models.spec import ImageSpec
+from convoy.models.samples import Dataset
 from convoy.models.train_options import Optimizer, TrainOptions, refuse_unknown
+from convoy.models.training.epochs import EpochRecord
+from convoy.models.training.held_out import hold_out
+from convoy.models.training.log import EpochLog, refuse_no_tensorboard
+from convoy.models.training.page import TrainingStory, render
+from convoy.models.training.schedule import WARM_UP_SHARES
+
+if TYPE_CHECKING:
+    from convoy.models.fit import FitPlan, Trainer
+    from convoy.models.training.lesson import Lesson
+    from convoy.models.training.networks import Pupil
+    from convoy.models.training.unfinished import UnfinishedFile
 
 LEARNING_RATES: dict[Optimizer, float] = {"adamw": 0.004, "sgd": 0.05}
+WEIGHT_DECAYS: dict[Optimizer, float] = {"adamw": 0.05, "sgd": 5e-4}
+# How many times more images the largest class may have than the smallest before that is said.
+_UNEQUAL = 3
 # A mirrored photograph shows the same thing; a mirrored digit does not, nor need a class in a user's folder.
 _MIRRORED_SOURCES = frozenset({"cifar10"})
+# Larger images are evaluated in batches as they are learned from: so many of them would not fit.
+_EVALUATION_BATCH, _SMALL_IMAGE_PIXELS = 256, 64 * 64
 
 
 @dataclass(frozen=True, slots=True)
 class TrainProgress:
-    """Where a run stands: images read, or epochs done and the mean loss of the last (None before the first)."""
+    """Where a run stands: images read, or epochs done and the last of them (None before the first).
+
+    `says` is something to be told once, whatever else goes on.
+    """
 
     stage: Literal["reading images", "training"]
     done: int
     total: int
-    loss: float | None = None
+    last: EpochRecord | None = None
+    says: str = ""
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss of the last epoch."""
+        return None if self.last is None else self.last.loss
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
     """What came out. Accuracy, in the header, is a fraction; `epoch_s` is the median over the epochs, `total_s`
-    includes reading the images. `precision` is "fp32", "bf16" or "fp16"; `skipped` names broken images."""
+    includes reading the images. `precision` is "fp32", "bf16" or "fp16"; `skipped` names broken images.
+
+    `out` is where the weights lie, those of `kept`, the best of `epochs`. Fewer of them than were planned were done
+    where the run was interrupted. `images_by_class` are those to learn from, by label. `page` shows it all.
+    """
 
     out: Path
     header: CheckpointHeader
@@ -53,6 +87,11 @@ class TrainResult:
     device: str
     precision: str
     skipped: tuple[str, ...]
+    epochs: tuple[EpochRecord, ...]
+    kept: EpochRecord
+    is_interrupted: bool
+    images_by_class: tuple[int, ...]
+    page: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,54 +107,67 @@ Report = Callable[[TrainProgress], None]
 
 
 def train(options: TrainOptions, report: Report = lambda progress: None) -> TrainResult:
-    """Trains, measures on the test part and writes the checkpoint to `options.out`.
+    """Trains, measures the best epoch on the test part and writes the checkpoint to `options.out`.
 
-    On a CPU the same seed, thread count and torch version give the same weights. Raises UsageError for a data
-    set that is not there, JobError when torch or the device is missing, images are missing or broken,
-    training diverges, or the file cannot be written. An interrupt leaves no file.
+    On a CPU the same seed, thread count and torch version give the same weights, whether or not the run was interrupted
+    and resumed. Raises UsageError for a data set that is not there, JobError when torch or the device is missing,
+    images are missing or broken, training diverges, or a file cannot be written. An interrupt before the first epoch is
+    done leaves no file; a later one ends the training, and the best epoch until then comes out.
     """
     started_s = time.perf_counter()
     _require_torch()
     from convoy.models import fit
+    from convoy.models.training.unfinished import UnfinishedFile
 
     device = fit.choose_device(options.device)
     refuse_unwritable(options.out)
+    if options.tensorboard is not None:
+        refuse_no_tensorboard()
     dataset = load(options.dataset, options.data_root)
-    row = zoo.entry(options.arch)
-    image = ImageSpec.plain(row.height, row.width, row.channels, "uint8_nhwc")
-    training, test = _decoded(dataset, "train", image, report), _decoded(dataset, "test", image, report)
-    image = _with_statistics(image, _pixels(training))
-
-    network = fit.seeded(options.seed, lambda: zoo.create(options.arch, len(dataset.labels)))
-    plan = fit.FitPlan(
-        optimizer=options.optimizer,
-        learning_rate=options.learning_rate or LEARNING_RATES[options.optimizer],
-        batch_size=options.batch_size,
-        epochs=options.epochs,
-        seed=options.seed,
-        mixed_precision=device.type == "cuda" if options.amp is None else options.amp,
-        mirror=options.dataset in _MIRRORED_SOURCES,
-        mean=image.mean,
-        std=image.std,
-    )
-    trainer = fit.Trainer(network, plan, device)
-    report(TrainProgress("training", 0, options.epochs))
-    epochs_s = trainer.fit(
-        _pixels(training),
-        training.labels,
-        lambda done, loss: report(TrainProgress("training", done, options.epochs, loss)),
-    )
-    header = _header(options, dataset, image, trainer.accuracy(_pixels(test), test.labels))
-    write_checkpoint(options.out, trainer.weights(), header)
-    return TrainResult(
-        out=options.out,
+    pupil = _pupil(options, dataset.labels, report)
+    lesson = _lesson(options, dataset, pupil, report)
+    if options.amp and device.type == "cpu" and not _has_bf16():
+        _tell(
+            report,
+            "this processor has no instructions for BF16, which --amp computes in; it may be slower than without",
+        )
+    trainer = fit.Trainer(pupil.network, _plan(options, lesson, pupil, device.type), device)
+    unfinished = UnfinishedFile(options.beside("resume"), _asked(options, lesson, pupil))
+    _take_up(trainer, unfinished, options, report)
+    log = EpochLog(options.beside("csv") if options.log else None, options.tensorboard, trainer.records)
+    is_interrupted = False
+    try:
+        trainer.fit(lesson.training, lesson.validation, _after_epoch(trainer, unfinished, log, options, report))
+    except KeyboardInterrupt:
+        if trainer.kept is None:
+            raise
+        is_interrupted = True
+        unfinished.write_waiting()
+    finally:
+        log.close()
+    kept = trainer.take_kept()
+    accuracy = trainer.evaluate(lesson.test).accuracy
+    header = _header(options, lesson, trainer, accuracy, pupil.started_from)
+    out = _place(options.out, is_interrupted=is_interrupted)
+    write_checkpoint(out, trainer.weights(), header)
+    if not is_interrupted:
+        unfinished.remove()
+    result = TrainResult(
+        out=out,
         header=header,
         total_s=time.perf_counter() - started_s,
-        epoch_s=statistics.median(epochs_s),
+        epoch_s=statistics.median(record.epoch_s for record in trainer.records),
         device=device.type,
         precision=trainer.precision,
-        skipped=training.skipped + test.skipped,
+        skipped=lesson.skipped,
+        epochs=tuple(trainer.records),
+        kept=kept.record,
+        is_interrupted=is_interrupted,
+        images_by_class=tuple(lesson.images_by_class),
+        page=options.beside("html") if options.log else None,
     )
+    _write_page(result)
+    return result
 
 
 def compare(
@@ -130,6 +182,8 @@ def compare(
         refuse_unknown("--compare", name, ("cpu", "cuda"))
     if not devices:
         raise UsageError("--compare needs devices, for example cpu,cuda")
+    if options.resume:
+        raise UsageError("--compare trains from the first epoch on each device; leave --resume out")
     _require_torch()
     from convoy.models import fit
 
@@ -140,11 +194,21 @@ def compare(
         except JobError as error:
             rows.append(DeviceComparison(name, None, str(error)))
             continue
-        run = replace(options, device="cuda" if name == "cuda" else "cpu")
-        rows.append(DeviceComparison(name, train(run, report), None))
+        result = train(replace(options, device="cuda" if name == "cuda" else "cpu"), report)
+        if result.is_interrupted:
+            raise KeyboardInterrupt
+        rows.append(DeviceComparison(name, result, None))
     if all(row.result is None for row in rows):
         raise JobError(f"none of {', '.join(devices)} can train here: {rows[0].unavailable}")
     return tuple(rows)
+
+
+def _has_bf16() -> bool:
+    """Whether Linux says so of this processor; elsewhere nobody is warned."""
+    try:
+        return "bf16" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True
 
 
 def _require_torch() -> None:
@@ -152,32 +216,192 @@ def _require_torch() -> None:
         raise JobError("training needs torch, which is not installed; pip install 'convoy-serve[export]'")
 
 
-def _decoded(dataset: Dataset, part: Part, image: ImageSpec, report: Report) -> DecodedPart:
-    return decode(dataset.part(part), image, lambda done, total: report(TrainProgress("reading images", done, total)))
+def _pupil(options: TrainOptions, labels: tuple[str, ...], report: Report) -> Pupil:
+    """The network as it begins. Before images are read, so that what does not fit is known by then."""
+    from convoy.models import fit
+    from convoy.models.training import networks
+
+    start = None if options.weights is None else networks.read_start(options.arch, options.weights, labels)
+    image, is_settled = networks.image_of(options.arch, options.image_size, start)
+    network = fit.seeded(options.seed, lambda: networks.build(options.arch, len(labels), image))
+    if start is None:
+        return networks.Pupil(network, image, is_settled)
+    head = networks.head(options.arch, len(labels))
+    if not networks.fill(network, start, head):
+        _tell(report, f"the head is new, for {len(labels)} classes; all else begins with {options.weights}")
+    return networks.Pupil(network, image, is_settled, start.says, head if options.freeze else None)
 
 
-def _pixels(part: DecodedPart) -> Pixels:
-    """The images of a part that was decoded with front "uint8_nhwc"."""
-    return part.images.astype(np.uint8, copy=False)
+def _lesson(options: TrainOptions, dataset: Dataset, pupil: Pupil, report: Report) -> Lesson:
+    from convoy.models.training.lesson import read_lesson
+
+    held_out = hold_out(dataset, options.validation)
+    if held_out.left_out:
+        _tell(
+            report, f"{held_out.left_out} images of {options.validation} are in the data set, too, and left out of it"
+        )
+
+    def progress(done: int, total: int) -> None:
+        report(TrainProgress("reading images", done, total))
+
+    lesson = read_lesson(dataset, held_out, pupil.image, pupil.is_settled, options.loader_workers, progress)
+    if text := imbalance(lesson.labels, lesson.images_by_class, options):
+        _tell(report, text)
+    return lesson
 
 
-def _with_statistics(image: ImageSpec, pixels: Pixels) -> ImageSpec:
-    """Mean and deviation per channel over all pixels; never 0, so that a blank channel does not divide by it."""
-    # Image by image, because float64 of a whole data set would not fit.
-    mean = np.mean([sample.mean(axis=(0, 1)) for sample in pixels], axis=0) / 255
-    square = np.mean([np.square(sample, dtype=np.float64).mean(axis=(0, 1)) for sample in pixels], axis=0) / 255**2
-    std = np.sqrt(np.maximum(square - mean**2, 1e-6))
-    return replace(image, mean=tuple(np.round(mean, 4).tolist()), std=tuple(np.round(std, 4).tolist()))
+def balanced(images_by_class: Sequence[int]) -> tuple[float, ...]:
+    """One factor per class, so that every class counts alike and the mean over all images is 1."""
+    present = sum(1 for images in images_by_class if images)
+    return tuple(sum(images_by_class) / (present * images) if images else 0.0 for images in images_by_class)
 
 
-def _header(options: TrainOptions, dataset: Dataset, image: ImageSpec, accuracy: float) -> CheckpointHeader:
+def imbalance(labels: Sequence[str], images_by_class: Sequence[int], options: TrainOptions) -> str:
+    """What is to be said of classes with very different numbers of training images; empty where they have not."""
+    fewest, most = min(images_by_class), max(images_by_class)
+    if most < _UNEQUAL * fewest or (options.class_weights != "none" and fewest):
+        return ""
+    rare, common = labels[images_by_class.index(fewest)], labels[images_by_class.index(most)]
+    advice = "--class-weights balanced lets each class count alike" if fewest else "add images of it"
+    return f"the classes are unequal: {fewest} images of {rare} to learn from, {most} of {common}; {advice}"
+
+
+def default_rate(options: TrainOptions) -> float:
+    """The peak learning rate where none is named: what has learned already moves a tenth as far."""
+    is_tuned = options.weights is not None and not options.freeze
+    return LEARNING_RATES[options.optimizer] * (0.1 if is_tuned else 1)
+
+
+def _plan(options: TrainOptions, lesson: Lesson, pupil: Pupil, device: str) -> FitPlan:
+    from convoy.models import fit
+
+    image = lesson.image
+    is_small = image.height * image.width <= _SMALL_IMAGE_PIXELS
+    return fit.FitPlan(
+        optimizer=options.optimizer,
+        learning_rate=options.learning_rate or default_rate(options),
+        batch_size=options.batch_size,
+        evaluation_batch=_EVALUATION_BATCH if is_small else options.batch_size,
+        epochs=options.epochs,
+        seed=options.seed,
+        mixed_precision=device == "cuda" if options.amp is None else options.amp,
+        mirror=options.dataset in _MIRRORED_SOURCES,
+        mean=image.mean,
+        std=image.std,
+        weight_decay=WEIGHT_DECAYS[options.optimizer] if options.weight_decay is None else options.weight_decay,
+        label_smoothing=options.label_smoothing,
+        schedule=options.schedule,
+        warm_up=WARM_UP_SHARES[options.schedule] if options.warm_up is None else options.warm_up,
+        ema_decay=options.ema,
+        class_weights=None if options.class_weights == "none" else balanced(lesson.images_by_class),
+        trained=pupil.learns,
+    )
+
+
+def _asked(options: TrainOptions, lesson: Lesson, pupil: Pupil) -> dict[str, str]:
+    """All that decides what is learned, by its name."""
+    images = {f"{part} images": f"{record.images} of {record.sha256[:12]}" for part, record in lesson.split.items()}
+    return options.deciding() | images | ({"weights": pupil.started_from} if pupil.started_from else {})
+
+
+def _take_up(trainer: Trainer, unfinished: UnfinishedFile, options: TrainOptions, report: Report) -> None:
+    """Go on from where an interrupted run stood, if that is wanted. Raises JobError where it is another run."""
+    if not options.resume:
+        if unfinished.path.exists():
+            _tell(
+                report, f"{unfinished.path} has an interrupted run, from which --resume goes on; this one starts anew"
+            )
+        return
+    found = unfinished.read()
+    if found is None:
+        _tell(report, f"there is no interrupted run in {unfinished.path}; starting with the first epoch")
+        return
+    try:
+        trainer.restore(found.state, found.run.records, found.run.kept)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise JobError(f"{unfinished.path} is of another version of Convoy or torch; leave --resume out") from error
+    _tell(report, f"going on after epoch {len(found.run.records)} of {options.epochs}")
+
+
+def _after_epoch(
+    trainer: Trainer, unfinished: UnfinishedFile, log: EpochLog, options: TrainOptions, report: Report
+) -> Callable[[EpochRecord], None]:
+    report(
+        TrainProgress(
+            "training", len(trainer.records), options.epochs, trainer.records[-1] if trainer.records else None
+        )
+    )
+
+    def keep(record: EpochRecord) -> None:
+        assert trainer.kept is not None
+        unfinished.keep(trainer.records, trainer.kept.record, trainer.state(), at_once=options.resume)
+        log.add(record)
+        report(TrainProgress("training", record.epoch, options.epochs, record))
+
+    return keep
+
+
+def _write_page(result: TrainResult) -> None:
+    if result.page is None or result.header.training is None:
+        return
+    story = TrainingStory(
+        out=result.out,
+        header=result.header,
+        training=result.header.training,
+        epochs=result.epochs,
+        kept=result.kept,
+        images_by_class=result.images_by_class,
+        device=result.device,
+        total_s=result.total_s,
+    )
+    write_whole(result.page, render(story).encode())
+
+
+def _tell(report: Report, text: str) -> None:
+    report(TrainProgress("reading images", 0, 0, says=text))
+
+
+def _place(out: Path, *, is_interrupted: bool) -> Path:
+    """Where the weights go: an interrupted run does not replace what a whole one left."""
+    if not is_interrupted or not out.exists():
+        return out
+    with suppress(JobError):
+        there = read_checkpoint_header(out)
+        if there is not None and there.training is not None and there.training.epochs_done < there.training.epochs:
+            return out
+    return out.with_name(f"{out.stem}.interrupted{out.suffix}")
+
+
+def _header(
+    options: TrainOptions, lesson: Lesson, trainer: Trainer, accuracy: float, started_from: str
+) -> CheckpointHeader:
+    plan = trainer.plan
+    kept = trainer.take_kept().record
     return CheckpointHeader(
         architecture=options.arch,
-        labels=dataset.labels,
-        image=image,
-        dataset=dataset.name,
-        split={part: PartRecord(len(dataset.parts[part]), dataset.part_sha256(part)) for part in PARTS},
+        labels=lesson.labels,
+        image=lesson.image,
+        dataset=lesson.dataset,
+        split=lesson.split,
         convoy_version=convoy_version(),
         seed=options.seed,
         test_accuracy=accuracy,
+        training=TrainingRecord(
+            epochs=plan.epochs,
+            epochs_done=len(trainer.records),
+            best_epoch=kept.epoch,
+            validation_accuracy=kept.validation_accuracy,
+            precision=trainer.precision,
+            optimizer=plan.optimizer,
+            learning_rate=plan.learning_rate,
+            batch_size=plan.batch_size,
+            schedule=plan.schedule,
+            warm_up=plan.warm_up,
+            weight_decay=plan.weight_decay,
+            label_smoothing=plan.label_smoothing,
+            class_weights=options.class_weights,
+            ema_decay=plan.ema_decay or 0.0,
+            started_from=started_from,
+            is_frozen=plan.trained is not None,
+        ),
     )

@@ -5,33 +5,77 @@ Knows rich and the recipe's reports. Trains nothing itself.
 
 from __future__ import annotations
 
+import statistics
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from convoy.models.errors import JobError
+from convoy.models.page.axis import number
 from convoy.models.train import DeviceComparison, Report, TrainProgress, TrainResult, compare, train
 from convoy.models.train_options import TrainOptions
+from convoy.models.training import words
+from convoy.models.training.epochs import EpochRecord
 
 
 def run(options: TrainOptions, devices: tuple[str, ...] | None, console: Console) -> None:
-    """Train once, or once on each of `devices`. Raises UsageError and JobError."""
-    with _bars(console) as bars:
-        if devices is None:
-            result = train(options, _reporter(bars))
-            comparison = None
-        else:
-            comparison = compare(options, devices, _reporter(bars))
+    """Train once, or once on each of `devices`. Raises UsageError, and JobError for a job that cannot be done or was
+    interrupted; the best epoch until then is kept."""
+    try:
+        with _bars(console) as bars:
+            if devices is None:
+                result = train(options, _reporter(bars))
+                comparison = None
+            else:
+                comparison = compare(options, devices, _reporter(bars))
+    except KeyboardInterrupt:
+        raise JobError("interrupted; no weights were written") from None
     if comparison is not None:
         console.print(_comparison_table(comparison))
         return
     if result.skipped:
-        console.print(f"{len(result.skipped)} broken images were left out; the first: {result.skipped[0]}")
-    accuracy = 100 * result.header.test_accuracy
-    console.print(
-        f"{accuracy:.2f} % of the test images are right, after {result.total_s:.0f} s on {result.device} "
-        f"in {result.precision}; written to {result.out}",
-        soft_wrap=True,
-        highlight=False,
+        _say(console, f"{len(result.skipped)} broken images were left out; the first: {result.skipped[0]}")
+    if result.is_interrupted:
+        raise JobError(_what_is_kept(result))
+    _say(
+        console,
+        f"{100 * result.header.test_accuracy:.2f} % of the test images are right, after {result.total_s:.0f} s on "
+        f"{result.device} in {result.precision}; written to {result.out}",
+    )
+    _say(console, _cost(result))
+    if result.page is not None:
+        _say(console, f"how it learned: {result.page}")
+    if result.kept.validation_accuracy is not None:
+        _say(
+            console,
+            f"the weights are those of epoch {result.kept.epoch} of {len(result.epochs)}, the best: "
+            f"{100 * result.kept.validation_accuracy:.2f} % of the validation images are right",
+        )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _cost(result: TrainResult) -> str:
+    epochs = result.epochs
+    speed = statistics.median(one.images_per_s for one in epochs)
+    return (
+        f"an epoch took {number(result.epoch_s)} s, {number(speed)} images/s; peak memory "
+        f"{words.memory(words.peak_memory_bytes(epochs))}; energy {words.energy(words.total_energy_j(epochs))}"
+    )
+
+
+def _what_is_kept(result: TrainResult) -> str:
+    assert result.header.training is not None
+    kept, accuracy = result.kept, result.kept.validation_accuracy
+    best = f"its weights ({100 * result.header.test_accuracy:.2f} % of the test images right) are"
+    if accuracy is not None:
+        best = f"the best, epoch {kept.epoch} ({100 * accuracy:.2f} % of the validation images right), is"
+    return (
+        f"interrupted after epoch {len(result.epochs)} of {result.header.training.epochs}; {best} kept in "
+        f"{result.out}; the same command with --resume goes on"
     )
 
 
@@ -50,10 +94,21 @@ def _reporter(bars: Progress) -> Report:
     task = bars.add_task("starting", total=None, loss="")
 
     def report(progress: TrainProgress) -> None:
-        loss = "" if progress.loss is None else f"loss {progress.loss:.4f}"
-        bars.update(task, description=progress.stage, completed=progress.done, total=progress.total, loss=loss)
+        if progress.says:
+            _say(bars.console, progress.says)
+            return
+        bars.update(
+            task, description=progress.stage, completed=progress.done, total=progress.total, loss=_seen(progress.last)
+        )
 
     return report
+
+
+def _seen(last: EpochRecord | None) -> str:
+    if last is None:
+        return ""
+    right = "" if last.validation_accuracy is None else f", {100 * last.validation_accuracy:.2f} % right"
+    return f"loss {last.loss:.4f}{right}"
 
 
 def _comparison_table(rows: tuple[DeviceComparison, ...]) -> Table:

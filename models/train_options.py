@@ -5,52 +5,149 @@ Knows the options' meanings, defaults and limits, and needs neither torch nor nu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args, get_type_hints
 
 from convoy.models import zoo
 from convoy.models.errors import UsageError
 from convoy.models.option import Option
+from convoy.models.training.schedule import Schedule
 
 Device = Literal["auto", "cpu", "cuda"]
 Optimizer = Literal["adamw", "sgd"]
+ClassWeights = Literal["none", "balanced"]
+
+# Before the name of a network of torchvision, as in a SOURCE of `convoy export`.
+TORCHVISION = "torchvision:"
+# What `--weights` says for the weights that torchvision publishes.
+IMAGENET = "imagenet"
+
+# What may change between an interrupted run and the one that goes on: it does not change what is learned.
+_FREE = frozenset({"out", "device", "data_root", "loader_workers", "log", "resume", "tensorboard"})
 
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
     """What to train and how.
 
-    `learning_rate` is the peak of one cycle, None the optimiser's own of `LEARNING_RATES`. `amp` None means mixed
-    precision exactly where there is a GPU. `data_root` None is the user's cache. Raises UsageError for values out of
-    range.
+    `learning_rate` is the peak of the schedule. It, `weight_decay` and `warm_up` are None for what goes with the
+    optimiser and the schedule. `amp` None means mixed
+    precision exactly where there is a GPU. `validation` is a share or a folder. `data_root` None is the user's cache.
+    Raises UsageError for values out of range.
     """
 
     dataset: Annotated[str, Option("digits, cifar10, or a folder of images by class.", is_argument=True)]
     out: Annotated[Path, Option("Checkpoint to write, .safetensors.")]
-    arch: Annotated[str, Option("Network of the zoo.")] = "simple_cnn"
+    arch: Annotated[str, Option("Network of the zoo, or torchvision:NAME.")] = "simple_cnn"
+    image_size: Annotated[
+        int | None, Option("Side of the images that a torchvision network sees; by default as published.")
+    ] = None
+    weights: Annotated[
+        str | None, Option("Start from these: a .safetensors or .pth file, or imagenet (torchvision's own).")
+    ] = None
+    freeze: Annotated[bool, Option("Only the head learns; the rest stays as --weights has it.")] = False
     device: Annotated[Device, Option("auto, cpu or cuda.")] = "auto"
-    amp: Annotated[bool | None, Option("Mixed precision; by default where there is a GPU.")] = None
+    amp: Annotated[bool | None, Option("Mixed precision; by default where there is a GPU. On a CPU bf16.")] = None
     optimizer: Annotated[Optimizer, Option("adamw or sgd.")] = "adamw"
     learning_rate: Annotated[
         float | None, Option("Peak learning rate; by default the optimiser's own.", name="--lr")
     ] = None
+    schedule: Annotated[
+        Schedule, Option("How the learning rate goes: one_cycle, cosine, or step (a tenth, twice).")
+    ] = "one_cycle"
+    warm_up: Annotated[
+        float | None,
+        Option("Share of the run in which the rate rises; by default the schedule's own.", name="--lr-warm-up"),
+    ] = None
+    weight_decay: Annotated[float | None, Option("By default the optimiser's own.")] = None
+    label_smoothing: Annotated[float, Option("Share of each label that is spread over all classes.")] = 0.05
+    class_weights: Annotated[
+        ClassWeights, Option("none, or balanced: an image counts the more the rarer its class.")
+    ] = "none"
+    ema: Annotated[
+        float | None, Option("Keep a moving average of the weights, with this decay a step, such as 0.99.")
+    ] = None
     batch_size: Annotated[int, Option("Images a step.")] = 64
     epochs: Annotated[int, Option("Passes over the training images.")] = 60
     seed: Annotated[int, Option("Seed of weights, order and augmentation.")] = 0
+    validation: Annotated[
+        str | None,
+        Option("Images to choose the best epoch by: a share of the training images, such as 0.1, or a folder."),
+    ] = None
+    loader_workers: Annotated[
+        int, Option("Processes that decode images whenever they are due; 0: all are decoded once, into memory.")
+    ] = 0
+    log: Annotated[bool, Option("Write NAME.training.csv and NAME.training.html beside the checkpoint.")] = True
+    tensorboard: Annotated[Path | None, Option("Folder for TensorBoard, where that is installed.")] = None
+    resume: Annotated[bool, Option("Go on from the last epoch of the interrupted run of the same command.")] = False
     data_root: Path | None = None
 
     def __post_init__(self) -> None:
-        zoo.entry(self.arch)
+        is_zoos = not self.arch.startswith(TORCHVISION)
+        if is_zoos:
+            zoo.entry(self.arch)
+        if self.image_size is not None and (is_zoos or self.image_size < 1):
+            raise UsageError(f"--image-size {self.image_size} is for {TORCHVISION}NAME, and from 1; leave it out")
+        if self.weights == IMAGENET and is_zoos:
+            raise UsageError(f"--weights {IMAGENET} is for {TORCHVISION}NAME; pass a file, or another --arch")
+        if self.freeze and self.weights is None:
+            raise UsageError("--freeze keeps what --weights brings; pass --weights, or leave --freeze out")
         refuse_unknown("--device", self.device, get_args(Device))
         refuse_unknown("--optimizer", self.optimizer, get_args(Optimizer))
+        refuse_unknown("--schedule", self.schedule, get_args(Schedule))
+        refuse_unknown("--class-weights", self.class_weights, get_args(ClassWeights))
+        for option, share in (("--lr-warm-up", self.warm_up), ("--label-smoothing", self.label_smoothing)):
+            if share is not None and not 0 <= share < 1:
+                raise UsageError(f"{option} is a share, from 0 to below 1, got {share}")
+        if self.weight_decay is not None and not 0 <= self.weight_decay < float("inf"):
+            raise UsageError(f"--weight-decay must be 0 or above, got {self.weight_decay}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UsageError(f"--ema is a decay between 0 and 1, such as 0.99, got {self.ema}")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise UsageError(f"--lr must be above 0, got {self.learning_rate}")
         if self.batch_size < 1 or self.epochs < 1:
             raise UsageError(f"--batch-size and --epochs must be at least 1, got {self.batch_size} and {self.epochs}")
+        if self.validation is not None:
+            parse_validation(self.validation)
+        if not 0 <= self.loader_workers <= 1024:
+            raise UsageError(f"--loader-workers must be from 0 to 1024, got {self.loader_workers}")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed must be from 0 to 2**63 - 1, got {self.seed}")
+
+    def beside(self, ending: str) -> Path:
+        """The file of this training that has `ending`, beside the checkpoint: `cnn.training.ENDING`."""
+        return self.out.with_name(f"{self.out.stem}.training.{ending}")
+
+    def deciding(self) -> dict[str, str]:
+        """By option's name, all that decides what is learned."""
+        hints = get_type_hints(type(self), include_extras=True)
+        return {
+            _option_name(field.name, hints[field.name]): str(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if field.name not in _FREE
+        }
+
+
+def parse_validation(text: str) -> float | Path:
+    """A share of the training images, as `0.1` or `10%`, or a folder. Raises UsageError for what is neither."""
+    is_percent = text.endswith("%")
+    try:
+        share = float(text.removesuffix("%")) / (100 if is_percent else 1)
+    except ValueError:
+        if Path(text).is_dir():
+            return Path(text)
+        raise UsageError(f"--validation {text}: there is no such folder; name one, or a share such as 0.1") from None
+    if not 0 < share < 1:
+        raise UsageError(f"--validation {text} is no share of the training images; use one such as 0.1, or a folder")
+    return share
+
+
+def _option_name(field: str, hint: object) -> str:
+    said: Option = getattr(hint, "__metadata__", (Option(""),))[0]
+    return "DATASET" if said.is_argument else said.name or f"--{field.replace('_', '-')}"
 
 
 def refuse_unknown(option: str, value: str, allowed: Sequence[str]) -> None:

@@ -41,7 +41,9 @@ def names() -> tuple[str, ...]:
 def entry(name: str) -> ZooEntry:
     """The row of one network. Raises UsageError for a name that is not there."""
     if name not in _ZOO:
-        raise UsageError(f"the zoo has no network {name!r}; choose one of: {', '.join(_ZOO)}")
+        raise UsageError(
+            f"the zoo has no network {name!r}; choose one of: {', '.join(_ZOO)}; torchvision's are torchvision:NAME"
+        )
     return _ZOO[name]
 
 

@@ -1,0 +1,244 @@
+"""What learns: a network of the zoo or of torchvision, with a head for the data's classes, and weights to begin with.
+
+Knows how each is built, which of its tensors are the head, and where weights come from. Knows nothing of learning. The
+head is whatever changes its shape with the number of classes, so that no network needs a row of its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from convoy.models import zoo
+from convoy.models.checkpoint import CheckpointHeader, read_checkpoint_header
+from convoy.models.errors import JobError, UsageError
+from convoy.models.samples import some
+from convoy.models.spec import ImageSpec, Interpolation
+from convoy.models.train_options import IMAGENET, TORCHVISION
+
+# Where trainers put the weights that they were training, the ones first that say so most clearly.
+_ENTRIES = ("state_dict", "model_state_dict", "model_ema", "model")
+# What a wrapper puts before every tensor's name.
+_PREFIXES = ("module.", "_orig_mod.")
+# These two want to be told whether they draw their weights in a way of their own.
+_EXTRA: dict[str, dict[str, Any]] = {"googlenet": {"init_weights": False}, "inception_v3": {"init_weights": False}}
+
+
+# Their published weights learned from values between -1 and 1; torchvision gets there inside of the network.
+_CENTRED = frozenset({"googlenet", "inception_v3"})
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Weights to start from. `says` is for the header; `header` what a checkpoint of ours says of itself."""
+
+    weights: Mapping[str, Tensor]
+    says: str
+    header: CheckpointHeader | None = None
+    is_other_task: bool = False
+
+
+class Pupil(NamedTuple):
+    """A network as it begins, and how it sees: whether the mean and deviation of `image` are settled, and not the
+    data's. `started_from` is for the header; `learns` names the parameters that do, None: all."""
+
+    network: nn.Module
+    image: ImageSpec
+    is_settled: bool
+    started_from: str = ""
+    learns: frozenset[str] | None = None
+
+
+def image_of(arch: str, size_px: int | None, start: Start | None) -> tuple[ImageSpec, bool]:
+    """How images are prepared for a network, and whether their mean and deviation are settled, and not the data's.
+
+    A checkpoint of ours brings its own way; torchvision's networks have the published one, with its mean and deviation
+    where there are weights that learned with them. Raises UsageError for a size that the zoo's networks do not take.
+    """
+    if start is not None and start.header is not None:
+        image = replace(start.header.image, front="uint8_nhwc")
+        return (image if size_px is None else _resized(image, size_px)), True
+    if not arch.startswith(TORCHVISION):
+        row = zoo.entry(arch)
+        return ImageSpec.plain(row.height, row.width, row.channels, "uint8_nhwc"), False
+    image = _published_image(arch.removeprefix(TORCHVISION))
+    if size_px is not None:
+        image = _resized(image, size_px)
+    if start is None:
+        return replace(image, mean=(0.0,) * 3, std=(1.0,) * 3), False
+    return image, True
+
+
+def build(arch: str, classes: int, image: ImageSpec) -> nn.Module:
+    """A freshly drawn network. Raises UsageError for an unknown one, JobError where it does not take such images."""
+    network = _drawn(arch, classes)
+    network.eval()
+    try:
+        with torch.inference_mode():
+            network(torch.zeros(1, image.channels, image.height, image.width))
+    except (RuntimeError, ValueError, AssertionError) as error:  # each network has its own words for it
+        why = " ".join(str(error).split())[:120]
+        raise JobError(
+            f"{arch} does not take images of {image.height}x{image.width} ({why}); change --image-size"
+        ) from error
+    return network
+
+
+def head(arch: str, classes: int) -> frozenset[str]:
+    """The names of the tensors that the number of classes shapes."""
+    shapes = []
+    for count in (classes, classes + 1):
+        made = _without_tensors(arch, count)
+        shapes.append({name: tensor.shape for name, tensor in made.state_dict().items()})
+    return frozenset(name for name, shape in shapes[0].items() if shapes[1][name] != shape)
+
+
+def read_start(arch: str, weights: str, labels: tuple[str, ...]) -> Start:
+    """What `--weights` names. Raises JobError where it cannot be read or downloaded, or is another network's."""
+    if weights == IMAGENET:
+        return _published_start(arch)
+    path = Path(weights)
+    header = None
+    if path.suffix == ".safetensors":
+        header = read_checkpoint_header(path)
+        if header is not None and header.architecture != arch:
+            raise JobError(
+                f"{path} holds the weights of {header.architecture}, not of {arch}; pass --arch {header.architecture}"
+            )
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise JobError(f"cannot read {path}: {error.strerror}; check --weights") from error
+    says = f"{path.name}, sha256 {hashlib.sha256(content).hexdigest()}"
+    return Start(_read(path, content), says, header, header is not None and header.labels != labels)
+
+
+def fill(network: nn.Module, start: Start, head_names: frozenset[str]) -> bool:
+    """Put the weights into the network; whether its head, too, comes from them. Raises JobError where they do not fit.
+
+    The head is left as it was drawn where the weights are of other classes, by number or by name.
+    """
+    own = network.state_dict()
+    fits = not start.is_other_task and all(
+        name in start.weights and start.weights[name].shape == own[name].shape for name in head_names
+    )
+    wanted = {name for name in own if fits or name not in head_names}
+    missing = [name for name in sorted(wanted) if name not in start.weights]
+    unknown = [name for name in sorted(start.weights) if name not in own]
+    other = [name for name in sorted(wanted - set(missing)) if start.weights[name].shape != own[name].shape]
+    for problem, names in (("lack", missing), ("have other sizes for", other), ("have, beside it,", unknown)):
+        if names:
+            raise JobError(
+                f"the weights in {start.says.split(',')[0]} do not fit: they {problem} {some(names)}; check --arch"
+            )
+    network.load_state_dict({name: start.weights[name] if name in wanted else own[name] for name in own})
+    return fits
+
+
+def _without_tensors(arch: str, classes: int) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            return _drawn(arch, classes)
+    except NotImplementedError:  # RegNet computes its widths with tensors
+        with torch.random.fork_rng(devices=[]):
+            return _drawn(arch, classes)
+
+
+def _drawn(arch: str, classes: int) -> nn.Module:
+    if arch.startswith(TORCHVISION):
+        return _torchvision(arch.removeprefix(TORCHVISION), classes)
+    return zoo.create(arch, classes)
+
+
+def _torchvision(name: str, classes: int) -> nn.Module:
+    models = _models()
+    known = models.list_models(module=models)
+    if name not in known:
+        near = difflib.get_close_matches(name, known) or list(known)
+        raise UsageError(f"torchvision has no classification model {name!r}; it has {some(near)}")
+    return cast("nn.Module", models.get_model(name, weights=None, num_classes=classes, **_EXTRA.get(name, {})))
+
+
+def _models() -> Any:
+    try:
+        from torchvision import models
+    except ImportError as error:
+        raise JobError("torchvision is not installed; pip install 'convoy-serve[export]'") from error
+    return models
+
+
+def _published(name: str) -> Any:
+    models = _models()
+    if name not in models.list_models(module=models):
+        _torchvision(name, 2)  # says what there is
+    return models.get_model_weights(name).DEFAULT
+
+
+def _published_image(name: str) -> ImageSpec:
+    """torchvision's recipe for evaluation: resize the shorter side, crop the centre, scale, normalise."""
+    recipe = _published(name).transforms()
+    is_centred = name in _CENTRED
+    return ImageSpec(
+        height=recipe.crop_size[0],
+        width=recipe.crop_size[-1],
+        channels=3,
+        resize_mode="shorter_side",
+        resize_px=recipe.resize_size[0],
+        interpolation=cast("Interpolation", recipe.interpolation.value),
+        antialias=bool(recipe.antialias),
+        mean=(0.5,) * 3 if is_centred else tuple(recipe.mean),
+        std=(0.5,) * 3 if is_centred else tuple(recipe.std),
+        front="uint8_nhwc",
+    )
+
+
+def _resized(image: ImageSpec, size_px: int) -> ImageSpec:
+    """The recipe for another size, with its proportion of resize to crop."""
+    resize_px = round(size_px * image.resize_px / max(image.height, image.width))
+    return replace(image, height=size_px, width=size_px, resize_px=resize_px)
+
+
+def _published_start(arch: str) -> Start:
+    name = arch.removeprefix(TORCHVISION)
+    published = _published(name)
+    try:
+        weights = published.get_state_dict(progress=False, check_hash=True, weights_only=True)
+    except Exception as error:  # network, disk and hash errors share no base class
+        why = " ".join(str(error).split())[:120] or type(error).__name__
+        raise JobError(f"the weights of {arch} cannot be downloaded ({why}); pass --weights FILE") from error
+    return Start(weights, f"{published}", is_other_task=True)
+
+
+def _read(path: Path, content: bytes) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load
+
+        return _without_prefix(load(content))
+    import io
+
+    try:
+        found: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # a zip, pickle or storage error, by format; torch's advice is to trust the file
+        raise JobError(f"{path} is not plain tensors; save the network's state_dict, and pass that") from error
+    for entry in _ENTRIES:
+        if isinstance(found, dict) and isinstance(found.get(entry), dict):
+            found = found[entry]
+            break
+    if not isinstance(found, dict) or not found or not all(isinstance(one, Tensor) for one in found.values()):
+        raise JobError(f"{path} holds no state_dict; save model.state_dict(), and pass that")
+    return _without_prefix({str(name): tensor for name, tensor in found.items()})
+
+
+def _without_prefix(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    weights = {name: tensor for name, tensor in weights.items() if name != "n_averaged"}
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in weights):
+            weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    return weights

@@ -1,0 +1,200 @@
+"""Networks of torchvision, and weights to begin with: what is taken, what is drawn anew, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convoy.models.checkpoint import read_checkpoint_header
+from convoy.models.errors import JobError, UsageError
+from convoy.models.samples import encode_png
+from convoy.models.train import default_rate, train
+from convoy.models.train_options import TrainOptions
+
+SMALL = "torchvision:shufflenet_v2_x0_5"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_images(tmp_path / "images", ("red", "green"))
+
+
+def write_images(root: Path, labels: tuple[str, ...]) -> Path:
+    rng = np.random.default_rng(0)
+    for index, label in enumerate(labels):
+        (root / label).mkdir(parents=True)
+        for number in range(30):
+            pixels = rng.integers(0, 100, (20, 30, 3), np.uint8)
+            pixels[..., index % 3] += 150
+            (root / label / f"{number}.png").write_bytes(encode_png(pixels))
+    return root
+
+
+def options(folder: Path, **changes: Any) -> TrainOptions:
+    plain = TrainOptions(
+        dataset=str(folder), out=folder.parent / "cnn.safetensors", device="cpu", epochs=1, batch_size=16
+    )
+    return replace(plain, **changes)
+
+
+def weights_of(path: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arch": "resnet50"}, r"torchvision's are torchvision:NAME"),
+        ({"image_size": 64}, "--image-size 64 is for torchvision:NAME"),
+        ({"weights": "imagenet"}, "--weights imagenet is for torchvision:NAME"),
+        ({"freeze": True}, "pass --weights, or leave --freeze out"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        options(Path("digits"), **changes)
+
+
+def test_what_has_learned_already_moves_a_tenth_as_far() -> None:
+    tuned = options(Path("digits"), weights="cnn.pth")
+    assert default_rate(tuned) == pytest.approx(default_rate(options(Path("digits"))) / 10)
+    assert default_rate(replace(tuned, freeze=True)) == default_rate(options(Path("digits")))
+
+
+# --- which tensors are the head
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "head"),
+    [
+        ("simple_cnn", {"classifier.weight", "classifier.bias"}),
+        ("torchvision:resnet18", {"fc.weight", "fc.bias"}),
+        ("torchvision:squeezenet1_1", {"classifier.1.weight", "classifier.1.bias"}),
+        ("torchvision:regnet_y_400mf", {"fc.weight", "fc.bias"}),
+        ("torchvision:inception_v3", {"AuxLogits.fc.weight", "AuxLogits.fc.bias", "fc.weight", "fc.bias"}),
+    ],
+)
+def test_the_head_is_what_the_number_of_classes_shapes(arch: str, head: set[str]) -> None:
+    import torch
+
+    from convoy.models.training import networks
+
+    state = torch.random.get_rng_state()
+    assert networks.head(arch, 64) == head  # ResNet has layers with 64 outputs
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+# --- torchvision's networks
+
+
+@pytest.mark.slow
+def test_a_network_of_torchvision_gets_a_head_for_the_data(folder: Path) -> None:
+    result = train(options(folder, arch=SMALL, image_size=32))
+    header = read_checkpoint_header(result.out)
+    assert header is not None
+    assert (header.architecture, header.labels) == (SMALL, ("green", "red"))
+    assert (header.image.height, header.image.width, header.image.resize_mode) == (32, 32, "shorter_side")
+    assert header.image.resize_px == 37  # 32 * 256 / 224, as published
+    assert header.image.mean != (0.485, 0.456, 0.406)  # nothing learned with that
+    assert weights_of(result.out)["fc.weight"].shape[0] == 2
+
+
+@pytest.mark.slow
+def test_a_network_with_a_second_head_learns_from_both(folder: Path) -> None:
+    result = train(options(folder, arch="torchvision:googlenet", image_size=64, batch_size=32))
+    assert np.isfinite(result.epochs[-1].loss)
+    assert weights_of(result.out)["aux1.fc2.weight"].shape[0] == 2
+
+
+@pytest.mark.slow
+def test_what_torchvision_has_not_or_does_not_take_is_said_before_an_image_is_read(folder: Path) -> None:
+    with pytest.raises(UsageError, match="no classification model 'resnet19'; it has resnet"):
+        train(options(folder, arch="torchvision:resnet19"))
+    with pytest.raises(JobError, match=r"torchvision:maxvit_t does not take images of 100x100 .*; change --image-size"):
+        train(options(folder, arch="torchvision:maxvit_t", image_size=100))
+
+
+# --- weights to begin with
+
+
+@pytest.mark.slow
+def test_only_the_head_learns_where_the_rest_is_frozen(folder: Path, tmp_path: Path) -> None:
+    other = write_images(tmp_path / "other", ("one", "two", "three"))
+    first = train(options(other, arch="resnet18", out=tmp_path / "first.safetensors"))
+    second = train(options(folder, arch="resnet18", weights=str(first.out), freeze=True))
+    before, after = weights_of(first.out), weights_of(second.out)
+    assert {name for name in before if before[name].shape != after[name].shape} == {"fc.weight", "fc.bias"}
+    unchanged = {name for name in before if name not in ("fc.weight", "fc.bias")}
+    assert all((before[name] == after[name]).all() for name in unchanged)  # running statistics, too
+    assert second.header.image == first.header.image  # as the frozen layers are used to
+    assert second.header.training is not None
+    assert second.header.training.started_from.startswith("first.safetensors, sha256 ")
+    assert second.header.training.is_frozen
+
+
+@pytest.mark.slow
+def test_weights_of_the_same_classes_bring_their_head(folder: Path) -> None:
+    first = train(options(folder, epochs=3))
+    again = train(options(folder, weights=str(first.out), learning_rate=1e-12, out=folder.parent / "again.safetensors"))
+    before, after = weights_of(first.out), weights_of(again.out)
+    assert all(np.allclose(before[name], after[name], atol=1e-6) for name in before)
+
+
+@pytest.mark.slow
+def test_a_pth_is_read_whatever_was_wrapped_around_its_weights(folder: Path, tmp_path: Path) -> None:
+    import torch
+
+    first = weights_of(train(options(folder)).out)
+    wrapped = {"epoch": 3, "state_dict": {f"module.{name}": tensor for name, tensor in first.items()}}
+    torch.save(wrapped, tmp_path / "w.pth")
+    says: list[str] = []
+    result = train(options(folder, weights=str(tmp_path / "w.pth"), freeze=True), lambda p: says.append(p.says))
+    assert (weights_of(result.out)["conv1.weight"] == first["conv1.weight"]).all()
+    assert not any("the head is new" in text for text in says)
+
+
+@pytest.mark.slow
+def test_weights_that_do_not_fit_are_named(folder: Path, tmp_path: Path) -> None:
+    import torch
+
+    first = train(options(folder)).out
+    with pytest.raises(JobError, match="holds the weights of simple_cnn, not of resnet18; pass --arch simple_cnn"):
+        train(options(folder, arch="resnet18", weights=str(first)))
+    tensors = weights_of(first)
+    torch.save({name: tensor for name, tensor in tensors.items() if name != "conv2.bias"}, tmp_path / "less.pth")
+    with pytest.raises(JobError, match=r"less\.pth do not fit: they lack conv2\.bias; check --arch"):
+        train(options(folder, weights=str(tmp_path / "less.pth")))
+    torch.save(tensors | {"more": torch.zeros(2)}, tmp_path / "more.pth")
+    with pytest.raises(JobError, match=r"they have, beside it, more; check --arch"):
+        train(options(folder, weights=str(tmp_path / "more.pth")))
+    (tmp_path / "broken.pth").write_bytes(b"PK broken")
+    with pytest.raises(JobError, match="is not plain tensors"):
+        train(options(folder, weights=str(tmp_path / "broken.pth")))
+    with pytest.raises(JobError, match=r"gone\.pth: No such file or directory; check --weights"):
+        train(options(folder, weights=str(tmp_path / "gone.pth")))
+
+
+@pytest.mark.slow
+def test_published_weights_bring_their_way_to_see_and_no_head(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision import models
+
+    published = models.get_model_weights("shufflenet_v2_x0_5").DEFAULT
+    drawn = models.get_model("shufflenet_v2_x0_5", weights=None).state_dict()
+    monkeypatch.setattr(type(published), "get_state_dict", lambda self, **how: drawn)
+    result = train(options(folder, arch=SMALL, image_size=32, weights="imagenet", freeze=True))
+    assert result.header.image.mean == (0.485, 0.456, 0.406)
+    assert (weights_of(result.out)["conv1.0.weight"] == drawn["conv1.0.weight"]).all()
+
+    def offline(self: object, **how: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(type(published), "get_state_dict", offline)
+    with pytest.raises(JobError, match=r"cannot be downloaded \(no route to host\); pass --weights FILE"):
+        train(options(folder, arch=SMALL, weights="imagenet"))
