@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 from export_fixtures import make_quick
+from hypothesis import given
+from hypothesis import strategies as st
 
-from convoy.app.engines.base import run_arrays
+from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.base import Part, run_arrays
+from convoy.app.engines.free_runs import FreeRuns, input_bytes
 from convoy.app.engines.free_sizes import Size, sizes_that_run, with_examples
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine, open_session, read_signature
 from convoy.app.engines.signature import Signature
@@ -180,3 +185,51 @@ def test_a_configuration_that_fixes_sizes_goes_before_what_is_found(tmp_path):
     model = loaded(store)
     model.engines[0].engine.close()
     assert (model.spec.inputs[0].shape, model.spec.inputs[0].example) == ((3, 40, -1), (3, 40, 32))
+
+
+def part_of(nbytes: int) -> Part:
+    return Part(1, ((1, nbytes),), (memoryview(bytes(nbytes)),), (0,), (None,))
+
+
+def runs(usual: int = 100, grown: int = 0, free: int | None = None) -> FreeRuns:
+    resident = iter([1 << 30, (1 << 30) + (8 << 20) + grown])
+    spec = TensorSpec("x", "UINT8", (-1,), (usual // 4,))
+    bound = FreeRuns((spec,), 4, available=lambda: free, resident=lambda: next(resident))
+    bound.warming_up()
+    bound.warmed_up()
+    return bound
+
+
+@given(sizes=st.lists(st.integers(0, 250), min_size=1, max_size=20))
+def test_parts_run_together_up_to_what_is_usual_and_none_is_lost(sizes):
+    parts = [part_of(size) for size in sizes]
+    groups = list(runs().groups(parts))
+    assert [part for group in groups for part in group] == parts
+    for group, following in pairwise([*groups, [part_of(1000)]]):
+        total = sum(map(input_bytes, group))
+        assert total <= 100 or len(group) == 1
+        assert total + input_bytes(following[0]) > 100
+
+
+def test_only_what_is_larger_than_usual_is_held_against_the_memory_that_there_is():
+    bound = runs(grown=1000, free=4000)  # ten bytes for each
+    assert not bound.is_large([part_of(100)])
+    assert bound.is_large([part_of(300)])
+    with pytest.raises(EngineFailure, match="send fewer or smaller samples") as failure:
+        bound.is_large([part_of(301)])
+    assert failure.value.scope is FailureScope.MEMORY
+    assert runs(grown=1000).is_large([part_of(10_000)])  # where nobody tells what is free
+
+
+def test_a_batch_of_larger_pictures_than_usual_is_answered_in_parts(tmp_path):
+    original = convolutions(tmp_path / "net.onnx", "maps")
+    engine = engine_of(export(original, max_batch=4))
+    engine.warm_up()
+    rows = [pictures(70 + size, 90, rows=1) for size in (0, 0, 0)]
+    parts = [Part(1, (one.shape,), (one.reshape(-1).view(np.uint8).data,), (0,), (None,)) for one in rows]
+    answers = engine.run(parts).answers
+    for one, (answer,) in zip(rows, answers, strict=True):
+        got = np.frombuffer(answer.data, np.float32).reshape(answer.shape)
+        assert np.allclose(got, answers_of(original, one), atol=1e-5)
+    assert engine.run(parts[:1]).answers[0][0].shape == (1, 4, 70, 90)
+    engine.close()
