@@ -33,7 +33,7 @@ class ExportPlan:
 
     `labels` is empty where none are known; then nothing can be evaluated. `weights` is the file that holds the weights,
     for sources that carry their own the source itself. `activation` None asks for it to be found out. `stated` is what
-    the checkpoint says of its accuracy.
+    the checkpoint says of its accuracy. `is_free`: other heights and widths than the pictures' are to be served, too.
     """
 
     asked: ExportOptions
@@ -49,6 +49,7 @@ class ExportPlan:
     expected: Expectations
     stated: Stated | None
     plan_cache: Path
+    is_free: bool = False
 
 
 def make_plan(options: ExportOptions) -> ExportPlan:
@@ -85,6 +86,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         expected=_expectations(options),
         stated=origin.stated,
         plan_cache=plan_folder(options.plan_cache),
+        is_free=asked is not None and asked.is_free,
     )
 
 

@@ -159,6 +159,11 @@ class ImageSpec:
         return (self.channels, self.height, self.width)
 
     @property
+    def free_tensor_shape(self) -> tuple[int, int, int]:
+        """The same for a model that takes any height and width."""
+        return (-1, -1, self.channels) if self.front == "uint8_nhwc" else (self.channels, -1, -1)
+
+    @property
     def tensor_dtype(self) -> str:
         return "UINT8" if self.front == "uint8_nhwc" else "FP32"
 

@@ -82,7 +82,8 @@ def sizes_that_run(path: Path, signature: Signature, threads: int, more: int = 2
     if not images:
         return ()
     first, session, found = size_of(images[0]), open_session(path, threads, quiet=True), list[Size]()
-    for size in _others(first, images[0]):
+    is_one = sum(size < 0 for size in images[0].shape[1:]) == 1
+    for size in other_sizes(first)[2 * is_one :]:
         if len(found) < more and _run(session, signature, at_size(signature.inputs, size)) is not None:
             found.append(size)
     return (first, *found)
@@ -94,13 +95,11 @@ def size_of(spec: TensorSpec) -> Size:
     return Size(free[0], free[-1])
 
 
-def _others(first: Size, spec: TensorSpec) -> Iterator[Size]:
+def other_sizes(first: Size) -> tuple[Size, ...]:
     """Higher, wider, and for networks of squares alone also those; each a multiple of 32 away, as strides want it."""
-    if sum(size < 0 for size in spec.shape[1:]) > 1:
-        yield Size(first.height + 32, first.width)
-        yield Size(first.height, first.width + 64)
-    yield Size(first.height + 32, first.width + 32)
-    yield Size(first.height + 64, first.width + 64)
+    height, width = first.height, first.width
+    oblong = Size(height + 32, width), Size(height, width + 64)
+    return (*oblong, Size(height + 32, width + 32), Size(height + 64, width + 64))
 
 
 def _candidates(specs: tuple[TensorSpec, ...], wanted: Size | None) -> Iterator[tuple[TensorSpec, ...]]:

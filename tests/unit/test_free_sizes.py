@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from export_fixtures import make_quick
@@ -56,10 +57,10 @@ def export(original: Path, **options: object) -> Bundle:
     return open_bundle(export_bundle(ExportOptions(str(original), **(given | options))))  # type: ignore[arg-type]
 
 
-def engine_of(bundle: Bundle) -> OnnxRuntimeCpuEngine:
+def engine_of(bundle: Bundle, file: str = "fp32.onnx") -> OnnxRuntimeCpuEngine:
     spec = bundle.manifest.spec
     sides = {"inputs": spec.inputs, "outputs": spec.outputs, "max_batch_size": spec.max_batch_size}
-    return OnnxRuntimeCpuEngine(bundle.path("fp32.onnx"), **sides, precision="fp32", threads=1)  # type: ignore[arg-type]
+    return OnnxRuntimeCpuEngine(bundle.path(file), **sides, precision="fp32", threads=1)  # type: ignore[arg-type]
 
 
 def test_an_example_fits_its_shape():
@@ -185,6 +186,70 @@ def test_a_configuration_that_fixes_sizes_goes_before_what_is_found(tmp_path):
     model = loaded(store)
     model.engines[0].engine.close()
     assert (model.spec.inputs[0].shape, model.spec.inputs[0].example) == ((3, 40, -1), (3, 40, 32))
+
+
+def of_pictures(original: Path, **options: object) -> Bundle:
+    return export(original, preprocess="unit", **({"precisions": "fp32"} | options))
+
+
+def original_of_bytes(original: Path, images: np.ndarray) -> np.ndarray:
+    return answers_of(original, (images.astype(np.float32) / 255).transpose(0, 3, 1, 2))
+
+
+def bytes_of(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(height).integers(0, 256, (3, height, width, 3), dtype=np.uint8)
+
+
+def test_a_model_of_images_takes_other_sizes_where_that_is_asked_for(tmp_path):
+    original = convolutions(tmp_path / "net.onnx")
+    bundle = of_pictures(original, input="3x40?x32?")
+    manifest = bundle.manifest
+    assert (manifest.spec.inputs[0].shape, manifest.spec.inputs[0].example) == ((-1, -1, 3), (40, 32, 3))
+    assert manifest.provenance.free_sizes == ("40x32", "72x32", "40x96")
+    assert "height and width are free, proved at 40x32, 72x32 and 40x96" in manifest.variants[0].reason
+    assert "proved at" in (bundle.folder / "report.html").read_text()
+    engine = engine_of(bundle)
+    for size in SIZES:
+        answers = run_arrays(engine, {"images": bytes_of(*size)})["y"]
+        assert np.allclose(answers, original_of_bytes(original, bytes_of(*size)), atol=1e-5)
+    engine.close()
+
+
+def test_a_model_of_images_is_fixed_where_nobody_asked_and_says_how_to_free_it(tmp_path):
+    manifest = of_pictures(convolutions(tmp_path / "net.onnx"), input="3x40x32").manifest
+    assert manifest.spec.inputs[0].shape == (40, 32, 3)
+    assert "fixed at 40x32; --input 3x40?x32? leaves them free, as the file does" in manifest.variants[0].reason
+    manifest = of_pictures(convolutions(tmp_path / "net.onnx", "one_size"), input="3x64?x64?").manifest
+    assert manifest.spec.inputs[0].shape == (64, 64, 3)
+    assert "fixed at 64x64: the file runs hardly at any other size" in manifest.variants[0].reason
+    fixed = convolutions(tmp_path / "net.onnx", dims=("batch", 3, 48, 40))
+    assert "the file fixes them" in of_pictures(fixed, input="3x48?x40?").manifest.variants[0].reason
+    with pytest.raises(JobError, match=r"net.onnx does not run at 40x40"):
+        of_pictures(convolutions(tmp_path / "net.onnx", "one_size"), input="3x40x40")
+
+
+def test_int8_of_free_sizes_is_calibrated_at_the_size_of_pictures_and_what_no_engine_runs_is_left_out(tmp_path):
+    original = convolutions(tmp_path / "net.onnx")
+    bundle = of_pictures(original, input="3x32?x32?", precisions=None, allow_random_calibration=True)
+    assert [variant.file for variant in bundle.manifest.variants] == ["fp32.onnx", "int8-cpu.onnx"]
+    left = "fp16.onnx, int8-trt.onnx, fp8.onnx: the engines that run it take no free height and width"
+    assert left in bundle.manifest.variants[0].reason
+    engine = engine_of(bundle, "int8-cpu.onnx")
+    for size in SIZES:
+        answers = run_arrays(engine, {"images": bytes_of(*size)})["y"]
+        want = original_of_bytes(original, bytes_of(*size))
+        assert np.linalg.norm(answers - want) < 0.1 * np.linalg.norm(want)
+    engine.close()
+
+
+def test_the_size_of_pictures_is_not_guessed(tmp_path):
+    with pytest.raises(UsageError, match="--preprocess unit needs the size of the input"):
+        of_pictures(convolutions(tmp_path / "net.onnx"), input="3x?x?")
+
+
+def test_bytes_are_cast_first_as_tensorrt_wants_them(tmp_path):
+    bundle = of_pictures(convolutions(tmp_path / "net.onnx"), input="3x32x32")
+    assert onnx.load(str(bundle.path("fp32.onnx"))).graph.node[0].op_type == "Cast"
 
 
 def part_of(nbytes: int) -> Part:
