@@ -17,12 +17,17 @@ from convoy.models.spec import TensorSpec
 
 # Of what is available, for one run; the rest is for everybody else.
 _RUN_SHARE = 0.75
+# What is tiny where nothing was known of it, as a row of one number, or is not counted, as strings.
+_LEAST_BYTES = 1 << 20
+# Of fewer nobody can tell what memory they took.
+_TELLING_BYTES = 64 << 10
 # By so much a process grows and shrinks for other reasons while an engine warms up.
 _NOISE_BYTES = 8 << 20
 
 
 class FreeRuns:
-    """The bound for one engine. `usual_bytes` are those of the inputs of its largest batch at the example's size."""
+    """The bound for one engine. `usual_bytes` of inputs may run together: as many as its largest batch of examples has,
+    or some more where these are tiny."""
 
     def __init__(
         self,
@@ -33,7 +38,8 @@ class FreeRuns:
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
         each = sum(math.prod(spec.drawn_shape) * spec.numpy_dtype.itemsize for spec in inputs if not spec.is_strings)
-        self.usual_bytes = largest * each
+        self._more_bytes = (largest - 1) * each  # that the largest batch of the warm-up has, and the first has not
+        self.usual_bytes = max(largest * each, _LEAST_BYTES)
         self._available, self._resident = available, resident
         self._per_byte = 0.0  # of memory, for each byte of inputs
         self._before = 0
@@ -43,14 +49,15 @@ class FreeRuns:
         """Whether a request says how large a sample of these is."""
         return any(-1 in spec.shape for spec in inputs)
 
-    def warming_up(self) -> None:
-        """The engine is about to run its batches for the first time."""
+    def ran_one(self) -> None:
+        """The engine warms up, and has run one sample: what it took for good, for its weights, is there."""
         self._before = self._resident()
 
-    def warmed_up(self) -> None:
-        """It has run the largest of them. Repeating it, when all memory is there already, changes nothing."""
+    def ran_largest(self) -> None:
+        """It has run its largest batch. Repeating it, when all memory is there already, changes nothing."""
         grown = max(0, self._resident() - self._before - _NOISE_BYTES)
-        self._per_byte = max(self._per_byte, grown / max(1, self.usual_bytes))
+        if self._more_bytes >= _TELLING_BYTES:
+            self._per_byte = max(self._per_byte, grown / self._more_bytes)
 
     def groups(self, parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
         """The parts in their order, as many together as are usual, and at least one."""

@@ -141,12 +141,12 @@ class StagedEngine(Engine):
         """A buffer moved: nothing that points to one holds any more."""
 
     def warm_up(self) -> None:
-        if self._free_runs is not None:
-            self._free_runs.warming_up()
         for samples in Growth(self.info.batch_sizes[-1]).sizes():
             self._run_blank(samples)
+            if self._free_runs is not None and samples == 1:
+                self._free_runs.ran_one()
         if self._free_runs is not None:
-            self._free_runs.warmed_up()
+            self._free_runs.ran_largest()
 
     def run(self, parts: Sequence[Part]) -> BatchResult:
         free = self._free_runs

@@ -256,45 +256,62 @@ def part_of(nbytes: int) -> Part:
     return Part(1, ((1, nbytes),), (memoryview(bytes(nbytes)),), (0,), (None,))
 
 
-def runs(usual: int = 100, grown: int = 0, free: int | None = None) -> FreeRuns:
+MIB = 1 << 20
+
+
+def runs(grown: int = 0, free: int | None = None, each: int = MIB, largest: int = 4) -> FreeRuns:
+    """Of 4 MiB usually, unless told otherwise. All three samples that are more than one take `grown`."""
     resident = iter([1 << 30, (1 << 30) + (8 << 20) + grown])
-    spec = TensorSpec("x", "UINT8", (-1,), (usual // 4,))
-    bound = FreeRuns((spec,), 4, available=lambda: free, resident=lambda: next(resident))
-    bound.warming_up()
-    bound.warmed_up()
+    bound = FreeRuns(
+        (TensorSpec("x", "UINT8", (-1,), (each,)),), largest, available=lambda: free, resident=lambda: next(resident)
+    )
+    bound.ran_one()
+    bound.ran_largest()
     return bound
 
 
-@given(sizes=st.lists(st.integers(0, 250), min_size=1, max_size=20))
+@given(sizes=st.lists(st.integers(0, 10), min_size=1, max_size=20))
 def test_parts_run_together_up_to_what_is_usual_and_none_is_lost(sizes):
-    parts = [part_of(size) for size in sizes]
+    parts = [part_of(size * MIB) for size in sizes]
     groups = list(runs().groups(parts))
     assert [part for group in groups for part in group] == parts
-    for group, following in pairwise([*groups, [part_of(1000)]]):
+    for group, following in pairwise([*groups, [part_of(100 * MIB)]]):
         total = sum(map(input_bytes, group))
-        assert total <= 100 or len(group) == 1
-        assert total + input_bytes(following[0]) > 100
+        assert total <= 4 * MIB or len(group) == 1
+        assert total + input_bytes(following[0]) > 4 * MIB
 
 
 def test_only_what_is_larger_than_usual_is_held_against_the_memory_that_there_is():
-    bound = runs(grown=1000, free=4000)  # ten bytes for each
-    assert not bound.is_large([part_of(100)])
-    assert bound.is_large([part_of(300)])
+    bound = runs(grown=30 * MIB, free=160 * MIB)  # ten bytes for each
+    assert not bound.is_large([part_of(4 * MIB)])
+    assert bound.is_large([part_of(12 * MIB)])
     with pytest.raises(EngineFailure, match="send fewer or smaller samples") as failure:
-        bound.is_large([part_of(301)])
+        bound.is_large([part_of(13 * MIB)])
     assert failure.value.scope is FailureScope.MEMORY
-    assert runs(grown=1000).is_large([part_of(10_000)])  # where nobody tells what is free
+    assert runs(grown=30 * MIB).is_large([part_of(100 * MIB)])  # where nobody tells what is free
+
+
+def test_rows_of_which_nothing_is_known_go_on_in_batches():
+    bound = runs(grown=50 * MIB, free=1, each=1)
+    rows = [part_of(1000)] * 32
+    assert [len(group) for group in bound.groups(rows)] == [32]
+    assert not bound.is_large(rows)
+
+
+def test_what_was_shown_little_tells_nothing_of_more():
+    assert runs(grown=50 * MIB, free=1, largest=1).is_large([part_of(2 * MIB)])
+    assert runs(grown=50 * MIB, free=1, each=1, largest=64).is_large([part_of(2 * MIB)])
 
 
 def test_a_batch_of_larger_pictures_than_usual_is_answered_in_parts(tmp_path):
     original = convolutions(tmp_path / "net.onnx", "maps")
     engine = engine_of(export(original, max_batch=4))
     engine.warm_up()
-    rows = [pictures(70 + size, 90, rows=1) for size in (0, 0, 0)]
+    rows = [pictures(300, 290, rows=1) for _ in range(3)]  # of a MiB each
     parts = [Part(1, (one.shape,), (one.reshape(-1).view(np.uint8).data,), (0,), (None,)) for one in rows]
     answers = engine.run(parts).answers
     for one, (answer,) in zip(rows, answers, strict=True):
         got = np.frombuffer(answer.data, np.float32).reshape(answer.shape)
         assert np.allclose(got, answers_of(original, one), atol=1e-5)
-    assert engine.run(parts[:1]).answers[0][0].shape == (1, 4, 70, 90)
+    assert engine.run(parts[:1]).answers[0][0].shape == (1, 4, 300, 290)
     engine.close()
