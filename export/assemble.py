@@ -23,6 +23,7 @@ from convoy.export.proof.gate import AccuracyGate
 from convoy.export.proof.sanity import NOTHING_FOUND, Sanity
 from convoy.export.proof.verify import Score
 from convoy.export.report.page import render
+from convoy.export.sources.free_input import free_sizes
 from convoy.export.sources.torch_job import EXTERNAL_DATA, TorchResult
 from convoy.export.variants.making import Made
 from convoy.export.variants.variant import OpenVariant
@@ -157,6 +158,7 @@ def provenance(plan: ExportPlan, data: ExportData, torch: TorchResult) -> Proven
         },
         created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
         weights_entry=torch.weights_entry,
+        free_sizes=tuple(map(str, free_sizes(plan.image, torch))),
     )
 
 

@@ -34,10 +34,11 @@ from convoy.export.proof.proving import Prover
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference
 from convoy.export.proof.verify import check_against_torch, observe
 from convoy.export.sources.ending import read_ending
+from convoy.export.sources.free_input import free_sizes, listed
 from convoy.export.sources.onnx_plain import export_plain, is_plain
 from convoy.export.sources.reuse import reused
 from convoy.export.sources.to_onnx import to_onnx
-from convoy.export.sources.torch_job import INPUT_NAME, TorchResult
+from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchResult
 from convoy.export.terminal import RichProgress, summary
 from convoy.export.variants.fp8 import why_no_fp8
 from convoy.export.variants.making import Maker
@@ -124,6 +125,14 @@ def _without_bf16(
     return [recipe for recipe in recipes if recipe not in found], replace(torch, remark=remark)
 
 
+def _without_fixed_sizes(recipes: Sequence[Recipe], torch: TorchResult) -> tuple[Sequence[Recipe], TorchResult]:
+    """The same for all that only engines would run which take no free height and width, whoever asked for it."""
+    left = [recipe for recipe in recipes if recipe.target == "cpu"]
+    files = ", ".join(recipe.file for recipe in recipes if recipe not in left)
+    why = f"no {files}: the engines that run it take no free height and width" if files else ""
+    return left, replace(torch, remark="; ".join(filter(None, (torch.remark, why))))
+
+
 def _prove_and_publish(
     plan: ExportPlan,
     recipes: Sequence[Recipe],
@@ -135,12 +144,17 @@ def _prove_and_publish(
     folder, gate = torch.onnx.parent, AccuracyGate(plan.asked.accuracy_budget_points, plan.asked.strict_gate)
     decision = _decision(plan, data, torch, folder / REFERENCE.file)
     spec = _spec(plan, torch, decision)
-    if plan.asked.precisions is None:
+    if torch.elsewhere:
+        recipes, torch = _without_fixed_sizes(recipes, torch)
+    elif plan.asked.precisions is None:
         recipes, torch = _without_bf16(recipes, torch, spec)
     expected = _expected(plan, data)
     with progress.step("compare with torch"), opened(spec, [REFERENCE], folder) as (fp32,):
         are_shares = decision.activation == "none" and decision.are_shares
-        torch_error = check_against_torch(fp32, data.samples, torch.reference, are_shares=are_shares)
+        torch_error = max(
+            check_against_torch(fp32, one.samples, one.reference, are_shares=are_shares)
+            for one in (Answered(data.samples, torch.reference), *torch.elsewhere)
+        )
         _first_look(plan, torch, fp32, data, expected, progress, cache)
     maker = None
     if len(recipes) > 1:
@@ -152,7 +166,7 @@ def _prove_and_publish(
     with opened(spec, recipes, folder) as candidates:
         tables = measure_latencies(candidates, progress)
         measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
-        variants = remarked(judge(measured, torch_error, data, gate, torch.original), torch.remark)
+        variants = remarked(judge(measured, torch_error, data, gate, torch.original), _remark(plan, torch))
         variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
         canary = make_canary(candidates[0], data.samples)
         with progress.step("measure this device"):
@@ -161,6 +175,12 @@ def _prove_and_publish(
         origin = provenance(plan, data, torch)
         scores = f"{decision.activation}: {decision.reason}"
         return publish(plan.store, spec, folder, variants, canary, origin, roofline, scores=scores, sanity=sanity)
+
+
+def _remark(plan: ExportPlan, torch: TorchResult) -> str:
+    sizes = free_sizes(plan.image, torch)
+    where = f"height and width are free, proved at {listed(sizes)} and measured at {sizes[0]}" if sizes else ""
+    return "; ".join(filter(None, (where, torch.remark)))
 
 
 def _decision(plan: ExportPlan, data: ExportData, torch: TorchResult, graph: Path) -> Decision:
@@ -231,7 +251,7 @@ def _spec(plan: ExportPlan, torch: TorchResult, decision: Decision) -> ModelSpec
         )
     return ModelSpec(
         name=plan.asked.name,
-        inputs=(TensorSpec(INPUT_NAME, plan.image.tensor_dtype, plan.image.tensor_shape),),
+        inputs=(_input(plan, torch),),
         outputs=(TensorSpec(torch.output_name, "FP32", (outputs,)),),
         max_batch_size=min(plan.asked.max_batch, torch.max_batch),
         image=plan.image,
@@ -239,3 +259,10 @@ def _spec(plan: ExportPlan, torch: TorchResult, decision: Decision) -> ModelSpec
         labels=plan.labels,
         priorities=plan.priorities,
     )
+
+
+def _input(plan: ExportPlan, torch: TorchResult) -> TensorSpec:
+    image = plan.image
+    if not torch.elsewhere:
+        return TensorSpec(INPUT_NAME, image.tensor_dtype, image.tensor_shape)
+    return TensorSpec(INPUT_NAME, image.tensor_dtype, image.free_tensor_shape, image.tensor_shape)

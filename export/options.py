@@ -30,7 +30,9 @@ class ExportOptions:
     ]
     name: Annotated[str, Option("Name to serve the model under.")]
     weights: Annotated[Path | None, Option("Checkpoint, .safetensors or .pth; default: download.")] = None
-    input: Annotated[str | None, Option("Input as CxHxW, such as 3x224x224.")] = None
+    input: Annotated[str | None, Option("Input as CxHxW, such as 3x224x224, or 3x224?x224? for other sizes, too.")] = (
+        None
+    )
     labels: Annotated[Path | None, Option("File with one label a line.")] = None
     preprocess: Annotated[str | None, Option("imagenet, unit, or a JSON file.")] = None
     front: Annotated[str, Option("uint8: normalisation in the graph; none: FP32 input.")] = "uint8"

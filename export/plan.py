@@ -33,7 +33,7 @@ class ExportPlan:
 
     `labels` is empty where none are known; then nothing can be evaluated. `weights` is the file that holds the weights,
     for sources that carry their own the source itself. `activation` None asks for it to be found out. `stated` is what
-    the checkpoint says of its accuracy.
+    the checkpoint says of its accuracy. `is_free`: other heights and widths than the pictures' are to be served, too.
     """
 
     asked: ExportOptions
@@ -49,6 +49,7 @@ class ExportPlan:
     expected: Expectations
     stated: Stated | None
     plan_cache: Path
+    is_free: bool = False
 
 
 def make_plan(options: ExportOptions) -> ExportPlan:
@@ -58,7 +59,8 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     check_max_batch(options.max_batch)
     if not 0 <= options.accuracy_budget_points <= 100:
         raise UsageError(f"--accuracy-budget must be from 0 to 100 points, got {options.accuracy_budget_points}")
-    size = parse_input(options.input) if options.input is not None else None
+    asked = parse_input(options.input) if options.input is not None else None
+    size = asked.of_pictures if asked else None
     front = parse_front(options.front)
     origin = find_origin(options, source, size)
     labels = _labels(options, origin)
@@ -84,6 +86,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         expected=_expectations(options),
         stated=origin.stated,
         plan_cache=plan_folder(options.plan_cache),
+        is_free=asked is not None and asked.is_free,
     )
 
 

@@ -8,7 +8,7 @@ clients see and what every other format translates from without loss.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -47,12 +47,14 @@ class TensorSpec:
     """One named input or output.
 
     `shape` is that of one sample, without the batch dimension, when the model's `max_batch_size` is
-    at least 1; otherwise it is the whole shape. -1 stands for a size known only at run time.
+    at least 1; otherwise it is the whole shape. -1 stands for a size known only at run time. `example` is a shape
+    without such sizes that the model is known to run at; empty where none was looked for.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    example: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in NUMPY_DTYPES:
@@ -60,6 +62,17 @@ class TensorSpec:
                 f"tensor {self.name!r} has dtype {self.dtype}, which cannot be served; "
                 f"use one of {', '.join(NUMPY_DTYPES)}"
             )
+        if self.example and not fits(self.example, self.shape):
+            raise BundleError(f"tensor {self.name!r}: {list(self.example)} is no example of {list(self.shape)}")
+
+    @property
+    def drawn_shape(self) -> tuple[int, ...]:
+        """A shape to run the model at where no request says one: the example, else a 1 for each free size."""
+        return self.example or tuple([1 if size < 0 else size for size in self.shape])
+
+    def without_batch(self) -> TensorSpec:
+        """The spec of one sample, of one with the whole shape."""
+        return replace(self, shape=self.shape[1:], example=self.example[1:])
 
     @property
     def numpy_dtype(self) -> np.dtype[np.generic]:
@@ -74,6 +87,11 @@ class TensorSpec:
     def sample_bytes(self) -> int | None:
         """Bytes of one sample, or None where a size is known only at run time."""
         return _sample_bytes(self.dtype, self.shape)
+
+
+def fits(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of these sizes is one of this shape, in which -1 stands for any size."""
+    return len(sizes) == len(shape) and all(b in (-1, a) for a, b in zip(sizes, shape, strict=True)) and -1 not in sizes
 
 
 @lru_cache(maxsize=1024)
@@ -141,6 +159,11 @@ class ImageSpec:
         return (self.channels, self.height, self.width)
 
     @property
+    def free_tensor_shape(self) -> tuple[int, int, int]:
+        """The same for a model that takes any height and width."""
+        return (-1, -1, self.channels) if self.front == "uint8_nhwc" else (self.channels, -1, -1)
+
+    @property
     def tensor_dtype(self) -> str:
         return "UINT8" if self.front == "uint8_nhwc" else "FP32"
 
@@ -177,7 +200,9 @@ class ModelSpec:
         if self.image is None:
             return
         first = self.inputs[0]
-        if len(self.inputs) != 1 or (first.dtype, first.shape) != (self.image.tensor_dtype, self.image.tensor_shape):
+        # Pictures arrive at one size, tensors perhaps at others.
+        is_fit = first.dtype == self.image.tensor_dtype and fits(self.image.tensor_shape, first.shape)
+        if len(self.inputs) != 1 or not is_fit:
             raise BundleError(
                 f"model {self.name!r}: an image model has one input of {self.image.tensor_dtype} "
                 f"{list(self.image.tensor_shape)}, got {[(i.dtype, list(i.shape)) for i in self.inputs]}"

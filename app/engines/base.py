@@ -83,9 +83,8 @@ class Engine(ABC):
         """Run the parts as one batch. Raises EngineFailure; then no destination may be trusted."""
 
     def whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
-        """A tensor's shape in a batch. A size that is free counts as 1, of which only a request tells more."""
-        fixed = tuple(1 if size < 0 else size for size in spec.shape)
-        return (samples, *fixed) if self.batched else fixed
+        """A tensor's shape in a batch. Free sizes, of which only a request tells, are those of the spec's example."""
+        return (samples, *spec.drawn_shape) if self.batched else spec.drawn_shape
 
     def page_lock(self, memory: memoryview) -> bool:
         """Lock the block that parts will lie in, if a device could then read it by itself; whether it is locked.

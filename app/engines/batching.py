@@ -44,9 +44,8 @@ def objection_to_batching(path: Path, signature: Signature, threads: int, *, ori
 
 
 def random_rows(generator: np.random.Generator, spec: TensorSpec, rows: int = PROOF_ROWS) -> np.ndarray:
-    """Values from 0 to 100 of the tensor's dtype, [rows, ...]; free sizes behind the first one are drawn as 1."""
-    shape = (rows, *(1 if size < 0 else size for size in spec.shape[1:]))
-    return random_values(generator, spec, shape)
+    """Values from 0 to 100 of the tensor's dtype, [rows, ...]; free sizes behind the first one are its example's."""
+    return random_values(generator, spec, (rows, *spec.drawn_shape[1:]))
 
 
 def _answers(path: Path, threads: int, batches: list[dict[str, np.ndarray]]) -> list[Mapping[str, np.ndarray]]:

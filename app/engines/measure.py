@@ -63,7 +63,7 @@ def batch_knots(largest: int) -> list[int]:
 
 
 def make_probe(engine: Engine, samples: int) -> Probe:
-    """A batch of `samples` random samples; sizes that are free are drawn as 1."""
+    """A batch of `samples` random samples; sizes that are free are their examples'."""
     generator = np.random.default_rng(0)
     arrays = [random_values(generator, spec, engine.whole_shape(spec, samples)) for spec in engine.inputs]
     destinations = tuple(

@@ -46,9 +46,9 @@ def resident_bytes(process: int | str = "self", proc: Path = _PROC) -> int:
 
 
 def sample_bytes(tensors: Sequence[TensorSpec]) -> int:
-    """What one sample of all these tensors takes at least; a size that only a request tells counts as 1."""
+    """What one sample of all these tensors takes, where sizes are free that of their examples."""
     return sum(
-        math.prod(max(1, size) for size in spec.shape) * (1 if spec.is_strings else spec.numpy_dtype.itemsize)
+        math.prod(max(1, size) for size in spec.drawn_shape) * (1 if spec.is_strings else spec.numpy_dtype.itemsize)
         for spec in tensors
     )
 

@@ -14,6 +14,7 @@ import onnxruntime as ort
 
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.delivery import Landed
+from convoy.app.engines.free_runs import FreeRuns
 from convoy.app.engines.onnx_tensors import bind_input, bind_output, has_strings, tensor_spec, unbound_array
 from convoy.app.engines.signature import Signature, check_names
 from convoy.app.engines.staged import MOST_SHAPES, Shapes, StagedEngine, StagingBuffer
@@ -37,7 +38,9 @@ class OnnxRuntimeCpuEngine(StagedEngine):
     text_only = True
 
     def _open(self, model: Path, precision: Precision, threads: int) -> str:
-        self._session = open_session(model, threads)
+        is_free = FreeRuns.wanted(self.inputs)
+        self._session = open_session(model, threads, any_shape=is_free)
+        self._run_options = _giving_back() if is_free else None
         check_names(model, read_signature(self._session, model), self.inputs, self.outputs)
         self._has_strings = has_strings(model, (*self.inputs, *self.outputs))
         self._bindings: dict[Shapes, _SessionBinding] = {}
@@ -60,7 +63,7 @@ class OnnxRuntimeCpuEngine(StagedEngine):
             # A binding remembers the output of its last run, and refuses another size for it.
             self._bind_outputs(bound.binding, samples)
         try:
-            self._session.run_with_iobinding(bound.binding)
+            self._session.run_with_iobinding(bound.binding, self._run_options if self._is_large else None)
         except Exception as error:  # onnxruntime's errors share no base class
             raise EngineFailure(first_line(error)) from error
         if bound.outputs is not None:
@@ -72,7 +75,8 @@ class OnnxRuntimeCpuEngine(StagedEngine):
         staged = zip(self._staging_in, shapes, strict=True)
         feeds = {staging.spec.name: staging.array(shape) for staging, shape in staged}
         try:
-            arrays: list[np.ndarray] = self._session.run([spec.name for spec in self.outputs], feeds)
+            options = self._run_options if self._is_large else None
+            arrays: list[np.ndarray] = self._session.run([spec.name for spec in self.outputs], feeds, options)
         except Exception as error:  # onnxruntime's errors share no base class
             raise EngineFailure(first_line(error)) from error
         return [Landed(array) for array in arrays]
@@ -111,12 +115,24 @@ class OnnxRuntimeCpuEngine(StagedEngine):
             raise EngineFailure(first_line(error)) from error
 
 
-def open_session(model: Path, threads: int, *, quiet: bool = False) -> Any:
-    """A CPU session for an ONNX file; a `quiet` one does not log what fails in it. Raises BundleError."""
+def _giving_back() -> Any:
+    """Options for a run whose memory goes back to the system. The library itself keeps what its largest run took."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def open_session(model: Path, threads: int, *, quiet: bool = False, any_shape: bool = False) -> Any:
+    """A CPU session for an ONNX file; a `quiet` one does not log what fails in it. Raises BundleError.
+
+    `any_shape`: it will see more shapes than it may remember.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4 if quiet else 3
+    # A plan of the memory for each combination of shapes, kept for ever.
+    options.enable_mem_pattern = not any_shape
     # Idle cores belong to the edge and to other models.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:

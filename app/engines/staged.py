@@ -10,6 +10,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ from convoy.app.batch import BatchResult, EngineFailure, StageTimes
 from convoy.app.engines import cpu
 from convoy.app.engines.base import Engine, EngineInfo, Part
 from convoy.app.engines.delivery import Landed, scatter
+from convoy.app.engines.free_runs import FreeRuns
 from convoy.app.engines.memory import Growth, check_batch
 from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
@@ -31,7 +33,7 @@ MOST_SHAPES = 256
 
 
 class StagingBuffer:
-    """Memory for one tensor of a batch. Grows when a larger shape than ever comes, and never shrinks."""
+    """Memory for one tensor of a batch. Grows when a larger shape than ever comes, and shrinks when it is told to."""
 
     def __init__(self, spec: TensorSpec, capacity_bytes: int) -> None:
         self.spec = spec
@@ -39,6 +41,14 @@ class StagingBuffer:
         self.memory = np.zeros(capacity_bytes, np.uint8)
         self.view = self.memory.data
         self._strings: list[str] = []
+
+    def keep_only(self, nbytes: int) -> bool:
+        """Give back what is more than this; whether the memory moved. What lies here is lost."""
+        if len(self.memory) <= nbytes:
+            return False
+        self.memory = np.zeros(nbytes, np.uint8)
+        self.view = self.memory.data
+        return True
 
     def ensure(self, nbytes: int) -> bool:
         """Whether the memory moved, so that bindings to it are void."""
@@ -100,6 +110,8 @@ class StagedEngine(Engine):
         self.inputs, self.outputs = inputs, outputs
         self.batched, largest = max_batch_size > 0, max(1, max_batch_size)
         check_batch(inputs, outputs, max_batch_size)
+        self._free_runs = FreeRuns(inputs, largest) if FreeRuns.wanted(inputs) else None
+        self._is_large = False  # what runs now: more than the warm-up has shown to fit
         library = self._open(model, precision, threads)
         self.info = EngineInfo(
             engine=self.name,
@@ -130,13 +142,47 @@ class StagedEngine(Engine):
 
     def warm_up(self) -> None:
         for samples in Growth(self.info.batch_sizes[-1]).sizes():
-            shapes = tuple(self.whole_shape(spec, samples) for spec in self.inputs)
-            for staging, shape in zip(self._staging_in, shapes, strict=True):
-                self._make_room(staging, math.prod(shape) * staging.spec.numpy_dtype.itemsize)
-                staging.clear(shape)
-            self._execute(shapes, samples)
+            self._run_blank(samples)
+            if self._free_runs is not None and samples == 1:
+                self._free_runs.ran_one()
+        if self._free_runs is not None:
+            self._free_runs.ran_largest()
 
     def run(self, parts: Sequence[Part]) -> BatchResult:
+        free = self._free_runs
+        if free is None:
+            return self._run_together(parts)
+        results = [self._run_of_any_size(free, group) for group in free.groups(parts)]
+        if len(results) == 1:
+            return results[0]
+        stages = zip(*(result.times for result in results), strict=True)
+        times = StageTimes(*(sum(stage) for stage in stages))
+        return BatchResult(tuple([answers for result in results for answers in result.answers]), times)
+
+    def _run_of_any_size(self, free: FreeRuns, parts: Sequence[Part]) -> BatchResult:
+        self._is_large = free.is_large(parts)
+        if not self._is_large:
+            return self._run_together(parts)
+        usual = [staging.memory.nbytes for staging in self._staging_in]
+        try:
+            return self._run_together(parts)
+        finally:
+            self._forget()
+            for staging, nbytes in zip(self._staging_in, usual, strict=True):
+                staging.keep_only(nbytes)
+            # The library gives nothing back before the outputs are gone, so at the end of another run.
+            with suppress(EngineFailure):
+                self._run_blank(1)
+
+    def _run_blank(self, samples: int) -> None:
+        """A batch that nobody asked for, of the sizes of the examples."""
+        shapes = tuple(self.whole_shape(spec, samples) for spec in self.inputs)
+        for staging, shape in zip(self._staging_in, shapes, strict=True):
+            self._make_room(staging, math.prod(shape) * staging.spec.numpy_dtype.itemsize)
+            staging.clear(shape)
+        self._execute(shapes, samples)
+
+    def _run_together(self, parts: Sequence[Part]) -> BatchResult:
         started_ns = time.monotonic_ns()
         samples = sum([part.samples for part in parts])
         shapes = parts[0].shapes  # all parts agree but in the first dimension

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from convoy.app.engines.batching import PROOF_ROWS, objection_to_batching
+from convoy.app.engines.free_sizes import with_examples
 from convoy.app.engines.memory import check_batch
 from convoy.app.engines.onnxruntime import open_session, read_signature
 from convoy.app.engines.signature import Signature
@@ -56,11 +57,12 @@ def read_bare_model(stored: StoredVersion, threads: int, configured_batch: int |
     config = _read_config(config_path) if os.path.lexists(config_path) else None
     if configured_batch is not None:
         asked = replace(config or _Config(0, {}, ()), max_batch_size=configured_batch)
-        spec = _spec_from_config(stored, signature, asked)
+        spec = _with_examples(path, _spec_from_config(stored, signature, asked), threads)
         return BareModel(path, spec, f"max_batch_size is {configured_batch} by the request that loaded it")
     if config is not None:
-        spec = _spec_from_config(stored, signature, config)
+        spec = _with_examples(path, _spec_from_config(stored, signature, config), threads)
         return BareModel(path, spec, f"max_batch_size is {config.max_batch_size} in {CONFIG}")
+    signature = with_examples(path, signature, threads)
     whole = ModelSpec(stored.name, signature.inputs, signature.outputs, 0, None, "none", ())
     dynamic = all(spec.shape[:1] == (-1,) for spec in (*signature.inputs, *signature.outputs))
     if not dynamic:
@@ -79,7 +81,17 @@ def read_bare_model(stored: StoredVersion, threads: int, configured_batch: int |
 
 
 def _without_batch(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    return tuple(replace(spec, shape=spec.shape[1:]) for spec in specs)
+    return tuple(spec.without_batch() for spec in specs)
+
+
+def _with_examples(path: Path, spec: ModelSpec, threads: int) -> ModelSpec:
+    """The same, with sizes at which to run what the configuration leaves free."""
+    batch = (-1,) if spec.max_batch_size else ()
+    sides = (tuple(replace(one, shape=(*batch, *one.shape)) for one in side) for side in (spec.inputs, spec.outputs))
+    found = with_examples(path, Signature(*sides), threads)
+    if not batch:
+        return replace(spec, inputs=found.inputs, outputs=found.outputs)
+    return replace(spec, inputs=_without_batch(found.inputs), outputs=_without_batch(found.outputs))
 
 
 def _spec_from_config(stored: StoredVersion, signature: Signature, config: _Config) -> ModelSpec:

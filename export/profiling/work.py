@@ -61,7 +61,7 @@ def count_work(path: Path, inputs: tuple[TensorSpec, ...], *, batched: bool = Tr
     """
     arrays = {}
     for spec in inputs:
-        shape = tuple(1 if size < 0 else size for size in spec.shape)
+        shape = spec.drawn_shape
         arrays[spec.name] = np.zeros((1, *shape) if batched else shape, spec.numpy_dtype)
     operators = _run_once(path, arrays)
     moved = sum(o.output_bytes for o in operators if o.kind not in _MOVES | _IN_PLACE)

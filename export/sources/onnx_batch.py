@@ -7,13 +7,14 @@ every row of a batch as the original answers that row alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from convoy.app.engines.batching import objection_to_batching
+from convoy.app.engines.free_sizes import Size, with_examples
 from convoy.app.engines.onnxruntime import open_session, read_signature
 from convoy.app.engines.signature import Signature
 from convoy.export.sources import onnx_file
@@ -31,13 +32,13 @@ class Batching:
     reason: str
 
 
-def write_batched(original: Path, target: Path, threads: int, inline_bytes: int) -> Batching:
+def write_batched(original: Path, target: Path, threads: int, inline_bytes: int, size: Size | None = None) -> Batching:
     """Write `original` to `target`, with a dynamic batch where that is proved to be right, else as it is.
 
-    Raises JobError for a file that is not ONNX or does not load.
+    Free heights and widths are tried at `size`. Raises JobError for a file that is not ONNX or does not load.
     """
     model = onnx_file.read(original)
-    signature = read_signature(open_session(original, threads), original)
+    signature = with_examples(original, read_signature(open_session(original, threads), original), threads, size)
     firsts = [spec.shape[:1] for spec in (*signature.inputs, *signature.outputs)]
     objection = "not every input and output has a first dimension that is dynamic or 1"
     if all(first == (-1,) for first in firsts):
@@ -57,12 +58,15 @@ def write_batched(original: Path, target: Path, threads: int, inline_bytes: int)
 
 def _objection(original: Path, target: Path, signature: Signature, threads: int) -> str:
     try:
-        freed = read_signature(open_session(target, threads), target)
+        freed = read_signature(open_session(target, threads, quiet=True), target)
     except BundleError:
         return "with a dynamic first dimension the graph does not load"
     if any(a.shape[1:] != b.shape[1:] for a, b in zip(freed.outputs, signature.outputs, strict=True)):
         return "with a dynamic first dimension the outputs have other shapes"
-    return objection_to_batching(target, freed, threads, original=original)
+    # Both are asked at the same sizes.
+    examples = [spec.example for spec in signature.inputs]
+    inputs = tuple(replace(spec, example=one) for spec, one in zip(freed.inputs, examples, strict=True))
+    return objection_to_batching(target, replace(freed, inputs=inputs), threads, original=original)
 
 
 def _freed(model: Any) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from convoy.app.batch import EngineFailure
 from convoy.app.engines.base import run_arrays
 from convoy.app.engines.batching import random_rows
 from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.free_sizes import Size, at_size, with_examples
 from convoy.app.engines.onnxruntime import LIBRARY, open_session, read_signature
 from convoy.export.ahead import accepted
 from convoy.export.assemble import publish
@@ -29,7 +30,9 @@ from convoy.export.profiling.profile import measure_latencies
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.verify import MAX_FP32_ERROR
 from convoy.export.sources import to_onnx
+from convoy.export.sources.free_input import FreeInput, listed, settle
 from convoy.export.sources.onnx_batch import Batching, write_batched
+from convoy.export.sources.preprocess import parse_input
 from convoy.export.sources.source import ModelSource, parse_source
 from convoy.export.variants.precision import REFERENCE
 from convoy.export.variants.variant import OpenVariant, opened
@@ -40,7 +43,8 @@ from convoy.models.plan_cache import plan_folder
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import Store, check_name, disk_errors
 
-_SAMPLES = 8
+# Of the second and third size, where there are several: enough for a batch that is no power of two.
+_SAMPLES, _OTHER_SAMPLES = 8, 3
 
 
 def is_plain(options: ExportOptions) -> bool:
@@ -56,20 +60,24 @@ def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
     priorities = priorities_of(options)
     _refuse_images(options)
     labels = read_labels(options.labels) if options.labels else ()
+    asked = parse_input(options.input) if options.input is not None else None
     assert source.file is not None
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
         folder = Path(temporary)
         with progress.step("prove the batch"):
-            batching = write_batched(source.file, folder / REFERENCE.file, cpu_budget(), to_onnx.INLINE_BYTES)
-        spec = replace(_spec(name, source.file, batching, options.max_batch, labels), priorities=priorities)
+            known = settle(source.file, asked, folder, cpu_budget(), to_onnx.INLINE_BYTES)
+            target, inline_bytes = folder / REFERENCE.file, to_onnx.INLINE_BYTES
+            batching = write_batched(known.file, target, cpu_budget(), inline_bytes, known.size)
+        batching = replace(batching, reason="; ".join(filter(None, (known.remark, batching.reason))))
+        spec = replace(_spec(name, known.file, known.size, batching, options.max_batch, labels), priorities=priorities)
         try:
-            variant, canary = _prove(source, spec, batching, folder, progress)
+            variant, canary = _prove(source, spec, known, batching, folder, progress)
         except EngineFailure as failure:
             raise JobError(f"the serving engine cannot run the network: {failure}") from failure
         plan_cache = plan_folder(options.plan_cache)
         variants = accepted([variant], folder, spec.max_batch_size, plan_cache, progress)
         with progress.step("publish"):
-            return publish(Store(options.store), spec, folder, variants, canary, _provenance(source), None)
+            return publish(Store(options.store), spec, folder, variants, canary, _provenance(source, known), None)
 
 
 def _refuse_images(options: ExportOptions) -> None:
@@ -81,7 +89,6 @@ def _refuse_images(options: ExportOptions) -> None:
     wanted = {
         "--calibrate": options.calibrate,
         "--evaluate": options.evaluate,
-        "--input": options.input,
         "--activation": None if parse_activation(options.activation) is None else options.activation,
         "--min-accuracy": options.min_accuracy_percent,
         "--expect-accuracy": options.expect_accuracy_percent,
@@ -97,8 +104,11 @@ def _refuse_images(options: ExportOptions) -> None:
         raise UsageError(f"--precisions {options.precisions} needs real images; pass --preprocess and --calibrate")
 
 
-def _spec(name: str, original: Path, batching: Batching, max_batch: int, labels: tuple[str, ...]) -> ModelSpec:
-    signature = read_signature(open_session(original, cpu_budget()), original)
+def _spec(
+    name: str, graph: Path, size: Size | None, batching: Batching, max_batch: int, labels: tuple[str, ...]
+) -> ModelSpec:
+    signature = read_signature(open_session(graph, cpu_budget()), graph)
+    signature = with_examples(graph, signature, cpu_budget(), size)
     inputs, outputs = signature.inputs, signature.outputs
     if labels and outputs[0].shape[-1:] != (len(labels),):
         raise UsageError(f"there are {len(labels)} labels, but {outputs[0].name} is {list(outputs[0].shape)}")
@@ -108,35 +118,49 @@ def _spec(name: str, original: Path, batching: Batching, max_batch: int, labels:
 
 
 def _per_sample(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    return tuple(replace(spec, shape=spec.shape[1:]) for spec in specs)
+    return tuple(spec.without_batch() for spec in specs)
 
 
 def _prove(
-    source: ModelSource, spec: ModelSpec, batching: Batching, folder: Path, progress: Progress
+    source: ModelSource, spec: ModelSpec, known: FreeInput, batching: Batching, folder: Path, progress: Progress
 ) -> tuple[Variant, Canary]:
     assert source.file is not None
     with opened(spec, [REFERENCE], folder) as (served,):
         with progress.step("compare with the file"):
-            canary = _record(source.file, spec)
+            canary = _record(source.file, spec, _SAMPLES)
             error = _worst_error(served, canary, batched=batching.batched)
+            for size in known.sizes[1:]:
+                elsewhere = _record(source.file, _at(spec, size), _OTHER_SAMPLES)
+                error = max(error, _worst_error(served, elsewhere, batched=batching.batched))
         (latency,) = measure_latencies([served], progress)
     count = f"{canary.samples if batching.batched else 1} random inputs, for want of --preprocess"
+    if known.sizes:
+        count = f"{count}, at heights and widths of {listed(known.sizes)}; its times are those of {known.size}"
     reason = f"equals {source.shown} in ONNX Runtime to {error:.1g} on {count}; {batching.reason}"
     return Variant(REFERENCE.file, REFERENCE.precision, REFERENCE.target, True, reason, error, None, latency), canary
 
 
-def _record(original: Path, spec: ModelSpec) -> Canary:
+def _at(spec: ModelSpec, size: Size) -> ModelSpec:
+    """The same with examples of this size."""
+    if not spec.max_batch_size:
+        return replace(spec, inputs=at_size(spec.inputs, size))
+    whole = tuple(replace(one, shape=(-1, *one.shape), example=()) for one in spec.inputs)
+    return replace(spec, inputs=_per_sample(at_size(whole, size)))
+
+
+def _record(original: Path, spec: ModelSpec, samples: int) -> Canary:
     """Random inputs and the original file's own answers, a row at a time where there are rows."""
     session = open_session(original, cpu_budget())
     names = [output.name for output in spec.outputs]
     inputs: dict[str, np.ndarray] = {}
     for index, tensor in enumerate(spec.inputs):
         # A dimension in front for the rows; a model without a batch has one row, and gets it without the dimension.
-        rows = random_rows(np.random.default_rng(20 + index), replace(tensor, shape=(-1, *tensor.shape)), _SAMPLES)
+        whole = replace(tensor, shape=(-1, *tensor.shape), example=(1, *tensor.drawn_shape))
+        rows = random_rows(np.random.default_rng(20 + index), whole, samples)
         inputs[tensor.name] = rows if spec.max_batch_size else rows[0]
     if not spec.max_batch_size:
         return Canary(inputs, dict(zip(names, session.run(names, inputs), strict=True)))
-    runs = [session.run(names, {n: a[row : row + 1] for n, a in inputs.items()}) for row in range(_SAMPLES)]
+    runs = [session.run(names, {n: a[row : row + 1] for n, a in inputs.items()}) for row in range(samples)]
     return Canary(
         inputs, {name: np.concatenate(parts) for name, parts in zip(names, zip(*runs, strict=True), strict=True)}
     )
@@ -146,7 +170,7 @@ def _worst_error(served: OpenVariant, canary: Canary, *, batched: bool) -> float
     """The largest ||a - b|| / ||b|| of any output and row. Raises JobError when it is above `MAX_FP32_ERROR`."""
     largest = served.engine.info.batch_sizes[-1]
     worst = 0.0
-    for batch in sorted({1, min(3, largest), min(_SAMPLES, largest)}) if batched else [1]:
+    for batch in sorted({1, min(3, largest), min(canary.samples, largest)}) if batched else [1]:
         answers = _in_batches(served, canary, batch) if batched else run_arrays(served.engine, canary.inputs)
         worst = max(worst, *(_error(answers[name], expected) for name, expected in canary.outputs.items()))
     if not worst <= MAX_FP32_ERROR:
@@ -171,7 +195,7 @@ def _error(answers: np.ndarray, expected: np.ndarray) -> float:
     return float(difference / max(float(np.linalg.norm(expected.astype(np.float64).ravel())), 1e-30))
 
 
-def _provenance(source: ModelSource) -> Provenance:
+def _provenance(source: ModelSource, known: FreeInput) -> Provenance:
     assert source.file is not None
     tools: Mapping[str, str] = {
         "convoy": convoy_version(),
@@ -179,4 +203,5 @@ def _provenance(source: ModelSource) -> Provenance:
         "onnxruntime": LIBRARY.partition(" ")[2],
     }
     now = datetime.now(UTC).isoformat(timespec="microseconds")
-    return Provenance(source.shown, sha256_file(source.file), None, None, dict(tools), now)
+    sizes = tuple(map(str, known.sizes))
+    return Provenance(source.shown, sha256_file(source.file), None, None, dict(tools), now, free_sizes=sizes)

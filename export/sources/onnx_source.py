@@ -7,18 +7,21 @@ are what the result is held against. A file that is served as it is goes another
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from convoy.app.engines.onnxruntime import open_session, read_signature
+from convoy.app.engines.free_sizes import Size
+from convoy.app.engines.onnxruntime import first_line, open_session, read_signature
 from convoy.export.sources import onnx_file
 from convoy.export.sources.onnx_batch import write_batched
 from convoy.export.sources.preprocess import InputSize
 from convoy.export.sources.source import ModelSource
-from convoy.export.sources.torch_job import ANY_BATCH, INPUT_NAME, ONNX, TorchResult
+from convoy.export.sources.torch_job import ANY_BATCH, INPUT_NAME, ONNX, OTHER_SIZES, Answered, TorchResult
 from convoy.models.errors import JobError
 from convoy.models.spec import ImageSpec, TensorSpec
 
@@ -46,9 +49,17 @@ def image_size(path: Path) -> InputSize | None:
 
 
 def wrap(
-    source: ModelSource, image: ImageSpec, samples: np.ndarray, folder: Path, threads: int, inline_bytes: int
+    source: ModelSource,
+    image: ImageSpec,
+    samples: np.ndarray,
+    folder: Path,
+    threads: int,
+    inline_bytes: int,
+    others: Sequence[np.ndarray] = (),
 ) -> TorchResult:
-    """Write the graph with our front to `folder`. `samples` are as the image's front says.
+    """Write the graph with our front to `folder`. `samples` are as the image's front says, `others` of other sizes.
+
+    With `others`, free heights and widths stay free where the graph runs at `OTHER_SIZES` of these.
 
     The input's name becomes `INPUT_NAME`, the output keeps its own. Raises JobError for a graph that does not take
     one image of that kind or does not give one row of numbers.
@@ -65,9 +76,10 @@ def wrap(
     import onnx
 
     target = folder / ONNX
-    batching = write_batched(original, target, threads, inline_bytes)
+    batching = write_batched(original, target, threads, inline_bytes, Size(*_px(image)))
+    elsewhere = _elsewhere(original, found, image, others, threads) if -1 in found.size else ()
     model = onnx.load(str(target), load_external_data=False)
-    _add_front(model.graph, found, image, batched=batching.batched)
+    _add_front(model.graph, found, image, batched=batching.batched, is_free=bool(elsewhere))
     target.write_bytes(model.SerializeToString())
     reference = _answers(original, found, _normalised(samples, image), threads)
     return TorchResult(
@@ -76,9 +88,37 @@ def wrap(
         torch_version="",
         output_name=output.name,
         max_batch=ANY_BATCH if batching.batched else 1,
-        remark=batching.reason,
+        remark="; ".join(filter(None, (batching.reason, _why_fixed(found, image, others, elsewhere)))),
         original=f"{source.shown} in ONNX Runtime",
+        elsewhere=elsewhere,
     )
+
+
+def _elsewhere(
+    original: Path, found: _ImageInput, image: ImageSpec, others: Sequence[np.ndarray], threads: int
+) -> tuple[Answered, ...]:
+    """The original's answers at the first sizes at which it runs; none where they are too few."""
+    answered: list[Answered] = []
+    for samples in others:
+        with suppress(JobError):
+            reference = _answers(original, found, _normalised(samples, image), threads, quiet=True)
+            answered.append(Answered(samples, reference))
+        if len(answered) == OTHER_SIZES:
+            return tuple(answered)
+    return ()
+
+
+def _why_fixed(
+    found: _ImageInput, image: ImageSpec, others: Sequence[np.ndarray], elsewhere: Sequence[Answered]
+) -> str:
+    """What is said of a height and width that are not free, where anybody may have thought so."""
+    fixed = f"height and width are fixed at {_shown(_px(image))}"
+    if not others:
+        free = f"--input {image.channels}x{image.height}?x{image.width}? leaves them free, as the file does"
+        return f"{fixed}; {free}" if -1 in found.size else ""
+    if elsewhere:
+        return ""
+    return f"{fixed}: {'the file runs hardly at any other size' if -1 in found.size else 'the file fixes them'}"
 
 
 def _image_input(path: Path, threads: int) -> _ImageInput:
@@ -109,7 +149,7 @@ def _only_output(path: Path, threads: int) -> TensorSpec:
     return outputs[0]
 
 
-def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: bool) -> None:
+def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: bool, is_free: bool) -> None:
     """Replace the graph's input by ours: bytes [N, H, W, C] are laid out, cast and normalised as x * a + b."""
     from onnx import TensorProto, helper, numpy_helper
 
@@ -120,12 +160,14 @@ def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: boo
     per_channel = (1, 1, 1, -1) if found.last else (1, -1, 1, 1)
     mean, std = (np.array(values, np.float32).reshape(per_channel) for values in (image.mean, image.std))
     steps: list[tuple[str, list[str], dict[str, Any]]] = []
+    if is_bytes:  # first of all, because TensorRT takes uint8 inputs only straight into a Cast
+        steps.append(("Cast", [], {"to": TensorProto.FLOAT}))
     if is_bytes != found.last:
         steps.append(("Transpose", [], {"perm": [0, 3, 1, 2] if is_bytes else [0, 2, 3, 1]}))
     if is_bytes:
         for name, array in (("convoy.scale", 1 / (255 * std)), ("convoy.shift", -mean / std)):
             graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
-        steps += [("Cast", [], {"to": TensorProto.FLOAT}), ("Mul", ["convoy.scale"], {}), ("Add", ["convoy.shift"], {})]
+        steps += [("Mul", ["convoy.scale"], {}), ("Add", ["convoy.shift"], {})]
     nodes, tensor = [], INPUT_NAME
     for index, (kind, others, attributes) in enumerate(steps or [("Identity", [], {})]):
         output = inner if index == max(len(steps), 1) - 1 else f"convoy.front{index}"
@@ -136,7 +178,9 @@ def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: boo
     graph.node.extend([*nodes, *own])
     kept = [value for value in graph.input if value.name != inner]
     del graph.input[:]
-    shape = ["batch" if batched else 1, *image.tensor_shape]
+    sizes = image.free_tensor_shape if is_free else image.tensor_shape
+    names = iter(("height", "width"))
+    shape = ["batch" if batched else 1, *(next(names) if size < 0 else size for size in sizes)]
     dtype = TensorProto.UINT8 if is_bytes else TensorProto.FLOAT
     graph.input.extend([helper.make_tensor_value_info(INPUT_NAME, dtype, shape), *kept])
 
@@ -163,10 +207,17 @@ def _normalised(samples: np.ndarray, image: ImageSpec) -> np.ndarray:
     return values
 
 
-def _answers(original: Path, found: _ImageInput, images: np.ndarray, threads: int) -> np.ndarray:
-    session = open_session(original, threads)
+def _answers(
+    original: Path, found: _ImageInput, images: np.ndarray, threads: int, *, quiet: bool = False
+) -> np.ndarray:
+    session = open_session(original, threads, quiet=quiet)
     laid_out = images.transpose(0, 2, 3, 1) if found.last else images
-    rows = [session.run(None, {found.name: np.ascontiguousarray(laid_out[i : i + 1])})[0] for i in range(len(images))]
+    one_by_one = (np.ascontiguousarray(laid_out[i : i + 1]) for i in range(len(images)))
+    try:
+        rows = [session.run(None, {found.name: one})[0] for one in one_by_one]
+    except Exception as error:  # onnxruntime's errors share no base class
+        size = _shown((images.shape[2], images.shape[3]))
+        raise JobError(f"{original.name} does not run at {size} ({first_line(error)}); pass another --input") from error
     reference = np.concatenate(rows)
     if not np.isfinite(reference).all():
         raise JobError(f"{original.name} answers NaN or infinity on the sample images; check it and --preprocess")

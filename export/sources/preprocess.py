@@ -6,14 +6,17 @@ Knows the named recipes and the JSON form. It never guesses: a wrong mean costs 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from convoy.app.engines.free_sizes import Size
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.records import RecordError, from_jsonable
 from convoy.models.spec import Front, ImageSpec
 
+_INPUT = re.compile(r"([13])x(?:([1-9]\d{0,5})(\??)x([1-9]\d{0,5})\3|\?x\?)")
 _FRONTS: dict[str, Front] = {"uint8": "uint8_nhwc", "none": "float32_nchw"}
 # The sizes of torchvision's ImageNet recipes: scale the shorter side to 256, cut the 224 in the centre.
 _IMAGENET_PX, _IMAGENET_RESIZE_PX = 224, 256
@@ -27,15 +30,31 @@ class InputSize:
     width: int
 
 
-def parse_input(text: str) -> InputSize:
-    """`3x224x224` as channels, height, width. Raises UsageError."""
-    try:
-        channels, height, width = (int(part) for part in text.lower().split("x"))
-    except ValueError:
-        channels = height = width = 0
-    if channels not in (1, 3) or min(height, width) < 1:
-        raise UsageError(f"--input {text!r} is not channels x height x width; write 3x224x224, with 1 or 3 channels")
-    return InputSize(3 if channels == 3 else 1, height, width)
+@dataclass(frozen=True, slots=True)
+class AskedInput:
+    """`--input`. `is_free`: other heights and widths than `size` are to be taken as well; None: it is left open."""
+
+    channels: Literal[1, 3]
+    size: Size | None
+    is_free: bool
+
+    @property
+    def of_pictures(self) -> InputSize | None:
+        """What pictures are cropped to, where that is said."""
+        return InputSize(self.channels, self.size.height, self.size.width) if self.size else None
+
+
+def parse_input(text: str) -> AskedInput:
+    """`3x224x224` as channels, height, width; `3x224?x224?` and `3x?x?` leave the last two free. Raises UsageError."""
+    found = _INPUT.fullmatch(text.lower())
+    if found is None:
+        raise UsageError(
+            f"--input {text!r} is not channels x height x width; write 3x224x224, with 1 or 3 channels, "
+            "or 3x224?x224? where other heights and widths are to be served, too"
+        )
+    channels: Literal[1, 3] = 3 if found[1] == "3" else 1
+    size = Size(int(found[2]), int(found[4])) if found[2] else None
+    return AskedInput(channels, size, is_free=size is None or bool(found[3]))
 
 
 def parse_front(text: str) -> Front:

@@ -32,7 +32,7 @@ def reused(
     to_onnx: Callable[[ExportPlan, np.ndarray, Path], TorchResult],
 ) -> TorchResult:
     """What `to_onnx` gives, from the cache where it can be; either way the graph lies in `folder`."""
-    if plan.source.kind not in _REUSABLE or plan.weights is None:
+    if plan.source.kind not in _REUSABLE or plan.weights is None or plan.is_free:
         return to_onnx(plan, samples, folder)
     key = _key(plan, samples)
     graph, answers, entry = cache.read(f"{key}-onnx"), cache.read_arrays(f"{key}-answers"), cache.read(f"{key}-entry")

@@ -5,18 +5,26 @@ Knows which kind of source goes which way: through torch in a child, or as the O
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from convoy.app.engines.cpu import cpu_budget
+from convoy.app.engines.free_sizes import Size, other_sizes
+from convoy.app.engines.onnxruntime import first_line, open_session
+from convoy.export.data import RandomImages
 from convoy.export.plan import ExportPlan
+from convoy.export.proof.verify import MAX_FP32_ERROR, relative_error
 from convoy.export.sources.onnx_source import wrap
-from convoy.export.sources.torch_job import TorchJob, TorchResult
+from convoy.export.sources.preprocess import InputSize, resized
+from convoy.export.sources.torch_job import Answered, TorchJob, TorchResult
 from convoy.export.sources.torch_process import run_job
+from convoy.models.spec import ImageSpec
 
 # A protobuf holds 2 GiB at most, and the graph itself takes some of it.
 INLINE_BYTES = int(1.8 * (1 << 30))
+_OTHER_SAMPLES = 3
 
 
 def to_onnx(plan: ExportPlan, samples: np.ndarray, folder: Path) -> TorchResult:
@@ -24,9 +32,36 @@ def to_onnx(plan: ExportPlan, samples: np.ndarray, folder: Path) -> TorchResult:
 
     Raises JobError with one line that says why it cannot be done.
     """
+    others = _of_other_sizes(plan.image) if plan.is_free else ()
     if plan.source.kind == "onnx":
-        return wrap(plan.source, plan.image, samples, folder, cpu_budget(), INLINE_BYTES)
-    return run_job(_job(plan), samples, folder)
+        return wrap(plan.source, plan.image, samples, folder, cpu_budget(), INLINE_BYTES, others)
+    result = run_job(_job(plan), samples, folder, others)
+    if not result.elsewhere or not (problem := _problem_elsewhere(result, samples)):
+        return result
+    # What the network does by its sizes was written down for those of the example alone.
+    fixed = run_job(replace(_job(plan), is_free=False), samples, folder)
+    return replace(fixed, remark=f"height and width are fixed at {plan.image.height}x{plan.image.width}: {problem}")
+
+
+def _problem_elsewhere(result: TorchResult, samples: np.ndarray) -> str:
+    """Why the graph is not the network at every size, or nothing where it is."""
+    session = open_session(result.onnx, cpu_budget(), quiet=True)
+    (given,) = session.get_inputs()
+    for one in (Answered(samples[:_OTHER_SAMPLES], result.reference[:_OTHER_SAMPLES]), *result.elsewhere):
+        try:
+            (answers,) = session.run(None, {given.name: one.samples})
+        except Exception as error:  # onnxruntime's errors share no base class
+            return f"exported with free ones it does not run at others than the example's ({first_line(error)})"
+        if relative_error(answers, one.reference) > MAX_FP32_ERROR:
+            return "exported with free ones it answers otherwise than torch at one of three sizes"
+    return ""
+
+
+def _of_other_sizes(image: ImageSpec) -> tuple[np.ndarray, ...]:
+    """Noise, a few samples of each size."""
+    sizes = other_sizes(Size(image.height, image.width))
+    images = (resized(image, InputSize(image.channels, size.height, size.width)) for size in sizes)
+    return tuple(RandomImages(_OTHER_SAMPLES, one).samples() for one in images)
 
 
 def _job(plan: ExportPlan) -> TorchJob:
@@ -44,5 +79,6 @@ def _job(plan: ExportPlan) -> TorchJob:
         threads=cpu_budget(),
         inline_bytes=INLINE_BYTES,
         weights_key=plan.asked.weights_key,
+        is_free=plan.is_free,
         refuse_random=plan.weights_from == "network" and not plan.asked.random_weights,
     )

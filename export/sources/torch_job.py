@@ -27,6 +27,9 @@ DESCRIPTION = "description.json"
 EXTERNAL_DATA = "fp32.onnx.data"
 # The one tensor of each safetensors file.
 TENSOR = "tensor"
+# And of those about a network of free height and width: its samples at other sizes, of which so many must run.
+OTHERS = ("other0", "other1", "other2", "other3")
+OTHER_SIZES = 2
 INPUT_NAME = "images"
 OUTPUT_NAME = "logits"
 ANY_BATCH = 1 << 30
@@ -45,6 +48,7 @@ class TorchJob:
     in [0, 1]: with `uint8_front` the graph takes uint8 [N, H, W, C] and applies them, else float32 [N, C, H, W].
     Parameters of more than `inline_bytes` go into a file beside the graph. `weights_key` names the entry of the file of
     weights; None takes the usual one. `refuse_random`: weights that a factory draws at random are an error.
+    `is_free`: height and width are to be free, where the network runs at `OTHER_SIZES` of the other sizes' samples.
     """
 
     kind: SourceKind
@@ -61,6 +65,7 @@ class TorchJob:
     inline_bytes: int
     weights_key: str | None = None
     refuse_random: bool = False
+    is_free: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +73,22 @@ class TorchOutcome:
     """What came of it: either `error`, one line for the user, or torch's version and the number of outputs.
 
     `weights_entry` says which of the entries of the file of weights was taken; empty where there was no choice.
+    `why_fixed` says why height and width are not free, where they were to be.
     """
 
     error: str | None
     outputs: int
     torch_version: str
     weights_entry: str = ""
+    why_fixed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The original's answers, float32 [n, outputs], to samples [n, ...] of one size."""
+
+    samples: np.ndarray
+    reference: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,7 @@ class TorchResult:
     The graph's input is called `INPUT_NAME`, and its output `output_name`. `torch_version` is empty where
     torch had no part in it. The graph takes at most `max_batch` samples a run, and `remark` is what else should be said
     of it. `original` names what gave the answers; `weights_entry` is as in `TorchOutcome`.
+    `elsewhere` is what a graph of free height and width is to answer at other sizes; empty where they are fixed.
     """
 
     onnx: Path
@@ -93,6 +109,7 @@ class TorchResult:
     remark: str = ""
     original: str = "torch"
     weights_entry: str = ""
+    elsewhere: tuple[Answered, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

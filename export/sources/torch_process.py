@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,16 @@ import safetensors.numpy
 
 from convoy import IMPORT_ROOT
 from convoy.export.sources import torch_job as files
-from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, TorchJob, TorchOutcome, TorchResult, one_line
+from convoy.export.sources.torch_job import (
+    TENSOR,
+    Answered,
+    Description,
+    Inquiry,
+    TorchJob,
+    TorchOutcome,
+    TorchResult,
+    one_line,
+)
 from convoy.models.errors import JobError
 from convoy.models.records import from_jsonable, to_jsonable
 
@@ -28,18 +38,26 @@ _LOG = "child.log"
 _CHILD = ("-P", "-B", "-m", "convoy.export.sources.torch_child")
 
 
-def run_job(job: TorchJob, samples: np.ndarray, folder: Path) -> TorchResult:
-    """Have a child do the job; `folder` is an empty one for the exchange.
+def run_job(job: TorchJob, samples: np.ndarray, folder: Path, others: Sequence[np.ndarray] = ()) -> TorchResult:
+    """Have a child do the job; `folder` is an empty one for the exchange. `others` are samples of other sizes.
 
     Raises JobError with the child's one line, or with what killed it.
     """
     (folder / files.JOB).write_text(json.dumps(to_jsonable(job)))
-    (folder / files.SAMPLES).write_bytes(safetensors.numpy.save({TENSOR: samples}))
+    named = dict(zip(files.OTHERS, others, strict=False))
+    (folder / files.SAMPLES).write_bytes(safetensors.numpy.save({TENSOR: samples, **named}))
     outcome = from_jsonable(TorchOutcome, json.loads(_run(folder, files.OUTCOME)), files.OUTCOME)
     if outcome.error is not None:
         raise JobError(outcome.error)
-    reference = safetensors.numpy.load((folder / files.REFERENCE).read_bytes())[TENSOR]
-    return TorchResult(folder / files.ONNX, reference, outcome.torch_version, weights_entry=outcome.weights_entry)
+    answers = safetensors.numpy.load((folder / files.REFERENCE).read_bytes())
+    return TorchResult(
+        folder / files.ONNX,
+        answers.pop(TENSOR),
+        outcome.torch_version,
+        remark=outcome.why_fixed,
+        weights_entry=outcome.weights_entry,
+        elsewhere=tuple(Answered(named[name], answers[name]) for name in sorted(answers)),
+    )
 
 
 def ask(inquiry: Inquiry) -> Description:

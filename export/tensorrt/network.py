@@ -69,7 +69,8 @@ def _batched(tensor: Any) -> tuple[int, ...]:
         raise FileRefused(f"input {tensor.name!r} is not a batch of samples; TensorRT plans need inputs of [N, ...]")
     if any(size < 0 for size in shape[1:]):
         raise FileRefused(
-            f"input {tensor.name!r} has shape {list(shape)}; fix all sizes but the first and export again"
+            f"input {tensor.name!r} has shape {list(shape)}; fix all sizes but the first and export again, heights and "
+            "widths by --input, as in --input 3x224x224"
         )
     return shape
 

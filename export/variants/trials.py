@@ -55,7 +55,7 @@ class Bench:
         self._spec = replace(spec, max_batch_size=min(_BATCH, spec.max_batch_size))
         self.calibration = calibration
         self._folder = folder
-        nbytes = max(1, int(np.prod(spec.inputs[0].shape)) * spec.inputs[0].numpy_dtype.itemsize)
+        nbytes = max(1, int(np.prod(spec.inputs[0].drawn_shape)) * spec.inputs[0].numpy_dtype.itemsize)
         chosen = images.thinned(max(2, min(_IMAGES, _IMAGES_BYTES // nbytes)))
         with SILENT.step("read images") as step:
             chunks = list(chosen.chunks(step, _BATCH))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 Dims = Sequence[int | str]
 ONNX_TYPES = {
@@ -133,6 +134,42 @@ def resized(path: Path, *, named: bool = True) -> Path:
     constants = [helper.make_tensor(name, TensorProto.INT64, [len(n)], n) for name, n in numbers.items()]
     ends = [_tensor("x", "FP32", ("batch", 3, 4, 4))], [_tensor("y", "FP32", ("batch", 3, 8, 8))]
     return _save(path, nodes, *ends, constants)
+
+
+def convolutions(path: Path, end: str = "scores", dims: Dims = ("batch", 3, "height", "width")) -> Path:
+    """A network of images of any height and width, with weights from a seed.
+
+    `end` is "scores" [N, 5] behind a global pool, "maps" [N, 4, H, W]; "valid" likewise without padding, so that small
+    images do not run; "squares", the same for height = width alone; "one_size" [N, 5], which runs at 64 x 64 alone.
+    """
+    generator = np.random.default_rng(11)
+
+    def weights(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array((generator.standard_normal(shape) / 4).astype(np.float32), name)
+
+    constants = [weights("first", 8, 3, 3, 3)]
+    nodes = [
+        helper.make_node("Conv", ["x", "first"], ["a"], "first", pads=[1] * 4),
+        helper.make_node("Relu", ["a"], ["b"]),
+    ]
+    if end in ("maps", "valid"):
+        kernel = 3 if end == "maps" else 9
+        constants.append(weights("last", 4, 8, kernel, kernel))
+        nodes.append(helper.make_node("Conv", ["b", "last"], ["y"], "last", pads=[kernel % 9 // 3] * 4))
+        shape: Dims = (dims[0], 4, "rows", "columns")
+    elif end == "squares":
+        nodes.append(helper.make_node("Transpose", ["b"], ["turned"], perm=[0, 1, 3, 2]))
+        nodes.append(helper.make_node("Add", ["b", "turned"], ["y"]))
+        shape = (dims[0], 8, "rows", "columns")
+    else:
+        pool = {"kernel_shape": [32, 32], "strides": [32, 32]}
+        pooled = helper.make_node("GlobalAveragePool", ["b"], ["c"])
+        nodes.append(pooled if end == "scores" else helper.make_node("AveragePool", ["b"], ["c"], **pool))
+        nodes.append(helper.make_node("Flatten", ["c"], ["d"]))
+        nodes.append(helper.make_node("Gemm", ["d", "last"], ["y"], "last"))
+        constants.append(weights("last", 8 if end == "scores" else 32, 5))
+        shape = (dims[0], 5)
+    return _save(path, nodes, [_tensor("x", "FP32", dims)], [_tensor("y", "FP32", shape)], constants)
 
 
 def _tensor(name: str, dtype: str, dims: Dims) -> onnx.ValueInfoProto:

@@ -70,7 +70,7 @@ class Predictor:
                 picture.decode_into(image, slot.view, self._max_pixels)
             decode_ns = time.monotonic_ns() - started_ns - wait_ns
             call.decoded(decode_ns, wait_ns)
-            inputs = Inputs(1, (spec.inputs[0].shape,), (TensorRef(slot.ref, 0, nbytes),))
+            inputs = Inputs(1, (image.tensor_shape,), (TensorRef(slot.ref, 0, nbytes),))
             done = await call.run(call.build_request(served, inputs, (0,), terms))
         finally:
             decoder.answered(key, done)

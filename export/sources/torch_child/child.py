@@ -79,13 +79,25 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         entry = weights.load_file(network, Path(job.weights), by_name=by_name, key=job.weights_key)
     if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
         network.eval()
-    samples = load((folder / files.SAMPLES).read_bytes())[TENSOR]
+    given = load((folder / files.SAMPLES).read_bytes())
+    samples = given.pop(TENSOR)
     if job.refuse_random and job.kind == "file" and job.weights_from != "file":
         few = graph.normalised(samples[:2], job)
         untrained.refuse(network, lambda: networks.build(job), few, f"{Path(job.file or '').name}:{job.name}")
     if job.weights_from == "random":
         weights.draw(network, graph.normalised(samples, job))
     reference = graph.reference(network, job, samples)
-    (folder / files.REFERENCE).write_bytes(save({TENSOR: reference.contiguous()}))
-    graph.write_onnx(network, job, samples, folder / files.ONNX)
-    return TorchOutcome(None, reference.shape[1], str(torch.__version__), entry)
+    answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free else ({}, "")
+    if not why_fixed and answers:
+        # Sizes that differ, where the network allows it, are not taken for one.
+        oblong = given[next(iter(answers))]
+        why_fixed = graph.write_free_onnx(network, job, oblong, folder / files.ONNX)
+    if why_fixed or not answers:
+        graph.write_onnx(network, job, samples, folder / files.ONNX)
+        answers = {}
+    named = {TENSOR: reference, **answers}
+    (folder / files.REFERENCE).write_bytes(save({name: one.contiguous() for name, one in named.items()}))
+    if why_fixed:
+        height, width = samples.shape[1:3] if job.uint8_front else samples.shape[2:]
+        why_fixed = f"height and width are fixed at {height}x{width}: {why_fixed}"
+    return TorchOutcome(None, reference.shape[1], str(torch.__version__), entry, why_fixed)

@@ -6,7 +6,7 @@ Knows the exporter, the uint8 front and large files. The answers are computed wi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,22 @@ def reference(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor) ->
     if not torch.isfinite(answers).all():
         raise JobError("the network answers NaN or infinity on the sample images; check the weights and --preprocess")
     return answers
+
+
+def elsewhere(
+    network: torch.nn.Module, job: TorchJob, samples: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], str]:
+    """The answers to the first of `samples`, by name, at whose sizes the network runs; or why there are too few."""
+    answers: dict[str, torch.Tensor] = {}
+    problem = ""
+    for name in sorted(samples):
+        try:
+            answers[name] = reference(network, job, samples[name])
+        except JobError as error:
+            problem = problem or str(error).removesuffix("; check --input")
+        if len(answers) == files.OTHER_SIZES:
+            return answers, ""
+    return {}, problem
 
 
 def _forward(network: torch.nn.Module, batch: torch.Tensor, job: TorchJob) -> torch.Tensor:
@@ -99,7 +115,18 @@ def _with_front(network: torch.nn.Module, job: TorchJob) -> torch.nn.Module:
     return front
 
 
-def write_onnx(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor, path: Path) -> None:
+def write_free_onnx(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor, path: Path) -> str:
+    """The same with free height and width; returns why that cannot be done, or nothing where it is."""
+    try:
+        write_onnx(network, job, samples, path, is_free=True)
+    except JobError as error:
+        return one_line(f"torch does not export them free ({error})", 240)
+    return ""
+
+
+def write_onnx(
+    network: torch.nn.Module, job: TorchJob, samples: torch.Tensor, path: Path, *, is_free: bool = False
+) -> None:
     """Write the graph to `path`, and large parameters beside it. Raises JobError for what has no ONNX form."""
     model = _with_front(network, job) if job.uint8_front else network
     if job.kind != "pt2":
@@ -107,7 +134,7 @@ def write_onnx(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor, p
     # A batch of 1 would be taken for a constant.
     example = samples[:2] if len(samples) > 1 else samples.repeat(2, *[1] * (samples.ndim - 1))
     try:
-        program = _convert(model, example, job)
+        program = _convert(model, example, job, is_free=is_free)
     except MemoryError:
         raise
     except Exception as error:  # the exporter's errors share no base class
@@ -119,9 +146,13 @@ def write_onnx(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor, p
         _write_in_two(program, path)
 
 
-def _convert(model: torch.nn.Module, example: torch.Tensor, job: TorchJob) -> Any:
+def _convert(model: torch.nn.Module, example: torch.Tensor, job: TorchJob, *, is_free: bool) -> Any:
     import torch
 
+    dims: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=max(3, job.max_batch))}
+    if is_free:
+        # Not named: a named one may have no relation, as that of a stride, to any other.
+        dims |= dict.fromkeys((1, 2) if job.uint8_front else (2, 3), torch.export.Dim.DYNAMIC)
     return torch.onnx.export(
         model,
         (example,),
@@ -129,7 +160,7 @@ def _convert(model: torch.nn.Module, example: torch.Tensor, job: TorchJob) -> An
         opset_version=_OPSET,
         input_names=[files.INPUT_NAME],
         output_names=[files.OUTPUT_NAME],
-        dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=max(3, job.max_batch))},),
+        dynamic_shapes=(dims,),
         verbose=False,
     )
 

@@ -1,0 +1,90 @@
+"""How much runs of free sizes may take: whoever asks chooses how large a sample is, and no limit on samples holds then.
+
+What has been shown to fit is the largest batch of the warm-up, at the size of the model's example. Larger batches are
+run in parts of about as many bytes; a request that is larger by itself runs alone, if the memory that it is expected to
+take is there, and leaves none of it behind. Knows bytes, and no library.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.base import Part
+from convoy.app.engines.memory import available_bytes, resident_bytes
+from convoy.models.spec import TensorSpec
+
+# Of what is available, for one run; the rest is for everybody else.
+_RUN_SHARE = 0.75
+# What is tiny where nothing was known of it, as a row of one number, or is not counted, as strings.
+_LEAST_BYTES = 1 << 20
+# Of fewer nobody can tell what memory they took.
+_TELLING_BYTES = 64 << 10
+# By so much a process grows and shrinks for other reasons while an engine warms up.
+_NOISE_BYTES = 8 << 20
+
+
+class FreeRuns:
+    """The bound for one engine. `usual_bytes` of inputs may run together: as many as its largest batch of examples has,
+    or some more where these are tiny."""
+
+    def __init__(
+        self,
+        inputs: Sequence[TensorSpec],
+        largest: int,
+        *,
+        available: Callable[[], int | None] = available_bytes,
+        resident: Callable[[], int] = resident_bytes,
+    ) -> None:
+        each = sum(math.prod(spec.drawn_shape) * spec.numpy_dtype.itemsize for spec in inputs if not spec.is_strings)
+        self._more_bytes = (largest - 1) * each  # that the largest batch of the warm-up has, and the first has not
+        self.usual_bytes = max(largest * each, _LEAST_BYTES)
+        self._available, self._resident = available, resident
+        self._per_byte = 0.0  # of memory, for each byte of inputs
+        self._before = 0
+
+    @staticmethod
+    def wanted(inputs: Sequence[TensorSpec]) -> bool:
+        """Whether a request says how large a sample of these is."""
+        return any(-1 in spec.shape for spec in inputs)
+
+    def ran_one(self) -> None:
+        """The engine warms up, and has run one sample: what it took for good, for its weights, is there."""
+        self._before = self._resident()
+
+    def ran_largest(self) -> None:
+        """It has run its largest batch. Repeating it, when all memory is there already, changes nothing."""
+        grown = max(0, self._resident() - self._before - _NOISE_BYTES)
+        if self._more_bytes >= _TELLING_BYTES:
+            self._per_byte = max(self._per_byte, grown / self._more_bytes)
+
+    def groups(self, parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
+        """The parts in their order, as many together as are usual, and at least one."""
+        start, nbytes = 0, 0
+        for index, part in enumerate(parts):
+            own = input_bytes(part)
+            if index > start and nbytes + own > self.usual_bytes:
+                yield parts[start:index]
+                start, nbytes = index, 0
+            nbytes += own
+        yield parts[start:]
+
+    def is_large(self, parts: Sequence[Part]) -> bool:
+        """Whether these are more than has ever been shown to fit. Raises EngineFailure where they are not to fit."""
+        nbytes = sum(map(input_bytes, parts))
+        if nbytes <= self.usual_bytes:
+            return False
+        expected, free = self._per_byte * nbytes, self._available()
+        if free is not None and expected > free * _RUN_SHARE:
+            raise EngineFailure(
+                f"inputs of {nbytes >> 20:,} MiB are expected to take {int(expected) >> 20:,} MiB while they run, and "
+                f"{free >> 20:,} MiB are available; send fewer or smaller samples in a request",
+                FailureScope.MEMORY,
+            )
+        return True
+
+
+def input_bytes(part: Part) -> int:
+    """What a request has sent."""
+    return sum([source.nbytes for source in part.inputs])

@@ -1,0 +1,317 @@
+"""Networks whose files leave height and width free: at what they run, and what is kept free of them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from export_fixtures import make_quick
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convoy.app.batch import EngineFailure, FailureScope
+from convoy.app.engines.base import Part, run_arrays
+from convoy.app.engines.free_runs import FreeRuns, input_bytes
+from convoy.app.engines.free_sizes import Size, sizes_that_run, with_examples
+from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine, open_session, read_signature
+from convoy.app.engines.signature import Signature
+from convoy.app.loading.load import LoadedModel, LoadOptions, load
+from convoy.export.command import export_bundle
+from convoy.export.options import ExportOptions
+from convoy.export.sources.preprocess import parse_input
+from convoy.models.bundle import Bundle, open_bundle
+from convoy.models.errors import BundleError, JobError, UsageError
+from convoy.models.spec import TensorSpec
+from convoy.models.store import Store
+from tests.support.onnx_models import convolutions, identity
+from tests.support.stores import StoreFolder
+
+SIZES = ((40, 40), (64, 33), (17, 96))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    make_quick(monkeypatch)
+    monkeypatch.setattr("convoy.export.sources.onnx_plain.accepted", lambda variants, *_: tuple(variants))
+
+
+def found(path: Path, wanted: Size | None = None) -> Signature:
+    return with_examples(path, read_signature(open_session(path, 1), path), 1, wanted)
+
+
+def pictures(height: int, width: int, rows: int = 3) -> np.ndarray:
+    return np.random.default_rng(height).standard_normal((rows, 3, height, width)).astype(np.float32)
+
+
+def answers_of(path: Path, rows: np.ndarray) -> np.ndarray:
+    return np.asarray(onnxruntime.InferenceSession(str(path)).run(None, {"x": rows})[0])
+
+
+def export(original: Path, **options: object) -> Bundle:
+    store = original.parent / "store"
+    given = {"name": "net", "max_batch": 4, "store": store, "plan_cache": original.parent / "plans"}
+    return open_bundle(export_bundle(ExportOptions(str(original), **(given | options))))  # type: ignore[arg-type]
+
+
+def engine_of(bundle: Bundle, file: str = "fp32.onnx") -> OnnxRuntimeCpuEngine:
+    spec = bundle.manifest.spec
+    sides = {"inputs": spec.inputs, "outputs": spec.outputs, "max_batch_size": spec.max_batch_size}
+    return OnnxRuntimeCpuEngine(bundle.path(file), **sides, precision="fp32", threads=1)  # type: ignore[arg-type]
+
+
+def test_an_example_fits_its_shape():
+    spec = TensorSpec("x", "FP32", (3, -1, -1), (3, 32, 40))
+    assert spec.drawn_shape == (3, 32, 40)
+    assert TensorSpec("x", "FP32", (3, -1, -1)).drawn_shape == (3, 1, 1)
+    assert TensorSpec("x", "FP32", (-1, 3, -1), (1, 3, 9)).without_batch() == TensorSpec("x", "FP32", (3, -1), (3, 9))
+    for wrong in ((3, 32), (4, 32, 40), (3, -1, 40)):
+        with pytest.raises(BundleError, match="is no example of"):
+            TensorSpec("x", "FP32", (3, -1, -1), wrong)
+
+
+@pytest.mark.parametrize(
+    ("end", "first"), [("scores", 32), ("maps", 32), ("valid", 32), ("squares", 32), ("one_size", 64)]
+)
+def test_the_first_size_at_which_a_network_runs_is_taken(tmp_path, end, first, capfd):
+    signature = found(convolutions(tmp_path / "net.onnx", end))
+    assert signature.inputs[0].example == (1, 3, first, first)
+    assert capfd.readouterr() == ("", "")  # what was tried in vain is nobody's business
+
+
+def test_outputs_get_examples_where_they_are_free(tmp_path):
+    assert found(convolutions(tmp_path / "net.onnx", "valid")).outputs[0].example == (1, 4, 24, 24)
+    assert found(convolutions(tmp_path / "net.onnx", "scores")).outputs[0].example == ()
+
+
+def test_what_is_no_image_is_drawn_as_ones_as_far_as_that_runs(tmp_path):
+    assert found(identity(tmp_path / "a" / "b" / "rows.onnx")).inputs[0].drawn_shape == (1, 1)
+
+
+def test_three_sizes_run_of_which_two_are_oblong_where_that_is_allowed(tmp_path):
+    for end, expected in (("maps", "32x32 64x32 32x96"), ("squares", "32x32 64x64 96x96"), ("one_size", "64x64")):
+        path = convolutions(tmp_path / "net.onnx", end)
+        assert " ".join(map(str, sizes_that_run(path, found(path), 1))) == expected
+
+
+def test_a_file_with_fixed_sizes_is_left_alone(tmp_path):
+    path = convolutions(tmp_path / "net.onnx", dims=("batch", 3, 48, 40))
+    assert found(path).inputs[0].example == ()
+    assert sizes_that_run(path, found(path), 1) == ()
+
+
+@pytest.mark.parametrize("end", ["scores", "maps", "valid", "squares"])
+def test_an_exported_file_stays_free_and_is_proved_at_three_sizes(tmp_path, end):
+    original = convolutions(tmp_path / "net.onnx", end)
+    bundle = export(original)
+    manifest = bundle.manifest
+    assert manifest.spec.inputs[0].shape == (3, -1, -1)
+    assert manifest.spec.inputs[0].example == (3, 32, 32)
+    assert len(set(manifest.provenance.free_sizes)) == 3
+    assert all(size in manifest.variants[0].reason for size in manifest.provenance.free_sizes)
+    assert bundle.canary().inputs["x"].shape == (8, 3, 32, 32)
+    engine = engine_of(bundle)
+    for height, width in SIZES if end != "squares" else ((40, 40), (64, 64), (17, 17)):
+        rows = pictures(height, width)
+        assert np.allclose(run_arrays(engine, {"x": rows})["y"], answers_of(original, rows), atol=1e-5)
+    engine.close()
+
+
+def test_a_fixed_batch_of_1_beside_free_sizes_is_freed(tmp_path):
+    original = convolutions(tmp_path / "net.onnx", "valid", dims=(1, 3, "height", "width"))
+    bundle = export(original)
+    assert bundle.manifest.spec.max_batch_size == 4
+    rows = pictures(20, 24)
+    alone = np.concatenate([answers_of(original, rows[i : i + 1]) for i in range(len(rows))])
+    assert np.allclose(run_arrays(engine_of(bundle), {"x": rows})["y"], alone, atol=1e-5)
+
+
+def test_a_network_that_runs_at_one_size_is_fixed_there_and_says_so(tmp_path):
+    bundle = export(convolutions(tmp_path / "net.onnx", "one_size"))
+    assert bundle.manifest.spec.inputs[0].shape == (3, 64, 64)
+    assert bundle.manifest.provenance.free_sizes == ()
+    assert "height and width are fixed at 64x64: the file leaves them free" in bundle.manifest.variants[0].reason
+
+
+def test_input_fixes_sizes_or_says_where_to_prove_free_ones(tmp_path):
+    original = convolutions(tmp_path / "net.onnx", "maps")
+    fixed = export(original, input="3x48x40").manifest.spec
+    assert (fixed.inputs[0].shape, fixed.outputs[0].shape) == ((3, 48, 40), (4, 48, 40))
+    free = export(original, input="3x48?x40?").manifest
+    assert (free.spec.inputs[0].shape, free.spec.inputs[0].example) == ((3, -1, -1), (3, 48, 40))
+    assert free.provenance.free_sizes == ("48x40", "80x40", "48x104")
+    assert export(original, input="3x?x?").manifest.spec.inputs[0].example == (3, 32, 32)
+
+
+def test_an_input_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
+    original = convolutions(tmp_path / "net.onnx", "valid")
+    with pytest.raises(JobError, match=r"runs at none of 4x4; pass a size that it takes, such as --input"):
+        export(original, input="3x4x4")
+    with pytest.raises(UsageError, match=r"--input has 1 channels, and net.onnx takes x \[-1, 3, -1, -1\]"):
+        export(original, input="1x32x32")
+    with pytest.raises(UsageError, match=r"of which net.onnx leaves none free .* leave it out, or pass --preprocess"):
+        export(convolutions(tmp_path / "net.onnx", dims=("batch", 3, 48, 40)), input="3x48x40")
+
+
+@pytest.mark.parametrize("text", ["3x?x32", "3x32?x32", "3x0x4", "?x32x32", "2x?x?", "3x", "3x32x32x3"])
+def test_what_input_does_not_mean_is_refused(text):
+    with pytest.raises(UsageError, match=r"write 3x224x224, .* or 3x224\?x224\? where other heights"):
+        parse_input(text)
+
+
+def loaded(store: StoreFolder, name: str = "net", **options: object) -> LoadedModel:
+    return load(Store(store.root).version(name, 1), LoadOptions("auto", 1, None, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("end", ["valid", "one_size"])
+def test_a_bare_model_that_does_not_run_at_one_pixel_is_served(tmp_path, end):
+    store = StoreFolder(tmp_path / "store")
+    convolutions(store.root / "net" / "1" / "model.onnx", end)
+    model = loaded(store)
+    try:
+        assert model.spec.max_batch_size == 32
+        assert model.spec.inputs[0].shape == (3, -1, -1)
+    finally:
+        model.engines[0].engine.close()
+
+
+def test_a_configuration_that_fixes_sizes_goes_before_what_is_found(tmp_path):
+    store = StoreFolder(tmp_path / "store")
+    convolutions(store.root / "net" / "1" / "model.onnx", "valid")
+    config = store.root / "net" / "config.pbtxt"
+    config.write_text('max_batch_size: 4 input { name: "x" dims: [3, 40, -1] }')
+    model = loaded(store)
+    model.engines[0].engine.close()
+    assert (model.spec.inputs[0].shape, model.spec.inputs[0].example) == ((3, 40, -1), (3, 40, 32))
+
+
+def of_pictures(original: Path, **options: object) -> Bundle:
+    return export(original, preprocess="unit", **({"precisions": "fp32"} | options))
+
+
+def original_of_bytes(original: Path, images: np.ndarray) -> np.ndarray:
+    return answers_of(original, (images.astype(np.float32) / 255).transpose(0, 3, 1, 2))
+
+
+def bytes_of(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(height).integers(0, 256, (3, height, width, 3), dtype=np.uint8)
+
+
+def test_a_model_of_images_takes_other_sizes_where_that_is_asked_for(tmp_path):
+    original = convolutions(tmp_path / "net.onnx")
+    bundle = of_pictures(original, input="3x40?x32?")
+    manifest = bundle.manifest
+    assert (manifest.spec.inputs[0].shape, manifest.spec.inputs[0].example) == ((-1, -1, 3), (40, 32, 3))
+    assert manifest.provenance.free_sizes == ("40x32", "72x32", "40x96")
+    assert "height and width are free, proved at 40x32, 72x32 and 40x96" in manifest.variants[0].reason
+    assert "proved at" in (bundle.folder / "report.html").read_text()
+    engine = engine_of(bundle)
+    for size in SIZES:
+        answers = run_arrays(engine, {"images": bytes_of(*size)})["y"]
+        assert np.allclose(answers, original_of_bytes(original, bytes_of(*size)), atol=1e-5)
+    engine.close()
+
+
+def test_a_model_of_images_is_fixed_where_nobody_asked_and_says_how_to_free_it(tmp_path):
+    manifest = of_pictures(convolutions(tmp_path / "net.onnx"), input="3x40x32").manifest
+    assert manifest.spec.inputs[0].shape == (40, 32, 3)
+    assert "fixed at 40x32; --input 3x40?x32? leaves them free, as the file does" in manifest.variants[0].reason
+    manifest = of_pictures(convolutions(tmp_path / "net.onnx", "one_size"), input="3x64?x64?").manifest
+    assert manifest.spec.inputs[0].shape == (64, 64, 3)
+    assert "fixed at 64x64: the file runs hardly at any other size" in manifest.variants[0].reason
+    fixed = convolutions(tmp_path / "net.onnx", dims=("batch", 3, 48, 40))
+    assert "the file fixes them" in of_pictures(fixed, input="3x48?x40?").manifest.variants[0].reason
+    with pytest.raises(JobError, match=r"net.onnx does not run at 40x40"):
+        of_pictures(convolutions(tmp_path / "net.onnx", "one_size"), input="3x40x40")
+
+
+def test_int8_of_free_sizes_is_calibrated_at_the_size_of_pictures_and_what_no_engine_runs_is_left_out(tmp_path):
+    original = convolutions(tmp_path / "net.onnx")
+    bundle = of_pictures(original, input="3x32?x32?", precisions=None, allow_random_calibration=True)
+    assert [variant.file for variant in bundle.manifest.variants] == ["fp32.onnx", "int8-cpu.onnx"]
+    left = "fp16.onnx, int8-trt.onnx, fp8.onnx: the engines that run it take no free height and width"
+    assert left in bundle.manifest.variants[0].reason
+    engine = engine_of(bundle, "int8-cpu.onnx")
+    for size in SIZES:
+        answers = run_arrays(engine, {"images": bytes_of(*size)})["y"]
+        want = original_of_bytes(original, bytes_of(*size))
+        assert np.linalg.norm(answers - want) < 0.1 * np.linalg.norm(want)
+    engine.close()
+
+
+def test_the_size_of_pictures_is_not_guessed(tmp_path):
+    with pytest.raises(UsageError, match="--preprocess unit needs the size of the input"):
+        of_pictures(convolutions(tmp_path / "net.onnx"), input="3x?x?")
+
+
+def test_bytes_are_cast_first_as_tensorrt_wants_them(tmp_path):
+    bundle = of_pictures(convolutions(tmp_path / "net.onnx"), input="3x32x32")
+    assert onnx.load(str(bundle.path("fp32.onnx"))).graph.node[0].op_type == "Cast"
+
+
+def part_of(nbytes: int) -> Part:
+    return Part(1, ((1, nbytes),), (memoryview(bytes(nbytes)),), (0,), (None,))
+
+
+MIB = 1 << 20
+
+
+def runs(grown: int = 0, free: int | None = None, each: int = MIB, largest: int = 4) -> FreeRuns:
+    """Of 4 MiB usually, unless told otherwise. All three samples that are more than one take `grown`."""
+    resident = iter([1 << 30, (1 << 30) + (8 << 20) + grown])
+    bound = FreeRuns(
+        (TensorSpec("x", "UINT8", (-1,), (each,)),), largest, available=lambda: free, resident=lambda: next(resident)
+    )
+    bound.ran_one()
+    bound.ran_largest()
+    return bound
+
+
+@given(sizes=st.lists(st.integers(0, 10), min_size=1, max_size=20))
+def test_parts_run_together_up_to_what_is_usual_and_none_is_lost(sizes):
+    parts = [part_of(size * MIB) for size in sizes]
+    groups = list(runs().groups(parts))
+    assert [part for group in groups for part in group] == parts
+    for group, following in pairwise([*groups, [part_of(100 * MIB)]]):
+        total = sum(map(input_bytes, group))
+        assert total <= 4 * MIB or len(group) == 1
+        assert total + input_bytes(following[0]) > 4 * MIB
+
+
+def test_only_what_is_larger_than_usual_is_held_against_the_memory_that_there_is():
+    bound = runs(grown=30 * MIB, free=160 * MIB)  # ten bytes for each
+    assert not bound.is_large([part_of(4 * MIB)])
+    assert bound.is_large([part_of(12 * MIB)])
+    with pytest.raises(EngineFailure, match="send fewer or smaller samples") as failure:
+        bound.is_large([part_of(13 * MIB)])
+    assert failure.value.scope is FailureScope.MEMORY
+    assert runs(grown=30 * MIB).is_large([part_of(100 * MIB)])  # where nobody tells what is free
+
+
+def test_rows_of_which_nothing_is_known_go_on_in_batches():
+    bound = runs(grown=50 * MIB, free=1, each=1)
+    rows = [part_of(1000)] * 32
+    assert [len(group) for group in bound.groups(rows)] == [32]
+    assert not bound.is_large(rows)
+
+
+def test_what_was_shown_little_tells_nothing_of_more():
+    assert runs(grown=50 * MIB, free=1, largest=1).is_large([part_of(2 * MIB)])
+    assert runs(grown=50 * MIB, free=1, each=1, largest=64).is_large([part_of(2 * MIB)])
+
+
+def test_a_batch_of_larger_pictures_than_usual_is_answered_in_parts(tmp_path):
+    original = convolutions(tmp_path / "net.onnx", "maps")
+    engine = engine_of(export(original, max_batch=4))
+    engine.warm_up()
+    rows = [pictures(300, 290, rows=1) for _ in range(3)]  # of a MiB each
+    parts = [Part(1, (one.shape,), (one.reshape(-1).view(np.uint8).data,), (0,), (None,)) for one in rows]
+    answers = engine.run(parts).answers
+    for one, (answer,) in zip(rows, answers, strict=True):
+        got = np.frombuffer(answer.data, np.float32).reshape(answer.shape)
+        assert np.allclose(got, answers_of(original, one), atol=1e-5)
+    assert engine.run(parts[:1]).answers[0][0].shape == (1, 4, 300, 290)
+    engine.close()
