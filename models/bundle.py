@@ -221,7 +221,7 @@ class DatasetRecord:
 class Provenance:
     """Where the model came from and what made the bundle.
 
-    `weights_entry` says which entry of the file of weights was taken, where it has several.
+    `weights_entry` says what was taken of the file of weights, changed and left out, where it was not all as it is.
     """
 
     source: str

@@ -244,7 +244,7 @@ def _origin(manifest: Manifest) -> list[Element | None]:
     if origin.weights_sha256:
         rows.append(["weights", f"sha256 {origin.weights_sha256}"])
     if origin.weights_entry:
-        rows.append(["weights' entry", origin.weights_entry])
+        rows.append(["of the weights", origin.weights_entry])
     if manifest.scores:
         rows.append(["scores", manifest.scores])
     for name, data in (("calibrated on", origin.calibration), ("evaluated on", origin.evaluation)):

@@ -67,7 +67,7 @@ class TorchJob:
 class TorchOutcome:
     """What came of it: either `error`, one line for the user, or torch's version and the number of outputs.
 
-    `weights_entry` says which of the entries of the file of weights was taken; empty where there was no choice.
+    `weights_entry` says what was taken of the file of weights, changed and left out; empty where it was all as it is.
     """
 
     error: str | None
