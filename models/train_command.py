@@ -9,18 +9,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from convoy.models.errors import JobError
 from convoy.models.train import DeviceComparison, Report, TrainProgress, TrainResult, compare, train
 from convoy.models.train_options import TrainOptions
 
 
 def run(options: TrainOptions, devices: tuple[str, ...] | None, console: Console) -> None:
-    """Train once, or once on each of `devices`. Raises UsageError and JobError."""
-    with _bars(console) as bars:
-        if devices is None:
-            result = train(options, _reporter(bars))
-            comparison = None
-        else:
-            comparison = compare(options, devices, _reporter(bars))
+    """Train once, or once on each of `devices`. Raises UsageError and JobError, the latter for an interrupt, too."""
+    try:
+        with _bars(console) as bars:
+            if devices is None:
+                result = train(options, _reporter(bars))
+                comparison = None
+            else:
+                comparison = compare(options, devices, _reporter(bars))
+    except KeyboardInterrupt:
+        raise JobError(f"interrupted; nothing was written to {options.out}; run the command again") from None
     if comparison is not None:
         console.print(_comparison_table(comparison))
         return
@@ -43,6 +47,7 @@ def _bars(console: Console) -> Progress:
         TimeRemainingColumn(),
         TextColumn("{task.fields[loss]}"),
         console=console,
+        disable=not console.is_terminal,
     )
 
 

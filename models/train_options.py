@@ -43,6 +43,9 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         zoo.entry(self.arch)
+        if self.out.suffix != ".safetensors":
+            named = self.out / f"{self.arch}.safetensors" if self.out.is_dir() else self.out.with_suffix(".safetensors")
+            raise UsageError(f"--out {self.out}: checkpoints are safetensors, whatever the name; write --out {named}")
         refuse_unknown("--device", self.device, get_args(Device))
         refuse_unknown("--optimizer", self.optimizer, get_args(Optimizer))
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
