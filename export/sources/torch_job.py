@@ -105,7 +105,7 @@ class Inquiry:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A registry's own words, or `error`, one line for the user.
+    """A registry's own words, or `error`, one line for the user, who may have called it wrongly.
 
     `image` is how the published weights want their images, with front "uint8_nhwc"; None with the reason in
     `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty.
@@ -113,6 +113,7 @@ class Description:
     """
 
     error: str | None = None
+    is_wrong_call: bool = False
     image: ImageSpec | None = None
     why_no_image: str = ""
     labels: tuple[str, ...] = ()
