@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from convoy.export.progress import Step
-from convoy.models.bundle import Manifest, Variant
+from convoy.models.bundle import ON_CPU, Manifest, Variant
 
 
 class _BarStep:
@@ -29,7 +29,10 @@ class _BarStep:
 
 
 class RichProgress:
-    """One line per step with a bar and the time it took; a `Progress`, and a context to draw it in."""
+    """One line per step with a bar and the time it took; a `Progress`, and a context to draw it in.
+
+    Draws on a terminal only: in a pipe or a log a bar would be a line that was true for a moment.
+    """
 
     def __init__(self, console: Console) -> None:
         self._bars = Bars(
@@ -39,6 +42,7 @@ class RichProgress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=console,
+            disable=not console.is_terminal,
         )
 
     def __enter__(self) -> RichProgress:
@@ -102,7 +106,8 @@ def told(manifest: Manifest) -> list[Text]:
 def _served(manifest: Manifest, variant: Variant) -> str:
     if not variant.serve:
         return "no"
-    return "[bold red]yes![/]" if manifest.objections else "[green]yes[/]"
+    where = "yes" if variant.target in ON_CPU else "on GPU"
+    return f"[bold red]{where}![/]" if manifest.objections else "[green]yes[/]" if variant.target in ON_CPU else where
 
 
 def _size(nbytes: int) -> str:
@@ -119,7 +124,12 @@ def _latency(variant: Variant) -> tuple[str, str]:
     if variant.latency is None:
         return "-", "-"
     first, last = variant.latency.points[0], variant.latency.points[-1]
-    return f"{first.median_ms:.3f}", f"{last.median_ms:.3f}"
+    return _ms(first.median_ms), _ms(last.median_ms)
+
+
+def _ms(milliseconds: float) -> str:
+    """In six characters or so, whatever the network."""
+    return f"{milliseconds:.{3 if milliseconds < 100 else 1 if milliseconds < 1e4 else 0}f}"
 
 
 def _speed(variant: Variant) -> str:

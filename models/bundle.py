@@ -221,8 +221,8 @@ class DatasetRecord:
 class Provenance:
     """Where the model came from and what made the bundle.
 
-    `weights_entry` says which entry of the file of weights was taken, where it has several. `free_sizes` are the
-    heights x widths at which a network that takes any was held against the original.
+    `weights_entry` says what was taken of the file of weights, changed and left out, where it was not all as it is.
+    `free_sizes` are the heights x widths at which a network that takes any was held against the original.
     """
 
     source: str

@@ -104,6 +104,8 @@ def write_checkpoint(path: Path, weights: Mapping[str, npt.NDArray[np.generic]],
 
 def refuse_unwritable(path: Path) -> None:
     """Raises JobError where a file could not be written at `path`, to say so before the work and not after."""
+    if path.parent.exists() and not path.parent.is_dir():
+        raise JobError(f"{path.parent} is a file, where a folder for {path.name} is needed; choose another place")
     if not path.parent.is_dir():
         raise JobError(f"there is no folder {path.parent} to write {path.name} into; make it first")
     if path.is_dir():

@@ -30,7 +30,7 @@ def run(options: TrainOptions, devices: tuple[str, ...] | None, console: Console
             else:
                 comparison = compare(options, devices, _reporter(bars))
     except KeyboardInterrupt:
-        raise JobError("interrupted; no weights were written") from None
+        raise JobError(f"interrupted; nothing was written to {options.out}; run the command again") from None
     if comparison is not None:
         console.print(_comparison_table(comparison))
         return
@@ -87,6 +87,7 @@ def _bars(console: Console) -> Progress:
         TimeRemainingColumn(),
         TextColumn("{task.fields[loss]}"),
         console=console,
+        disable=not console.is_terminal,
     )
 
 

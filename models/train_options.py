@@ -86,6 +86,10 @@ class TrainOptions:
     data_root: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.out.suffix != ".safetensors":
+            own = f"{self.arch.removeprefix(TORCHVISION)}.safetensors"
+            named = self.out / own if self.out.is_dir() else self.out.with_suffix(".safetensors")
+            raise UsageError(f"--out {self.out}: checkpoints are safetensors, whatever the name; write --out {named}")
         is_zoos = not self.arch.startswith(TORCHVISION)
         if is_zoos:
             zoo.entry(self.arch)

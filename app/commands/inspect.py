@@ -132,7 +132,8 @@ def variants_table(manifest: Manifest) -> Table:
     `lost` is points of top-1 with the bound that they are below with 95 % confidence; the speed-up has its interval.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("variant", overflow="fold")
+    # A name of ours stays whole, even where figures are long; a longer one, of somebody else's bundle, is folded.
+    table.add_column("variant", overflow="fold", min_width=len("int8-trt.onnx"))
     for heading in ("serves", "top-1", "lost (95 %)", "ms b=1", "best/s", "times fp32"):
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in manifest.variants:
@@ -162,8 +163,12 @@ def _speed(variant: Variant) -> tuple[str, str, str]:
     if latency is None:
         return "-", "-", "-"
     gain = latency.speedup
-    ratio = f"{gain.median:.2f} ({gain.low:.2f}-{gain.high:.2f})" if gain else "-"
+    ratio = f"{_times(gain.median)} ({_times(gain.low)}-{_times(gain.high)})" if gain else "-"
     return f"{latency.points[0].median_ms:.4g}", f"{1e3 / best_per_sample_ms(latency):,.0f}", ratio
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.{2 if ratio < 10 else 1}f}"
 
 
 def _device(manifest: Manifest) -> list[RenderableType]:

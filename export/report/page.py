@@ -244,7 +244,7 @@ def _origin(manifest: Manifest) -> list[Element | None]:
     if origin.weights_sha256:
         rows.append(["weights", f"sha256 {origin.weights_sha256}"])
     if origin.weights_entry:
-        rows.append(["weights' entry", origin.weights_entry])
+        rows.append(["of the weights", origin.weights_entry])
     if origin.free_sizes:
         rows.append(["proved at", f"heights and widths of {', '.join(origin.free_sizes)}; it takes others, too"])
     if manifest.scores:

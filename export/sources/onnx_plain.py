@@ -29,7 +29,7 @@ from convoy.export.plan import check_max_batch, parse_activation, priorities_of,
 from convoy.export.profiling.profile import measure_latencies
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.verify import MAX_FP32_ERROR
-from convoy.export.sources import to_onnx
+from convoy.export.sources import onnx_file, to_onnx
 from convoy.export.sources.free_input import FreeInput, listed, settle
 from convoy.export.sources.onnx_batch import Batching, write_batched
 from convoy.export.sources.preprocess import parse_input
@@ -62,6 +62,7 @@ def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
     labels = read_labels(options.labels) if options.labels else ()
     asked = parse_input(options.input) if options.input is not None else None
     assert source.file is not None
+    _refuse_unprovable(source.file, name)
     with tempfile.TemporaryDirectory(prefix="convoy-export-") as temporary, disk_errors(Path(temporary)):
         folder = Path(temporary)
         with progress.step("prove the batch"):
@@ -102,6 +103,19 @@ def _refuse_images(options: ExportOptions) -> None:
             )
     if options.precisions not in (None, "fp32"):
         raise UsageError(f"--precisions {options.precisions} needs real images; pass --preprocess and --calibrate")
+
+
+def _refuse_unprovable(original: Path, name: str) -> None:
+    """A bundle carries the file's own answers as NumPy's numbers, which neither strings nor BF16 are."""
+    onnx_file.read(original)
+    signature = read_signature(open_session(original, cpu_budget()), original)
+    for spec in (*signature.inputs, *signature.outputs):
+        if spec.dtype in ("BF16", "BYTES"):
+            kind, advice = ("strings", "") if spec.dtype == "BYTES" else ("BF16", "export it with FP32 tensors, or ")
+            raise JobError(
+                f"{original.name} has {kind} in {spec.name}, for which no proof can be kept; {advice}serve the file as "
+                f"it is, from STORE/{name}/1/model.onnx"
+            )
 
 
 def _spec(

@@ -30,12 +30,13 @@ _AS_TENSORS = "leave --preprocess out to serve it with its own tensors"
 
 @dataclass(frozen=True, slots=True)
 class _ImageInput:
-    """`size` has -1 for what is free; `last` tells [N, H, W, C] from [N, C, H, W]."""
+    """`size` and `batch` have -1 for what is free; `last` tells [N, H, W, C] from [N, C, H, W]."""
 
     name: str
     channels: int
     size: tuple[int, int]
     last: bool
+    batch: int
 
 
 def image_size(path: Path) -> InputSize | None:
@@ -68,6 +69,11 @@ def wrap(
     original = source.file
     found = _image_input(original, threads)
     output = _only_output(original, threads)
+    if found.batch > 1:
+        raise JobError(
+            f"{original.name} takes exactly {found.batch} images at a time; export it again with a dynamic batch, or a "
+            "batch of 1"
+        )
     if found.channels != image.channels or any(a not in (-1, b) for a, b in zip(found.size, _px(image), strict=True)):
         raise JobError(
             f"{original.name} takes {found.channels} channels of {_shown(found.size)}, the preprocessing gives "
@@ -129,13 +135,14 @@ def _image_input(path: Path, threads: int) -> _ImageInput:
         raise JobError(f"{path.name} has {len(signature.inputs)} inputs ({shown}), not one image; {_AS_TENSORS}")
     (spec,) = signature.inputs
     if spec.dtype != "FP32" or len(spec.shape) != 4:
-        raise JobError(f"{path.name} takes {shown}, not FP32 [N, C, H, W]; {_AS_TENSORS}")
+        advice = "export it with an FP32 input" if spec.dtype == "BF16" else _AS_TENSORS
+        raise JobError(f"{path.name} takes {shown}, not FP32 [N, C, H, W]; {advice}")
     first, last = spec.shape[1], spec.shape[3]
     is_last = first not in (1, 3) and last in (1, 3)
     if not is_last and first not in (1, 3):
         raise JobError(f"{path.name} takes {shown}: images have 1 or 3 channels, not {first}; {_AS_TENSORS}")
     size = (spec.shape[1], spec.shape[2]) if is_last else (spec.shape[2], spec.shape[3])
-    return _ImageInput(spec.name, last if is_last else first, size, is_last)
+    return _ImageInput(spec.name, last if is_last else first, size, is_last, spec.shape[0])
 
 
 def _only_output(path: Path, threads: int) -> TensorSpec:

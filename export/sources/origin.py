@@ -97,6 +97,8 @@ def _weights(weights: Path | None, source: ModelSource, *, is_random: bool) -> t
             return None, "network"
         if is_random:
             return None, "random"
+        if source.has_registry:
+            ask(Inquiry(source.kind, source.name))  # a name that nobody has needs no weights, but another name
         download = ", --weights default to download the published ones" if source.has_registry else ""
         raise UsageError(
             f"{source.shown} has no weights of its own; pass --weights FILE.safetensors{download}, or --random-weights "

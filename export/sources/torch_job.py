@@ -72,7 +72,7 @@ class TorchJob:
 class TorchOutcome:
     """What came of it: either `error`, one line for the user, or torch's version and the number of outputs.
 
-    `weights_entry` says which of the entries of the file of weights was taken; empty where there was no choice.
+    `weights_entry` says what was taken of the file of weights, changed and left out; empty where it was all as it is.
     `why_fixed` says why height and width are not free, where they were to be.
     """
 
@@ -122,7 +122,7 @@ class Inquiry:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A registry's own words, or `error`, one line for the user.
+    """A registry's own words, or `error`, one line for the user, who may have called it wrongly.
 
     `image` is how the published weights want their images, with front "uint8_nhwc"; None with the reason in
     `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty.
@@ -130,6 +130,7 @@ class Description:
     """
 
     error: str | None = None
+    is_wrong_call: bool = False
     image: ImageSpec | None = None
     why_no_image: str = ""
     labels: tuple[str, ...] = ()

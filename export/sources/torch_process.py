@@ -30,7 +30,7 @@ from convoy.export.sources.torch_job import (
     TorchResult,
     one_line,
 )
-from convoy.models.errors import JobError
+from convoy.models.errors import JobError, UsageError
 from convoy.models.records import from_jsonable, to_jsonable
 
 _LOG = "child.log"
@@ -61,14 +61,14 @@ def run_job(job: TorchJob, samples: np.ndarray, folder: Path, others: Sequence[n
 
 
 def ask(inquiry: Inquiry) -> Description:
-    """What a registry says of a model, asked in a child. Raises JobError."""
+    """What a registry says of a model, asked in a child. Raises UsageError for an unknown name, and JobError."""
     with tempfile.TemporaryDirectory(prefix="convoy-inquiry-") as temporary:
         folder = Path(temporary)
         (folder / files.INQUIRY).write_text(json.dumps(to_jsonable(inquiry)))
         text = _run(folder, files.DESCRIPTION)
     description = from_jsonable(Description, json.loads(text), files.DESCRIPTION)
     if description.error is not None:
-        raise JobError(description.error)
+        raise (UsageError if description.is_wrong_call else JobError)(description.error)
     return description
 
 

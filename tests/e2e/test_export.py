@@ -220,7 +220,7 @@ def test_torchvision_with_weights_of_another_shape_or_kind(tmp_path):
             max_batch=4,
         )
 
-    torch.save(network, weights)
+    weights.write_bytes(b"nonsense")
     with pytest.raises(JobError, match="is not plain tensors; save the network's state_dict"):
         export_bundle(options())
     torch.save(torchvision.models.resnet18(num_classes=4).state_dict(), weights)
@@ -228,4 +228,7 @@ def test_torchvision_with_weights_of_another_shape_or_kind(tmp_path):
         export_bundle(options())
     # As a checkpoint of DataParallel's would be.
     torch.save({"state_dict": {f"module.{name}": value for name, value in network.state_dict().items()}}, weights)
-    assert open_bundle(export_bundle(options())).manifest.spec.labels == ("a", "b", "c")
+    manifest = open_bundle(export_bundle(options())).manifest
+    assert manifest.spec.labels == ("a", "b", "c")
+    said = "'state_dict' of weights.pth; the prefix 'module.' was taken off the names"
+    assert manifest.provenance.weights_entry == said

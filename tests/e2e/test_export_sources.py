@@ -18,7 +18,7 @@ from convoy.export.sources.torch_job import Inquiry
 from convoy.export.sources.torch_process import ask
 from convoy.export.zoo_table.proof import MAX_ERROR, prove
 from convoy.models.bundle import Bundle, open_bundle
-from convoy.models.errors import JobError
+from convoy.models.errors import JobError, UsageError
 from tests.support.pictures import SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -54,6 +54,22 @@ NETWORKS = """
             greedy.__globals__["resource"].setrlimit(resource.RLIMIT_AS, (64 << 30,) * 2)
             return self.inner(images.repeat(1, 1, 1 << 12, 1 << 12))
     def dies(): __import__("os").abort()
+
+    def half(): return net().half()
+    def brain(): return net().bfloat16()
+    class HalfInside(Wrong):
+        def forward(self, images): return self.inner(images.half()).float()
+    class Trains(Wrong):
+        def forward(self, images): return self.inner.train()(images)
+    class TrainsAWhile(Wrong):
+        def forward(self, images):
+            self.inner[1].train()
+            answers = self.inner(images)
+            self.inner[1].eval()
+            return answers
+    def scripted(): return torch.jit.script(net())
+    def traced(): return torch.jit.trace(net().eval(), torch.rand(2, 3, 16, 16))
+    def partly(): return nn.Sequential(net(), torch.jit.script(nn.ReLU()))
 """
 
 
@@ -130,8 +146,13 @@ def test_torchvision_says_how_its_weights_want_their_images():
     assert (said.image.height, said.image.resize_px, said.image.interpolation) == (224, 256, "bicubic")
     assert said.image.mean == (0.485, 0.456, 0.406)
     assert (len(said.labels), said.labels[0], said.weights) == (1000, "tench", "IMAGENET1K_V1")
-    with pytest.raises(JobError, match=r"no classification model 'resnet_50'; did you mean .*resnet50"):
-        ask(Inquiry("torchvision", "resnet_50"))
+
+
+@pytest.mark.parametrize("weights", [None, Path("default")])
+def test_a_name_that_torchvision_does_not_have_is_a_wrong_call(tmp_path, weights):
+    options = ExportOptions("torchvision:resnet_50", "net", store=tmp_path / "store", weights=weights)
+    with pytest.raises(UsageError, match=r"no classification model 'resnet_50'; did you mean .*resnet50"):
+        export_bundle(options)
 
 
 @pytest.mark.long
@@ -244,12 +265,28 @@ def test_grey_images_have_one_channel(networks):
     assert answers(bundle, np.zeros((2, 16, 16, 1), np.uint8)).shape == (2, 4)
 
 
+@pytest.mark.parametrize(("factory", "precision"), [("half", "float16"), ("brain", "bfloat16")])
+def test_a_network_of_half_precision_is_exported_from_float32(networks, factory, precision):
+    bundle = open_bundle(export_bundle(of_user(networks, factory)))
+    assert bundle.manifest.provenance.weights_entry == f"the network, of {precision}, was made float32"
+    assert answers(bundle, np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 4)
+
+
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
         ("four", "the network fails on .*4 channels.*; check --input"),
         ("NoBatch", r"the network returns \[32\] for 8 images; it must return \[N, classes\]"),
         ("Unsupported", "the operator aten.linalg_eig.* has no ONNX form; replace it"),
+        ("HalfInside", "fails on float32 .*Half.*; let its forward.. keep the precision of the images"),
+        (
+            "Trains",
+            r"puts inner \(Sequential\), inner\.0 .* into training mode when it runs, .*; take train\(\) out of",
+        ),
+        ("TrainsAWhile", r"puts inner\.1 \(BatchNorm2d\) into training mode when it runs"),
+        ("scripted", "returned TorchScript, which has no way to ONNX; return the torch.nn.Module that it was made of"),
+        ("traced", "returned TorchScript, which has no way to ONNX"),
+        ("partly", "returned TorchScript in 1, which has no way to ONNX"),
         ("greedy", "does not fit into memory; close other programs or use a larger machine"),
         ("Swelling", "does not fit into memory; close other programs or use a larger machine"),
         ("dies", "the torch step died with signal 6"),

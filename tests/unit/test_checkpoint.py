@@ -145,3 +145,6 @@ def test_a_place_that_takes_no_file_is_refused_before_the_work(tmp_path: Path) -
         refuse_unwritable(tmp_path / "gone" / "cnn.safetensors")
     with pytest.raises(JobError, match="is a folder; name a file in it"):
         refuse_unwritable(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(JobError, match=r"file is a file, where a folder for cnn\.safetensors is needed"):
+        refuse_unwritable(tmp_path / "file" / "cnn.safetensors")

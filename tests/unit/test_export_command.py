@@ -273,11 +273,24 @@ def test_an_interrupt_leaves_nothing(tmp_path, data, monkeypatch, where):
 
 
 def test_the_command_shows_its_steps_and_one_table(tmp_path, data):
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, no_color=True)
     folder = run(options(tmp_path, calibrate=data, evaluate=data), console)
     shown = console.file.getvalue()
-    for words in ("calibrate", "measure latency", "int8-cpu.onnx", "100.00 %", f"published {folder}"):
+    for words in ("calibrate", "measure latency", "int8-cpu.onnx", "100.00 %", "published"):
         assert words in shown
+    assert str(folder) in shown
+
+
+def test_a_pipe_gets_the_table_and_no_bars(tmp_path, data):
+    console = Console(file=io.StringIO(), width=80)
+    run(options(tmp_path, calibrate=data, evaluate=data), console)
+    shown = console.file.getvalue()
+    assert "measure latency" not in shown
+    assert "\u2501" not in shown
+    rows = [line.rstrip() for line in shown.splitlines()]
+    assert any(row.startswith("fp32.onnx ") and row.endswith(" yes") for row in rows)
+    # What only a GPU would serve is not served here.
+    assert any(row.startswith("fp16.onnx ") and row.endswith(" on GPU") for row in rows)
 
 
 def test_a_wrong_call_prints_nothing(tmp_path):

@@ -215,6 +215,11 @@ def test_grey_images_work_and_four_channels_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("network", "changes", "words"),
     [
+        (
+            {"batch": 4},
+            {"preprocess": "unit"},
+            "takes exactly 4 images at a time; export it again with a dynamic batch",
+        ),
         ({"outputs": 2}, {"preprocess": "unit"}, r"has 2 outputs \(y, y1\), a classifier has one"),
         ({}, {"preprocess": "imagenet", "input": "3x8x8"}, "takes 3 channels of 6x6, the preprocessing gives 3 of 8x8"),
         ({}, {"preprocess": "unit", "input": "1x6x6"}, "takes 3 channels of 6x6, the preprocessing gives 1 of 6x6"),
@@ -233,6 +238,24 @@ def test_grey_images_work_and_four_channels_are_refused(tmp_path):
 def test_what_does_not_fit_an_onnx_file_is_one_line(tmp_path, network, changes, words):
     with pytest.raises((JobError, UsageError), match=words) as caught:
         export(tmp_path, write_network(tmp_path / "net.onnx", **network), **changes)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes", "words"),
+    [
+        ("BF16", {}, "has BF16 in x, .*; export it with FP32 tensors, or serve the file .* STORE/theirs/1/model.onnx"),
+        ("BYTES", {}, "has strings in x, .*; serve the file as it is, from STORE/theirs/1/model.onnx"),
+        ("BF16", {"preprocess": "unit", "input": "3x6x6"}, "takes x BF16 .*; export it with an FP32 input"),
+        ("BYTES", {"preprocess": "unit", "input": "3x6x6"}, "takes x BYTES .*; leave --preprocess out"),
+    ],
+)
+@pytest.mark.parametrize("batch", ["batch", 1, 4])
+def test_what_numpy_cannot_hold_is_one_line(tmp_path, dtype, changes, words, batch):
+    network = identity(tmp_path / "net.onnx", dtype=dtype, dims=(batch, 3, 6, 6))
+    with pytest.raises(JobError, match=words) as caught:
+        export(tmp_path, network, **changes)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "store").exists()
 

@@ -10,8 +10,9 @@ import pytest
 from report_fixtures import DEVICE, full_manifest
 from rich.console import Console
 
-from convoy.app.commands.inspect import run
-from convoy.models.bundle import FileRecord, Manifest, seal, sha256_file
+from convoy.app.commands.inspect import run, variants_table
+from convoy.export.terminal import summary
+from convoy.models.bundle import FileRecord, Interval, Manifest, Variant, seal, sha256_file
 from convoy.models.errors import UsageError
 
 
@@ -59,6 +60,28 @@ def test_it_fits_a_terminal_of_80_columns(tmp_path):
         assert max(len(line.rstrip()) for line in lines) <= 80
         # Nothing of the first table was cut or folded.
         assert any(line.startswith("int8-cpu.onnx ") and line.rstrip().endswith("2.44)") for line in lines)
+
+
+def slow(variant: Variant) -> Variant:
+    """The variant with figures as long as they get: whole seconds, all right, and many times as fast."""
+    latency, accuracy = variant.latency, variant.accuracy
+    if latency is not None:
+        points = tuple(replace(point, median_ms=2000 * point.median_ms) for point in latency.points)
+        latency = replace(latency, points=points, speedup=latency.speedup and Interval(12.345, 12.31, 13.4))
+    return replace(variant, latency=latency, accuracy=accuracy and replace(accuracy, top1=1.0))
+
+
+@pytest.mark.parametrize("table", [variants_table, summary])
+def test_names_of_files_stay_whole_beside_long_figures(table):
+    plain = full_manifest()
+    manifest = replace(plain, variants=tuple(map(slow, plain.variants)), objections=("it is random",))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table(manifest))
+    shown = console.file.getvalue().splitlines()
+    for variant in manifest.variants:
+        (row,) = [line for line in shown if line.startswith(f"{variant.file} ")]
+        assert "\u2026" not in row
+        assert len(row.rstrip()) <= 80
 
 
 def test_words_in_brackets_are_words(tmp_path):

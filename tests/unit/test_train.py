@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import statistics
 import subprocess
@@ -13,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from convoy.models import zoo
+from convoy.models import train_command, zoo
 from convoy.models.checkpoint import convoy_version, read_checkpoint_header
 from convoy.models.errors import JobError, UsageError
 from convoy.models.images import preprocess
@@ -54,6 +56,8 @@ def options(folder: Path, **changes: Any) -> TrainOptions:
     ("changes", "message"),
     [
         ({"arch": "resnet9000"}, "no network 'resnet9000'; choose one of: simple_cnn"),
+        ({"out": Path("d.pth")}, "--out d.pth: checkpoints are safetensors, .*; write --out d.safetensors$"),
+        ({"out": Path("/tmp")}, "--out /tmp: .*; write --out /tmp/simple_cnn.safetensors$"),
         ({"device": "tpu"}, "--device tpu is not known; use one of: auto, cpu, cuda"),
         ({"optimizer": "lion"}, "--optimizer lion is not known; use one of: adamw, sgd"),
         ({"learning_rate": 0.0}, "--lr must be above 0"),
@@ -223,7 +227,7 @@ def test_the_digits_are_learned_to_98_5_percent_over_five_seeds(tmp_path: Path) 
     import torch
     from safetensors.torch import load_file
 
-    plain = TrainOptions(dataset="digits", out=tmp_path, device="cpu")
+    plain = TrainOptions(dataset="digits", out=tmp_path / "cnn.safetensors", device="cpu")
     jobs = [replace(plain, out=tmp_path / f"{seed}.safetensors", seed=seed) for seed in range(5)]
     # Each trains on one thread, and nobody should wait for five on one core.
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
@@ -238,3 +242,21 @@ def test_the_digits_are_learned_to_98_5_percent_over_five_seeds(tmp_path: Path) 
             sample = torch.from_numpy(preprocess((DATA / f"{word}.png").read_bytes(), image).copy())
             assert network(sample[None]).argmax().item() == label
     assert statistics.median(accuracies) >= 0.985
+
+
+@pytest.mark.parametrize("devices", [None, ("cpu",)])
+def test_an_interrupt_is_one_line_and_a_pipe_gets_no_bars(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...] | None
+) -> None:
+    def interrupted(options: TrainOptions, *rest: Any) -> None:
+        rest[-1](TrainProgress("training", 1, 4))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_command, "train", interrupted)
+    monkeypatch.setattr(train_command, "compare", interrupted)
+    shown = io.StringIO()
+    with pytest.raises(
+        JobError, match=r"^interrupted; nothing was written to .*cnn\.safetensors; run the command again$"
+    ):
+        train_command.run(options(tmp_path / "colours"), devices, Console(file=shown))
+    assert shown.getvalue() == ""

@@ -4,6 +4,8 @@
     networks    SOURCE -> torch.nn.Module
     registries  what torchvision and timm say of their own models
     weights     a file, a registry's own, or random ones
+    foreign     a file that has objects of other classes beside its tensors, none of which are made
+    names       other people's names for the network's tensors
     untrained   which weights a factory drew at random instead of loading them
     graph       module -> ONNX file, and the module's own answers
 

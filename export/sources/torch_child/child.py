@@ -11,12 +11,16 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.torch_child import graph, networks, registries, untrained, weights
 from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, TorchJob, TorchOutcome, one_line
-from convoy.models.errors import ConvoyError, JobError
+from convoy.models.errors import ConvoyError, JobError, UsageError
 from convoy.models.records import from_jsonable, to_jsonable
+
+if TYPE_CHECKING:
+    import torch
 
 _NO_MEMORY = "the network does not fit into memory; close other programs or use a larger machine"
 # How torch, the C++ library and the exporter say so, by parts of their messages.
@@ -48,7 +52,7 @@ def _describe(inquiry: Inquiry) -> Description:
     try:
         return registries.describe(inquiry)
     except ConvoyError as error:
-        return Description(error=one_line(str(error), 1000))
+        return Description(error=one_line(str(error), 1000), is_wrong_call=isinstance(error, UsageError))
 
 
 def _complaint(error: BaseException, folder: Path) -> str:
@@ -60,6 +64,12 @@ def _complaint(error: BaseException, folder: Path) -> str:
     if isinstance(error, ConvoyError):
         return one_line(str(error), 1000)
     raise error
+
+
+def _again(job: TorchJob) -> torch.nn.Module:
+    network = networks.build(job)
+    networks.in_float32(network)
+    return network
 
 
 def _export(job: TorchJob, folder: Path) -> TorchOutcome:
@@ -79,11 +89,12 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         entry = weights.load_file(network, Path(job.weights), by_name=by_name, key=job.weights_key)
     if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
         network.eval()
+        entry = "; ".join(filter(None, (entry, networks.in_float32(network))))
     given = load((folder / files.SAMPLES).read_bytes())
     samples = given.pop(TENSOR)
     if job.refuse_random and job.kind == "file" and job.weights_from != "file":
         few = graph.normalised(samples[:2], job)
-        untrained.refuse(network, lambda: networks.build(job), few, f"{Path(job.file or '').name}:{job.name}")
+        untrained.refuse(network, lambda: _again(job), few, f"{Path(job.file or '').name}:{job.name}")
     if job.weights_from == "random":
         weights.draw(network, graph.normalised(samples, job))
     reference = graph.reference(network, job, samples)

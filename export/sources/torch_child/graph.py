@@ -6,13 +6,14 @@ Knows the exporter, the uint8 front and large files. The answers are computed wi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.onnx_file import portable
-from convoy.export.sources.torch_job import TorchJob, one_line
+from convoy.export.sources.torch_job import TorchJob, one_line, some
 from convoy.models.errors import JobError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def reference(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor) ->
     """float32 [N, classes] of the bare network; the normalisation is written out, not the front's, to prove it."""
     import torch
 
-    with torch.inference_mode():
+    with torch.inference_mode(), _in_evaluation(network, job):
         batches = torch.split(samples, _REFERENCE_BATCH)
         answers = torch.cat([_forward(network, normalised(batch, job), job) for batch in batches])
     if not torch.isfinite(answers).all():
@@ -59,6 +60,34 @@ def elsewhere(
     return {}, problem
 
 
+@contextmanager
+def _in_evaluation(network: torch.nn.Module, job: TorchJob) -> Iterator[None]:
+    """Raises JobError at the end where a module ran in training mode: its answers are not to be had again."""
+    trained: dict[str, str] = {}
+
+    def watch(name: str) -> Any:
+        def note(module: torch.nn.Module, inputs: object) -> None:
+            if module.training:
+                trained.setdefault(name, type(module).__name__)
+
+        return note
+
+    modules = list(network.named_modules()) if job.kind != "pt2" else []
+    hooks = [module.register_forward_pre_hook(watch(name)) for name, module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    trained |= {name: type(module).__name__ for name, module in modules if module.training and name not in trained}
+    if trained:
+        shown = some([f"{name or 'itself'} ({kind})" for name, kind in trained.items()])
+        raise JobError(
+            f"the network puts {shown} into training mode when it runs, where answers depend on chance or on the other "
+            "images; take train() out of its forward()"
+        )
+
+
 def _forward(network: torch.nn.Module, batch: torch.Tensor, job: TorchJob) -> torch.Tensor:
     import torch
 
@@ -73,7 +102,9 @@ def _forward(network: torch.nn.Module, batch: torch.Tensor, job: TorchJob) -> to
                 f"{job.name} does not take float32 {list(batch.shape)} ({why}); check --input, and export it with "
                 "dynamic_shapes for the batch"
             ) from error
-        raise JobError(f"the network fails on float32 {list(batch.shape)}: {why}; check --input") from error
+        is_precision = any(word in why for word in ("Half", "BFloat16", "double", "dtype"))
+        advice = "let its forward() keep the precision of the images" if is_precision else "check --input"
+        raise JobError(f"the network fails on float32 {list(batch.shape)}: {why}; {advice}") from error
     if not isinstance(output, torch.Tensor):
         raise JobError(f"the network returns a {type(output).__name__}; it must return one tensor [N, classes]")
     if output.ndim != 2 or len(output) != len(batch):

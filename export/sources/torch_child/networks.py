@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoy.export.sources.torch_child import registries
-from convoy.export.sources.torch_job import TorchJob, one_line
+from convoy.export.sources.torch_job import TorchJob, one_line, some
 from convoy.export.sources.user_code import call_factory
 from convoy.models.errors import JobError
 
@@ -20,12 +20,35 @@ if TYPE_CHECKING:
 
 def build(job: TorchJob) -> torch.nn.Module:
     """The job's network, with a registry's own weights where the job asks for them. Raises JobError."""
-    from torch import nn
+    import torch
 
     network = _BUILDERS[job.kind](job)
-    if not isinstance(network, nn.Module):
+    if not isinstance(network, torch.nn.Module):
         raise JobError(f"{job.name} returned a {type(network).__name__}; it must return a torch.nn.Module")
+    scripted = [name or "it" for name, one in network.named_modules() if isinstance(one, torch.jit.ScriptModule)]
+    if scripted:
+        which = "TorchScript" if scripted[0] == "it" else f"TorchScript in {some(scripted)}"
+        raise JobError(
+            f"{job.name} returned {which}, which has no way to ONNX; return the torch.nn.Module that it was made of"
+        )
     return network
+
+
+def in_float32(network: torch.nn.Module) -> str:
+    """Convert what is of another precision, in place; what was converted, empty where there is nothing.
+
+    Every value of FP16 or BF16 is one of FP32, and the variants are made and judged from FP32.
+    """
+    import torch
+
+    tensors = (*network.parameters(), *network.buffers())
+    others = {one.dtype for one in tensors if one.is_floating_point() and one.dtype != torch.float32}
+    if not others:
+        return ""
+    network.float()
+    return (
+        f"the network, of {' and '.join(sorted(str(one).removeprefix('torch.') for one in others))}, was made float32"
+    )
 
 
 def _from_file(job: TorchJob) -> Any:

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convoy.export.sources.torch_job import Description, Inquiry, some
-from convoy.models.errors import BundleError, JobError
+from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.spec import ImageSpec
 
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 
 
 def describe(inquiry: Inquiry) -> Description:
-    """Raises JobError for a name or a library that is not there."""
+    """Raises UsageError for a name and JobError for a library that is not there."""
     if inquiry.kind == "timm":
         return _describe_timm(inquiry.name or "")
     models = torchvision_models()
@@ -51,16 +51,16 @@ def timm_library() -> Any:
 
 
 def check_torchvision_name(models: Any, name: str) -> None:
-    """Raises JobError for a name that torchvision does not know as a classifier."""
+    """Raises UsageError for a name that torchvision does not know as a classifier."""
     known = models.list_models(module=models)
     if name not in known:
-        raise JobError(f"torchvision has no classification model {name!r}; {_near(name, known)}")
+        raise UsageError(f"torchvision has no classification model {name!r}; {_near(name, known)}")
 
 
 def check_timm_name(timm: Any, name: str) -> None:
-    """Raises JobError for a name that timm does not know."""
+    """Raises UsageError for a name that timm does not know."""
     if not timm.is_model(name):
-        raise JobError(f"timm has no model {name!r}; {_near(name, timm.list_models())}")
+        raise UsageError(f"timm has no model {name!r}; {_near(name, timm.list_models())}")
 
 
 def published_weights(models: Any, name: str) -> Any:

@@ -1,6 +1,7 @@
 """Weights for a network: from a file that may come from anywhere, or drawn at random to test a graph.
 
-Reads tensors and nothing else: safetensors, or torch's files with `weights_only`. Knows nothing of registries.
+Reads tensors and nothing else: safetensors, or torch's files with `weights_only`. Knows which entry of a file to take;
+knows nothing of registries.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convoy.export.sources.misfit import misfit
+from convoy.export.sources.torch_child import names
+from convoy.export.sources.torch_child.foreign import load as load_foreign
+from convoy.export.sources.torch_child.foreign import tensors_of_module
 from convoy.export.sources.torch_job import some
 from convoy.models.errors import JobError
 
@@ -26,18 +30,28 @@ _USUAL = (
     "model.state_dict",
     "model.model_state_dict",
     "state_dict.state_dict",
+    "net",
+    "network",
+    "weights",
 )
 
 
+class _Found(NamedTuple):
+    """The tensors of a file, and what was chosen or left out to have them."""
+
+    tensors: dict[str, torch.Tensor]
+    said: list[str]
+
+
 def load_file(network: torch.nn.Module, path: Path, *, by_name: bool, key: str | None = None) -> str:
-    """Fill the network; what is said of the file's entry that was taken, empty where there was no choice.
+    """Fill the network; what was chosen, changed and left out of the file for that, empty where it fits as it is.
 
     Raises JobError when the file is not plain tensors, or listing what does not fit. Networks that are made `by_name`
     have as many outputs as there are labels. `key` names the entry, with dots where it lies in others.
     """
-    found, entry = _read(path, key)
-    weights = _without_prefix(found)
+    found = _read(path, key)
     expected = network.state_dict()
+    weights, changes = names.fitted(found.tensors, expected)
     problem = misfit(
         {name: tuple(tensor.shape) for name, tensor in weights.items()},
         {name: tuple(tensor.shape) for name, tensor in expected.items()},
@@ -46,50 +60,53 @@ def load_file(network: torch.nn.Module, path: Path, *, by_name: bool, key: str |
         advice = "; if only the classes are others, pass their --labels" if by_name else ""
         raise JobError(f"the weights in {path.name} do not fit the network: {problem}{advice}")
     network.load_state_dict(weights)
-    return entry
+    whole = [] if found.said or not changes else [path.name]
+    return "; ".join([*whole, *found.said, *changes])
 
 
-def _read(path: Path, key: str | None) -> tuple[dict[str, torch.Tensor], str]:
+def _read(path: Path, key: str | None) -> _Found:
     if path.suffix == ".safetensors":
         from safetensors.torch import load
 
         try:
-            return load(path.read_bytes()), ""
+            return _Found(load(path.read_bytes()), [])
         except Exception as error:  # safetensors raises several kinds
             raise JobError(f"cannot read {path.name} as safetensors ({error}); check the file") from error
-    import torch
-
-    try:
-        found: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a zip, pickle or storage error, by format; torch's advice is to trust the file
-        raise JobError(f"{path.name} is not plain tensors; save the network's state_dict as safetensors") from error
-    if _is_weights(found):
+    content, foreign = load_foreign(path)
+    skipped = [f"objects of {some(foreign)} in it were not read"] if foreign else []
+    own = _weights_of(content)
+    if own is not None:
         if key is not None:
             raise JobError(
                 f"{path.name} is one state_dict, in which there is no entry {key!r}; leave --weights-key out"
             )
-        return found, ""
-    entries = dict(_entries(found))
+        return _Found(own, [path.name, *skipped] if skipped else [])
+    entries = dict(_entries(content))
     if not entries:
-        raise JobError(f"{path.name} holds no state_dict; save model.state_dict() as safetensors")
+        among = f" (among objects of {some(foreign)}, which may run code and are not read)" if foreign else ""
+        raise JobError(f"{path.name} holds no state_dict{among}; save model.state_dict() as safetensors")
     if key is not None and key not in entries:
         raise JobError(f"{path.name} has no weights under {key!r}; it has {some(list(entries))}")
     taken = key or next((usual for usual in _USUAL if usual in entries), next(iter(entries)))
     others = [name for name in entries if name != taken]
-    return entries[taken], _told(taken, others, path.name, is_asked_for=key is not None)
+    return _Found(entries[taken], [_told(taken, others, path.name, is_asked_for=key is not None), *skipped])
 
 
 def _told(taken: str, others: list[str], file: str, *, is_asked_for: bool) -> str:
     if not others:
-        return ""
+        return f"{taken!r} of {file}"
     chosen = "as --weights-key says" if is_asked_for else "--weights-key takes another"
     return f"{taken!r} of {file}, which also has {some(others)}; {chosen}"
 
 
-def _is_weights(value: Any) -> bool:
+def _weights_of(value: Any) -> dict[str, torch.Tensor] | None:
+    """The named tensors that the value is, or has if it is a network that was saved whole."""
     import torch
 
-    return isinstance(value, dict) and bool(value) and all(isinstance(one, torch.Tensor) for one in value.values())
+    if isinstance(value, dict):
+        is_weights = bool(value) and all(isinstance(one, torch.Tensor) for one in value.values())
+        return value if is_weights else None
+    return dict(tensors_of_module(value)) or None
 
 
 def _entries(found: Any, prefix: str = "", depth: int = 3) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
@@ -99,20 +116,12 @@ def _entries(found: Any, prefix: str = "", depth: int = 3) -> Iterator[tuple[str
     for key, value in found.items():
         if not isinstance(key, str):  # an optimiser numbers the parameters that it keeps averages of
             continue
+        weights = _weights_of(value)
         # A set of scalars is some trainer's notes; a network's weights are never that alone.
-        if _is_weights(value) and any(tensor.ndim for tensor in value.values()):
-            yield f"{prefix}{key}", value
+        if weights is not None and any(tensor.ndim for tensor in weights.values()):
+            yield f"{prefix}{key}", weights
         else:
             yield from _entries(value, f"{prefix}{key}.", depth - 1)
-
-
-def _without_prefix(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    # DataParallel names every tensor of the network it wraps "module.something", and torch's moving average of weights
-    # does so and counts its steps beside.
-    named = {name: tensor for name, tensor in weights.items() if name != "n_averaged"}
-    if all(name.startswith("module.") for name in named):
-        return {name.removeprefix("module."): tensor for name, tensor in named.items()}
-    return weights
 
 
 def draw(network: torch.nn.Module, images: torch.Tensor) -> None:

@@ -1,0 +1,233 @@
+"""Checkpoints as other people's trainers leave them: what is certain is undone, and all that was done is said."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+
+from convoy.models.errors import JobError
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.slow
+
+
+def network():
+    layers = [torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(4, 3)).eval()
+
+
+def trained():
+    """The weights of a network that no other one has by chance."""
+    torch.manual_seed(7)
+    made = network()
+    with torch.no_grad():
+        for tensor in (*made.parameters(), made[1].running_mean):
+            tensor.normal_()
+    return made
+
+
+def loaded(path: Path, key: str | None = None):
+    """A fresh network with the file's weights, and what was said."""
+    from convoy.export.sources.torch_child.weights import load_file
+
+    torch.manual_seed(1)
+    fresh = network()
+    return fresh, load_file(fresh, path, by_name=False, key=key)
+
+
+def check_alike(one, other) -> None:
+    expected = other.state_dict()
+    for name, tensor in one.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            assert torch.equal(tensor, expected[name]), name
+
+
+def prefixed(prefix: str, weights):
+    return OrderedDict((f"{prefix}{name}", tensor) for name, tensor in weights.items())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "wild.pth"
+
+
+def test_weights_with_the_networks_names_need_no_words(path):
+    torch.save(trained().state_dict(), path)
+    fresh, said = loaded(path)
+    check_alike(fresh, trained())
+    assert said == ""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "said"),
+    [
+        ("module.", "the prefix 'module.' was taken off the names"),
+        ("model.", "the prefix 'model.' was taken off the names"),
+        ("backbone.encoder.", "the prefix 'backbone.encoder.' was taken off the names"),
+        ("_orig_mod.", "'_orig_mod.' of torch.compile was taken off the names"),
+        ("module._orig_mod.", "'_orig_mod.' of torch.compile .*; the prefix 'module.' was"),
+    ],
+)
+def test_a_prefix_of_all_names_is_taken_off(path, prefix, said):
+    torch.save(prefixed(prefix, trained().state_dict()), path)
+    fresh, told = loaded(path)
+    check_alike(fresh, trained())
+    assert re.search(said, told)
+    assert told.startswith("wild.pth; ")
+
+
+def test_a_part_that_was_compiled_has_its_own_names_again(path):
+    weights = {name.replace("4.", "4._orig_mod."): tensor for name, tensor in trained().state_dict().items()}
+    torch.save(weights, path)
+    fresh, said = loaded(path)
+    check_alike(fresh, trained())
+    assert said == "wild.pth; '_orig_mod.' of torch.compile was taken off the names"
+
+
+def test_what_a_trainer_keeps_beside_the_network_is_left_out_and_named(path):
+    weights = prefixed("model.", trained().state_dict()) | {"criterion.weight": torch.ones(3)}
+    torch.save({"state_dict": weights, "epoch": 3}, path)
+    fresh, said = loaded(path)
+    check_alike(fresh, trained())
+    assert said == (
+        "'state_dict' of wild.pth; the prefix 'model.' was taken off the names; criterion.weight without it left out"
+    )
+
+
+def test_two_networks_under_two_prefixes_are_not_guessed_between(path):
+    both = prefixed("student.", trained().state_dict()) | prefixed("teacher.", network().state_dict())
+    torch.save(both, path)
+    with pytest.raises(JobError, match=r"more than once, under student\., teacher\.; save the state_dict of one"):
+        loaded(path)
+
+
+def test_what_does_not_fit_is_named_without_the_prefix(path):
+    weights = trained().state_dict() | {"4.weight": torch.ones(5, 4)}
+    torch.save(prefixed("model.", weights), path)
+    with pytest.raises(JobError, match=r"do not fit the network: 4\.weight is \[5, 4\] instead of \[3, 4\]$"):
+        loaded(path)
+
+
+@pytest.mark.parametrize("entry", ["net", "state_dict", "my_own"])
+def test_the_only_entry_is_taken_and_said(path, entry):
+    torch.save({entry: trained().state_dict(), "acc": 91.5, "epoch": 10}, path)
+    fresh, said = loaded(path)
+    check_alike(fresh, trained())
+    assert said == f"{entry!r} of wild.pth"
+
+
+def test_pruning_masks_are_applied(path):
+    from torch.nn.utils import prune
+
+    pruned = trained()
+    prune.l1_unstructured(pruned[0], "weight", amount=0.5)
+    prune.random_unstructured(pruned[4], "bias", amount=1)
+    torch.save(prefixed("module.", pruned.state_dict()), path)
+    fresh, said = loaded(path)
+    assert int((fresh[0].weight == 0).sum()) == fresh[0].weight.numel() // 2
+    for index in (0, 4):
+        assert torch.equal(fresh[index].weight, pruned[index].weight)
+        assert torch.equal(fresh[index].bias, pruned[index].bias)
+    assert "the pruning masks of module.4.bias, module.0.weight were applied" in said or (
+        "the pruning masks of module.0.weight, module.4.bias were applied" in said
+    )
+
+
+def test_a_network_that_prunes_itself_keeps_its_masks(path):
+    from torch.nn.utils import prune
+
+    from convoy.export.sources.torch_child.names import fitted
+
+    pruned = trained()
+    prune.l1_unstructured(pruned[0], "weight", amount=0.5)
+    weights, said = fitted(pruned.state_dict(), pruned.state_dict())
+    assert (weights.keys(), said) == (pruned.state_dict().keys(), [])
+
+
+def test_counters_of_batches_may_be_missing_or_too_many(path):
+    from convoy.export.sources.torch_child.names import fitted
+
+    weights = {name: one for name, one in trained().state_dict().items() if not name.endswith("num_batches_tracked")}
+    torch.save(weights, path)
+    fresh, said = loaded(path)
+    check_alike(fresh, trained())
+    assert said == "wild.pth; 1 missing num_batches_tracked were set to 0, on which no answer depends"
+    kept, said = fitted(trained().state_dict(), weights)
+    assert kept.keys() == weights.keys()
+    assert said == ["1 num_batches_tracked that the network does not have were left out"]
+
+
+class Settings(dict):  # type: ignore[type-arg]
+    """A class of the trainer's own, which is a kind of dict."""
+
+
+class Bomb:
+    """Runs code when it is read by pickle."""
+
+    def __init__(self, function, *arguments: str) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_objects_beside_the_weights_are_named_and_never_made(path, zipped):
+    content = {
+        "model": prefixed("module.", trained().state_dict()),
+        "args": argparse.Namespace(lr=0.1, out=Path("x")),
+        "settings": Settings(depth=50),
+        "type": argparse.ArgumentParser,
+        "epoch": 3,
+    }
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    fresh, said = loaded(path)
+    check_alike(fresh, trained())
+    assert said.startswith("'model' of wild.pth; objects of argparse.Namespace, pathlib.PosixPath")
+    assert f"{__name__}.Settings" in said
+    assert "argparse.ArgumentParser" in said
+    assert said.endswith("in it were not read; the prefix 'module.' was taken off the names")
+
+
+def test_code_in_the_file_is_not_run(path, tmp_path):
+    mark = tmp_path / "run"
+    safe = torch.serialization.get_safe_globals()
+    torch.save({"model": trained().state_dict(), "args": Bomb(exec, f"open({str(mark)!r}, 'w')")}, path)
+    fresh, said = loaded(path)
+    check_alike(fresh, trained())
+    assert said == "'model' of wild.pth; objects of builtins.exec in it were not read"
+    # torch reads no file that names what is of the system itself.
+    torch.save({"model": trained().state_dict(), "args": Bomb(os.mkdir, str(mark))}, path)
+    with pytest.raises(JobError, match=r"wild\.pth is not plain tensors; save the network's state_dict"):
+        loaded(path)
+    assert not mark.exists()
+    assert torch.serialization.get_safe_globals() == safe
+
+
+def test_a_network_that_was_saved_whole_gives_its_tensors(path):
+    whole = trained()
+    whole[1].register_buffer("passing", torch.ones(2), persistent=False)
+    torch.save({"model": whole, "epoch": 3}, path)
+    fresh, said = loaded(path)
+    check_alike(fresh, trained())
+    assert said.startswith("'model' of wild.pth; objects of torch.nn.modules.container.Sequential, ")
+
+
+@pytest.mark.parametrize("content", [argparse.Namespace(lr=1), {"args": argparse.Namespace(lr=1)}, {"epoch": 3}, 5])
+def test_a_file_without_weights_says_so(path, content):
+    torch.save(content, path)
+    with pytest.raises(JobError, match=r"wild\.pth holds no state_dict.*; save model\.state_dict\(\) as safetensors"):
+        loaded(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04 and so on"])
+def test_what_is_no_file_of_torch_is_one_line(path, content):
+    path.write_bytes(content)
+    with pytest.raises(JobError, match=r"wild\.pth is not plain tensors"):
+        loaded(path)
