@@ -31,11 +31,12 @@ class ExportOptions:
     name: Annotated[str, Option("Name to serve the model under.")]
     weights: Annotated[Path | None, Option("Checkpoint, .safetensors or .pth; default: download.")] = None
     input: Annotated[str | None, Option("Input as CxHxW, such as 3x224x224.")] = None
-    labels: Annotated[Path | None, Option("File with one label a line.")] = None
+    labels: Annotated[Path | None, Option("File with one label a line, or imagenet.")] = None
     preprocess: Annotated[str | None, Option("imagenet, unit, or a JSON file.")] = None
     front: Annotated[str, Option("uint8: normalisation in the graph; none: FP32 input.")] = "uint8"
     calibrate: Annotated[str | None, Option("Data set whose calibration part sets the ranges.")] = None
     evaluate: Annotated[str | None, Option("Data set whose test part measures accuracy.")] = None
+    class_map: Annotated[Path | None, Option("JSON file: what data sets call a class, to its label.")] = None
     precisions: Annotated[str | None, Option("Variants to make, of fp32,bf16,fp16,int8,fp8.")] = None
     calibration_method: Annotated[str, Option("auto, minmax, entropy or percentile.")] = "auto"
     allow_random_calibration: Annotated[bool, Option("Without images, take ranges from noise.")] = False

@@ -23,8 +23,9 @@ from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.onnxruntime import LIBRARY, open_session, read_signature
 from convoy.export.ahead import accepted
 from convoy.export.assemble import publish
+from convoy.export.class_names import read_labels
 from convoy.export.options import ExportOptions
-from convoy.export.plan import check_max_batch, parse_activation, priorities_of, read_labels
+from convoy.export.plan import check_max_batch, parse_activation, priorities_of
 from convoy.export.profiling.profile import measure_latencies
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.verify import MAX_FP32_ERROR
@@ -82,6 +83,7 @@ def _refuse_images(options: ExportOptions) -> None:
         "--calibrate": options.calibrate,
         "--evaluate": options.evaluate,
         "--input": options.input,
+        "--class-map": options.class_map,
         "--activation": None if parse_activation(options.activation) is None else options.activation,
         "--min-accuracy": options.min_accuracy_percent,
         "--expect-accuracy": options.expect_accuracy_percent,
