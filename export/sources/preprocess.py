@@ -1,17 +1,16 @@
 """How images become the network's input: `--preprocess`, else what the checkpoint says, else a refusal.
 
-Knows the named recipes and the JSON form. It never guesses: a wrong mean costs accuracy without an error.
+Knows the named recipes. It never guesses: a wrong mean costs accuracy without an error.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from convoy.models.errors import BundleError, UsageError
-from convoy.models.records import RecordError, from_jsonable
+from convoy.export.sources.preprocess_file import read_preprocess_file
+from convoy.models.errors import UsageError
 from convoy.models.spec import Front, ImageSpec
 
 _FRONTS: dict[str, Front] = {"uint8": "uint8_nhwc", "none": "float32_nchw"}
@@ -74,7 +73,7 @@ def resolve_image(
             raise UsageError("--preprocess unit needs the size of the input; pass --input, as in --input 3x32x32")
         image = ImageSpec.plain(known.height, known.width, known.channels, front)
     else:
-        image = _from_file(Path(preprocess), front)
+        image = read_preprocess_file(Path(preprocess), front)
     found = InputSize(image.channels, image.height, image.width)
     if size is not None and size != found:
         raise UsageError(
@@ -107,24 +106,6 @@ def _imagenet(size: InputSize, front: Front) -> ImageSpec:
         std=_IMAGENET_STD,
         front=front,
     )
-
-
-def _from_file(path: Path, front: Front) -> ImageSpec:
-    """The fields of `ImageSpec` without `front`, which is `--front`'s."""
-    try:
-        fields: Any = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UsageError(
-            f"--preprocess {path}: {error.strerror}; pass imagenet, unit, or a JSON file that exists"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"--preprocess {path}: not valid JSON ({error}); repair it") from error
-    if not isinstance(fields, dict):
-        raise UsageError(f"--preprocess {path}: not a JSON object; write the fields height, width, mean, std, ...")
-    try:
-        return from_jsonable(ImageSpec, {**fields, "front": front}, path.name)
-    except (RecordError, BundleError) as error:
-        raise UsageError(f"--preprocess {path}: {error}; repair the file") from error
 
 
 def _shown(size: InputSize) -> str:
