@@ -157,6 +157,7 @@ def provenance(plan: ExportPlan, data: ExportData, torch: TorchResult) -> Proven
         },
         created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
         weights_entry=torch.weights_entry,
+        preprocessing=plan.preprocessing,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Literal, cast, get_args
 from convoy.export.class_names import read_class_map, read_labels
 from convoy.export.options import ExportOptions
 from convoy.export.proof.sanity import Claim, Expectations
+from convoy.export.sources.image_changes import ImageChanges, parse_changes
 from convoy.export.sources.origin import Origin, Stated, find_origin
 from convoy.export.sources.preprocess import parse_front, parse_input, resolve_image
 from convoy.export.sources.source import ModelSource, parse_source
@@ -36,7 +37,8 @@ class ExportPlan:
 
     `labels` is empty where none are known; then nothing can be evaluated. `classes_known_as` gives the label of what
     data sets call otherwise. `weights` is the file that holds the weights, for sources that carry their own the source
-    itself. `activation` None asks for it to be found out. `stated` is what the checkpoint says of its accuracy.
+    itself. `preprocessing` says whose words `image` is where the user said some. `activation` None asks for it to be
+    found out. `stated` is what the checkpoint says of its accuracy.
     """
 
     asked: ExportOptions
@@ -45,6 +47,7 @@ class ExportPlan:
     weights: Path | None
     weights_from: WeightsFrom
     image: ImageSpec
+    preprocessing: str
     labels: tuple[str, ...]
     classes_known_as: Mapping[str, str]
     calibration_method: MethodChoice
@@ -64,6 +67,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         raise UsageError(f"--accuracy-budget must be from 0 to 100 points, got {options.accuracy_budget_points}")
     size = parse_input(options.input) if options.input is not None else None
     front = parse_front(options.front)
+    changes = parse_changes(options.mean, options.std, options.resize, options.crop, options.interpolation)
     origin = find_origin(options, source, size)
     labels = _labels(options, origin)
     if options.evaluate is not None and not labels:
@@ -80,7 +84,8 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         store=Store(options.store),
         weights=origin.weights,
         weights_from=origin.weights_from,
-        image=resolve_image(options.preprocess, size, origin.size, origin.image, front, origin.why_no_image),
+        image=resolve_image(options.preprocess, size, origin.size, origin.image, front, origin.why_no_image, changes),
+        preprocessing=_preprocessing(options, changes),
         labels=labels,
         classes_known_as=_classes_known_as(options, labels),
         calibration_method=cast(MethodChoice, method),
@@ -130,6 +135,13 @@ def _labels(options: ExportOptions, origin: Origin) -> tuple[str, ...]:
         return origin.labels
     evaluated = source_labels(options.evaluate) if options.evaluate is not None else None
     return evaluated or origin.labels
+
+
+def _preprocessing(options: ExportOptions, changes: ImageChanges) -> str:
+    """What of the preprocessing is the user's; a file appears without its folder."""
+    recipe = f"--preprocess {Path(options.preprocess).name}" if options.preprocess is not None else ""
+    said = " ".join(filter(None, (recipe, changes.typed)))
+    return f"{said} (the user's)" if said else ""
 
 
 def _classes_known_as(options: ExportOptions, labels: tuple[str, ...]) -> Mapping[str, str]:

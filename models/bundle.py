@@ -221,7 +221,8 @@ class DatasetRecord:
 class Provenance:
     """Where the model came from and what made the bundle.
 
-    `weights_entry` says which entry of the file of weights was taken, where it has several.
+    `weights_entry` says which entry of the file of weights was taken, where it has several,
+    `preprocessing` what the user said of it, as options.
     """
 
     source: str
@@ -231,6 +232,7 @@ class Provenance:
     tools: dict[str, str]
     created_at: str
     weights_entry: str = ""
+    preprocessing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

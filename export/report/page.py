@@ -245,6 +245,8 @@ def _origin(manifest: Manifest) -> list[Element | None]:
         rows.append(["weights", f"sha256 {origin.weights_sha256}"])
     if origin.weights_entry:
         rows.append(["weights' entry", origin.weights_entry])
+    if origin.preprocessing:
+        rows.append(["preprocessing", origin.preprocessing])
     if manifest.scores:
         rows.append(["scores", manifest.scores])
     for name, data in (("calibrated on", origin.calibration), ("evaluated on", origin.evaluation)):

@@ -46,7 +46,8 @@ _SAMPLES = 8
 
 def is_plain(options: ExportOptions) -> bool:
     """Whether the source is an ONNX file of whose images nothing was said."""
-    return options.source.endswith(".onnx") and options.preprocess is None
+    steps = (options.preprocess, options.mean, options.std, options.resize, options.crop, options.interpolation)
+    return options.source.endswith(".onnx") and all(step is None for step in steps)
 
 
 def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from convoy.export.sources.image_changes import NOTHING_CHANGED, ImageChanges, Side, changed, whole
 from convoy.export.sources.preprocess_file import read_preprocess_file
 from convoy.models.errors import UsageError
 from convoy.models.spec import Front, ImageSpec
@@ -51,20 +52,26 @@ def resolve_image(
     header: ImageSpec | None,
     front: Front,
     why_no_header: str = "the checkpoint does not say",
+    changes: ImageChanges = NOTHING_CHANGED,
 ) -> ImageSpec:
     """The image specification.
 
-    `size` is what the user asked for, `default_size` what the network is known to take, `header` what the
-    checkpoint carries or the registry says. Raises UsageError where they contradict each other or leave
-    something open.
+    `size` is what the user asked for, `default_size` what the network is known to take, `header` what the checkpoint
+    carries or the registry says. `changes` go before all of that. Raises UsageError where they contradict each other or
+    leave something open.
     """
     if preprocess is None:
-        if header is None:
+        if header is None and changes.typed:
+            known = size or default_size
+            side = Side(known.height, known.width) if known else None
+            image = whole(changes, side, known.channels if known else None, front)
+        elif header is None:
             raise UsageError(
                 f"how images are prepared for this network is not known: {why_no_header}; "
                 "pass --preprocess imagenet, unit or FILE.json"
             )
-        image = replace(header, front=front)
+        else:
+            image = replace(header, front=front)
     elif preprocess == "imagenet":
         image = _imagenet(size or default_size or InputSize(3, _IMAGENET_PX, _IMAGENET_PX), front)
     elif preprocess == "unit":
@@ -74,6 +81,7 @@ def resolve_image(
         image = ImageSpec.plain(known.height, known.width, known.channels, front)
     else:
         image = read_preprocess_file(Path(preprocess), front)
+    image = changed(image, changes) if changes.typed else image
     found = InputSize(image.channels, image.height, image.width)
     if size is not None and size != found:
         raise UsageError(
