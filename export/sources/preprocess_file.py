@@ -11,13 +11,13 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo
 
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.spec import Front, ImageSpec, Interpolation, ResizeMode
 
 _Px = Annotated[int, Field(ge=1)]
-_EXAMPLE = {
+_EXAMPLE: dict[str, JsonValue] = {
     "height": 224,
     "width": 224,
     "channels": 3,
