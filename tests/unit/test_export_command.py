@@ -141,6 +141,7 @@ def test_an_evaluation_set_with_some_of_the_classes_names_the_rest_unknown(tmp_p
 def test_provenance_names_sources_and_hashes_but_no_folder_of_this_machine(whole):
     origin = open_bundle(whole).manifest.provenance
     assert origin.source == "net.py:make"
+    assert origin.preprocessing == "--preprocess unit (the user's)"
     assert origin.calibration is not None
     assert origin.evaluation is not None
     assert (origin.calibration.source, origin.calibration.images) == ("colour-photos", 24)
