@@ -159,6 +159,7 @@ def provenance(plan: ExportPlan, data: ExportData, torch: TorchResult) -> Proven
         created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
         weights_entry=torch.weights_entry,
         free_sizes=tuple(map(str, free_sizes(plan.image, torch))),
+        preprocessing=plan.preprocessing,
     )
 
 

@@ -162,12 +162,15 @@ def load_data(plan: ExportPlan, step: Step) -> ExportData:
     evaluation = calibration = held_out = None
     if plan.asked.evaluate is not None:
         held_out = evaluation = _part(
-            datasets[plan.asked.evaluate].in_order_of(plan.labels), plan.asked.evaluate, "test", plan
+            datasets[plan.asked.evaluate].in_order_of(plan.labels, plan.classes_known_as),
+            plan.asked.evaluate,
+            "test",
+            plan,
         )
     if plan.asked.calibrate is not None:
         dataset = datasets[plan.asked.calibrate]
-        if sorted(dataset.labels) == sorted(plan.labels):
-            dataset = dataset.in_order_of(plan.labels)
+        if {plan.classes_known_as.get(label, label) for label in dataset.labels} <= set(plan.labels):
+            dataset = dataset.in_order_of(plan.labels, plan.classes_known_as)
         calibration = _part(dataset, plan.asked.calibrate, "calibration", plan).thinned(_CALIBRATION_IMAGES)
         if held_out is None and dataset.parts["test"]:
             held_out = _part(dataset, plan.asked.calibrate, "test", plan)

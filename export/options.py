@@ -18,11 +18,11 @@ _PLAN_CACHE = Option("Folder of plans; by default the server's.")
 class ExportOptions:
     """One field per option of `convoy export`; `convoy.export.plan` gives them their meaning.
 
-    `weights` "default" means the published ones; `trust` allows a source that carries pickle. `precisions` None
-    means all that can be made with what was given. `accuracy_budget_points` is in percentage points of top-1;
-    `strict_gate` wants it proved, not only estimated. `data_root` is where downloaded data sets lie, None the user's
-    cache. The accuracies that are expected, or are the least, are in percent of top-1. `plan_cache` None is the
-    server's own.
+    `weights` "default" means the published ones; `trust` allows a source that carries pickle. `precisions` None means
+    all that can be made with what was given. `accuracy_budget_points` is in percentage points of top-1; `strict_gate`
+    wants it proved, not only estimated. `data_root` is where downloaded data sets lie, None the user's cache. `mean`,
+    `std`, `resize`, `crop` and `interpolation` go before `preprocess`. The accuracies that are expected, or are the
+    least, are in percent of top-1. `plan_cache` None is the server's own.
     """
 
     source: Annotated[
@@ -33,11 +33,17 @@ class ExportOptions:
     input: Annotated[str | None, Option("Input as CxHxW, such as 3x224x224, or 3x224?x224? for other sizes, too.")] = (
         None
     )
-    labels: Annotated[Path | None, Option("File with one label a line.")] = None
+    labels: Annotated[Path | None, Option("File with one label a line, or imagenet.")] = None
     preprocess: Annotated[str | None, Option("imagenet, unit, or a JSON file.")] = None
+    mean: Annotated[str | None, Option("Mean per channel, of pixels in 0..1: 0.5,0.5,0.5.")] = None
+    std: Annotated[str | None, Option("Standard deviation per channel, likewise.")] = None
+    resize: Annotated[str | None, Option("Shorter side before the crop, or HxW to scale to straight.")] = None
+    crop: Annotated[str | None, Option("Cut out of the centre: 224, or HxW.")] = None
+    interpolation: Annotated[str | None, Option("nearest, bilinear, bicubic or lanczos.")] = None
     front: Annotated[str, Option("uint8: normalisation in the graph; none: FP32 input.")] = "uint8"
     calibrate: Annotated[str | None, Option("Data set whose calibration part sets the ranges.")] = None
     evaluate: Annotated[str | None, Option("Data set whose test part measures accuracy.")] = None
+    class_map: Annotated[Path | None, Option("JSON file: what data sets call a class, to its label.")] = None
     precisions: Annotated[str | None, Option("Variants to make, of fp32,bf16,fp16,int8,fp8.")] = None
     calibration_method: Annotated[str, Option("auto, minmax, entropy or percentile.")] = "auto"
     allow_random_calibration: Annotated[bool, Option("Without images, take ranges from noise.")] = False

@@ -6,12 +6,15 @@ but no weights and no images, so a wrong call fails before any work is done.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from convoy.export.class_names import read_class_map, read_labels
 from convoy.export.options import ExportOptions
 from convoy.export.proof.sanity import Claim, Expectations
+from convoy.export.sources.image_changes import ImageChanges, parse_changes
 from convoy.export.sources.origin import Origin, Stated, find_origin
 from convoy.export.sources.preprocess import parse_front, parse_input, resolve_image
 from convoy.export.sources.source import ModelSource, parse_source
@@ -20,6 +23,7 @@ from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.plan_cache import plan_folder
 from convoy.models.priorities import Priorities
+from convoy.models.samples import NO_OTHER_NAMES
 from convoy.models.spec import Activation, ImageSpec
 from convoy.models.store import Store, check_name
 
@@ -31,9 +35,11 @@ MethodChoice = Literal["auto", "minmax", "entropy", "percentile"]
 class ExportPlan:
     """What was `asked` for, and what became of those options that mean more than they say.
 
-    `labels` is empty where none are known; then nothing can be evaluated. `weights` is the file that holds the weights,
-    for sources that carry their own the source itself. `activation` None asks for it to be found out. `stated` is what
-    the checkpoint says of its accuracy. `is_free`: other heights and widths than the pictures' are to be served, too.
+    `labels` is empty where none are known; then nothing can be evaluated. `classes_known_as` gives the label of what
+    data sets call otherwise. `weights` is the file that holds the weights, for sources that carry their own the source
+    itself. `preprocessing` says whose words `image` is where the user said some. `activation` None asks for it to be
+    found out. `stated` is what the checkpoint says of its accuracy. `is_free`: other heights and widths than the
+    pictures' are to be served, too.
     """
 
     asked: ExportOptions
@@ -42,7 +48,9 @@ class ExportPlan:
     weights: Path | None
     weights_from: WeightsFrom
     image: ImageSpec
+    preprocessing: str
     labels: tuple[str, ...]
+    classes_known_as: Mapping[str, str]
     calibration_method: MethodChoice
     priorities: Priorities
     activation: Activation | None
@@ -62,6 +70,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     asked = parse_input(options.input) if options.input is not None else None
     size = asked.of_pictures if asked else None
     front = parse_front(options.front)
+    changes = parse_changes(options.mean, options.std, options.resize, options.crop, options.interpolation)
     origin = find_origin(options, source, size)
     labels = _labels(options, origin)
     if options.evaluate is not None and not labels:
@@ -78,8 +87,10 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         store=Store(options.store),
         weights=origin.weights,
         weights_from=origin.weights_from,
-        image=resolve_image(options.preprocess, size, origin.size, origin.image, front, origin.why_no_image),
+        image=resolve_image(options.preprocess, size, origin.size, origin.image, front, origin.why_no_image, changes),
+        preprocessing=_preprocessing(options, changes),
         labels=labels,
+        classes_known_as=_classes_known_as(options, labels),
         calibration_method=cast(MethodChoice, method),
         priorities=priorities_of(options),
         activation=parse_activation(options.activation),
@@ -130,6 +141,23 @@ def _labels(options: ExportOptions, origin: Origin) -> tuple[str, ...]:
     return evaluated or origin.labels
 
 
+def _preprocessing(options: ExportOptions, changes: ImageChanges) -> str:
+    """What of the preprocessing is the user's; a file appears without its folder."""
+    recipe = f"--preprocess {Path(options.preprocess).name}" if options.preprocess is not None else ""
+    said = " ".join(filter(None, (recipe, changes.typed)))
+    return f"{said} (the user's)" if said else ""
+
+
+def _classes_known_as(options: ExportOptions, labels: tuple[str, ...]) -> Mapping[str, str]:
+    if options.class_map is None:
+        return NO_OTHER_NAMES
+    if options.evaluate is None and options.calibrate is None:
+        raise UsageError("--class-map is about the classes of a data set; pass --evaluate or --calibrate")
+    if not labels:
+        raise UsageError("--class-map needs the labels that it maps to; pass --labels")
+    return read_class_map(options.class_map, labels)
+
+
 def check_max_batch(largest: int) -> None:
     """Raises UsageError."""
     if not 1 <= largest <= _MAX_BATCH:
@@ -142,19 +170,3 @@ def priorities_of(options: ExportOptions) -> Priorities:
         return Priorities(options.priority_levels, options.default_priority_level)
     except BundleError as error:
         raise UsageError(f"--priority-levels and --default-priority-level do not fit: {error}") from error
-
-
-def read_labels(path: Path) -> tuple[str, ...]:
-    """One class a line. Raises UsageError."""
-    try:
-        lines = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    except OSError as error:
-        raise UsageError(f"--labels {path}: {error.strerror}; pass a text file with one class a line") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--labels {path}: not UTF-8 text; pass a text file with one class a line") from error
-    doubles = sorted({line for line in lines if lines.count(line) > 1})
-    if doubles:
-        raise UsageError(f"--labels {path}: {doubles[0]!r} stands there twice; each class needs a name of its own")
-    if len(lines) < 2:
-        raise UsageError(f"--labels {path}: {len(lines)} classes, at least 2 are needed, one a line")
-    return lines

@@ -94,10 +94,11 @@ def summary(manifest: Manifest) -> Group:
 
 def told(manifest: Manifest) -> list[Text]:
     """What else was found, a line each; last, in red, what speaks against the model."""
-    entry = manifest.provenance.weights_entry
+    entry, said = manifest.provenance.weights_entry, manifest.provenance.preprocessing
     return [
         *([Text(f"scores: {manifest.scores}")] if manifest.scores else []),
         *([Text(f"weights: {entry}")] if entry else []),
+        *([Text(f"preprocessing: {said}")] if said else []),
         *(Text(f"checked: {finding}") for finding in manifest.findings),
         *(Text(f"published although: {objection}", style="bold red") for objection in manifest.objections),
     ]

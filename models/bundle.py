@@ -223,6 +223,7 @@ class Provenance:
 
     `weights_entry` says what was taken of the file of weights, changed and left out, where it was not all as it is.
     `free_sizes` are the heights x widths at which a network that takes any was held against the original.
+    `preprocessing` is what the user said of it, as options.
     """
 
     source: str
@@ -233,6 +234,7 @@ class Provenance:
     created_at: str
     weights_entry: str = ""
     free_sizes: tuple[str, ...] = ()
+    preprocessing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ DEFAULT_DATA_ROOT = Path.home() / ".cache" / "convoy" / "data"
 DIGIT_LABELS = tuple("0123456789")
 CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 DIGIT_PX = 32
+_VALIDATION = "val"
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 
 
@@ -100,23 +101,35 @@ def source_labels(source: str) -> tuple[str, ...] | None:
 
 
 def load_folder(root: Path) -> Dataset:
-    """`root/<class>/*.jpg`, split by content, or `root/{train,calibration,test}/<class>/*.jpg` as it is.
+    """`root/<class>/*.jpg`, split by content, or `root/{train,calibration,test}/<class>/*.jpg` as it is;
+    `val` is another name of `test`.
 
     Where only `calibration` is missing, it is taken out of `train`, by content. Classes are folder names in
     alphabetical order. Raises JobError when a folder cannot be read, there are fewer than two classes, or
     a class has no image.
     """
-    given = [part for part in PARTS if (root / part).is_dir()]
+    folders = _part_folders(root)
+    given = list(folders)
     if not given:
         labels = _class_names([root])
         return _checked(Dataset(str(root), labels, split_by_content(_folder_samples(root, labels))))
-    labels = _class_names([root / part for part in given])
+    labels = _class_names(list(folders.values()))
     parts: dict[Part, Sequence[Sample]] = dict.fromkeys(PARTS, ())
-    for part in given:
-        parts[part] = tuple(_folder_samples(root / part, labels))
+    for part, folder in folders.items():
+        parts[part] = tuple(_folder_samples(folder, labels))
     if "calibration" not in given:
         parts |= {**split_by_content(parts["train"], test_percent=0), "test": parts["test"]}
     return _checked(Dataset(str(root), labels, parts))
+
+
+def _part_folders(root: Path) -> dict[Part, Path]:
+    """`val/` is the test part where there is no `test/`, as ImageNet lies on disk."""
+    folders = {part: root / part for part in PARTS}
+    validation = root / _VALIDATION
+    # A class may be called so, too; its folder holds images.
+    if not folders["test"].is_dir() and validation.is_dir() and any(entry.is_dir() for entry in _entries(validation)):
+        folders["test"] = validation
+    return {part: folder for part, folder in folders.items() if folder.is_dir()}
 
 
 def _class_names(folders: Sequence[Path]) -> tuple[str, ...]:

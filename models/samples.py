@@ -12,6 +12,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
@@ -30,6 +31,7 @@ Pixels = npt.NDArray[np.uint8]
 TEST_PERCENT = 20
 CALIBRATION_PERCENT = 10
 MAX_BROKEN_FRACTION = 0.01
+NO_OTHER_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +72,21 @@ class Dataset:
         """One hash over all images of a part, whatever their order."""
         return content_sha256(self.parts[part])
 
-    def in_order_of(self, labels: Sequence[str]) -> Dataset:
+    def in_order_of(self, labels: Sequence[str], known_as: Mapping[str, str] = NO_OTHER_NAMES) -> Dataset:
         """The same samples with their labels renumbered to be indices into `labels`, matched by name.
 
-        Raises JobError when the two do not name the same classes.
+        `known_as` gives for the name of a class here its name there, where that is another. `labels` may have more
+        classes. Raises JobError when they lack one that is here.
         """
-        unknown = [label for label in self.labels if label not in labels]
-        missing = [label for label in labels if label not in self.labels]
+        place = {label: index for index, label in enumerate(labels)}
+        names = [known_as.get(label, label) for label in self.labels]
+        unknown = [label for label, name in zip(self.labels, names, strict=True) if name not in place]
         if unknown:
-            raise JobError(f"data set {self.name} has classes that the model lacks: {some(unknown)}; rename or remove")
-        if missing:
-            raise JobError(f"data set {self.name} lacks classes of the model: {some(missing)}; add images of them")
-        index = [labels.index(label) for label in self.labels]
+            raise JobError(
+                f"data set {self.name} has classes that the model lacks: {some(unknown)}; rename or remove them, or "
+                "say with --class-map which of the model's they are"
+            )
+        index = [place[name] for name in names]
         parts = {
             part: tuple(replace(sample, label=index[sample.label]) for sample in samples)
             for part, samples in self.parts.items()

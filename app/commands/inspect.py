@@ -107,10 +107,11 @@ def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:
 
 def _told(manifest: Manifest) -> list[RenderableType]:
     """What the scores are and what was found of the reference; last, in red, what speaks against the model."""
-    entry = manifest.provenance.weights_entry
+    entry, said = manifest.provenance.weights_entry, manifest.provenance.preprocessing
     return [
         *([Text(f"scores: {manifest.scores}")] if manifest.scores else []),
         *([Text(f"weights: {entry}")] if entry else []),
+        *([Text(f"preprocessing: {said}")] if said else []),
         *(Text(f"checked: {finding}") for finding in manifest.findings),
         *(Text(f"published although: {objection}", style="bold red") for objection in manifest.objections),
     ]

@@ -84,6 +84,9 @@ def judge_reference(
     if not expected.untrained and not is_mixed_up:
         _against_chance(outcomes, shown, findings, objections, is_sample=is_sample)
     advice = "" if is_mixed_up else _CHECK
+    seen = len(np.unique(outcomes.labels))
+    if seen < len(labels) and not is_sample:
+        findings.append(f"the images are of {seen:,} of the {len(labels):,} classes; of the others nothing is known")
     for claim in expected.claims:
         is_same = claim.same_images and not is_sample
         is_below, told = _against_claim(claim, right, count, shown, expected.margin_points, is_same=is_same)

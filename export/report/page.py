@@ -247,6 +247,8 @@ def _origin(manifest: Manifest) -> list[Element | None]:
         rows.append(["of the weights", origin.weights_entry])
     if origin.free_sizes:
         rows.append(["proved at", f"heights and widths of {', '.join(origin.free_sizes)}; it takes others, too"])
+    if origin.preprocessing:
+        rows.append(["preprocessing", origin.preprocessing])
     if manifest.scores:
         rows.append(["scores", manifest.scores])
     for name, data in (("calibrated on", origin.calibration), ("evaluated on", origin.evaluation)):

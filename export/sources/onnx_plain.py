@@ -24,8 +24,9 @@ from convoy.app.engines.free_sizes import Size, at_size, with_examples
 from convoy.app.engines.onnxruntime import LIBRARY, open_session, read_signature
 from convoy.export.ahead import accepted
 from convoy.export.assemble import publish
+from convoy.export.class_names import read_labels
 from convoy.export.options import ExportOptions
-from convoy.export.plan import check_max_batch, parse_activation, priorities_of, read_labels
+from convoy.export.plan import check_max_batch, parse_activation, priorities_of
 from convoy.export.profiling.profile import measure_latencies
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.verify import MAX_FP32_ERROR
@@ -49,7 +50,8 @@ _SAMPLES, _OTHER_SAMPLES = 8, 3
 
 def is_plain(options: ExportOptions) -> bool:
     """Whether the source is an ONNX file of whose images nothing was said."""
-    return options.source.endswith(".onnx") and options.preprocess is None
+    steps = (options.preprocess, options.mean, options.std, options.resize, options.crop, options.interpolation)
+    return options.source.endswith(".onnx") and all(step is None for step in steps)
 
 
 def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
@@ -90,6 +92,7 @@ def _refuse_images(options: ExportOptions) -> None:
     wanted = {
         "--calibrate": options.calibrate,
         "--evaluate": options.evaluate,
+        "--class-map": options.class_map,
         "--activation": None if parse_activation(options.activation) is None else options.activation,
         "--min-accuracy": options.min_accuracy_percent,
         "--expect-accuracy": options.expect_accuracy_percent,

@@ -6,11 +6,10 @@ a child, for it needs torch). Knows nothing of what the user says to the contrar
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from convoy.export.class_names import distinct
 from convoy.export.options import ExportOptions
 from convoy.export.sources.onnx_source import image_size
 from convoy.export.sources.preprocess import InputSize, resized
@@ -79,7 +78,7 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
         source=replace(source, published=said.weights) if weights_from == "registry" else source,
         image=resized(said.image, size) if said.image and size else said.image,
         why_no_image=said.why_no_image,
-        labels=_distinct(said.labels),
+        labels=distinct(said.labels),
         are_labels_sure=weights_from == "registry",
     )
 
@@ -128,13 +127,3 @@ def _zoo_size(source: ModelSource) -> InputSize | None:
         return None
     entry = zoo.entry(source.name)
     return InputSize(1 if entry.channels == 1 else 3, entry.height, entry.width)
-
-
-def _distinct(labels: Sequence[str]) -> tuple[str, ...]:
-    """ImageNet calls two classes "crane" and two "maillot"; the later ones get their number."""
-    count = Counter(labels)
-    first = {label: index for index, label in reversed(list(enumerate(labels)))}
-    return tuple(
-        f"{label} (class {index})" if count[label] > 1 and first[label] != index else label
-        for index, label in enumerate(labels)
-    )

@@ -1,19 +1,19 @@
 """How images become the network's input: `--preprocess`, else what the checkpoint says, else a refusal.
 
-Knows the named recipes and the JSON form. It never guesses: a wrong mean costs accuracy without an error.
+Knows the named recipes. It never guesses: a wrong mean costs accuracy without an error.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from convoy.app.engines.free_sizes import Size
-from convoy.models.errors import BundleError, UsageError
-from convoy.models.records import RecordError, from_jsonable
+from convoy.export.sources.image_changes import NOTHING_CHANGED, ImageChanges, Side, changed, whole
+from convoy.export.sources.preprocess_file import read_preprocess_file
+from convoy.models.errors import UsageError
 from convoy.models.spec import Front, ImageSpec
 
 _INPUT = re.compile(r"([13])x(?:([1-9]\d{0,5})(\??)x([1-9]\d{0,5})\3|\?x\?)")
@@ -71,20 +71,26 @@ def resolve_image(
     header: ImageSpec | None,
     front: Front,
     why_no_header: str = "the checkpoint does not say",
+    changes: ImageChanges = NOTHING_CHANGED,
 ) -> ImageSpec:
     """The image specification.
 
-    `size` is what the user asked for, `default_size` what the network is known to take, `header` what the
-    checkpoint carries or the registry says. Raises UsageError where they contradict each other or leave
-    something open.
+    `size` is what the user asked for, `default_size` what the network is known to take, `header` what the checkpoint
+    carries or the registry says. `changes` go before all of that. Raises UsageError where they contradict each other or
+    leave something open.
     """
     if preprocess is None:
-        if header is None:
+        if header is None and changes.typed:
+            known = size or default_size
+            side = Side(known.height, known.width) if known else None
+            image = whole(changes, side, known.channels if known else None, front)
+        elif header is None:
             raise UsageError(
                 f"how images are prepared for this network is not known: {why_no_header}; "
                 "pass --preprocess imagenet, unit or FILE.json"
             )
-        image = replace(header, front=front)
+        else:
+            image = replace(header, front=front)
     elif preprocess == "imagenet":
         image = _imagenet(size or default_size or InputSize(3, _IMAGENET_PX, _IMAGENET_PX), front)
     elif preprocess == "unit":
@@ -93,7 +99,8 @@ def resolve_image(
             raise UsageError("--preprocess unit needs the size of the input; pass --input, as in --input 3x32x32")
         image = ImageSpec.plain(known.height, known.width, known.channels, front)
     else:
-        image = _from_file(Path(preprocess), front)
+        image = read_preprocess_file(Path(preprocess), front)
+    image = changed(image, changes) if changes.typed else image
     found = InputSize(image.channels, image.height, image.width)
     if size is not None and size != found:
         raise UsageError(
@@ -126,24 +133,6 @@ def _imagenet(size: InputSize, front: Front) -> ImageSpec:
         std=_IMAGENET_STD,
         front=front,
     )
-
-
-def _from_file(path: Path, front: Front) -> ImageSpec:
-    """The fields of `ImageSpec` without `front`, which is `--front`'s."""
-    try:
-        fields: Any = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UsageError(
-            f"--preprocess {path}: {error.strerror}; pass imagenet, unit, or a JSON file that exists"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"--preprocess {path}: not valid JSON ({error}); repair it") from error
-    if not isinstance(fields, dict):
-        raise UsageError(f"--preprocess {path}: not a JSON object; write the fields height, width, mean, std, ...")
-    try:
-        return from_jsonable(ImageSpec, {**fields, "front": front}, path.name)
-    except (RecordError, BundleError) as error:
-        raise UsageError(f"--preprocess {path}: {error}; repair the file") from error
 
 
 def _shown(size: InputSize) -> str:

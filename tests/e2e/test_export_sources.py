@@ -11,6 +11,7 @@ import pytest
 from convoy.app.engines.base import run_arrays
 from convoy.app.engines.measure import Pace
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.export.class_names import read_labels
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.export.sources import to_onnx
@@ -153,6 +154,13 @@ def test_a_name_that_torchvision_does_not_have_is_a_wrong_call(tmp_path, weights
     options = ExportOptions("torchvision:resnet_50", "net", store=tmp_path / "store", weights=weights)
     with pytest.raises(UsageError, match=r"no classification model 'resnet_50'; did you mean .*resnet50"):
         export_bundle(options)
+
+
+def test_the_word_imagenet_stands_for_the_names_of_its_classes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    labels = read_labels(Path("imagenet"))
+    assert len(set(labels)) == 1000
+    assert (labels[0], labels[1], labels[999]) == ("tench", "goldfish", "toilet tissue")
 
 
 @pytest.mark.long

@@ -109,10 +109,38 @@ def test_classes_are_matched_to_a_models_labels_by_name() -> None:
 
 def test_classes_that_do_not_match_are_named() -> None:
     dataset = Dataset("d", ("cat", "dog"), {"train": [], "calibration": [], "test": []})
-    with pytest.raises(JobError, match="lacks classes of the model: bird; add images"):
-        dataset.in_order_of(("bird", "cat", "dog"))
-    with pytest.raises(JobError, match="classes that the model lacks: dog; rename or remove"):
+    with pytest.raises(JobError, match="classes that the model lacks: dog; rename or remove them, or say with --class"):
         dataset.in_order_of(("cat", "horse"))
+
+
+def test_a_data_set_may_have_some_of_a_models_classes() -> None:
+    dataset = Dataset("d", ("dog", "horse"), {"train": [sample(1, 0), sample(2, 1)], "calibration": [], "test": []})
+    matched = dataset.in_order_of(("bird", "cat", "dog", "horse"))
+    assert matched.labels == ("bird", "cat", "dog", "horse")
+    assert [member.label for member in matched.parts["train"]] == [2, 3]
+
+
+def test_a_data_set_may_call_classes_otherwise_and_several_may_be_one() -> None:
+    members = [sample(seed, seed) for seed in range(3)]
+    dataset = Dataset("d", ("cat", "n02", "n03"), {"train": members, "calibration": [], "test": []})
+    matched = dataset.in_order_of(("dog", "cat"), {"n02": "dog", "n03": "cat", "n99": "dog"})
+    assert [member.label for member in matched.parts["train"]] == [1, 0, 1]
+
+
+def test_imagenets_val_is_the_test_part_unless_there_is_one(tmp_path: Path) -> None:
+    for part, first in (("train", 0), ("val", 40)):
+        for index, label in enumerate(("cat", "dog")):
+            write_images(tmp_path / part / label, 10, first + 10 * index)
+    dataset = load_folder(tmp_path)
+    assert (len(dataset.part("test")), len(dataset.part("train")) + len(dataset.part("calibration"))) == (20, 20)
+    write_images(tmp_path / "test" / "cat", 3, 90)
+    assert len(load_folder(tmp_path).part("test")) == 3
+
+
+def test_a_class_may_be_called_val(tmp_path: Path) -> None:
+    write_images(tmp_path / "val", 5)
+    write_images(tmp_path / "cat", 5, 10)
+    assert load_folder(tmp_path).labels == ("cat", "val")
 
 
 def test_labels_of_builtin_sources_need_no_data() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from export_fixtures import fake_torch, make_quick, options, write_images
+from export_fixtures import answers, fake_torch, make_quick, options, write_images, write_red_or_blue
 from PIL import Image
 from rich.console import Console
 
@@ -22,6 +22,7 @@ from convoy.export.plan import make_plan
 from convoy.export.progress import SILENT
 from convoy.export.proof import proving as proof
 from convoy.export.sources.origin import Stated
+from convoy.export.sources.torch_job import TorchResult
 from convoy.models.bundle import Interval, Manifest, open_bundle
 from convoy.models.errors import BundleError, JobError, UsageError
 
@@ -107,9 +108,40 @@ def test_the_canary_is_real_images_and_their_fp32_answers(whole):
     np.testing.assert_allclose(canary.outputs["logits"], means, rtol=1e-5)
 
 
+def test_images_of_some_classes_under_other_names_are_evaluated_and_that_is_said(tmp_path, data):
+    labels, mapping = tmp_path / "colours.txt", tmp_path / "map.json"
+    labels.write_text("crimson\nblue\n")
+    mapping.write_text('{"red": "crimson"}')
+    call = options(tmp_path, evaluate=data, calibrate=data, precisions="fp32", labels=labels, class_map=mapping)
+    manifest = open_bundle(export_bundle(call)).manifest
+    accuracy = manifest.variants[0].accuracy
+    assert accuracy is not None
+    assert (accuracy.top1, [one.label for one in accuracy.per_class]) == (1.0, ["crimson", "blue"])
+    assert not [finding for finding in manifest.findings if "nothing is known" in finding]
+    call = options(tmp_path, evaluate=data, precisions="fp32", labels=labels)
+    with pytest.raises(JobError, match=r"classes that the model lacks: red; .* --class-map"):
+        export_bundle(call)
+
+
+def test_an_evaluation_set_with_some_of_the_classes_names_the_rest_unknown(tmp_path, data, monkeypatch):
+    def of_four(plan, samples, folder):
+        path = write_red_or_blue(folder / "model.onnx", outputs=4)
+        return TorchResult(path, answers(path, samples), "0.0")
+
+    monkeypatch.setattr(command, "to_onnx", of_four)
+    labels = tmp_path / "colours.txt"
+    labels.write_text("red\nblue\ngreen\nyellow\n")
+    manifest = open_bundle(export_bundle(options(tmp_path, evaluate=data, precisions="fp32", labels=labels))).manifest
+    accuracy = manifest.variants[0].accuracy
+    assert accuracy is not None
+    assert [one.label for one in accuracy.per_class] == ["red", "blue"]
+    assert "the images are of 2 of the 4 classes; of the others nothing is known" in manifest.findings
+
+
 def test_provenance_names_sources_and_hashes_but_no_folder_of_this_machine(whole):
     origin = open_bundle(whole).manifest.provenance
     assert origin.source == "net.py:make"
+    assert origin.preprocessing == "--preprocess unit (the user's)"
     assert origin.calibration is not None
     assert origin.evaluation is not None
     assert (origin.calibration.source, origin.calibration.images) == ("colour-photos", 24)

@@ -67,9 +67,6 @@ def test_preprocessing_comes_from_a_file(tmp_path):
     fields = {name: getattr(IMAGE, name) for name in IMAGE.__slots__ if name != "front"}
     recipe.write_text(json.dumps(fields))
     assert make_plan(options(tmp_path, preprocess=str(recipe), input=None)).image == IMAGE
-    recipe.write_text(json.dumps(fields | {"std": [1, 1, "x"]}))
-    with pytest.raises(UsageError, match=r"recipe\.json\.std\[2\]: expected float"):
-        make_plan(options(tmp_path, preprocess=str(recipe), input=None))
     recipe.write_text("{")
     with pytest.raises(UsageError, match="not valid JSON"):
         make_plan(options(tmp_path, preprocess=str(recipe), input=None))
@@ -122,6 +119,56 @@ def test_labels_that_cannot_be_right_are_refused(tmp_path, text, words):
     (tmp_path / "labels.txt").write_text(text)
     with pytest.raises(UsageError, match=words):
         make_plan(call)
+
+
+def test_imagenets_labels_are_the_ones_of_the_registry(tmp_path, monkeypatch):
+    asked = []
+
+    def ask(inquiry):
+        asked.append((inquiry.kind, inquiry.name))
+        return Description(labels=("tench", "crane", "crane"))
+
+    monkeypatch.setattr("convoy.export.class_names.ask", ask)
+    monkeypatch.chdir(tmp_path)
+    call = options(tmp_path, labels=Path("imagenet"))
+    assert make_plan(call).labels == ("tench", "crane", "crane (class 2)")
+    assert asked == [("torchvision", "resnet50")]
+    (tmp_path / "imagenet").write_text("mine\nand yours\n")
+    assert make_plan(call).labels == ("mine", "and yours")
+    assert len(asked) == 1
+
+
+def test_a_class_map_gives_labels_or_outputs(tmp_path):
+    mapping = tmp_path / "map.json"
+    mapping.write_text('{"n01": "blue", "n02": 0}')
+    plan = make_plan(options(tmp_path, class_map=mapping, evaluate="somewhere"))
+    assert plan.classes_known_as == {"n01": "blue", "n02": "red"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            '{"n01": "green", "n02": 2, "n03": -1, "n04": 1}',
+            "n01 is 'green', n02 is 2, n03 is -1, but the model has no",
+        ),
+        ('{"n01": true}', "not a JSON object of labels or outputs; write it as in"),
+        ('["red"]', "not a JSON object of labels or outputs"),
+        ("{", "not a JSON object of labels or outputs"),
+        (None, "No such file"),
+    ],
+)
+def test_a_class_map_that_cannot_be_right_is_refused(tmp_path, text, words):
+    mapping = tmp_path / "map.json"
+    if text is not None:
+        mapping.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        make_plan(options(tmp_path, class_map=mapping, evaluate="somewhere"))
+
+
+def test_a_class_map_needs_a_data_set(tmp_path):
+    with pytest.raises(UsageError, match="--class-map is about the classes of a data set; pass --evaluate"):
+        make_plan(options(tmp_path, class_map=tmp_path / "map.json"))
 
 
 def test_a_missing_or_broken_checkpoint_is_one_line(tmp_path):

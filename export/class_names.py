@@ -1,0 +1,84 @@
+"""What the classes are called: the labels of a model, and what a data set calls them.
+
+Knows label files, the word `imagenet`, and the JSON of `--class-map`. Knows nothing of images.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import StrictInt, StrictStr, TypeAdapter, ValidationError
+
+from convoy.export.sources.torch_job import Inquiry
+from convoy.export.sources.torch_process import ask
+from convoy.models.errors import UsageError
+from convoy.models.samples import some
+
+_IMAGENET = Path("imagenet")
+# Any network of torchvision's would do: all of its weights name the same classes in the same order.
+_OF_IMAGENET = Inquiry("torchvision", "resnet50")
+_FORM = 'it as in {"n01440764": "tench", "n01443537": 1}'
+_CLASS_MAP = TypeAdapter(dict[str, StrictInt | StrictStr])
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """One class a line, or ImageNet's where `path` is the word and no file. Raises UsageError, JobError."""
+    if path == _IMAGENET and not path.is_file():
+        return imagenet_labels()
+    try:
+        lines = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except OSError as error:
+        raise UsageError(f"--labels {path}: {error.strerror}; pass a text file with one class a line") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--labels {path}: not UTF-8 text; pass a text file with one class a line") from error
+    doubles = sorted({line for line in lines if lines.count(line) > 1})
+    if doubles:
+        raise UsageError(f"--labels {path}: {doubles[0]!r} stands there twice; each class needs a name of its own")
+    if len(lines) < 2:
+        raise UsageError(f"--labels {path}: {len(lines)} classes, at least 2 are needed, one a line")
+    return lines
+
+
+def imagenet_labels() -> tuple[str, ...]:
+    """The 1,000 classes in the order of torchvision's published weights, which say them. Raises JobError."""
+    return distinct(ask(_OF_IMAGENET).labels)
+
+
+def distinct(labels: Sequence[str]) -> tuple[str, ...]:
+    """ImageNet calls two classes "crane" and two "maillot"; the later ones get their number."""
+    count = Counter(labels)
+    first = {label: index for index, label in reversed(list(enumerate(labels)))}
+    return tuple(
+        f"{label} (class {index})" if count[label] > 1 and first[label] != index else label
+        for index, label in enumerate(labels)
+    )
+
+
+def read_class_map(path: Path, labels: Sequence[str]) -> Mapping[str, str]:
+    """A JSON object: what a data set calls a class, to the label that it has in `labels`, or its index there.
+
+    Raises UsageError, which names all that is wrong.
+    """
+    try:
+        given = _CLASS_MAP.validate_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"--class-map {path}: {error.strerror}; pass a JSON file, and write {_FORM}") from error
+    except ValidationError as error:
+        raise UsageError(f"--class-map {path}: not a JSON object of labels or outputs; write {_FORM}") from error
+    names: dict[str, str] = {}
+    wrong = []
+    for folder, meant in given.items():
+        if isinstance(meant, int) and 0 <= meant < len(labels):
+            names[folder] = labels[meant]
+        elif isinstance(meant, str) and meant in labels:
+            names[folder] = meant
+        else:
+            wrong.append(f"{folder} is {meant!r}")
+    if wrong:
+        raise UsageError(
+            f"--class-map {path}: {some(wrong)}, but the model has no such label or output, of {len(labels)}; "
+            "repair the file or pass other --labels"
+        )
+    return names

@@ -1,0 +1,120 @@
+"""The file of `--preprocess`: its fields, what they may be, and the JSON schema that an editor checks it by.
+
+    python -m convoy.export.sources.preprocess_file > preprocess.schema.json
+
+Knows JSON and the rules that `ImageSpec` has of its own, so that all that is wrong is named at once.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo
+
+from convoy.models.errors import BundleError, UsageError
+from convoy.models.spec import Front, ImageSpec, Interpolation, ResizeMode
+
+_Px = Annotated[int, Field(ge=1)]
+_EXAMPLE: dict[str, JsonValue] = {
+    "height": 224,
+    "width": 224,
+    "channels": 3,
+    "resize_mode": "shorter_side",
+    "resize_px": 256,
+    "interpolation": "bilinear",
+    "antialias": True,
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+}
+
+
+def _is_one_per_channel(values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+    channels = info.data.get("channels")
+    if channels is not None and len(values) != channels:
+        raise ValueError(f"{channels} values are needed, one per channel")
+    return values
+
+
+def _is_no_less_than_the_crop(resize_px: int, info: ValidationInfo) -> int:
+    crop = max(info.data.get("height", 0), info.data.get("width", 0))
+    if info.data.get("resize_mode") == "shorter_side" and resize_px < crop:
+        raise ValueError(f"{resize_px} is below the crop, whose longer side is {crop}")
+    return resize_px
+
+
+class PreprocessFile(BaseModel):
+    """How encoded images become the network's input."""
+
+    # The fields of `ImageSpec` but `front`, which is `--front`'s.
+    # Later fields are held against earlier ones, so their order counts.
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        title="Preprocessing",
+        json_schema_extra={"examples": [_EXAMPLE]},
+    )
+
+    schema_path: str | None = Field(None, alias="$schema", description="Where this schema lies, for an editor.")
+    height: _Px = Field(description="Height of the network's input in pixels.")
+    width: _Px = Field(description="Width of the network's input in pixels.")
+    channels: Literal[1, 3] = Field(description="1 for grey, 3 for RGB.")
+    resize_mode: ResizeMode = Field(
+        description="shorter_side: scale until the shorter side is resize_px, then cut height x width out of the "
+        "centre. exact: scale straight to height x width."
+    )
+    resize_px: Annotated[_Px, AfterValidator(_is_no_less_than_the_crop)] = Field(
+        description="Pixels of the shorter side before the cut; not used where resize_mode is exact."
+    )
+    interpolation: Interpolation = Field(description="How pixels are computed when an image is scaled.")
+    antialias: bool = Field(description="Whether scaling down takes all pixels into account, as Pillow does.")
+    mean: Annotated[tuple[float, ...], AfterValidator(_is_one_per_channel)] = Field(
+        min_length=1, max_length=3, description="Is subtracted from values scaled to 0..1; one per channel."
+    )
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], AfterValidator(_is_one_per_channel)] = Field(
+        min_length=1, max_length=3, description="The difference is divided by it; one per channel."
+    )
+
+
+def read_preprocess_file(path: Path, front: Front) -> ImageSpec:
+    """Raises UsageError, which names every field that is missing or wrong."""
+    try:
+        fields = PreprocessFile.model_validate_json(path.read_bytes()).model_dump(exclude={"schema_path"})
+        return ImageSpec(**fields, front=front)
+    except OSError as error:
+        raise UsageError(
+            f"--preprocess {path}: {error.strerror}; pass imagenet, unit, or a JSON file that exists"
+        ) from error
+    except ValidationError as error:
+        raise UsageError(f"--preprocess {path}: {_all_of(error)}; repair the file") from error
+    except BundleError as error:
+        raise UsageError(f"--preprocess {path}: {error}; repair the file") from error
+
+
+def schema() -> str:
+    """The JSON schema of the file, as docs/preprocess.schema.json has it."""
+    head: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return json.dumps(head | PreprocessFile.model_json_schema(), indent=2) + "\n"
+
+
+def _all_of(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, one['loc']))}: {_in_words(one['type'], one['msg'])}"
+        if one["loc"]
+        else _in_words(one["type"], one["msg"])
+        for one in error.errors(include_url=False)
+    )
+
+
+def _in_words(kind: str, message: str) -> str:
+    if kind == "missing":
+        return "missing"
+    if kind == "extra_forbidden":
+        return "unknown field"
+    return message.removeprefix("Value error, ").replace("Invalid JSON: ", "not valid JSON: ")
+
+
+if __name__ == "__main__":
+    print(schema(), end="")
