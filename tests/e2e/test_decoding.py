@@ -102,6 +102,24 @@ def test_those_who_left_cost_nothing_behind_them() -> None:
         assert metric(server, STAGE, stage="decode") < 12
 
 
+def test_those_who_leave_while_their_picture_is_computed_leave_nothing_behind() -> None:
+    """Of more than may be decoded ahead: if they were thought to be there still, the next would wait for ever."""
+    data = digit("four")
+    request = head(DIGITS, {"Content-Length": str(len(data))}) + data
+    with start_server() as server:
+        for _ in range(12):
+            with ExitStack() as stack:
+                wires = [stack.enter_context(Wire(server.port)) for _ in range(32)]
+                for wire in wires:
+                    wire.send(request)
+                    assert wire.reply().status == 200
+                for wire in wires:
+                    wire.send(request)
+        wait_until(server.is_at_rest, "all have ended")
+        answer = server.post(DIGITS, content=data).json()
+        assert (answer["predictions"][0]["label"], answer["timing_ms"]["decode_wait"]) == ("4", 0)
+
+
 # --- memory
 
 MIB = 1 << 20

@@ -17,6 +17,7 @@ from convoy.app.edge.oip.pictures import Picture
 from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.edge.scores import Prediction, best_classes
 from convoy.app.edge.timing import Timing, timing_ms
+from convoy.app.scheduling.request import Done
 from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import ImageTooLarge, InvalidRequest
 from convoy.models.images import decoding_bytes, refuse_oversized
@@ -57,7 +58,8 @@ class Predictor:
         spec, image, key, decoder = served.spec, served.spec.image, served.key, self._decoder
         assert image is not None, "whoever asks has seen to it; this is a bug"
         nbytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
-        slot, done = call.reserve(nbytes), None
+        slot = call.reserve(nbytes)
+        done: Done | None = None  # said in full: compiled, a type that is found out has no room for None
         is_here = is_alone and picture.is_quick(image) and decoder.begin_here(served)
         if not is_here:
             pixels, needs_bytes = self._measure(call, picture, image)
