@@ -44,6 +44,7 @@ class GrpcHost:
         """Take no more calls, and give those that run so long to end. Calling it twice is harmless."""
         if self._opening is not None:
             self._opening.cancel()
+            await asyncio.wait({self._opening})
         if self._holder is not None:
             self._holder.close()
         server, self._server = self._server, None
@@ -54,7 +55,7 @@ class GrpcHost:
         host, port = holder.getsockname()[:2]
         try:
             server = await self._make_server()
-            await server.start(host, port)
+            await _started(server, host, port)
         except RuntimeError as error:
             _log.critical("cannot listen on %s:%d (%s); choose another with --grpc-port", host, port, error)
             on_lost(UsageError.exit_code)
@@ -67,3 +68,15 @@ class GrpcHost:
             holder.close()
         self._server = server
         announce("grpc", host, port)
+
+
+async def _started(server: Any, host: str, port: int) -> None:
+    """Start it whole, or not at all: cancelled in the middle, the library's own server fails in its loop."""
+    starting = asyncio.ensure_future(server.start(host, port))
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait({starting})
+        if starting.exception() is None:
+            await server.stop(0)
+        raise

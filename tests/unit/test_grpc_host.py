@@ -49,10 +49,15 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Library:
-    """A gRPC server whose library is there when `is_loaded` is set, and that loses its port to `thief`."""
+    """A gRPC server whose library is there when `is_loaded` is set, and that loses its port to `thief`.
 
-    def __init__(self, *, is_loaded: bool = False, thief: str = "", bug: str = "") -> None:
+    `start_turns`: so many turns of the loop are between the beginning of its start and the end of it.
+    """
+
+    def __init__(self, *, is_loaded: bool = False, thief: str = "", bug: str = "", start_turns: int = 0) -> None:
         self.is_loaded = asyncio.Event()
+        self.is_starting = asyncio.Event()
+        self._start_turns = start_turns
         if is_loaded:
             self.is_loaded.set()
         self.steps: list[str] = []
@@ -68,6 +73,9 @@ class Library:
     async def start(self, host: str, port: int) -> None:
         if self._thief:
             raise RuntimeError(self._thief)
+        self.is_starting.set()
+        for _ in range(self._start_turns):
+            await asyncio.sleep(0)
         self.steps.append("started")
 
     async def stop(self, grace_s: float) -> None:
@@ -107,6 +115,27 @@ def test_a_listener_that_is_open_is_stopped_once() -> None:
     library = Library(is_loaded=True)
     code, holder = serve(library, HttpServer.stop)
     assert (code, library.steps, holder.fileno()) == (0, ["loading", "started", "stopped"], -1)
+
+
+def test_a_listener_that_is_just_opening_opens_whole_and_is_stopped() -> None:
+    async def scene() -> list[str]:
+        library = Library(is_loaded=True, start_turns=20)
+        host = GrpcHost(holder, library.make)
+        http = HttpServer(unasked, GuardedProtocol, lifespan="off", on_started=library.is_starting.wait)
+        closing = asyncio.ensure_future(_close_when(library.is_starting, host, http))
+        async with asyncio.timeout(10):
+            await host.serve_beside(http, [])
+            await closing
+        return library.steps
+
+    holder = take_port("127.0.0.1", 0)
+    assert asyncio.run(scene()) == ["loading", "started", "stopped"]
+
+
+async def _close_when(is_starting: asyncio.Event, host: GrpcHost, http: HttpServer) -> None:
+    await is_starting.wait()
+    await host.close()
+    http.stop()
 
 
 def test_a_port_that_was_lost_ends_the_server_as_called_wrongly(caplog: pytest.LogCaptureFixture) -> None:
