@@ -38,8 +38,8 @@ from convoy.models.training.schedule import WARM_UP_SHARES
 
 if TYPE_CHECKING:
     from convoy.models.fit import FitPlan, Trainer
-    from convoy.models.training.lesson import Lesson
-    from convoy.models.training.networks import Pupil
+    from convoy.models.training.networks import InitialNetwork
+    from convoy.models.training.split_data import SplitData
     from convoy.models.training.unfinished import UnfinishedFile
 
 LEARNING_RATES: dict[Optimizer, float] = {"adamw": 0.004, "sgd": 0.05}
@@ -124,20 +124,20 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
     if options.tensorboard is not None:
         refuse_no_tensorboard()
     dataset = load(options.dataset, options.data_root)
-    pupil = _pupil(options, dataset.labels, report)
-    lesson = _lesson(options, dataset, pupil, report)
+    initial = _initial_network(options, dataset.labels, report)
+    data = _split_data(options, dataset, initial, report)
     if options.amp and device.type == "cpu" and not _has_bf16():
         _tell(
             report,
             "this processor has no instructions for BF16, which --amp computes in; it may be slower than without",
         )
-    trainer = fit.Trainer(pupil.network, _plan(options, lesson, pupil, device.type), device)
-    unfinished = UnfinishedFile(options.beside("resume"), _asked(options, lesson, pupil))
+    trainer = fit.Trainer(initial.network, _plan(options, data, initial, device.type), device)
+    unfinished = UnfinishedFile(options.beside("resume"), _asked(options, data, initial))
     _take_up(trainer, unfinished, options, report)
     log = EpochLog(options.beside("csv") if options.log else None, options.tensorboard, trainer.records)
     is_interrupted = False
     try:
-        trainer.fit(lesson.training, lesson.validation, _after_epoch(trainer, unfinished, log, options, report))
+        trainer.fit(data.training, data.validation, _after_epoch(trainer, unfinished, log, options, report))
     except KeyboardInterrupt:
         if trainer.kept is None:
             raise
@@ -146,8 +146,8 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
     finally:
         log.close()
     kept = trainer.take_kept()
-    accuracy = trainer.evaluate(lesson.test).accuracy
-    header = _header(options, lesson, trainer, accuracy, pupil.started_from)
+    accuracy = trainer.evaluate(data.test).accuracy
+    header = _header(options, data, trainer, accuracy, initial.started_from)
     out = _place(options.out, is_interrupted=is_interrupted)
     write_checkpoint(out, trainer.weights(), header)
     if not is_interrupted:
@@ -159,11 +159,11 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
         epoch_s=statistics.median(record.epoch_s for record in trainer.records),
         device=device.type,
         precision=trainer.precision,
-        skipped=lesson.skipped,
+        skipped=data.skipped,
         epochs=tuple(trainer.records),
         kept=kept.record,
         is_interrupted=is_interrupted,
-        images_by_class=tuple(lesson.images_by_class),
+        images_by_class=tuple(data.images_by_class),
         page=options.beside("html") if options.log else None,
     )
     _write_page(result)
@@ -216,7 +216,7 @@ def _require_torch() -> None:
         raise JobError("training needs torch, which is not installed; pip install 'convoy-serve[export]'")
 
 
-def _pupil(options: TrainOptions, labels: tuple[str, ...], report: Report) -> Pupil:
+def _initial_network(options: TrainOptions, labels: tuple[str, ...], report: Report) -> InitialNetwork:
     """The network as it begins. Before images are read, so that what does not fit is known by then."""
     from convoy.models import fit
     from convoy.models.training import networks
@@ -225,15 +225,15 @@ def _pupil(options: TrainOptions, labels: tuple[str, ...], report: Report) -> Pu
     image, is_settled = networks.image_of(options.arch, options.image_size, start)
     network = fit.seeded(options.seed, lambda: networks.build(options.arch, len(labels), image))
     if start is None:
-        return networks.Pupil(network, image, is_settled)
+        return networks.InitialNetwork(network, image, is_settled)
     head = networks.head(options.arch, len(labels))
     if not networks.fill(network, start, head):
         _tell(report, f"the head is new, for {len(labels)} classes; all else begins with {options.weights}")
-    return networks.Pupil(network, image, is_settled, start.says, head if options.freeze else None)
+    return networks.InitialNetwork(network, image, is_settled, start.says, head if options.freeze else None)
 
 
-def _lesson(options: TrainOptions, dataset: Dataset, pupil: Pupil, report: Report) -> Lesson:
-    from convoy.models.training.lesson import read_lesson
+def _split_data(options: TrainOptions, dataset: Dataset, initial: InitialNetwork, report: Report) -> SplitData:
+    from convoy.models.training.split_data import read_split_data
 
     held_out = hold_out(dataset, options.validation)
     if held_out.left_out:
@@ -244,10 +244,10 @@ def _lesson(options: TrainOptions, dataset: Dataset, pupil: Pupil, report: Repor
     def progress(done: int, total: int) -> None:
         report(TrainProgress("reading images", done, total))
 
-    lesson = read_lesson(dataset, held_out, pupil.image, pupil.is_settled, options.loader_workers, progress)
-    if text := imbalance(lesson.labels, lesson.images_by_class, options):
+    data = read_split_data(dataset, held_out, initial.image, initial.is_settled, options.loader_workers, progress)
+    if text := imbalance(data.labels, data.images_by_class, options):
         _tell(report, text)
-    return lesson
+    return data
 
 
 def balanced(images_by_class: Sequence[int]) -> tuple[float, ...]:
@@ -272,10 +272,10 @@ def default_rate(options: TrainOptions) -> float:
     return LEARNING_RATES[options.optimizer] * (0.1 if is_tuned else 1)
 
 
-def _plan(options: TrainOptions, lesson: Lesson, pupil: Pupil, device: str) -> FitPlan:
+def _plan(options: TrainOptions, data: SplitData, initial: InitialNetwork, device: str) -> FitPlan:
     from convoy.models import fit
 
-    image = lesson.image
+    image = data.image
     is_small = image.height * image.width <= _SMALL_IMAGE_PIXELS
     return fit.FitPlan(
         optimizer=options.optimizer,
@@ -293,15 +293,15 @@ def _plan(options: TrainOptions, lesson: Lesson, pupil: Pupil, device: str) -> F
         schedule=options.schedule,
         warm_up=WARM_UP_SHARES[options.schedule] if options.warm_up is None else options.warm_up,
         ema_decay=options.ema,
-        class_weights=None if options.class_weights == "none" else balanced(lesson.images_by_class),
-        trained=pupil.learns,
+        class_weights=None if options.class_weights == "none" else balanced(data.images_by_class),
+        trained=initial.learns,
     )
 
 
-def _asked(options: TrainOptions, lesson: Lesson, pupil: Pupil) -> dict[str, str]:
+def _asked(options: TrainOptions, data: SplitData, initial: InitialNetwork) -> dict[str, str]:
     """All that decides what is learned, by its name."""
-    images = {f"{part} images": f"{record.images} of {record.sha256[:12]}" for part, record in lesson.split.items()}
-    return options.deciding() | images | ({"weights": pupil.started_from} if pupil.started_from else {})
+    images = {f"{part} images": f"{record.images} of {record.sha256[:12]}" for part, record in data.split.items()}
+    return options.deciding() | images | ({"weights": initial.started_from} if initial.started_from else {})
 
 
 def _take_up(trainer: Trainer, unfinished: UnfinishedFile, options: TrainOptions, report: Report) -> None:
@@ -373,16 +373,16 @@ def _place(out: Path, *, is_interrupted: bool) -> Path:
 
 
 def _header(
-    options: TrainOptions, lesson: Lesson, trainer: Trainer, accuracy: float, started_from: str
+    options: TrainOptions, data: SplitData, trainer: Trainer, accuracy: float, started_from: str
 ) -> CheckpointHeader:
     plan = trainer.plan
     kept = trainer.take_kept().record
     return CheckpointHeader(
         architecture=options.arch,
-        labels=lesson.labels,
-        image=lesson.image,
-        dataset=lesson.dataset,
-        split=lesson.split,
+        labels=data.labels,
+        image=data.image,
+        dataset=data.dataset,
+        split=data.split,
         convoy_version=convoy_version(),
         seed=options.seed,
         test_accuracy=accuracy,

@@ -45,7 +45,7 @@ class Start:
     is_other_task: bool = False
 
 
-class Pupil(NamedTuple):
+class InitialNetwork(NamedTuple):
     """A network as it begins, and how it sees: whether the mean and deviation of `image` are settled, and not the
     data's. `started_from` is for the header; `learns` names the parameters that do, None: all."""
 

@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class SplitData:
     """`image` has the mean and deviation by which the network is to see; `skipped` names broken images."""
 
     dataset: str
@@ -45,9 +45,9 @@ class _ReadPart(NamedTuple):
     surveys: list[Survey] | None
 
 
-def read_lesson(
+def read_split_data(
     dataset: Dataset, held_out: HeldOut, image: ImageSpec, is_settled: bool, workers: int, progress: Progress
-) -> Lesson:
+) -> SplitData:
     """All images: decoded into memory, or where there are `workers` looked at once by them and decoded whenever they
     are due. The mean and deviation of `image` are those of the training images unless they are settled.
 
@@ -62,7 +62,7 @@ def read_lesson(
     training = read(held_out.training, not is_settled)
     validation = read(held_out.validation, False) if held_out.validation else None
     test = read(dataset.part("test"), False)
-    return Lesson(
+    return SplitData(
         dataset=dataset.name,
         labels=dataset.labels,
         image=image if is_settled else _with_statistics(image, training.surveys or []),
