@@ -17,7 +17,6 @@ from convoy.app.edge.oip.pictures import Picture
 from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.edge.scores import Prediction, best_classes
 from convoy.app.edge.timing import Timing, timing_ms
-from convoy.app.scheduling.request import Done
 from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import ImageTooLarge, InvalidRequest
 from convoy.models.images import decoding_bytes, refuse_oversized
@@ -59,7 +58,6 @@ class Predictor:
         assert image is not None, "whoever asks has seen to it; this is a bug"
         nbytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
         slot = call.reserve(nbytes)
-        done: Done | None = None  # said in full: compiled, a type that is found out has no room for None
         is_here = is_alone and picture.is_quick(image) and decoder.begin_here(served)
         if not is_here:
             pixels, needs_bytes = self._measure(call, picture, image)
@@ -74,8 +72,10 @@ class Predictor:
             call.decoded(decode_ns, wait_ns)
             inputs = Inputs(1, (image.tensor_shape,), (TensorRef(slot.ref, 0, nbytes),))
             done = await call.run(call.build_request(served, inputs, (0,), terms))
-        finally:
-            decoder.answered(key, done)
+        except BaseException:  # and no `finally` for both: compiled, its `done` would have no room for None
+            decoder.answered(key)
+            raise
+        decoder.answered(key, done)
         logits = np.frombuffer(done.answers[0].data, spec.outputs[0].numpy_dtype)
         timing = timing_ms(done, wait_ns, decode_ns, time.monotonic_ns() - call.arrival_ns)
         return Predicted(best_classes(logits, spec, wanted.top_k, wanted.threshold), timing)
