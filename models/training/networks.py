@@ -20,7 +20,8 @@ from convoy.models import zoo
 from convoy.models.checkpoint import CheckpointHeader, read_checkpoint_header
 from convoy.models.errors import JobError, UsageError
 from convoy.models.samples import some
-from convoy.models.spec import ImageSpec, Interpolation
+from convoy.models.spec import ImageSpec
+from convoy.models.torchvision_preset import preset_image
 from convoy.models.train_options import IMAGENET, TORCHVISION
 
 # Where trainers put the weights that they were training, the ones first that say so most clearly.
@@ -182,21 +183,9 @@ def _published(name: str) -> Any:
 
 
 def _published_image(name: str) -> ImageSpec:
-    """torchvision's recipe for evaluation: resize the shorter side, crop the centre, scale, normalise."""
-    recipe = _published(name).transforms()
-    is_centred = name in _CENTRED
-    return ImageSpec(
-        height=recipe.crop_size[0],
-        width=recipe.crop_size[-1],
-        channels=3,
-        resize_mode="shorter_side",
-        resize_px=recipe.resize_size[0],
-        interpolation=cast("Interpolation", recipe.interpolation.value),
-        antialias=bool(recipe.antialias),
-        mean=(0.5,) * 3 if is_centred else tuple(recipe.mean),
-        std=(0.5,) * 3 if is_centred else tuple(recipe.std),
-        front="uint8_nhwc",
-    )
+    """torchvision's recipe for evaluation, as the network sees it that we build."""
+    image = preset_image(_published(name).transforms())
+    return replace(image, mean=(0.5,) * 3, std=(0.5,) * 3) if name in _CENTRED else image
 
 
 def _resized(image: ImageSpec, size_px: int) -> ImageSpec:

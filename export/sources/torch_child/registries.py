@@ -13,8 +13,7 @@ from typing import Any
 from convoy.export.sources.torch_job import Description, Inquiry, some
 from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.spec import ImageSpec
-
-_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+from convoy.models.torchvision_preset import known_interpolation, preset_image
 
 
 def describe(inquiry: Inquiry) -> Description:
@@ -26,7 +25,7 @@ def describe(inquiry: Inquiry) -> Description:
         return Description(names=tuple(sorted(models.list_models(module=models), key=lambda name: _cost(models, name))))
     check_torchvision_name(models, inquiry.name)
     published = published_weights(models, inquiry.name)
-    image, why = _read(_torchvision_image, published.transforms())
+    image, why = _read(preset_image, published.transforms())
     return Description(
         image=image, why_no_image=why, labels=tuple(published.meta.get("categories", ())), weights=published.name
     )
@@ -85,22 +84,6 @@ def _read(translate: Any, recipe: Any) -> tuple[ImageSpec | None, str]:
         return None, str(error)
 
 
-def _torchvision_image(transform: Any) -> ImageSpec:
-    """The preset `ImageClassification`: resize the shorter side, crop the centre, scale, normalise."""
-    return ImageSpec(
-        height=transform.crop_size[0],
-        width=transform.crop_size[-1],
-        channels=3,
-        resize_mode="shorter_side",
-        resize_px=transform.resize_size[0],
-        interpolation=_interpolation(transform.interpolation.value),
-        antialias=bool(transform.antialias),
-        mean=tuple(transform.mean),
-        std=tuple(transform.std),
-        front="uint8_nhwc",
-    )
-
-
 def _describe_timm(name: str) -> Description:
     timm = timm_library()
     check_timm_name(timm, name)
@@ -132,15 +115,9 @@ def timm_image(recipe: Mapping[str, Any]) -> ImageSpec:
         channels=channels,
         resize_mode="exact" if mode == "squash" else "shorter_side",
         resize_px=math.floor(height / share),
-        interpolation=_interpolation(recipe.get("interpolation") or "bilinear"),
+        interpolation=known_interpolation(recipe.get("interpolation") or "bilinear"),
         antialias=True,  # it resizes PIL images, which always are
         mean=tuple(recipe["mean"]),
         std=tuple(recipe["std"]),
         front="uint8_nhwc",
     )
-
-
-def _interpolation(name: str) -> Any:
-    if name not in _INTERPOLATIONS:
-        raise JobError(f"the interpolation {name!r} is not known here")
-    return name

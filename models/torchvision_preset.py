@@ -1,0 +1,31 @@
+"""torchvision's recipe for evaluation in our words. Knows the preset's fields, and imports no torchvision."""
+
+from __future__ import annotations
+
+from typing import Any, cast, get_args
+
+from convoy.models.errors import JobError
+from convoy.models.spec import ImageSpec, Interpolation
+
+
+def preset_image(preset: Any) -> ImageSpec:
+    """The preset `ImageClassification`: resize the shorter side, crop the centre, scale, normalise. Raises JobError."""
+    return ImageSpec(
+        height=preset.crop_size[0],
+        width=preset.crop_size[-1],
+        channels=3,
+        resize_mode="shorter_side",
+        resize_px=preset.resize_size[0],
+        interpolation=known_interpolation(preset.interpolation.value),
+        antialias=bool(preset.antialias),
+        mean=tuple(preset.mean),
+        std=tuple(preset.std),
+        front="uint8_nhwc",
+    )
+
+
+def known_interpolation(name: str) -> Interpolation:
+    """The name itself. Raises JobError for one that we do not have."""
+    if name not in get_args(Interpolation):
+        raise JobError(f"the interpolation {name!r} is not known here")
+    return cast("Interpolation", name)
