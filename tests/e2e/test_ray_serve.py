@@ -21,6 +21,7 @@ from tests.support.stores import ROOT
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.alone,
     pytest.mark.timeout(600),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install -e '.[ray]'"),
 ]

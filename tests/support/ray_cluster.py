@@ -28,6 +28,8 @@ from convoy.loadtest.scale.processes import end_marked, marked
 from tests.support.stores import ROOT
 
 _START_S = 120.0
+# Ray kills a proxy that is not up after 5 s; two raylets that start at once on two cores take longer.
+_PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50"}
 
 
 class RayCluster:
@@ -176,7 +178,7 @@ def ray_cluster(
     mark, port = uuid.uuid4().hex, free_port()
     # A short path: Ray puts sockets into it, whose names have a limit.
     folder = Path(tempfile.mkdtemp(prefix="cr", dir="/tmp"))
-    own = environment(folder, mark, {"RAY_SERVE_LOG_TO_STDERR": "1", **env}) | {"PYTHONPATH": str(ROOT)}
+    own = environment(folder, mark, {"RAY_SERVE_LOG_TO_STDERR": "1", **_PATIENT, **env}) | {"PYTHONPATH": str(ROOT)}
     orders = json.dumps([nodes, cpus, port, resources, runtime_env or {}, dashboard_port])
     with (folder / "stderr").open("wb") as log:
         process = subprocess.Popen(
