@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,19 +18,27 @@ HEAD = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
 
 
 @contextmanager
-def scripted(*connections: list[bytes]) -> Iterator[WirePlayer]:
-    """A server that says one of these after each thing that it reads, and then closes; connection by connection."""
+def scripted(*connections: list[bytes], closed: threading.Event | None = None) -> Iterator[WirePlayer]:
+    """A server that says one of these after each thing that it reads, and then closes; connection by connection.
+
+    `closed` is set when the client's side has been told that a connection is closed.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
         for script in connections:
             accepted, _ = listener.accept()
+            # So that to close it waits until the other side has acknowledged that.
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 10))
             with accepted:
                 for words in script:
                     accepted.recv(65536)
                     accepted.sendall(words)
+            if closed is not None:
+                closed.set()
 
-    thread = threading.Thread(target=serve)
+    # A client that does not come leaves it waiting; that must not outlive the tests.
+    thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     player = WirePlayer(listener.getsockname()[1])
     try:
@@ -42,8 +51,11 @@ def scripted(*connections: list[bytes]) -> Iterator[WirePlayer]:
 
 def test_a_kept_connection_is_used_again_and_left_when_it_closes() -> None:
     ask = HttpAsk("x", (b"GET / HTTP/1.1\r\n\r\n",))
-    with scripted([OK, OK], [OK]) as player:
-        assert [player.play(ask) for _ in range(3)] == [(Part(HEAD, b"{}"),)] * 3
+    closed = threading.Event()
+    with scripted([OK, OK], [OK], closed=closed) as player:
+        assert [player.play(ask) for _ in range(2)] == [(Part(HEAD, b"{}"),)] * 2
+        assert closed.wait(10)
+        assert player.play(ask) == (Part(HEAD, b"{}"),)
 
 
 def test_a_connection_that_is_announced_to_close_is_not_used_again() -> None:
