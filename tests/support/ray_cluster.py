@@ -29,6 +29,7 @@ from tests.support.stores import ROOT
 
 _START_S = 120.0
 # Ray kills a proxy that is not up after 5 s; two raylets that start at once on two cores take longer.
+# Whatever this says, `serve.start` itself gives up after 60 s.
 _PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50"}
 
 
