@@ -4,7 +4,8 @@ Everything is imported as `convoy.app`, `convoy.export`, `convoy.models` and `co
 have packages of those names beside this one. In a checkout these four are links to the folders at its top; in a wheel
 they are ordinary folders.
 
-The public names of Python are here, each imported when it is first used: `Engine`, what it gives, and what it raises.
+The public names of Python are here, each imported when it is first used: `Engine`, `Client` and `AsyncClient`, what
+they give, and what they raise.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from convoy.app.client.client import AsyncClient as AsyncClient
+    from convoy.app.client.client import Client as Client
+    from convoy.app.client.records import RemoteModel as RemoteModel
     from convoy.app.edge.scores import Prediction as Prediction
     from convoy.app.python.engine import PythonEngine as Engine
     from convoy.app.python.records import Classification as Classification
@@ -25,14 +29,27 @@ if TYPE_CHECKING:
 IMPORT_ROOT = Path(__file__).parent.parent
 IS_CHECKOUT = Path(__file__).with_name("app").is_symlink()
 _PLACES = {
+    "AsyncClient": "convoy.app.client.client:AsyncClient",
     "Classification": "convoy.app.python.records:Classification",
+    "Client": "convoy.app.client.client:Client",
     "ConvoyError": "convoy.models.errors:ConvoyError",
     "Engine": "convoy.app.python.engine:PythonEngine",
     "ModelSummary": "convoy.app.python.records:ModelSummary",
     "Prediction": "convoy.app.edge.scores:Prediction",
+    "RemoteModel": "convoy.app.client.records:RemoteModel",
     "RequestError": "convoy.models.errors:RequestError",
 }
-__all__ = ["Classification", "ConvoyError", "Engine", "ModelSummary", "Prediction", "RequestError"]
+__all__ = [
+    "AsyncClient",
+    "Classification",
+    "Client",
+    "ConvoyError",
+    "Engine",
+    "ModelSummary",
+    "Prediction",
+    "RemoteModel",
+    "RequestError",
+]
 
 
 def __getattr__(name: str) -> Any:

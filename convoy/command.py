@@ -24,7 +24,7 @@ from convoy.models.option import Option
 
 KeyFile = Annotated[Path | None, typer.Option(help="File with the API key.")]
 # What means something else to each command that has it, and so has the command's name in its twin's.
-OWN_MEANINGS = frozenset({"batch_size", "json", "max_batch", "out", "seed", "weights"})
+OWN_MEANINGS = frozenset({"batch_size", "json", "max_batch", "out", "seed", "timeout", "weights"})
 
 cli = typer.Typer(
     name="convoy",
@@ -132,15 +132,19 @@ def inspect(
 @cli.command()
 def predict(
     name: Annotated[str, typer.Argument(help="The model.")],
-    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    images: Annotated[list[str], typer.Argument(help="Image files, folders, patterns, or - for one from stdin.")],
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     top_k: Annotated[int, typer.Option(help="Classes to show per image.")] = 5,
+    json: Annotated[bool, typer.Option("--json", help="A line of JSON per image, as they come.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds for each image, tries included.")] = 60.0,
     api_key_file: KeyFile = None,
 ) -> None:
     """Ask a running server to classify images."""
+    from convoy.app.client.client import Client
     from convoy.app.commands.predict import predict as ask
 
-    raise typer.Exit(ask(url, name, images, top_k, _read_key(api_key_file)))
+    with Client(url, api_key=_read_key(api_key_file), timeout_s=timeout) as client:
+        raise typer.Exit(ask(client, name, images, top_k, as_json=json))
 
 
 @_of_record("convoy.loadtest.options", "LoadTestOptions")

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from convoy.models.errors import JobError, UsageError
+from convoy.models.image_files import IMAGE_SUFFIXES
 from convoy.models.samples import PARTS, Dataset, Part, Pixels, Sample, some, split_by_content
 
 DEFAULT_DATA_ROOT = Path.home() / ".cache" / "convoy" / "data"
@@ -24,7 +25,6 @@ DIGIT_LABELS = tuple("0123456789")
 CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 DIGIT_PX = 32
 _VALIDATION = "val"
-_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 
 
 def load(source: str, data_root: Path | None = None) -> Dataset:
@@ -145,7 +145,7 @@ def _folder_samples(folder: Path, labels: Sequence[str]) -> list[Sample]:
         for index, label in enumerate(labels)
         if (folder / label).is_dir()
         for path in _entries(folder / label)
-        if path.suffix.lower() in _SUFFIXES
+        if path.suffix.lower() in IMAGE_SUFFIXES
     ]
 
 

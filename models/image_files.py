@@ -7,6 +7,9 @@ import os
 from convoy.models.errors import BundleError, ImageError
 from convoy.models.files import open_regular
 
+# By which images are found in folders; what they are is told by their bytes.
+IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"))
+
 
 def read_image_file(path: str | os.PathLike[str]) -> bytes:
     """All of it. Raises ImageError where it cannot be read; never waits for a pipe or a device."""

@@ -61,6 +61,8 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.processes": (MODELS, APP),
     f"{APP}.ray": (MODELS, *app(*BELOW_THE_CORE, "core", "settings", "edge", "edge.oip", "edge.http", "python")),
     f"{APP}.main": (MODELS, APP),
+    # Of the server it knows what a request and an answer are, so that a program has the same records either way.
+    f"{APP}.client": (MODELS, *app("edge", "python")),
     f"{APP}.commands": (MODELS, APP),
     f"{APP}.python": (MODELS, APP),
     f"{APP}.batch_job": (MODELS, APP),

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 
 from convoy.app.batch_job.records import BatchPart, ColumnKind, MembersPiece, PathsPiece, Piece, RowsPiece
 from convoy.models.errors import JobError, UsageError
+from convoy.models.image_files import IMAGE_SUFFIXES
 from convoy.models.images import sniff
 
-IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"))
 _LISTS = frozenset((".txt", ".lst", ".list"))
 _PACKED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _BYTES_NAMES = ("image", "bytes", "content", "data", "jpg", "jpeg", "png")

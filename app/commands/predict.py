@@ -1,147 +1,170 @@
-"""The client behind `convoy predict`: images in, one table out.
+"""`convoy predict`: images to a running server, one table out, or a line of JSON for each.
 
-Knows the predictions route and its answers. Knows nothing of the server's inside; it could be copied into
-anybody's program.
+Knows files, tables and exit codes; the server is `app.client`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import glob
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import quote
+from typing import BinaryIO, NamedTuple
 
-import httpx
+import orjson
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from convoy.models.errors import ConvoyError, JobError, NotFound, RequestError, Unauthorized, UsageError
+from convoy.app.client.client import Client
+from convoy.app.client.errors import NOT_A_SERVER
+from convoy.app.python.records import Classification
+from convoy.models.errors import (
+    ConvoyError,
+    DeadlineExceeded,
+    JobError,
+    NotFound,
+    RequestError,
+    Unauthorized,
+    Unavailable,
+    UsageError,
+)
+from convoy.models.image_files import IMAGE_SUFFIXES, read_image_file
 
-TIMEOUT_S = 60.0
-NOT_A_SERVER = "is it a Convoy server?"
+STDIN = "-"
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedClass:
-    """`score` as the model's activation gives it; `label` None where the model has none."""
+class Given(NamedTuple):
+    """An image as it is called in the table, and where it is: a path, or the bytes that came by stdin."""
 
-    class_id: int
-    label: str | None
-    score: float
+    name: str
+    image: Path | bytes
 
 
 def predict(
-    url: str,
+    client: Client,
     model: str,
-    images: Sequence[Path],
+    images: Sequence[str],
     top_k: int,
-    api_key: str | None,
+    *,
+    as_json: bool = False,
     console: Console | None = None,
     errors: Console | None = None,
+    stdin: BinaryIO | None = None,
 ) -> int:
-    """Asks for each image and prints label and score of its `top_k` best classes. Gives the exit code.
+    """Asks for each image and prints its `top_k` best classes: a table, or JSON lines as they come.
 
-    An image that cannot be read or is refused is one line on stderr, and the others go on: exit code 1. Raises JobError
-    where going on makes no sense (no server, no such model, wrong key), UsageError for a wrong call.
+    `images` are files, folders (with all that is below them), patterns, and `-` for an image from stdin. One that
+    cannot be read or is refused is one line on stderr, and the others go on. Gives the exit code, which is 1 then.
+    Raises JobError where going on makes no sense (no server, no such model, wrong key), UsageError for a wrong call.
     """
-    if not images:
-        raise UsageError("name at least one image file")
     if top_k < 1:
         raise UsageError(f"--top-k must be at least 1, not {top_k}")
     console, errors = console or Console(), errors or Console(stderr=True)
+    given = list(_images(images, sys.stdin.buffer if stdin is None else stdin))
     table = Table("image", "label", "class", "score")
-    problems: list[str] = []
-    with _open(url, api_key) as http:
-        for image in images:
-            try:
-                _add_rows(table, image, ask(http, model, image, top_k))
-            except (NotFound, Unauthorized) as error:
-                raise JobError(str(error)) from None
-            except RequestError as error:
-                problems.append(f"{image}: {error}")
+    table.columns[0].overflow = table.columns[1].overflow = "fold"  # a name that is cut is none
+    failed = 0
+    for one, found in _in_order(client, model, given, top_k):
+        if found.error is not None:
+            failed += 1
+            words = str(found.error)
+            line = words if one.name in words else f"{one.name}: {words}"
+            errors.print(escape(line), style="red", soft_wrap=True)
+        if as_json:
+            console.out(_json_line(one.name, found), highlight=False)
+        elif found.error is None:
+            _add_rows(table, one.name, found)
     if table.row_count:
         console.print(table)
-    for problem in problems:
-        errors.print(escape(problem), style="red", soft_wrap=True)
-    return 1 if problems else 0
+    return 1 if failed else 0
 
 
-def ask(http: httpx.Client, model: str, image: Path, top_k: int) -> list[PredictedClass]:
-    """One image's predictions, best first.
+def _in_order(client: Client, model: str, given: Sequence[Given], top_k: int) -> Iterator[tuple[Given, Classification]]:
+    """Each image with its answer or its error. Raises JobError for what would go wrong with every image."""
 
-    Raises RequestError for what is wrong with this image or this answer, NotFound and Unauthorized for what
-    would go wrong with every image, JobError where there is no server.
-    """
-    try:
-        body = image.read_bytes()
-    except OSError as error:
-        raise RequestError(f"cannot be read ({error.strerror}); check the path") from None
-    response = _post(http, f"/predictions/{quote(model, safe='')}", body, {"top_k": top_k})
-    if response.status_code == 200:
-        return _predictions(response)
-    words = _error_words(response)
-    if response.status_code == 404:
-        raise NotFound(f"{words}; {_what_is_served(http)}")
-    if response.status_code == 401:
-        raise Unauthorized(f"{words}; give a file with the key: --api-key-file or CONVOY_API_KEY_FILE")
-    raise RequestError(words)
+    def ask(one: Given) -> Classification:
+        try:
+            image = one.image if isinstance(one.image, bytes) else read_image_file(one.image)
+            return client.predict(model, image, top_k=top_k)
+        except NotFound as error:
+            raise JobError(f"{error}; {_what_is_served(client)}") from None
+        except Unauthorized as error:
+            raise JobError(f"{error}; give a file with the key: --api-key-file or CONVOY_API_KEY_FILE") from None
+        except (Unavailable, DeadlineExceeded) as error:
+            raise JobError(str(error)) from None
+        except RequestError as error:
+            return Classification(model, 0, (), error=error)
+
+    # A window, so that a folder of a million images is not read ahead of its answers.
+    with ThreadPoolExecutor(client.at_once) as threads:
+        waiting = iter(given)
+        asked = [(one, threads.submit(ask, one)) for one in itertools.islice(waiting, 2 * client.at_once)]
+        try:
+            while asked:
+                one, future = asked.pop(0)
+                yield one, future.result()
+                asked += [(other, threads.submit(ask, other)) for other in itertools.islice(waiting, 1)]
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _open(url: str, api_key: str | None) -> httpx.Client:
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--url {url!r} should look like http://localhost:8000")
-    try:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        # trust_env: a proxy meant for the internet must not come between a person and localhost.
-        return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False)
-    except httpx.InvalidURL as error:
-        raise UsageError(f"--url {url!r} is not a URL ({error})") from None
-    except UnicodeEncodeError:
+def _images(given: Iterable[str], stdin: BinaryIO) -> Iterator[Given]:
+    """Raises UsageError for what names none."""
+    names = list(given)
+    if not names:
+        raise UsageError("name at least one image: files, folders, patterns, or - for one from stdin")
+    if names.count(STDIN) > 1:
+        raise UsageError(f"{STDIN} is one image from stdin; name it once")
+    for name in names:
+        path = Path(name)
+        if name == STDIN:
+            yield Given("stdin", stdin.read())
+        elif path.is_dir():
+            yield from _all_of(sorted(path.rglob("*")), name, "has no images below it")
+        elif not path.exists() and glob.has_magic(name):
+            found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - as a shell has them
+            yield from _all_of(map(Path, found), name, "fits no image")
+        else:
+            yield Given(name, path)
+
+
+def _all_of(paths: Iterable[Path], name: str, objection: str) -> Iterator[Given]:
+    found = [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
+    if not found:
         raise UsageError(
-            "the API key has characters that an HTTP header cannot carry; check where it came from"
-        ) from None
+            f"{name} {objection} ({', '.join(sorted(IMAGE_SUFFIXES))}); name another, or the files themselves"
+        )
+    for path in found:
+        yield Given(str(path), path)
 
 
-def _post(http: httpx.Client, path: str, body: bytes, query: dict[str, int] | None = None) -> httpx.Response:
+def _json_line(name: str, found: Classification) -> str:
+    if found.error is not None:
+        return orjson.dumps({"image": name, "error": str(found.error)}).decode()
+    timing = None if found.timing_ms is None else found.timing_ms._asdict()
+    answer = {
+        "model": found.model,
+        "version": str(found.version),
+        "predictions": found.predictions,
+        "timing_ms": timing,
+    }
+    return orjson.dumps({"image": name, **answer}).decode()
+
+
+def _what_is_served(client: Client) -> str:
     try:
-        return http.post(path, content=body, params=query, headers={"Content-Type": "application/octet-stream"})
-    except httpx.ConnectError:
-        raise JobError(f"nobody answers at {http.base_url}; start it with `convoy serve`, or check --url") from None
-    except httpx.TimeoutException:
-        raise JobError(f"{http.base_url} did not answer within {TIMEOUT_S:g} s; look at the server's log") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise JobError(f"the connection to {http.base_url} broke off ({error}); {NOT_A_SERVER}") from None
-
-
-def _predictions(response: httpx.Response) -> list[PredictedClass]:
-    try:
-        rows = response.json()["predictions"]
-        return [PredictedClass(int(row["class_id"]), row["label"], float(row["score"])) for row in rows]
-    except (ValueError, KeyError, TypeError):
-        raise RequestError(f"the answer is not a prediction; {NOT_A_SERVER}") from None
-
-
-def _error_words(response: httpx.Response) -> str:
-    """The server's own words, which say what to do; else its status."""
-    try:
-        return str(response.json()["error"])
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {response.status_code} without an explanation; {NOT_A_SERVER}"
-
-
-def _what_is_served(http: httpx.Client) -> str:
-    try:
-        rows = _post(http, "/v2/repository/index", b"{}").json()
-        names = sorted({str(row["name"]) for row in rows if row.get("state", "READY") == "READY"})
-    except (ConvoyError, ValueError, KeyError, TypeError, AttributeError):
+        names = sorted({model.name for model in client.models() if model.is_ready})
+    except ConvoyError:
         return NOT_A_SERVER
     return f"the server has {', '.join(names)}" if names else "the server has no model ready"
 
 
-def _add_rows(table: Table, image: Path, predictions: Sequence[PredictedClass]) -> None:
-    for rank, found in enumerate(predictions):
-        name = "" if found.label is None else escape(found.label)
-        last = rank == len(predictions) - 1
-        shown = escape(str(image)) if rank == 0 else ""
-        table.add_row(shown, name, str(found.class_id), f"{found.score:.4f}", end_section=last)
+def _add_rows(table: Table, image: str, found: Classification) -> None:
+    for rank, one in enumerate(found.predictions):
+        name = "" if one.label is None else escape(one.label)
+        last = rank == len(found.predictions) - 1
+        shown = escape(image) if rank == 0 else ""
+        table.add_row(shown, name, str(one.class_id), f"{one.score:.4f}", end_section=last)

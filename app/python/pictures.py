@@ -71,13 +71,19 @@ async def picture_of(given: object) -> Picture:
         case Image.Image():
             return OpenedPicture(given)
         case np.ndarray():
-            return OpenedPicture(_image_of(given))
-    raise ImageError(
+            return OpenedPicture(image_of(given))
+    raise no_image(given)
+
+
+def no_image(given: object) -> ImageError:
+    """The error for what is none of them."""
+    return ImageError(
         f"an image is a path, the bytes of an image file, a PIL image or a uint8 array; got {type(given).__name__}"
     )
 
 
-def _image_of(array: np.ndarray) -> Image.Image:
+def image_of(array: np.ndarray) -> Image.Image:
+    """The pixels as an image that is open in Pillow. Raises ImageError."""
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         advice = "; give several as a list" if array.ndim == 4 else ""
         raise ImageError(f"{_ARRAYS}; got {array.dtype} {list(array.shape)}{advice}")

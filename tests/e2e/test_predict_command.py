@@ -51,7 +51,20 @@ def test_answers_go_to_stdout_and_errors_to_stderr(locked: Server, tmp_path: Pat
     assert "notes.txt" not in done.stdout
     assert "missing.png" not in done.stdout
     assert f"{text}: " in done.stderr
-    assert "missing.png: cannot be read" in done.stderr
+    assert f"cannot read {tmp_path / 'missing.png'}: No such file" in done.stderr
+
+
+def test_a_folder_gives_lines_of_json(locked: Server, tmp_path: Path) -> None:
+    key, folder = tmp_path / "key", tmp_path / "images"
+    key.write_text("secret")
+    (folder / "more").mkdir(parents=True)
+    for number in range(3):
+        (folder / "more" / f"{number}.png").write_bytes(Path(SEVEN).read_bytes())
+    options = ("--url", locked.url, "--api-key-file", str(key), "--json", "--top-k", "1")
+    done = run_convoy("predict", "digits", str(folder), *options)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["image"] for line in lines] == [str(folder / "more" / f"{number}.png") for number in range(3)]
+    assert {line["predictions"][0]["label"] for line in lines} == {"7"}
 
 
 def health_check() -> list[str]:

@@ -38,6 +38,7 @@ from convoy.models.errors import (
 )
 from convoy.models.images import preprocess
 from tests.support.fake_server import DIE, POISON, Fakes
+from tests.support.pages import examples, run_example
 from tests.support.pictures import assortment
 from tests.support.servers import Server, run_convoy, start_server, wait_until
 from tests.support.stores import DATA, ROOT, StoreFolder, digit
@@ -474,21 +475,6 @@ def test_an_engine_that_is_forgotten_gives_its_threads_back() -> None:
 PAGE = ROOT / "docs" / "python.md"
 
 
-@pytest.mark.parametrize("example", range(len(re.findall(r"```python\n", PAGE.read_text()))))
-def test_the_examples_in_the_documents_run(example: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[example]
-    for word in ("one", "two", "seven"):
-        (tmp_path / f"{word}.png").write_bytes(digit(word))
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    expected = re.findall(r"# prints (.*)", code)
-    assert [line for line in expected if line not in done.stdout.splitlines()] == []
+@pytest.mark.parametrize("example", range(len(examples(PAGE))))
+def test_the_examples_in_the_documents_run(example: int, tmp_path: Path) -> None:
+    run_example(examples(PAGE)[example], tmp_path)

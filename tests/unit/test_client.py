@@ -7,13 +7,16 @@ import httpx
 import pytest
 from rich.console import Console
 
-from convoy.app.commands import predict as client
+from convoy.app.client import http_transport
+from convoy.app.client.client import Client
+from convoy.app.commands.predict import predict
 from convoy.models.errors import JobError, UsageError
 
 INDEX = [
     {"name": "digits", "version": "1", "state": "READY"},
     {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "broken"},
 ]
+TIMING = {"decode_wait": 0, "decode": 0.1, "queue": 0.2, "compute": 0.3, "total": 0.7}
 
 
 class Server:
@@ -34,7 +37,8 @@ class Server:
             return httpx.Response(400, json={"error": "the body is not an image; send a JPEG or PNG"})
         found = [{"class_id": 7, "label": "seven", "score": 0.98}, {"class_id": 1, "label": None, "score": 0.02}]
         top_k = int(request.url.params["top_k"])
-        return httpx.Response(200, json={"model": "digits", "version": "1", "predictions": found[:top_k]})
+        answer = {"model": "digits", "version": "1", "predictions": found[:top_k], "timing_ms": TIMING}
+        return httpx.Response(200, json=answer)
 
 
 @pytest.fixture
@@ -50,11 +54,14 @@ def ask(server, monkeypatch):
     def mocked(**options):
         return real(transport=httpx.MockTransport(server), **options)
 
-    monkeypatch.setattr(client.httpx, "Client", mocked)
+    monkeypatch.setattr(http_transport.httpx, "Client", mocked)
 
-    def ask(*images, model="digits", top_k=5, key=None):
+    def ask(*images, model="digits", top_k=5, key=None, as_json=False, stdin=b""):
         console, errors = Console(file=io.StringIO(), width=200), Console(file=io.StringIO(), width=200)
-        code = client.predict("http://host:8000", model, images, top_k, key, console, errors)
+        with Client("http://host:8000", api_key=key, retries=0) as client:
+            given = [str(image) for image in images]
+            files = {"console": console, "errors": errors, "stdin": io.BytesIO(stdin)}
+            code = predict(client, model, given, top_k, as_json=as_json, **files)
         return code, console.file.getvalue() + errors.file.getvalue()
 
     return ask
@@ -90,7 +97,7 @@ def test_one_bad_image_does_not_stop_the_others(ask, image, tmp_path):
     assert code == 1
     assert "0.9800" in printed
     assert f"{text}: the body is not an image; send a JPEG or PNG" in printed
-    assert "missing.png: cannot be read (No such file or directory)" in printed
+    assert f"cannot read {tmp_path}/missing.png: No such file or directory; check the file" in printed
 
 
 def test_an_unknown_model_names_those_that_are_ready(ask, image):
@@ -125,15 +132,50 @@ def test_an_answer_that_is_none_is_said(ask, image, monkeypatch, body):
     monkeypatch.setattr(Server, "__call__", lambda self, request: httpx.Response(200, content=body))
     code, printed = ask(image)
     assert code == 1
-    assert "the answer is not a prediction" in printed
+    assert "the answer is not" in printed
+    assert "is it a Convoy server?" in printed
 
 
-def test_a_wrong_call_is_named(image):
+def test_folders_patterns_and_stdin_name_images(ask, server, image, tmp_path):
+    deep = tmp_path / "more" / "deep"
+    deep.mkdir(parents=True)
+    (deep / "eight.PNG").write_bytes(b"\x89PNG8")
+    (deep / "notes.txt").write_text("not asked for")
+    code, printed = ask(tmp_path / "more", tmp_path / "*.png", "-", stdin=b"\x89PNG-")
+    assert code == 0
+    assert [request.content for request in server.asked] == [b"\x89PNG8", b"\x89PNG...", b"\x89PNG-"]
+    assert "eight.PNG" in printed
+    assert "stdin" in printed
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="has no images below it"):
+        ask(tmp_path / "empty")
+    with pytest.raises(UsageError, match="fits no image"):
+        ask(tmp_path / "*.jpg")
+
+
+def test_lines_of_json_are_for_programs(ask, image, tmp_path):
+    code, printed = ask(image, tmp_path / "missing.png", top_k=1, as_json=True)
+    lines = [json.loads(line) for line in printed.splitlines()[:2]]
+    assert code == 1
+    assert lines[0] == {
+        "image": str(image),
+        "model": "digits",
+        "version": "1",
+        "predictions": [{"class_id": 7, "label": "seven", "score": 0.98}],
+        "timing_ms": TIMING,
+    }
+    assert list(lines[1]) == ["image", "error"]
+    assert "cannot read" in lines[1]["error"]
+
+
+def test_a_wrong_call_is_named(ask, image):
     with pytest.raises(UsageError, match="at least one image"):
-        client.predict("http://host", "digits", [], 5, None)
+        ask()
     with pytest.raises(UsageError, match="--top-k"):
-        client.predict("http://host", "digits", [image], 0, None)
+        ask(image, top_k=0)
+    with pytest.raises(UsageError, match="name it once"):
+        ask("-", "-")
     with pytest.raises(UsageError, match="should look like"):
-        client.predict("localhost:8000", "digits", [image], 5, None)
+        Client("localhost:8000")
     with pytest.raises(UsageError, match="API key"):
-        client.predict("http://host", "digits", [image], 5, "schlüssel")
+        ask(image, key="schlüssel")

@@ -1,0 +1,291 @@
+"""`convoy.Client` and `convoy.AsyncClient`: a server, asked from a program.
+
+The same class twice, since httpx has two as well and a program has threads or a loop; what is asked, how often and what
+an answer means stands once, in the rooms beside this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TypeVar, overload
+
+import numpy as np
+
+from convoy.app.client.asking import Question, arun, ask, run
+from convoy.app.client.http_transport import AsyncHttpTransport, HttpTransport, http_options
+from convoy.app.client.http_wire import HttpWire
+from convoy.app.client.images import encoded
+from convoy.app.client.records import RemoteModel
+from convoy.app.python.pictures import OneImage, is_one, several_of
+from convoy.app.python.records import Classification
+from convoy.models.errors import RequestError, UsageError
+
+Answer = TypeVar("Answer")
+DEFAULT_URL = "http://127.0.0.1:8000"
+_Verify = ssl.SSLContext | str | bool
+
+
+class _Manners:
+    """What both clients are told: how long they ask, how often, and how many images at once."""
+
+    def __init__(self, timeout_s: float, retries: int, at_once: int) -> None:
+        if not timeout_s > 0:
+            raise UsageError(f"timeout_s must be above 0, got {timeout_s}")
+        if retries < 0 or at_once < 1:
+            raise UsageError(f"retries must be at least 0 and at_once at least 1, got {retries} and {at_once}")
+        self.timeout_s, self.retries, self.at_once = timeout_s, retries, at_once
+
+
+class Client:
+    """A server, asked from any number of threads.
+
+        with convoy.Client("http://localhost:8000") as client:
+            print(client.predict("digits", "seven.png").best.label)
+
+    What a server refuses for the moment (429, 503) is asked again, `retries` times, once its `Retry-After` has passed,
+    and so is a connection that is refused or breaks off; all of that within `timeout_s`, which the server is told, so
+    that it gives up what nobody waits for. `verify` is httpx's: a file of certificates, an SSLContext, or False. Of
+    several images `at_once` are on their way at a time. Proxies named in the environment are not used.
+
+    Raises UsageError for a URL, key or number that cannot be one; nothing is sent until something is asked.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 2,
+        at_once: int = 8,
+        verify: _Verify = True,
+    ) -> None:
+        self._manners = _Manners(timeout_s, retries, at_once)
+        self._wire = HttpWire()
+        self._transport = HttpTransport(http_options(url, api_key, verify))
+
+    @overload
+    def predict(  # type: ignore[overload-overlap]  # str is an iterable of str, too; the first one counts
+        self,
+        model: str,
+        images: OneImage,
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Classification: ...
+
+    @overload
+    def predict(
+        self,
+        model: str,
+        images: Iterable[OneImage],
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Classification]: ...
+
+    def predict(
+        self,
+        model: str,
+        images: OneImage | Iterable[OneImage],
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Classification | list[Classification]:
+        """Images in, labels with scores out: `POST /predictions/{model}`.
+
+        An image is a path, the bytes of an image file, a PIL image, or a uint8 array [height, width] or
+        [height, width, channels] of 1, 3 or 4 channels, grey, RGB or RGBA; pixels travel as PNG, or as TIFF where PNG
+        has no such kind. One gives a Classification, and several, in any other iterable, a list of them in their
+        order, in which one that failed has its `error`. `top_k` None: the best five, or with `threshold` all that
+        reach it. `timeout_s` None: the client's; it counts for each image.
+
+        Raises the server's errors with its words for one image: InvalidRequest, ImageError (for a file that cannot be
+        read), NotFound, Unauthorized, Overloaded, Unavailable (also where nobody answers), DeadlineExceeded.
+        """
+
+        def one(image: OneImage) -> Classification:
+            question = self._wire.predict(model, _text(version), encoded(image), top_k, threshold)
+            return self._ask(question, timeout_s)
+
+        def one_or_error(image: OneImage) -> Classification:
+            try:
+                return one(image)
+            except RequestError as error:
+                return _failed(error, model, version)
+
+        if is_one(images):
+            return one(images)
+        several = several_of(images)
+        with ThreadPoolExecutor(min(self._manners.at_once, max(1, len(several)))) as threads:
+            return list(threads.map(one_or_error, several))
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, np.ndarray],
+        *,
+        version: int | str | None = None,
+        outputs: Sequence[str] | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Tensors in, tensors out: `POST /v2/models/{model}/infer`, all of it binary. The arrays are the caller's.
+
+        `inputs` have the model's names, dtypes and shapes, the batch first where it has one; strings are arrays of
+        bytes or str, BF16 is `V2`. `outputs` None: all of them.
+        Raises the server's errors with its words, as `predict` does.
+        """
+        return self._ask(self._wire.infer(model, _text(version), inputs, outputs, priority), timeout_s)
+
+    def models(self) -> tuple[RemoteModel, ...]:
+        """What is served, and what was refused and why."""
+        return self._ask(self._wire.models(), None)
+
+    @property
+    def at_once(self) -> int:
+        """So many images of one call are on their way at a time."""
+        return self._manners.at_once
+
+    def close(self) -> None:
+        """End the connections. A second time it does nothing."""
+        self._transport.close()
+
+    def _ask(self, question: Question[Answer], timeout_s: float | None) -> Answer:
+        manners = self._manners
+        steps = ask(question, timeout_s or manners.timeout_s, manners.retries, time.monotonic)
+        return run(steps, self._transport.send, time.sleep)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """`Client` for who awaits, on one event loop; its arguments and errors are the same."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 2,
+        at_once: int = 8,
+        verify: _Verify = True,
+    ) -> None:
+        self._manners = _Manners(timeout_s, retries, at_once)
+        self._wire = HttpWire()
+        self._transport = AsyncHttpTransport(http_options(url, api_key, verify))
+
+    @overload
+    async def predict(  # type: ignore[overload-overlap]
+        self,
+        model: str,
+        images: OneImage,
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Classification: ...
+
+    @overload
+    async def predict(
+        self,
+        model: str,
+        images: Iterable[OneImage],
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Classification]: ...
+
+    async def predict(
+        self,
+        model: str,
+        images: OneImage | Iterable[OneImage],
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Classification | list[Classification]:
+        """As `Client.predict`. Cancelling closes the connection, by which the server knows that nobody waits."""
+
+        async def one(image: OneImage) -> Classification:
+            body = await asyncio.to_thread(encoded, image)  # it may be a file on a slow disk, or pixels to be packed
+            return await self._ask(self._wire.predict(model, _text(version), body, top_k, threshold), timeout_s)
+
+        if is_one(images):
+            return await one(images)
+        room = asyncio.Semaphore(self._manners.at_once)
+
+        async def in_turn(image: OneImage) -> Classification:
+            async with room:
+                try:
+                    return await one(image)
+                except RequestError as error:
+                    return _failed(error, model, version)
+
+        return list(await asyncio.gather(*map(in_turn, several_of(images))))
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, np.ndarray],
+        *,
+        version: int | str | None = None,
+        outputs: Sequence[str] | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> dict[str, np.ndarray]:
+        """As `Client.infer`."""
+        return await self._ask(self._wire.infer(model, _text(version), inputs, outputs, priority), timeout_s)
+
+    async def models(self) -> tuple[RemoteModel, ...]:
+        """What is served, and what was refused and why."""
+        return await self._ask(self._wire.models(), None)
+
+    async def close(self) -> None:
+        """End the connections. A second time it does nothing."""
+        await self._transport.close()
+
+    async def _ask(self, question: Question[Answer], timeout_s: float | None) -> Answer:
+        manners = self._manners
+        steps = ask(question, timeout_s or manners.timeout_s, manners.retries, time.monotonic)
+        return await arun(steps, self._transport.send, asyncio.sleep)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _text(version: int | str | None) -> str | None:
+    return None if version is None else str(version)
+
+
+def _failed(error: RequestError, model: str, version: int | str | None) -> Classification:
+    """One of several images; version 0 where none was asked for, and none has answered."""
+    number = str(version)
+    return Classification(model, int(number) if number.isdigit() else 0, (), error=error)

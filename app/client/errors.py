@@ -1,0 +1,63 @@
+"""A server's refusals as the errors that they were there."""
+
+from __future__ import annotations
+
+from email.utils import parsedate_to_datetime
+from time import time
+
+from convoy.models.errors import (
+    BodyTooLarge,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidRequest,
+    ModelFailed,
+    NotFound,
+    Overloaded,
+    RequestError,
+    RequestTimeout,
+    Unauthorized,
+    Unavailable,
+    Unsupported,
+)
+
+NOT_A_SERVER = "is it a Convoy server?"
+_KINDS = (
+    *(InvalidRequest, Unauthorized, Forbidden, NotFound, RequestTimeout, BodyTooLarge, ModelFailed, Unsupported),
+    DeadlineExceeded,
+)
+_BY_STATUS: dict[int, type[RequestError]] = {kind.http_status: kind for kind in _KINDS}
+_BY_CODE: dict[str, type[RequestError]] = {kind.grpc_code: kind for kind in reversed(_KINDS)}
+
+
+def of_status(status: int, words: str, retry_after: str | None) -> RequestError:
+    """The error behind an HTTP status. `words` are the server's, which say what to do."""
+    return _error(_BY_STATUS.get(status), status == 429, status == 503, words, retry_after)
+
+
+def of_code(code: str, words: str, retry_after: str | None) -> RequestError:
+    """The error behind a gRPC code, by its name."""
+    return _error(_BY_CODE.get(code), code == "RESOURCE_EXHAUSTED", code == "UNAVAILABLE", words, retry_after)
+
+
+def _error(
+    kind: type[RequestError] | None, is_overload: bool, is_unavailable: bool, words: str, retry_after: str | None
+) -> RequestError:
+    if is_overload:
+        return Overloaded(words, reason="", retry_after_s=seconds_of(retry_after) or 0.0)
+    if is_unavailable:
+        return Unavailable(words, retry_after_s=seconds_of(retry_after) or 0.0)
+    return (kind or RequestError)(words)
+
+
+def seconds_of(retry_after: str | None) -> float | None:
+    """`Retry-After` as RFC 9110 has it: seconds, or a date; None for what is neither."""
+    if retry_after is None:
+        return None
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time())
+    except ValueError:
+        return None

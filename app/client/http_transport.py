@@ -1,0 +1,84 @@
+"""Sends over HTTP, by httpx, from a thread or on an event loop."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from convoy.app.client.asking import Send
+from convoy.app.client.errors import NOT_A_SERVER
+from convoy.models.errors import DeadlineExceeded, RequestError, Unavailable, UsageError
+
+
+def http_options(url: str, api_key: str | None, verify: ssl.SSLContext | str | bool) -> dict[str, Any]:
+    """What both of httpx's clients are made with. Raises UsageError for a URL or key that cannot be one."""
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"the URL {url!r} should look like http://localhost:8000")
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        httpx.URL(url), httpx.Headers(headers)  # both say what is wrong with them
+    except httpx.InvalidURL as error:
+        raise UsageError(f"the URL {url!r} is none ({error})") from None
+    except UnicodeEncodeError:
+        raise UsageError(
+            "the API key has characters that an HTTP header cannot carry; check where it came from"
+        ) from None
+    # trust_env: a proxy meant for the internet must not come between a program and localhost.
+    return {"base_url": url, "headers": headers, "verify": verify, "trust_env": False}
+
+
+class HttpTransport:
+    """From any number of threads."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._http = httpx.Client(**options)
+
+    def send(self, step: Send) -> httpx.Response:
+        """The whole reply. Raises Unavailable where nobody answers, DeadlineExceeded, and RequestError."""
+        with _as_own_errors(self._http.base_url, step.within_s):
+            return self._http.send(_request(self._http, step))
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class AsyncHttpTransport:
+    """On one event loop."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._http = httpx.AsyncClient(**options)
+
+    async def send(self, step: Send) -> httpx.Response:
+        """The whole reply. Raises Unavailable where nobody answers, DeadlineExceeded, and RequestError."""
+        with _as_own_errors(self._http.base_url, step.within_s):
+            return await self._http.send(_request(self._http, step))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+def _request(http: httpx.Client | httpx.AsyncClient, step: Send) -> httpx.Request:
+    method, path, body, query, headers = step.message
+    return http.build_request(
+        method, path, content=body, params=query or None, headers=dict(headers), timeout=step.within_s
+    )
+
+
+@contextmanager
+def _as_own_errors(url: httpx.URL, within_s: float) -> Iterator[None]:
+    try:
+        yield
+    except httpx.ConnectError:
+        raise Unavailable(
+            f"nobody answers at {url}; start it with `convoy serve`, or check the URL", retry_after_s=0.0
+        ) from None
+    except httpx.TimeoutException:
+        raise DeadlineExceeded(f"{url} did not answer within {within_s:.3g} s; look at the server's log") from None
+    except httpx.TransportError as error:
+        raise Unavailable(f"the connection to {url} broke off ({error}); {NOT_A_SERVER}", retry_after_s=0.0) from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise RequestError(f"{url} cannot be asked ({error}); {NOT_A_SERVER}") from None

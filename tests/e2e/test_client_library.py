@@ -1,0 +1,255 @@
+"""`convoy.Client` and `convoy.AsyncClient` against a real server: its answers, its errors, and when to come back."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import convoy
+from convoy.models.errors import (
+    DeadlineExceeded,
+    ImageError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unauthorized,
+    Unavailable,
+)
+from tests.support.pages import examples, run_example
+from tests.support.servers import Server, start_server, wait_until
+from tests.support.stores import DATA, ROOT, StoreFolder
+
+SEVEN = DATA / "seven.png"
+
+
+@pytest.fixture(scope="module")
+def server(shared_store: StoreFolder) -> Iterator[Server]:
+    shared_store.add_digits()
+    shared_store.add_shift(1.0, 1)
+    shared_store.add_shift(2.0, 2)
+    with start_server("--version-policy", "all", store=shared_store.root) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    with start_server() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[convoy.Client]:
+    with convoy.Client(server.url, timeout_s=30.0) as client:
+        yield client
+
+
+def test_an_image_is_whatever_a_program_has(server: Server, client: convoy.Client) -> None:
+    told = server.post("/predictions/digits", content=SEVEN.read_bytes()).json()
+    opened = Image.open(SEVEN)
+    for image in (SEVEN, str(SEVEN), SEVEN.read_bytes(), opened, np.asarray(opened.convert("RGB"))):
+        found = client.predict("digits", image)
+        assert (found.model, found.version, found.error) == ("digits", 1, None)
+        assert [one.label for one in found.predictions] == [row["label"] for row in told["predictions"]]
+        scores = [one.score for one in found.predictions]
+        assert scores == pytest.approx([row["score"] for row in told["predictions"]], abs=1e-6)
+        assert found.timing_ms is not None
+        assert found.timing_ms.total > 0
+    assert len(client.predict("digits", SEVEN, top_k=2).predictions) == 2
+    assert [one.label for one in client.predict("digits", SEVEN, threshold=0.5).predictions] == ["7"]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I"])
+def test_pixels_of_every_kind_give_what_the_engine_in_a_program_gives(client: convoy.Client, mode: str) -> None:
+    grey = Image.open(SEVEN).convert("L").resize((40, 33))
+    image = Image.fromarray(np.asarray(grey).astype(np.uint16) * 256) if mode == "I;16" else grey.convert(mode)
+    assert image.mode == mode
+    with convoy.Engine() as engine:
+        here = engine.predict("digits", image)
+    there = client.predict("digits", image)
+    assert there.best.label == here.best.label
+    assert there.best.score == pytest.approx(here.best.score, abs=1e-6)
+
+
+def test_an_image_that_lies_on_its_side_is_turned(client: convoy.Client) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO()
+    Image.open(SEVEN).convert("RGB").rotate(90, expand=True).save(file, "PNG", exif=exif)
+    assert client.predict("digits", Image.open(file)).best.label == client.predict("digits", SEVEN).best.label
+
+
+def test_several_images_have_an_answer_or_an_error_each(client: convoy.Client) -> None:
+    images = [SEVEN, b"no image", "missing.png", *[SEVEN] * 20]
+    found = client.predict("digits", images, top_k=1)
+    assert [one.best.label for one in (found[0], *found[3:])] == ["7"] * 21
+    assert isinstance(found[1].error, InvalidRequest)
+    assert isinstance(found[2].error, ImageError)
+    with pytest.raises(ImageError, match=r"cannot read missing\.png"):
+        client.predict("digits", "missing.png")
+
+
+def test_tensors_go_in_and_come_out_by_name(client: convoy.Client) -> None:
+    batch = np.stack([np.asarray(Image.open(SEVEN).convert("RGB").resize((32, 32)))] * 3)
+    (logits,) = client.infer("digits", {"images": batch}).values()
+    assert logits.shape == (3, 10)
+    assert logits.argmax(axis=1).tolist() == [7] * 3
+    values = np.array([[1.0, 2.0, np.inf, 4.0], [np.nan, 2.0, 3.0, 4.0]], np.float32)
+    for version, shift in ((1, 1.0), (2, 2.0), (None, 2.0)):
+        (found,) = client.infer("shift", {"x": values}, version=version, priority=1).values()
+        np.testing.assert_array_equal(found, values + shift)
+        found[:] = 0  # it is the caller's
+    with pytest.raises(InvalidRequest, match="value"):
+        client.infer("shift", {"value": values})
+    with pytest.raises(InvalidRequest, match="must be arrays by name"):
+        client.infer("shift", values)  # type: ignore[arg-type]
+
+
+def test_it_knows_what_is_served(client: convoy.Client) -> None:
+    assert [(one.name, one.version) for one in client.models() if one.is_ready] == [
+        ("digits", 1),
+        ("shift", 1),
+        ("shift", 2),
+    ]
+    with pytest.raises(NotFound, match="unknown model"):
+        client.predict("cats", SEVEN)
+
+
+def test_who_awaits_gets_the_same(server: Server) -> None:
+    async def main() -> None:
+        async with convoy.AsyncClient(server.url) as client:
+            one, several, tensors, models = await asyncio.gather(
+                client.predict("digits", SEVEN),
+                client.predict("digits", [SEVEN, b"no image"]),
+                client.infer("shift", {"x": np.zeros((1, 4), np.float32)}),
+                client.models(),
+            )
+            assert one.best.label == several[0].best.label == "7"
+            assert isinstance(several[1].error, InvalidRequest)
+            assert next(iter(tensors.values())).tolist() == [[2.0] * 4]
+            assert len(models) == 3
+            with pytest.raises(NotFound):
+                await client.predict("cats", SEVEN)
+
+    asyncio.run(main())
+
+
+def test_threads_share_one_client(client: convoy.Client) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: client.predict("digits", SEVEN, top_k=1).best.label, range(64)))
+    assert found == ["7"] * 64
+
+
+def test_a_key_is_asked_for_and_given(tmp_path: Any) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret")
+    with start_server("--api-key-file", str(key)) as locked:
+        with convoy.Client(locked.url) as client, pytest.raises(Unauthorized):
+            client.predict("digits", SEVEN)
+        with convoy.Client(locked.url, api_key="secret") as client:
+            assert client.predict("digits", SEVEN).best.label == "7"
+
+
+def test_where_nobody_listens_is_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with convoy.Client(url, retries=1) as client, pytest.raises(Unavailable, match="nobody answers"):
+            client.predict("digits", SEVEN)
+
+
+class Refusing:
+    """A listener that answers with what it is given, one reply a connection, and counts them."""
+
+    def __init__(self, *replies: bytes) -> None:
+        self.asked: list[tuple[float, bytes]] = []
+        self._replies = replies
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with self._socket:
+            for reply in self._replies:
+                connection, _ = self._socket.accept()
+                with connection:
+                    self.asked.append((time.monotonic(), connection.recv(1 << 16)))
+                    connection.sendall(reply)
+                    while not reply and connection.recv(1 << 16):  # silent until the client has left
+                        pass
+
+
+def refusal(status: str, *headers: str) -> bytes:
+    body = b'{"error":"send it again later"}'
+    lines = (f"HTTP/1.1 {status}", f"content-length: {len(body)}", "connection: close", *headers)
+    return "\r\n".join((*lines, "", "")).encode() + body
+
+
+def test_it_comes_back_after_what_the_server_says_and_no_sooner() -> None:
+    busy = Refusing(
+        refusal("429 Too Many Requests", "retry-after: 1"), b"HTTP/1.1 503 x\r\n\r\n", refusal("400 Bad Request")
+    )
+    with convoy.Client(busy.url) as client, pytest.raises(InvalidRequest, match="send it again later"):
+        client.predict("digits", b"image")
+    (first, head), (second, _), _ = busy.asked
+    assert second - first >= 1.0
+    assert b"timeout_ms=60000" in head
+
+
+def test_who_is_to_come_back_too_late_is_told_at_once() -> None:
+    busy = Refusing(refusal("503 Service Unavailable", "retry-after: 60"))
+    with convoy.Client(busy.url, timeout_s=5.0) as client, pytest.raises(Unavailable, match="send it again later"):
+        client.predict("digits", b"image")
+    wait_until(lambda: len(busy.asked) == 1, "its only request")
+
+
+def test_one_that_never_answers_ends_in_time() -> None:
+    busy = Refusing(b"")
+    with convoy.Client(busy.url, timeout_s=0.2) as client, pytest.raises(DeadlineExceeded):
+        client.predict("digits", b"image")
+
+
+def test_a_page_of_somebody_else_is_no_answer() -> None:
+    busy = Refusing(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n")
+    with convoy.Client(busy.url) as client, pytest.raises(convoy.RequestError, match="HTTP 502 without an explanation"):
+        client.models()
+
+
+def test_overload_is_an_error_of_its_own() -> None:
+    busy = Refusing(refusal("429 Too Many Requests", "retry-after: 7"))
+    with convoy.Client(busy.url, retries=0) as client, pytest.raises(Overloaded) as refused:
+        client.predict("digits", b"image")
+    assert refused.value.retry_after_s == 7
+
+
+PAGE = ROOT / "docs" / "client.md"
+ADDRESS = "http://localhost:8000"
+
+
+@pytest.mark.parametrize("example", range(len(examples(PAGE))))
+def test_the_examples_in_the_documents_run(example: int, demo: Server, tmp_path: Path) -> None:
+    code = examples(PAGE)[example]
+    assert ADDRESS in code
+    run_example(code.replace(ADDRESS, demo.url), tmp_path)
+
+
+def test_the_commands_in_the_documents_run(demo: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    (commands,) = examples(PAGE, "bash")
+    monkeypatch.setenv("CONVOY_URL", demo.url)
+    for command in commands.splitlines():
+        here = command.replace("convoy ", f"{sys.executable} -m convoy ")
+        done = subprocess.run(here, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, (command, done.stderr)
+        assert "7" in done.stdout
