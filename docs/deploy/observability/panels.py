@@ -59,8 +59,9 @@ def dashboards(objective: Objective) -> tuple[Dashboard, ...]:
 
 
 def _stat(title: str, description: str, unit: str, expr: str, **more: float) -> Panel:
-    """One figure, small."""
-    return Panel(title, description, unit, ((expr, "{{job}}"),), "stat", 6, 4, **more)
+    """One figure, small; one for each job where they are told apart."""
+    legend = "{{job}}" if "by (job)" in expr else title
+    return Panel(title, description, unit, ((expr, legend),), "stat", 6, 4, **more)
 
 
 def _overview() -> Dashboard:
