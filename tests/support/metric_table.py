@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import NamedTuple
 
 from prometheus_client import Metric
@@ -24,6 +25,7 @@ class Shape(NamedTuple):
     labels: tuple[str, ...]
 
 
+@cache
 def documented() -> dict[str, Shape]:
     """By name. Every row that begins with a metric must be understood."""
     found: dict[str, Shape] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import yaml
@@ -45,6 +46,7 @@ def _filled(expr: str, rate_interval: str) -> str:
     return re.sub(r"\$\w+", ".*", expr.replace("$__rate_interval", rate_interval))
 
 
+@cache
 def rules() -> list[dict[str, str]]:
     """Recorded ones and alerts, as they stand in the file."""
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
