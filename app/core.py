@@ -6,8 +6,9 @@ Any host can run it: it needs one asyncio event loop, `start`, `submit` and `sto
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -37,6 +38,7 @@ from convoy.app.submission.shared_memory import SharedMemory
 from convoy.app.telemetry.call_recorder import CallRecorder
 from convoy.app.telemetry.gpu_metrics import GpuWatch
 from convoy.app.telemetry.metrics import EngineMetrics, Metrics, TritonMetrics
+from convoy.app.telemetry.process_metrics import ProcessMetrics
 from convoy.app.version import VERSION
 from convoy.models.errors import ConvoyError, Unavailable, UsageError
 from convoy.models.store import Store, StoredVersion
@@ -86,6 +88,8 @@ class Core(OpenCalls):
         self.listeners_opening = 0  # ports that will take requests, but do not yet
         self.load_failure: str | None = None
         self.bytes_elsewhere = self.open_calls_elsewhere = self.decoding_elsewhere = 0  # in edge processes
+        self.room_elsewhere_bytes = 0  # of which those are
+        self.other_processes: Callable[[], Mapping[str, int]] = dict  # of this server, by name
         self.next_request_id = count(1).__next__
         self._tasks = tasks = Tasks()
         if isinstance(self._store, RemoteStore):
@@ -108,22 +112,24 @@ class Core(OpenCalls):
         self.scheduler = scheduler = Scheduler(self.slab, reports)
         self.lanes = Lanes(
             *(catalog, scheduler, self.slab, tasks, load_version, options.health.replace_within_s),
+            metrics,
             on_replaced=lambda served: self.upgrades.begin(served),
             on_fatal=on_fatal,
         )
-        self.upgrades = Upgrades(plan_builder or PlanBuilder(), scheduler.probe, self.lanes.swap, tasks)
+        self.upgrades = Upgrades(plan_builder or PlanBuilder(), scheduler.probe, self.lanes.swap, tasks, metrics)
         self.lifecycle = ModelLifecycle(
             catalog, scheduler, self.lanes, self.upgrades, metrics, recorder, tasks, self.max_queue
         )
         self.control = ModelControl(
-            *(catalog, self.lifecycle, tasks, self._store, options.control, options.load, load_version),
+            *(catalog, self.lifecycle, tasks, self._store, options.control, options.load, load_version, metrics),
             is_leaving=lambda: self.leaving,
         )
         self.load_watch = LoadWatch(catalog, scheduler)
-        self._health = Health(catalog, scheduler, on_fatal, options.health, gpus)
-        metrics.watch_inflight_bytes(lambda: self.inflight_bytes)
+        self._health = Health(catalog, scheduler, on_fatal, options.health, gpus, metrics)
+        self._watch_whole()
         engines, triton = EngineMetrics(catalog.served), TritonMetrics(catalog.served, scheduler.waiting_samples)
-        for collector in (engines, triton, self.gpus):
+        processes = ProcessMetrics(lambda: {"core": os.getpid(), **self.other_processes()})
+        for collector in (engines, triton, self.gpus, processes):
             metrics.registry.register(collector)
 
     # Life
@@ -164,6 +170,20 @@ class Core(OpenCalls):
             self._on_fatal(self.load_failure)
             return
         _log.info("ready: %s", ", ".join(f"{s.key.model}/{s.key.version}" for s in loaded) or "no model is loaded")
+
+    def _watch_whole(self) -> None:
+        watch = self.metrics.watch
+        watch("convoy_ready", "1 while the server answers requests", lambda: self.ready)
+        watch("convoy_open_calls", "Calls that are owed an answer", lambda: self.all_open_calls)
+        watch("convoy_inflight_bytes", "Bytes of memory held by requests", lambda: self.inflight_bytes)
+        watch("convoy_inflight_limit_bytes", "Bytes of memory for requests", lambda: self.room_bytes)
+        told = "The part of what the server could do at most that it does, over five seconds"
+        watch("convoy_utilization_ratio", told, lambda: self.current_load().utilisation)
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of memory for requests, here and in edge processes."""
+        return self.slab.capacity_bytes + self.room_elsewhere_bytes
 
     @property
     def inflight_bytes(self) -> int:

@@ -27,6 +27,7 @@ from convoy.app.lifecycle.version_plan import Load, Unload, VersionOnDisk, Versi
 from convoy.app.loading.load import LoadOptions
 from convoy.app.remote.remote_store import RemoteStore
 from convoy.app.submission.listing import WHOLE_MODEL, Override, Policy
+from convoy.app.telemetry.metrics import Metrics
 from convoy.models.errors import BundleError, InvalidRequest, JobError, NotFetched, NotFound, Unavailable, UsageError
 from convoy.models.store import Store, StoredVersion, check_name
 
@@ -63,11 +64,13 @@ class ModelControl:
         options: ControlOptions,
         load_options: LoadOptions,
         load_version: LoadVersion,
+        metrics: Metrics,
         is_leaving: Callable[[], bool],
     ) -> None:
         """`is_leaving`: whether nothing is worth loading any more."""
         self._catalog, self._lifecycle, self._tasks, self._store = catalog, lifecycle, tasks, store
         self._options, self._load_options, self._is_leaving = options, load_options, is_leaving
+        self._metrics = metrics
         self._known: defaultdict[str, dict[int, VersionRecord]] = defaultdict(dict)
         self._overrides: dict[str, Override] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -276,9 +279,11 @@ class ModelControl:
                 _log.error("refused %s version %d: %s", name, version, reason, exc_info=None if is_foreseen else error)
             if isinstance(error, NotFetched):
                 self._not_fetched[name].add(version)
+            self._metrics.load_ended("refused")
             self._catalog.set_refused(name, version, reason)
             self._known[name][version] = replace(known, refused=found.stamp)
             return
+        self._metrics.load_ended("loaded")
         self._lifecycle.put_into_service(loaded, options)
         self._known[name][version] = VersionRecord(version, loaded=found.stamp)
         for proved in loaded.engines:

@@ -24,9 +24,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from convoy.app.engines.cuda.device import Device
-from convoy.app.lifecycle.catalog import Catalog, ServedLane
+from convoy.app.lifecycle.catalog import Catalog, Served, ServedLane
 from convoy.app.scheduling.request import SECOND_NS
 from convoy.app.scheduling.scheduler import Scheduler
+from convoy.app.telemetry.metrics import Metrics
 
 _log = logging.getLogger("convoy")
 
@@ -73,10 +74,11 @@ class Health:
         on_fatal: Callable[[str], None],
         options: HealthOptions,
         gpus: Sequence[Device],
+        metrics: Metrics,
     ) -> None:
         """`on_fatal` hears what only a new process can mend, such as the loss of one of the `gpus`; from any thread."""
         self._catalog, self._scheduler, self._on_fatal, self._gpus = catalog, scheduler, on_fatal, gpus
-        self._options = options
+        self._options, self._metrics = options, metrics
         self._absence = _Absence(options.watch_every_s)
         self._probing: set[asyncio.Task[None]] = set()
         self._is_over = threading.Event()
@@ -112,7 +114,7 @@ class Health:
             for served in self._catalog.served():
                 for one in served.lanes:
                     if self._needs_canary(one):
-                        self._start_canary(one)
+                        self._start_canary(served, one)
 
     def _is_a_device_lost(self) -> bool:
         """Whether only a new process can use some GPU again; whoever found out, the process is told to end."""
@@ -138,14 +140,14 @@ class Health:
             return False
         return time.monotonic_ns() - one.last_success_ns > self._options.canary_after_s * SECOND_NS
 
-    def _start_canary(self, one: ServedLane) -> None:
+    def _start_canary(self, served: Served, one: ServedLane) -> None:
         # Counted as a success at once, so that it is not started again while it runs.
         one.last_success_ns = time.monotonic_ns()
-        task = asyncio.get_running_loop().create_task(self._ask_canary(one))
+        task = asyncio.get_running_loop().create_task(self._ask_canary(served, one))
         self._probing.add(task)
         task.add_done_callback(self._probing.discard)
 
-    async def _ask_canary(self, one: ServedLane) -> None:
+    async def _ask_canary(self, served: Served, one: ServedLane) -> None:
         lane, proved = one.lane, one.proved
         if lane.stopping:
             return  # it was lost or began to leave in the same moment
@@ -153,10 +155,13 @@ class Health:
         try:
             await self._until_hung(probe)
         except TimeoutError:
+            self._metrics.canary_ran(served, "hung")
             self._scheduler.give_up_lane(lane, f"the canary has run for {self._options.hang_after_s:g} s")
         except Exception as failure:  # a wrong answer, or whatever an engine raises: it is not well
+            self._metrics.canary_ran(served, "failed")
             self._scheduler.give_up_lane(lane, f"the canary failed: {failure}")
         else:
+            self._metrics.canary_ran(served, "passed")
             one.last_success_ns = time.monotonic_ns()
 
     async def _until_hung(self, probe: asyncio.Future[None]) -> None:

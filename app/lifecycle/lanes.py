@@ -28,6 +28,7 @@ from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import Slab
+from convoy.app.telemetry.metrics import Metrics
 
 _log = logging.getLogger("convoy")
 
@@ -50,13 +51,14 @@ class Lanes:
         tasks: Tasks,
         load_version: LoadVersion,
         replace_within_s: float,
+        metrics: Metrics,
         on_replaced: Callable[[Served], None],
         on_fatal: Callable[[str], None],
     ) -> None:
         """`on_replaced` hears of a version that was loaded again, `on_fatal` why it could not be."""
         self._catalog, self._scheduler, self._slab, self._tasks = catalog, scheduler, slab, tasks
         self._load_version, self._replace_within_s = load_version, replace_within_s
-        self._on_replaced, self._on_fatal = on_replaced, on_fatal
+        self._metrics, self._on_replaced, self._on_fatal = metrics, on_replaced, on_fatal
         self._ids = count(1)
         self._closing: dict[int, asyncio.Task[None]] = {}
         self._lost: dict[ModelKey, list[asyncio.Task[None]]] = {}
@@ -132,6 +134,7 @@ class Lanes:
         one = served.lane_of(lane)
         if one is None:
             return
+        self._metrics.engine_lost(served)
         served.lanes.remove(one)
         was_needed = one.is_listed
         one.is_listed = False
@@ -161,6 +164,7 @@ class Lanes:
             if loaded is not None:
                 await self._take_over(served, loaded)
                 served.recovers = served.key in self._lost
+                self._metrics.engine_replaced(served)
                 self._on_replaced(served)
                 _log.warning("an engine of %s version %d was replaced", served.key.model, served.key.version)
 

@@ -34,7 +34,7 @@ class Reports:
         samples, queued_ns = dispatch.samples, [one.queue_ns for one in done]
         total_ns = len(done) * now_ns - sum([one.request.arrival_ns for one in done])
         served.statistics.record_batch(samples, answers.times, total_ns, queued_ns)
-        self._metrics.computed_ns.add(dispatch.lane.device, answers.times.compute_ns)
+        self._metrics.computed(dispatch.lane.device, answers.times.compute_ns)
         self._metrics.of(served).batch_ran(samples, dispatch.lane.padded(samples), answers.times, queued_ns)
 
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None:

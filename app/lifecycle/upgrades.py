@@ -25,6 +25,7 @@ from convoy.app.loading.later import prove_plan, prove_tuned, still_refused
 from convoy.app.loading.proving import ProvedEngine, fastest, race
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import ModelKey
+from convoy.app.telemetry.metrics import Metrics
 from convoy.models.bundle import open_bundle
 from convoy.models.errors import JobError
 from convoy.models.plan_cache import find_plan
@@ -42,9 +43,10 @@ class Upgrades:
         probe: Callable[[Lane, Callable[[], None]], Awaitable[None]],
         swap: Callable[[Served, ProvedEngine], Awaitable[bool]],
         tasks: Tasks,
+        metrics: Metrics,
     ) -> None:
         """`probe` runs something in a lane's thread, and `swap` lets an engine take over, as in `Lanes`."""
-        self._builder, self._probe, self._swap, self._tasks = builder, probe, swap, tasks
+        self._builder, self._probe, self._swap, self._tasks, self._metrics = builder, probe, swap, tasks, metrics
         self._at_work: set[ModelKey] = set()
         self._building: dict[ModelKey, asyncio.Task[PlanBuild]] = {}
 
@@ -85,13 +87,16 @@ class Upgrades:
             await self._move_to_plan(served, wish)
         except _NotBuilt as failure:
             same = [wish, *(one for one in served.loaded.wishes if one != wish and _has_same_build(one, wish))]
+            self._metrics.plan_tried(served, "not_built")
             for one in same:
                 self._give_up(served, one, str(failure))
             return same
         except (NotProved, JobError) as failure:
+            self._metrics.plan_tried(served, "not_faster" if isinstance(failure, _NotFaster) else "not_proved")
             self._give_up(served, wish, str(failure))
         except Exception as error:  # a bug, here or in a library
             _log.exception("moving %s to its plan failed; this is a bug", wish.onnx)
+            self._metrics.plan_tried(served, "not_proved")
             self._give_up(served, wish, f"{type(error).__name__}: {error}")
         return [wish]
 
@@ -106,6 +111,7 @@ class Upgrades:
         if serves is None:
             return
         _fulfilled(served, wish)
+        self._metrics.plan_tried(served, "serves")
         name, version, device = served.key.model, served.key.version, wish.device.name
         _log.info("%s version %d on %s is served by %s now: %s", name, version, device, wish.library, serves.reason)
 
@@ -184,7 +190,7 @@ class Upgrades:
             raise NotProved(f"it could not be compared with what serves: {failure}") from failure
         if fastest(measured) == 0:
             info = rival.proved.engine.info
-            raise NotProved(f"it is not faster than {info.engine} in {info.precision}")
+            raise _NotFaster(f"it is not faster than {info.engine} in {info.precision}")
 
     def _give_up(self, served: Served, wish: PlanWish, reason: str) -> None:
         """The version is served as before, and whoever looks is told why."""
@@ -202,6 +208,10 @@ class Upgrades:
 
 class _NotBuilt(NotProved):
     """There is no plan, whichever GPU it was to be for."""
+
+
+class _NotFaster(NotProved):
+    """It is right, and what serves already is as good."""
 
 
 def _has_same_build(one: PlanWish, other: PlanWish) -> bool:

@@ -55,7 +55,7 @@ class _CoreProcess:
         memory = mmap.mmap(fleet.memory_fd, 0)
         options = replace(settings.core_options(), shared_memory=SharedPart(memory, own.offset, own.nbytes))
         self._core = make_core(options, on_loaded=collect_only_what_comes, on_fatal=self._fatal)
-        self._edges = EdgeRegistry(self._core, [Extent(part.offset, part.nbytes) for part in edges])
+        self._edges = EdgeRegistry(self._core, [Extent(part.offset, part.nbytes) for part in edges], orders.parent_pid)
         edge_options, limits = settings.edge_options(), settings.connection_limits()
         edge_options = replace(edge_options, decode_threads=decode_threads(edge_options, len(edges)))
         # The edges' gates log every call, with the address that it came from.

@@ -66,13 +66,15 @@ class _Part:
 class EdgeRegistry:
     """All edges of one core."""
 
-    def __init__(self, core: Core, parts: Sequence[Extent]) -> None:
-        self.core = core
+    def __init__(self, core: Core, parts: Sequence[Extent], supervisor_pid: int) -> None:
+        self.core, self._supervisor_pid = core, supervisor_pid
         self.parts = [_Part(extent) for extent in parts]
+        core.room_elsewhere_bytes = sum(extent.nbytes for extent in parts)
         self._edges: set[_EdgeConnection] = set()
         self._update_is_due = False
         self._update_number = 0
         self._update_is_known = asyncio.Event()  # an edge knows more, or is no more
+        core.other_processes = self._processes
         core.catalog.watch(self._catalog_changed, self._until_update_is_known)
         core.load_watch.on_look = self._tell_load
 
@@ -92,6 +94,10 @@ class EdgeRegistry:
         self.core.bytes_elsewhere = sum(edge.used_bytes for edge in self._edges)
         self.core.open_calls_elsewhere = sum(edge.open_calls for edge in self._edges)
         self.core.decoding_elsewhere = sum(edge.waiting_to_decode for edge in self._edges)
+
+    def _processes(self) -> dict[str, int]:
+        edges = {f"edge_{number}": part.edge.pid for number, part in enumerate(self.parts) if part.edge is not None}
+        return {"supervisor": self._supervisor_pid, **edges}
 
     def update(self) -> CatalogUpdate:
         catalog = self.core.catalog
@@ -136,6 +142,7 @@ class _EdgeConnection:
         self.channel = Channel(self._heard, self._lost)
         self.used_bytes = self.open_calls = self.waiting_to_decode = 0
         self.known_update = -1
+        self.pid = 0
         self._edges, self._core = registry, registry.core
         self._part: _Part | None = None
         self._requests: dict[int, Request] = {}
@@ -176,6 +183,7 @@ class _EdgeConnection:
         if part.edge is not None:
             part.edge.channel.close()  # of a process that has died, and whose end has not been seen yet
         part.edge = self
+        self.pid = hello.pid
         self._edges.open(self)
         lent = tuple(Lent(own_id, loan.extents) for own_id, loan in part.loans.items())
         self.channel.send(Welcome(PROTOCOL_VERSION, lent))

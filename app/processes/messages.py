@@ -22,7 +22,7 @@ from convoy.app.submission.listing import Listing
 from convoy.app.submission.load import CoreLoad
 from convoy.models.spec import ModelSpec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class _Said(Struct, array_like=True, tag=True):
@@ -37,11 +37,12 @@ class Extent(NamedTuple):
 
 
 class Hello(_Said):
-    """The first words of an edge: what it speaks, which part of the memory is its, and its process's number."""
+    """The first words of an edge: what it speaks, which part of the memory is its, and which process it is."""
 
     version: int
     part: int
     incarnation: int
+    pid: int
 
 
 class Submit(_Said):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -59,7 +60,7 @@ class RemoteCore(OpenCalls):
         # Requests that name shared memory are led to the core whole; here there is none.
         self.shared_memory = SharedMemory(is_allowed=False)
         self.catalog = EdgeCatalog(self._unused)
-        self._hello = Hello(PROTOCOL_VERSION, part, incarnation)
+        self._hello = Hello(PROTOCOL_VERSION, part, incarnation, os.getpid())
         self.next_request_id = count(incarnation << _INCARNATION_SHIFT).__next__
         self._channel: Channel | None = None
         self._presence = asyncio.Event()

@@ -6,11 +6,13 @@ for a model that does not exist is counted under an empty model.
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from convoy.app.batch import StageTimes
@@ -21,13 +23,16 @@ from convoy.app.telemetry.last_minute import STAGES, MinuteCounts
 from convoy.app.telemetry.observed import Observed
 from convoy.app.telemetry.statistics import ModelStatistics
 
-_LATENCY_BUCKETS_S = (
+LATENCY_BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MODEL = ("model", "version")
 _BATCH_STAGES = ("copy_in", "compute", "copy_out")
+CanaryResult = Literal["passed", "failed", "hung"]
+PlanResult = Literal["serves", "not_built", "not_proved", "not_faster"]
+LoadResult = Literal["loaded", "refused"]
 
 
 class ModelMeters:
@@ -72,14 +77,14 @@ class Metrics:
             "convoy_call_duration_seconds",
             "From the arrival of the headers to the end of a call, by how it ended",
             (*_MODEL, "protocol", "outcome"),
-            _LATENCY_BUCKETS_S,
+            LATENCY_BUCKETS_S,
             per_unit=SECOND_NS,
         )
         self.stage = Histogram(
             "convoy_stage_duration_seconds",
             "Time in one stage: decode_wait, decode, queue, encode per request, copy_in, compute, copy_out per batch",
             (*_MODEL, "stage"),
-            _LATENCY_BUCKETS_S,
+            LATENCY_BUCKETS_S,
             per_unit=SECOND_NS,
         )
         self.batch = Histogram("convoy_batch_size", "Samples per batch", _MODEL, _BATCH_BUCKETS)
@@ -89,23 +94,50 @@ class Metrics:
             "convoy_padding_samples", "Samples computed only to fill a batch", _MODEL, registry=registry
         )
         self._depth = Gauge("convoy_queue_depth", "Samples that wait", _MODEL, registry=registry)
-        self._inflight = Gauge("convoy_inflight_bytes", "Bytes of memory held by requests", registry=registry)
         self._rejected = Counter("convoy_rejected", "Requests turned away, by reason", ("reason",), registry=registry)
+        self._canaries = Counter(
+            "convoy_canary_runs", "Canaries of engines at work, by result", (*_MODEL, "result"), registry=registry
+        )
+        self._losses = Counter("convoy_engine_losses", "Engines that could run nothing more", _MODEL, registry=registry)
+        self._replacements = Counter(
+            "convoy_engine_replacements", "Lost engines that were loaded again", _MODEL, registry=registry
+        )
+        told = "Plans wanted beside the serving, by what became of them"
+        self._plans = Counter("convoy_plans", told, (*_MODEL, "result"), registry=registry)
+        self._loads = Counter("convoy_loads", "Versions that were loaded or refused", ("result",), registry=registry)
+        # A rate knows only how a series went on: what is rare and has an alert begins with zero, before the first time.
+        for reason in Refusal:
+            self._rejected.labels(reason)
+        for result in get_args(LoadResult):
+            self._loads.labels(result)
+        self._device_ns = Tally[str]()
+        registry.register(_DeviceSeconds(self._device_ns))
         Gauge("convoy_build_info", "The version of Convoy", ("version",), registry=registry).labels(version).set(1)
         self._meters: dict[ModelKey, ModelMeters] = {}
+        self._watched = set[tuple[str, str]]()
         # Of the last minute: refusals by reason, calls for no model by outcome, nanoseconds of compute by device.
         self.refusals, self.strangers, self.computed_ns = MinuteCounts(), MinuteCounts(), MinuteCounts()
 
-    def watch_inflight_bytes(self, read: Callable[[], int]) -> None:
-        self._inflight.set_function(read)
+    def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
+        """A gauge of the whole server, read whenever somebody looks."""
+        Gauge(name, documentation, registry=self.registry).set_function(read)
 
     def watch_model(self, served: Observed, waiting: Callable[[], int]) -> None:
         """Start the series of a model that is now served."""
-        self._depth.labels(*_labels(served)).set_function(waiting)
+        labels = _labels(served)
+        self._watched.add(labels)
+        self._depth.labels(*labels).set_function(waiting)
+        for counter in (self._losses, self._replacements):
+            counter.labels(*labels)
+        for counter, results in ((self._canaries, CanaryResult), (self._plans, PlanResult)):
+            for result in get_args(results):
+                counter.labels(*labels, result)
 
     def forget_model(self, served: Observed) -> None:
         """End every series of a version that has left, so that the labels stay bounded by what is loaded."""
-        for series in (self.requests, self.padding, self._depth):
+        self._watched.discard(_labels(served))
+        life = self._canaries, self._losses, self._replacements, self._plans
+        for series in (self.requests, self.padding, self._depth, *life):
             series.remove_by_labels(_model(served))
         for histogram in (self.calls, self.stage, self.batch):
             histogram.forget(*_labels(served))
@@ -138,6 +170,31 @@ class Metrics:
         self.refusals.add(str(reason), count)
         self._rejected.labels(reason).inc(count)
 
+    def computed(self, device: str, ns: int) -> None:
+        """A batch has kept a device at work so long."""
+        self.computed_ns.add(device, ns)
+        self._device_ns[device] += ns
+
+    def canary_ran(self, served: Observed, result: CanaryResult) -> None:
+        self._count(self._canaries, served, result)
+
+    def engine_lost(self, served: Observed) -> None:
+        self._count(self._losses, served)
+
+    def engine_replaced(self, served: Observed) -> None:
+        self._count(self._replacements, served)
+
+    def plan_tried(self, served: Observed, result: PlanResult) -> None:
+        self._count(self._plans, served, result)
+
+    def load_ended(self, result: LoadResult) -> None:
+        self._loads.labels(result).inc()
+
+    def _count(self, counter: Counter, served: Observed, *result: str) -> None:
+        labels = _labels(served)
+        if labels in self._watched:  # else it has left, and what was still at work for it ends now
+            counter.labels(*labels, *result).inc()
+
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)
@@ -153,6 +210,20 @@ class _RequestDurations(Collector):
         name, text = "convoy_request_duration_seconds", "All of convoy_call_duration_seconds together; use that"
         family = self._calls.family(name, text, len(_MODEL))
         family.samples = [one for one in family.samples if one.labels["model"]]  # it never knew any others
+        return [family]
+
+
+class _DeviceSeconds(Collector):
+    """Nanoseconds of compute by device, which who adds to them keeps."""
+
+    def __init__(self, device_ns: Tally[str]) -> None:
+        self._device_ns = device_ns
+
+    def collect(self) -> Iterable[Metric]:
+        told = "Compute of all batches; above a second a second where they run beside each other"
+        family = CounterMetricFamily("convoy_device_compute_seconds", told, labels=("device",))
+        for device, ns in self._device_ns.items():
+            family.add_metric((device,), ns / SECOND_NS)
         return [family]
 
 

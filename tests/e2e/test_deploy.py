@@ -6,7 +6,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from convoy.app.outcomes import Refusal
 from tests.support.manifests import DEPLOY, check, document
 from tests.support.servers import Server, start_server, wait_until
 from tests.support.stores import DEMO, StoreFolder, digit
+from tests.support.tools import tool
 
 pytestmark = pytest.mark.slow
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
@@ -99,17 +99,6 @@ def test_the_reasons_that_scale_are_real() -> None:
     text = (DEPLOY / "kubernetes/overlays/gpu-keda/scaled-object.yaml").read_text()
     reasons = set(re.findall(r'reason=~"([^"]*)"', text)[0].split("|"))
     assert reasons <= {str(one) for one in Refusal}
-
-
-# Tools that may not be here; .ci/run installs them where it can
-
-
-def tool(name: str) -> str:
-    beside = Path(sys.executable).parent / name
-    found = shutil.which(name) or (str(beside) if beside.exists() else None)
-    if found is None:
-        pytest.skip(f"{name} is not installed; docs/deploy/README.md says whence it comes")
-    return found
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from tests.support.crowds import Crowd
-from tests.support.servers import Server, run_convoy, start_server, wait_until
+from tests.support.servers import Server, metric, run_convoy, start_server, wait_until
 from tests.support.stores import StoreFolder
 
 # Many servers are started here, and much is waited for.
@@ -117,6 +117,7 @@ def test_a_broken_version_is_refused_and_the_old_one_goes_on(polling: Server, st
         wait_until(lambda: index(polling)["shift", "2"][0] == "UNAVAILABLE", "the new version is refused")
         reason = index(polling)["shift", "2"][1]
         assert "model.onnx" in reason
+        assert metric(polling, "convoy_loads_total", result="refused") == 1
         assert index(polling)["shift", "1"] == ("READY", "")
         assert polling.get("/v2/health/ready").status_code == 200
         store.add_shift(3.0, version=2)

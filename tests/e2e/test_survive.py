@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.crowds import Crowd, at_once
 from tests.support.fake_server import DIE, HANG, LOSE_GPU
-from tests.support.servers import FakeServer, start_fake_server, start_server, wait_until
+from tests.support.servers import FakeServer, metric, start_fake_server, start_server, wait_until
 from tests.support.stores import digit
 from tests.support.wire import Wire, head
 
@@ -140,9 +140,10 @@ def test_a_batch_that_hangs_on_the_event_loop_itself_ends_the_process_with_70_or
 
 
 @pytest.mark.parametrize(
-    ("switch", "words"), [("wrong", "off by"), ("hang", "the canary has run"), ("break", "every run fails")]
+    ("switch", "words", "result"),
+    [("wrong", "off by", "failed"), ("hang", "the canary has run", "hung"), ("break", "every run fails", "failed")],
 )
-def test_an_idle_engine_that_goes_wrong_is_found_by_its_canary(switch: str, words: str) -> None:
+def test_an_idle_engine_that_goes_wrong_is_found_by_its_canary(switch: str, words: str, result: str) -> None:
     with start_fake_server(fake=fake(canary_after_s=0.3)) as server:
         # Nothing takes its place before this is off: whoever looks late still sees that it is gone.
         server.switch_on("hang_load")
@@ -151,9 +152,15 @@ def test_an_idle_engine_that_goes_wrong_is_found_by_its_canary(switch: str, word
         assert not server.is_ready()
         assert words in server.log
         assert server.infer(1.0).status_code == 503
+        assert metric(server, "convoy_ready") == 0
         server.switch_off("hang_load")
         wait_until(server.is_ready, "the server is ready again")
         assert server.infer(1.0).json()["outputs"][0]["data"] == [1.0] * 4
+        assert metric(server, "convoy_ready") == 1
+        assert metric(server, "convoy_canary_runs_total", model="rows", result=result) == 1
+        wait_until(lambda: metric(server, "convoy_canary_runs_total", model="rows", result="passed"), "all is well")
+        assert metric(server, "convoy_engine_losses_total", model="rows") == 1
+        assert metric(server, "convoy_engine_replacements_total", model="rows") == 1
 
 
 def test_a_busy_server_needs_no_canary() -> None:

@@ -7,7 +7,7 @@ a batch; BYTES may be any bytes. What a sample of `rows` starts with says
 what its engine does: POISON fails its batch, HANG never returns, DIE is fatal for the engine.
 
 With `"gpu": true` only `rows` is there, an ONNX file that is really loaded, onto a fake GPU by ONNX Runtime's engine;
-LOSE_GPU breaks the GPU for the process.
+LOSE_GPU breaks the GPU for the process. The GPU tells its figures, by an NVML that is not there, either.
 
 `FAKE_OPTIONS` is JSON: `latency_ms`, `per_sample_ms`, `max_batch`, `reload_ms` (how long it takes to replace
 an engine), `health` (arguments of HealthOptions), `hang_from_start` (what to put into the
@@ -208,9 +208,12 @@ def _put_bugs_into_routes(switch: Path) -> None:
 
 def _machine_that_can_be_lost() -> Machine:
     from tests.support.fake_cuda import ILLEGAL_ADDRESS
+    from tests.support.fake_nvml import FakeNvml, busy_device
     from tests.support.gpu_machine import FakeGpu, GpuBench
 
     bench = GpuBench.of(FakeGpu())
+    (gpu,) = bench.machine.gpus
+    sys.modules["pynvml"] = FakeNvml(busy_device(gpu.properties.pci_bus_id, "GPU-0"))  # type: ignore[assignment]
 
     def break_if_told(arrays: Mapping[str, np.ndarray]) -> None:
         if any((array == LOSE_GPU).any() for array in arrays.values()):

@@ -76,6 +76,9 @@ class Running:
         (model,) = (await self.http.get("/stats")).json()["models"]
         return model
 
+    async def metrics(self) -> str:
+        return (await self.http.get("/metrics")).text
+
     async def until(self, condition: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         for _ in range(2000):
             model = await self.model()
@@ -149,6 +152,12 @@ async def ask(running: Running, images: np.ndarray) -> np.ndarray:
 def serving(metrics: str) -> list[str]:
     """The engines that serve, in the metrics' words."""
     return [line for line in metrics.splitlines() if re.match(r"convoy_engine_info{.* 1\.0$", line)]
+
+
+def plans(metrics: str) -> dict[str, int]:
+    """What became of the plans that were wanted, in the metrics' words: how many, by result."""
+    found = re.findall(r'^convoy_plans_total{.*result="(\w+)".*} (\d+)', metrics, re.MULTILINE)
+    return {result: int(count) for result, count in found if count != "0"}
 
 
 def run(job: Callable[[], Awaitable[None]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import os
 import random
 import threading
 import time
@@ -119,7 +120,7 @@ async def linked(folder: Path, make: Callable[[Path], Workshop] = Workshop) -> A
     )
     workshop.core = core = Core(options, load_version=workshop.load)
     await core.start()
-    registry = EdgeRegistry(core, [PART])
+    registry = EdgeRegistry(core, [PART], os.getpid())
     address = folder / "channel"
 
     def receive() -> Channel:

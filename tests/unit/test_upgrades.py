@@ -16,7 +16,7 @@ from convoy.models.bundle import MANIFEST, open_bundle
 from tests.support.fake_cuda import FakeGpu
 from tests.support.fake_devices import until
 from tests.support.gpu_machine import GpuBench
-from tests.support.upgrade_bench import ask, hold_proofs, run, running, serving
+from tests.support.upgrade_bench import ask, hold_proofs, plans, run, running, serving
 
 # For `make test`: some seconds together.
 pytestmark = pytest.mark.slow
@@ -64,10 +64,11 @@ def test_a_plan_takes_over_under_load_and_nobody_notices(tmp_path, bench, monkey
             assert (after["plan_build"]["state"], after["plan_build"]["reason"]) == ("built", None)
             assert [engine["engine"] for engine in after["engines"]] == ["tensorrt"]
             assert "fp16.onnx: its plan was built" in after["why"]
-            metrics = (await server.http.get("/metrics")).text
+            metrics = await server.metrics()
             (line,) = serving(metrics)
             assert 'engine="tensorrt"' in line
             await server.until(lambda _: len(server.core.catalog.served()[0].lanes) == 1)
+            await server.until(lambda _: plans(server.core.metrics.render().decode()) == {"serves": 1})
             # The old engine's memory is free, and that of ONNX Runtime at its best, which was held against the plan:
             # what is used now is the new engine's, with its scratch.
             await server.until(lambda _: bench.cuda.gpus[0].used_bytes <= memory_before + 4096)
@@ -85,6 +86,7 @@ def test_a_build_that_fails_changes_nothing_and_says_why(tmp_path, bench):
             assert model["engine"] == "onnxruntime-cuda"
             assert model["ready"]
             model = await server.until(lambda model: any("no such operator" in why for why in model["why_not_others"]))
+            assert plans(await server.metrics()) == {"not_built": 1}
             images = open_bundle(tmp_path / "store" / "digits" / "1").canary().inputs["images"]
             await ask(server, images[:2])
 
@@ -100,6 +102,7 @@ def test_a_plan_that_answers_wrongly_never_serves(tmp_path, bench, monkeypatch):
             server.builder.may_end.set()
             model = await server.until(lambda model: model["plan_build"]["reason"])
             assert "is off by" in model["plan_build"]["reason"]
+            assert plans(await server.metrics())["not_proved"] >= 1
             assert model["engine"] == "onnxruntime-cuda"
 
     run(job)
@@ -114,6 +117,7 @@ def test_a_plan_that_is_not_faster_does_not_serve(tmp_path, bench, monkeypatch):
             server.builder.may_end.set()
             model = await server.until(lambda model: model["plan_build"]["reason"])
             assert "not faster than onnxruntime-cuda in fp16" in model["plan_build"]["reason"]
+            assert plans(await server.metrics())["not_faster"] >= 1
             assert model["engine"] == "onnxruntime-cuda"
             # Not at once: the next plan may be tried by now, and after the last of them the tuning.
             await until(lambda: bench.cuda.gpus[0].used_bytes == used)
@@ -160,7 +164,7 @@ def test_a_plan_relieves_the_cpu_that_served_because_no_gpu_could(tmp_path, benc
             assert [engine["engine"] for engine in model["engines"]] == ["tensorrt"]
             (served,) = server.core.catalog.served()
             await server.until(lambda _: [one.lane.device for one in served.lanes] == ["cuda:0"])
-            metrics = (await server.http.get("/metrics")).text
+            metrics = await server.metrics()
             (line,) = serving(metrics)
             assert 'engine="tensorrt"' in line
 
@@ -173,7 +177,7 @@ def test_what_was_missing_is_not_told_any_more_when_it_serves(tmp_path, bench, m
     async def job() -> None:
         async with running(tmp_path, bench) as server:
             assert any("no plan for" in why for why in (await server.model())["why_not_others"])
-            metrics = (await server.http.get("/metrics")).text
+            metrics = await server.metrics()
             assert re.search(
                 r'^convoy_engine_info{.*reason="tensorrt on cuda:0: fp16.onnx: no plan.* 0\.0$', metrics, re.M
             )
@@ -240,6 +244,7 @@ def test_whatever_a_library_raises_costs_one_plan_and_is_told(tmp_path, bench, m
             )
             assert model["engine"] == "onnxruntime-cuda"
             assert len(server.builder.orders) == 3
+            assert plans(await server.metrics()) == {"not_proved": 3}
 
     run(job)
 

@@ -1,0 +1,55 @@
+"""docs/metrics.md has every metric that servers of all kinds show, with exactly its labels, and no other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import tritonclient.grpc as triton_grpc
+
+from convoy.app.ray.ways import Ways
+from tests.support.metric_table import Shape, documented, shapes, shown
+from tests.support.servers import Server, metric, start_fake_server, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def look(server: Server) -> set[tuple[str, Shape]]:
+    return set(shown(server.get("/metrics").text))
+
+
+def seen_alone() -> set[tuple[str, Shape]]:
+    """One process, asked well and ill on both wires."""
+    with start_fake_server(fake={"gpu": True}) as server:
+        assert server.infer(1.0).status_code == 200
+        assert server.infer(1.0, model="nobody").status_code == 404
+        client = triton_grpc.InferenceServerClient(server.grpc_address)
+        with pytest.raises(Exception, match="nobody"):
+            client.infer("nobody", [])
+        client.close()
+        # Three of one batch on a fake GPU whose sizes are powers of two: one is padding.
+        assert server.infer(1.0, 2.0, 3.0).status_code == 200
+        wait_until(lambda: metric(server, "convoy_gpu_utilization_ratio"), "the GPU was read")
+        return look(server)
+
+
+def seen_behind_edges() -> tuple[set[tuple[str, Shape]], str]:
+    with start_fake_server(edges=2) as server:
+        assert server.infer(1.0).status_code == 200
+        wait_until(lambda: metric(server, "convoy_requests_total"), "the edge has told of the call")
+        return look(server), server.get("/metrics").text
+
+
+def seen_on_ray() -> set[tuple[str, Shape]]:
+    """What a replica adds to its core's; real ones are asked in the tests of Ray."""
+    return set(shapes(Ways("replica-1").collect()))
+
+
+def test_the_table_has_every_metric_with_its_labels_and_no_other() -> None:
+    behind, text = seen_behind_edges()
+    seen: defaultdict[str, set[Shape]] = defaultdict(set)
+    for name, shape in seen_alone() | behind | seen_on_ray():
+        seen[name].add(shape)
+    assert dict(seen) == {name: {shape} for name, shape in documented().items()}
+    for process in ("core", "supervisor", "edge_0", "edge_1"):
+        assert f'convoy_process_cpu_seconds_total{{process="{process}"}}' in text

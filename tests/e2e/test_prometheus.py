@@ -1,0 +1,121 @@
+"""A real Prometheus scrapes real servers under load: what dashboards, rules and the page ask for is there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
+
+import pytest
+
+from tests.support.fake_server import POISON
+from tests.support.prometheus import Prometheus, start_prometheus
+from tests.support.promql import alerts, asked_by_panels, asked_in_the_page, recorded, selectors
+from tests.support.servers import FakeServer, rows_request, start_fake_server, wait_until
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+# Of a server with one GPU that is played, and of one with two edges.
+ALONE = {"fake": {"gpu": True}}
+EDGES = {"fake": {"latency_ms": 2.0}, "edges": 2}
+
+
+@contextmanager
+def asked_all_the_time(*servers: FakeServer) -> Iterator[None]:
+    """Each is asked by two clients, one request after the other; one in ten fails where a server can be told to."""
+    is_over = threading.Event()
+
+    def ask(server: FakeServer, rows: cycle[float]) -> None:
+        with server.client() as client:
+            while not is_over.is_set():
+                client.post("/v2/models/rows/infer", json=rows_request(next(rows)))
+
+    values = [1.0] * 9
+    threads = [
+        threading.Thread(target=ask, args=(server, cycle([*values, last])))
+        for server, last in zip(servers, (1.0, POISON), strict=True)
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Iterator[Prometheus]:
+    """With a history of at least one look before the load, from which rates begin."""
+    with start_fake_server(**ALONE) as alone, start_fake_server(**EDGES) as edges:
+        servers = [f"127.0.0.1:{server.port}" for server in (alone, edges)]
+        with start_prometheus(servers) as one:
+            wait_until(lambda: one.targets() == dict.fromkeys(servers, "up"), "both servers were scraped")
+            with asked_all_the_time(alone, edges):
+                yield one
+
+
+def unanswered(prometheus: Prometheus, asked: dict[str, str]) -> dict[str, str]:
+    """Those that have no series now, or nothing but NaN, which is what 0 / 0 gives."""
+    return {
+        where: expr for where, expr in asked.items() if all(one["value"][1] == "NaN" for one in prometheus.ask(expr))
+    }
+
+
+def wait_for_series(prometheus: Prometheus, asked: dict[str, str]) -> None:
+    assert asked
+    left = dict(asked)
+
+    def is_done() -> bool:
+        nonlocal left
+        left = unanswered(prometheus, left)
+        return not left
+
+    try:
+        wait_until(is_done, "every expression has series", 60.0)
+    except AssertionError as error:
+        raise AssertionError(f"no series for {left}") from error
+
+
+def test_every_panel_has_series(prometheus: Prometheus) -> None:
+    wait_for_series(prometheus, {one.where: one.expr for one in asked_by_panels("10s")})
+
+
+def test_every_question_of_the_page_has_series(prometheus: Prometheus) -> None:
+    # A model of its own stands there for a reader's.
+    asked = {one.where: one.expr.replace('model="digits"', 'model="rows"') for one in asked_in_the_page()}
+    wait_for_series(prometheus, asked)
+
+
+def test_every_recorded_rule_has_series(prometheus: Prometheus) -> None:
+    wait_for_series(prometheus, {name: name for name in recorded()})
+    wait_until(lambda: not prometheus.unhealthy_rules(), "all rules are evaluated")
+
+
+def test_every_metric_that_an_alert_names_has_series(prometheus: Prometheus) -> None:
+    """With any value: whether the alert fires on it is another test's."""
+    named = {one.metric for alert in alerts().values() for one in selectors(alert["expr"])}
+    wait_for_series(prometheus, {name: name for name in named})
+
+
+def test_an_alert_fires_on_what_a_real_server_does(prometheus: Prometheus) -> None:
+    """One call in ten fails at one server, which is far more than is promised."""
+    expr = 'ALERTS{alertname="ConvoyAvailabilityBurnsFast", alertstate="firing"}'
+    (firing,) = wait_until(lambda: prometheus.ask(expr), "the alert fires", 60.0)
+    assert firing["metric"]["job"] == "convoy"
+
+
+def test_values_are_those_of_the_servers(prometheus: Prometheus) -> None:
+    processes = prometheus.ask("count by (process) (convoy_process_resident_memory_bytes)")
+    assert {one["metric"]["process"]: one["value"][1] for one in processes} == {
+        "core": "2",
+        "supervisor": "1",
+        "edge_0": "1",
+        "edge_1": "1",
+    }
+    (gpu,) = prometheus.ask("convoy_gpu_power_watts")
+    assert (gpu["metric"]["device"], gpu["value"][1]) == ("cuda:0", "412.5")
+    (share,) = wait_until(lambda: prometheus.ask("job:convoy_bad_calls:ratio_rate5m"), "a share was recorded")
+    assert 0.0 < float(share["value"][1]) < 0.2

@@ -1,0 +1,18 @@
+"""Programs of others that may not be here; .ci/run installs them where it can."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def tool(name: str) -> str:
+    """Where the program is; a test without it is left out and says so."""
+    beside = Path(sys.executable).parent / name
+    found = shutil.which(name) or (str(beside) if beside.exists() else None)
+    if found is None:
+        pytest.skip(f"{name} is not installed; docs/deploy/README.md says whence it comes")
+    return found
