@@ -18,7 +18,7 @@ from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.inference import InferRequest, is_heavy, request_for, understand, within
 from convoy.app.edge.oip.lookup import find_served
-from convoy.app.edge.oip.predicting import Predictor, Wanted, check_threshold, wanted_classes
+from convoy.app.edge.oip.predicting import Predictor, Wanted, check_threshold, wanted_classes, why_no_classes
 from convoy.app.edge.oip.tensors import RawRequest
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, Refusal, ending_of
@@ -211,10 +211,9 @@ class Inside(Asking):
 
 def _wanted(top_k: int | None, threshold: float | None, served: ServedLike) -> Wanted:
     """Raises InvalidRequest."""
-    if served.spec.image is None:
-        raise InvalidRequest(
-            f"'{served.key.model}' has no image preprocessing, so it cannot take images; give tensors to infer()"
-        )
+    why = why_no_classes(served.spec)
+    if why is not None:
+        raise InvalidRequest(f"'{served.key.model}' {why}; give tensors to infer()")
     if threshold is not None:
         check_threshold(threshold, threshold, served)
     return wanted_classes(top_k, threshold)

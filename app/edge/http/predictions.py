@@ -27,6 +27,7 @@ from convoy.app.edge.oip.predicting import (
     check_threshold,
     check_top_k,
     wanted_classes,
+    why_no_classes,
 )
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import Timing, server_timing, timing_document
@@ -56,12 +57,10 @@ class PredictionsRoute(HotRoute):
         self._predictor = Predictor(decoder, options.max_pixels)
 
     def admit(self, served: ServedLike) -> None:
-        if served.spec.image is None:
+        why = why_no_classes(served.spec)
+        if why is not None:
             name, version = served.key.model, served.key.version
-            raise InvalidRequest(
-                f"'{name}' has no image preprocessing, so it cannot take images; "
-                f"send tensors to /v2/models/{name}/versions/{version}/infer"
-            )
+            raise InvalidRequest(f"'{name}' {why}; send tensors to /v2/models/{name}/versions/{version}/infer")
 
     async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
         wanted = _wanted(head, served)

@@ -20,7 +20,7 @@ from convoy.app.edge.timing import Timing, timing_ms
 from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import ImageTooLarge, InvalidRequest
 from convoy.models.images import decoding_bytes, refuse_oversized
-from convoy.models.spec import ImageSpec
+from convoy.models.spec import ImageSpec, ModelSpec
 
 _DEFAULT_TOP_K = 5
 
@@ -98,6 +98,13 @@ class Predictor:
                 "--max-inflight-mb"
             )
         return header.pixels, needs_bytes
+
+
+def why_no_classes(spec: ModelSpec) -> str | None:
+    """Why a model does not turn images into classes, in words that go on from its name; None where it does."""
+    if spec.image is None:
+        return "has no image preprocessing, so it cannot take images"
+    return None if spec.gives_classes else f"has the task {spec.task!r}, so its outputs are no classes"
 
 
 def wanted_classes(top_k: int | None, threshold: float | None) -> Wanted:
