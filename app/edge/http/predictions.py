@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from convoy.app.edge.class_map import SegmentedPicture, palette_png, run_lengths
 from convoy.app.edge.http.body import Body
-from convoy.app.edge.http.compression import quality
+from convoy.app.edge.http.class_maps import as_png, wanted_map
 from convoy.app.edge.http.hot_route import HotRoute, HttpHead
 from convoy.app.edge.http.multipart import boundary_of, split_files
 from convoy.app.edge.http.replies import Reply, error_reply
-from convoy.app.edge.oip.answering import BOXES, CLASS_MAP, Wanted, why_no_predictions
+from convoy.app.edge.oip.answering import BOXES, Wanted, why_no_predictions
 from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.pictures import EncodedPicture, Picture
@@ -73,13 +72,13 @@ class PredictionsRoute(HotRoute):
         envelope: _Answer = {"model": name, "version": str(version)}
         if boundary is None or sniff(body.view) is not None:
             picture = EncodedPicture(body.view, (body.slot,))
-            if wanted.finish is _as_png:
+            if wanted.finish is as_png:
                 found = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=True)
                 return Reply(200, (found.found,), "image/png", (server_timing(found.timing),))
             answer = await self._predict(call, served, picture, terms, wanted, is_alone=True)
             headers = (server_timing(Timing(**answer["timing_ms"])),)
             return Reply(200, (orjson.dumps({**envelope, **answer}),), headers=headers)
-        if wanted.finish is _as_png:
+        if wanted.finish is as_png:
             raise InvalidRequest("a PNG has the class map of one image; send one alone, or ask for JSON")
         work = DecodeWork("form", body.nbytes, (body.slot,), call.deadline_ns(terms.timeout_ms))
         files = (await self.decoder.run(call, work, split_files, body.view, boundary)).result
@@ -140,52 +139,13 @@ def _wanted_boxes(head: HttpHead, served: ServedLike) -> Wanted:
     return Wanted(BOXES, _top_k(head), threshold)
 
 
-def _wanted_map(head: HttpHead, served: ServedLike) -> Wanted:
-    query = head.query()
-    for word in ("top_k", "threshold"):
-        if word in query:
-            name = served.key.model
-            raise InvalidRequest(f"{word} is for classes and boxes, and '{name}' gives a class map; leave it away")
-    form = query.get("format", [""])[-1]
-    if form not in ("", "json", "png"):
-        raise InvalidRequest(f"format must be json or png, got {form[:40]!r}")
-    is_png = form == "png" or (not form and prefers_png(head.headers.get(b"accept", b"")))
-    return Wanted(CLASS_MAP, finish=_as_png if is_png else _as_json)
-
-
 # What a request may say, by the task of its model. All raise InvalidRequest.
 _WANTED: dict[Task, Callable[[HttpHead, ServedLike], Wanted]] = {
     "classify": _wanted_classes,
     "multilabel": _wanted_classes,
-    "segment": _wanted_map,
+    "segment": wanted_map,
     "detect": _wanted_boxes,
 }
-
-
-def prefers_png(accept: bytes) -> bool:
-    """Whether an Accept header names PNG, and nothing that JSON would fit better. Browsers name it for every image."""
-    weights: dict[bytes, float] = {}
-    for entry in accept.lower().split(b","):
-        kind, _, parameter = entry.partition(b";")
-        weights[kind.strip()] = quality(parameter)
-    png = weights.get(b"image/png", 0.0)
-    return png > 0 and png >= weights.get(b"application/json", 0.0)
-
-
-def _as_png(found: SegmentedPicture) -> bytes:
-    return palette_png(found.class_map)
-
-
-def _as_json(found: SegmentedPicture) -> orjson.Fragment:
-    """Written here and not with the rest of the answer, as this is in a thread."""
-    height, width = found.class_map.shape
-    counts = run_lengths(found.class_map, [one.class_id for one in found.classes])
-    classes = [
-        {**asdict(one), "rle": {"size": [height, width], "counts": runs}}
-        for one, runs in zip(found.classes, counts, strict=True)
-    ]
-    document = {"height": height, "width": width, "unseen_share": found.unseen_share, "classes": classes}
-    return orjson.Fragment(orjson.dumps(document))
 
 
 def _threshold(head: HttpHead, served: ServedLike) -> float | None:
