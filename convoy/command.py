@@ -134,12 +134,14 @@ def predict(
     name: Annotated[str, typer.Argument(help="The model.")],
     images: Annotated[list[str], typer.Argument(help="Image files, folders, patterns, or - for one from stdin.")],
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
-    top_k: Annotated[int, typer.Option(help="Classes to show per image.")] = 5,
+    top_k: Annotated[
+        int | None, typer.Option(help="Classes or boxes to show per image; by default five classes, or all boxes.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="A line of JSON per image, as they come.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds for each image, tries included.")] = 60.0,
     api_key_file: KeyFile = None,
 ) -> None:
-    """Ask a running server to classify images."""
+    """Ask a running server what is in images."""
     from convoy.app.client.client import Client
     from convoy.app.commands.predict import predict as ask
 

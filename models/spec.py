@@ -16,6 +16,7 @@ import numpy as np
 
 from convoy.models.errors import BundleError
 from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
+from convoy.models.tasks import CLASS_TASKS, DetectionOutputs, SegmentationOutput, Task
 
 # Open Inference Protocol name -> numpy. BYTES are byte strings of any length; BF16 is unknown to numpy, so it is
 # two opaque bytes. `convoy.models.tensors` turns both into bytes and back.
@@ -186,17 +187,29 @@ class ModelSpec:
     activation: Activation
     labels: tuple[str, ...]
     priorities: Priorities = ORDINARY_PRIORITIES
+    task: Task = "classify"
+    segmentation: SegmentationOutput | None = None
+    detection: DetectionOutputs | None = None
+
+    @property
+    def gives_classes(self) -> bool:
+        return self.task in CLASS_TASKS
 
     @property
     def is_binary(self) -> bool:
         """Whether one output tells two classes apart."""
         return len(self.labels) == 2 and self.outputs[0].shape[-1:] == (1,)
 
+    def output_index(self, name: str) -> int:
+        """Which of the outputs has this name. Raises ValueError."""
+        return [output.name for output in self.outputs].index(name)
+
     def __post_init__(self) -> None:
         if not self.inputs or not self.outputs:
             raise BundleError(f"model {self.name!r} needs at least one input and one output")
         if self.max_batch_size < 0:
             raise BundleError(f"model {self.name!r}: max_batch_size must be 0 or more")
+        self._check_task()
         if self.image is None:
             return
         first = self.inputs[0]
@@ -206,4 +219,36 @@ class ModelSpec:
             raise BundleError(
                 f"model {self.name!r}: an image model has one input of {self.image.tensor_dtype} "
                 f"{list(self.image.tensor_shape)}, got {[(i.dtype, list(i.shape)) for i in self.inputs]}"
+            )
+
+    def _check_task(self) -> None:
+        for task, declared in (("segment", self.segmentation), ("detect", self.detection)):
+            if (self.task == task) != (declared is not None):
+                problem = f"does not say which outputs are for it, though its task is {task}"
+                if declared is not None:
+                    problem = f"says which outputs are for {task}, though its task is {self.task}"
+                raise BundleError(f"model {self.name!r} {problem}; declare both or neither")
+        if self.task == "multilabel" and self.activation == "softmax":
+            raise BundleError(
+                f"model {self.name!r}: a softmax shares one score out among all classes, so that they cannot stand "
+                "each for itself; declare sigmoid or none, or the task classify"
+            )
+        head = self.segmentation or self.detection
+        if head is None:
+            return
+        try:
+            classes = head.check(self.outputs)
+        except BundleError as error:
+            raise BundleError(f"model {self.name!r}: {error}") from error
+        is_single = self.segmentation is not None and classes == 1
+        told_apart = 2 if is_single else classes
+        if self.labels and told_apart not in (None, len(self.labels)):
+            raise BundleError(
+                f"model {self.name!r}: there are {len(self.labels)} labels, but its outputs tell {told_apart} classes "
+                "apart; pass as many labels"
+            )
+        if self.activation == "softmax" and (is_single or (self.detection is not None and classes is None)):
+            raise BundleError(
+                f"model {self.name!r}: the softmax of a single score is always 1; "
+                "declare the activation sigmoid or none"
             )

@@ -138,6 +138,11 @@ def _check_spec(spec: ModelSpec, options: BatchOptions) -> None:
         raise JobError(
             f"{options.name!r} has no image preprocessing, so it cannot take images; export it with --preprocess"
         )
+    if not spec.gives_classes:
+        raise JobError(
+            f"{options.name!r} has the task {spec.task!r}, and this labels images with classes; "
+            f"send the images to a server, or tensors to its /v2/models/{options.name}/infer"
+        )
     if spec.outputs[0].is_strings or spec.outputs[0].numpy_dtype.kind not in "fiu":
         raise JobError(f"{options.name!r} answers no scores, so there are no labels to write")
     if options.batch_size > max(1, spec.max_batch_size):

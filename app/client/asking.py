@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
-class Question(NamedTuple, Generic[Answer]):
+class WireQuestion(NamedTuple, Generic[Answer]):
     """One question on one wire: what is sent, given the seconds that are left, and what its reply means.
 
     `read` raises RequestError for a reply that is no answer.
@@ -43,7 +43,7 @@ Steps: TypeAlias = Generator[Send | Pause, Any, Answer]
 
 
 def ask(
-    question: Question[Answer],
+    question: WireQuestion[Answer],
     timeout_s: float,
     retries: int,
     now: Callable[[], float],

@@ -16,16 +16,18 @@ from typing import TypeVar, overload
 
 import numpy as np
 
-from convoy.app.client.asking import Question, arun, ask, run
+from convoy.app.client.asking import WireQuestion, arun, ask, run
 from convoy.app.client.http_transport import AsyncHttpTransport, HttpTransport, http_options
 from convoy.app.client.http_wire import HttpWire
 from convoy.app.client.images import encoded
-from convoy.app.client.records import RemoteModel
-from convoy.app.python.pictures import OneImage, is_one, several_of
-from convoy.app.python.records import Classification
-from convoy.models.errors import RequestError, UsageError
+from convoy.app.client.records import RemoteModel, Sight
+from convoy.app.python.pictures import OneImage, one_or_several
+from convoy.app.python.records import Classification, Detections, Segmentation
+from convoy.models.errors import InvalidRequest, RequestError, UsageError
 
 Answer = TypeVar("Answer")
+_Kind = TypeVar("_Kind", Classification, Segmentation, Detections)
+_ASKED_BY = {Classification: "predict", Segmentation: "segment", Detections: "detect"}
 DEFAULT_URL = "http://127.0.0.1:8000"
 _Verify = ssl.SSLContext | str | bool
 
@@ -116,8 +118,8 @@ class Client:
         """
 
         def one(image: OneImage) -> Classification:
-            question = self._wire.predict(model, _text(version), encoded(image), top_k, threshold)
-            return self._ask(question, timeout_s)
+            sight = self.look(model, image, version=version, top_k=top_k, threshold=threshold, timeout_s=timeout_s)
+            return _of_kind(sight, Classification)
 
         def one_or_error(image: OneImage) -> Classification:
             try:
@@ -125,11 +127,44 @@ class Client:
             except RequestError as error:
                 return _failed(error, model, version)
 
-        if is_one(images):
-            return one(images)
-        several = several_of(images)
+        several = one_or_several(images)
+        if not isinstance(several, list):
+            return one(several)
         with ThreadPoolExecutor(min(self._manners.at_once, max(1, len(several)))) as threads:
             return list(threads.map(one_or_error, several))
+
+    def segment(
+        self, model: str, image: OneImage, *, version: int | str | None = None, timeout_s: float | None = None
+    ) -> Segmentation:
+        """The class of each pixel of an image, on its own pixels. Raises as `predict` does."""
+        return _of_kind(self.look(model, image, version=version, timeout_s=timeout_s), Segmentation)
+
+    def detect(
+        self,
+        model: str,
+        image: OneImage,
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Detections:
+        """The objects in an image, in its own pixels. None: as the model declares. Raises as `predict` does."""
+        sight = self.look(model, image, version=version, top_k=top_k, threshold=threshold, timeout_s=timeout_s)
+        return _of_kind(sight, Detections)
+
+    def look(
+        self,
+        model: str,
+        image: OneImage,
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Sight:
+        """What is in an image, whatever the model's task is. Raises as `predict` does."""
+        return self._ask(self._wire.look(model, _text(version), encoded(image), top_k, threshold), timeout_s)
 
     def infer(
         self,
@@ -162,7 +197,7 @@ class Client:
         """End the connections. A second time it does nothing."""
         self._transport.close()
 
-    def _ask(self, question: Question[Answer], timeout_s: float | None) -> Answer:
+    def _ask(self, question: WireQuestion[Answer], timeout_s: float | None) -> Answer:
         manners = self._manners
         steps = ask(question, timeout_s or manners.timeout_s, manners.retries, time.monotonic)
         return run(steps, self._transport.send, time.sleep)
@@ -230,11 +265,14 @@ class AsyncClient:
         """As `Client.predict`. Cancelling closes the connection, by which the server knows that nobody waits."""
 
         async def one(image: OneImage) -> Classification:
-            body = await asyncio.to_thread(encoded, image)  # it may be a file on a slow disk, or pixels to be packed
-            return await self._ask(self._wire.predict(model, _text(version), body, top_k, threshold), timeout_s)
+            sight = await self.look(
+                model, image, version=version, top_k=top_k, threshold=threshold, timeout_s=timeout_s
+            )
+            return _of_kind(sight, Classification)
 
-        if is_one(images):
-            return await one(images)
+        several = one_or_several(images)
+        if not isinstance(several, list):
+            return await one(several)
         room = asyncio.Semaphore(self._manners.at_once)
 
         async def in_turn(image: OneImage) -> Classification:
@@ -244,7 +282,41 @@ class AsyncClient:
                 except RequestError as error:
                     return _failed(error, model, version)
 
-        return list(await asyncio.gather(*map(in_turn, several_of(images))))
+        return list(await asyncio.gather(*map(in_turn, several)))
+
+    async def segment(
+        self, model: str, image: OneImage, *, version: int | str | None = None, timeout_s: float | None = None
+    ) -> Segmentation:
+        """As `Client.segment`."""
+        return _of_kind(await self.look(model, image, version=version, timeout_s=timeout_s), Segmentation)
+
+    async def detect(
+        self,
+        model: str,
+        image: OneImage,
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Detections:
+        """As `Client.detect`."""
+        sight = await self.look(model, image, version=version, top_k=top_k, threshold=threshold, timeout_s=timeout_s)
+        return _of_kind(sight, Detections)
+
+    async def look(
+        self,
+        model: str,
+        image: OneImage,
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Sight:
+        """As `Client.look`."""
+        body = await asyncio.to_thread(encoded, image)  # it may be a file on a slow disk, or pixels to be packed
+        return await self._ask(self._wire.look(model, _text(version), body, top_k, threshold), timeout_s)
 
     async def infer(
         self,
@@ -267,7 +339,7 @@ class AsyncClient:
         """End the connections. A second time it does nothing."""
         await self._transport.close()
 
-    async def _ask(self, question: Question[Answer], timeout_s: float | None) -> Answer:
+    async def _ask(self, question: WireQuestion[Answer], timeout_s: float | None) -> Answer:
         manners = self._manners
         steps = ask(question, timeout_s or manners.timeout_s, manners.retries, time.monotonic)
         return await arun(steps, self._transport.send, asyncio.sleep)
@@ -289,3 +361,10 @@ def _failed(error: RequestError, model: str, version: int | str | None) -> Class
     """One of several images; version 0 where none was asked for, and none has answered."""
     number = str(version)
     return Classification(model, int(number) if number.isdigit() else 0, (), error=error)
+
+
+def _of_kind(sight: Sight, kind: type[_Kind]) -> _Kind:
+    """Raises InvalidRequest where the model's task is another."""
+    if isinstance(sight, kind):
+        return sight
+    raise InvalidRequest(f"'{sight.model}' has another task; ask it with {_ASKED_BY[type(sight)]}()")

@@ -11,14 +11,17 @@ import httpx
 import numpy as np
 import orjson
 
-from convoy.app.client.asking import Question
+from convoy.app.client.asking import WireQuestion
 from convoy.app.client.errors import NOT_A_SERVER, of_status
-from convoy.app.client.records import RemoteModel
+from convoy.app.client.records import RemoteModel, Sight
 from convoy.app.client.tensors import NamedTensor, array_from, tensors_of
+from convoy.app.edge.boxes import Detection
+from convoy.app.edge.class_map import ClassShare
 from convoy.app.edge.scores import Prediction
 from convoy.app.edge.timing import Timing
-from convoy.app.python.records import Classification
+from convoy.app.python.records import Classification, Detections, Segmentation
 from convoy.models.errors import RequestError
+from convoy.models.geometry import UNSEEN
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _BYTES = (("Content-Type", "application/octet-stream"),)
@@ -37,16 +40,15 @@ class HttpMessage(NamedTuple):
 class HttpWire:
     """Makes the questions."""
 
-    def predict(
+    def look(
         self, model: str, version: str | None, image: bytes, top_k: int | None, threshold: float | None
-    ) -> Question[Classification]:
+    ) -> WireQuestion[Sight]:
+        """What is in an image, as the model's task has it."""
         path = "/".join(("/predictions", *(quote(part, safe="") for part in (model, version) if part is not None)))
         asked = [
             (name, f"{value}") for name, value in (("top_k", top_k), ("threshold", threshold)) if value is not None
         ]
-        return Question(
-            lambda left_s: HttpMessage("POST", path, image, (*asked, _within(left_s)), _BYTES), _classification
-        )
+        return WireQuestion(lambda left_s: HttpMessage("POST", path, image, (*asked, _within(left_s)), _BYTES), _sight)
 
     def infer(
         self,
@@ -55,7 +57,7 @@ class HttpWire:
         inputs: Mapping[str, np.ndarray],
         outputs: Sequence[str] | None,
         priority: int,
-    ) -> Question[dict[str, np.ndarray]]:
+    ) -> WireQuestion[dict[str, np.ndarray]]:
         """Raises InvalidRequest."""
         tensors = tensors_of(inputs)
         described = [
@@ -71,10 +73,10 @@ class HttpWire:
         header = orjson.dumps(document)
         body = b"".join((header, *(tensor.data for tensor in tensors)))
         headers = (*_BYTES, (HEADER_LENGTH, f"{len(header)}"), ("Accept-Encoding", "identity"))
-        return Question(lambda left_s: HttpMessage("POST", path, body, (_within(left_s),), headers), _tensors)
+        return WireQuestion(lambda left_s: HttpMessage("POST", path, body, (_within(left_s),), headers), _tensors)
 
-    def models(self) -> Question[tuple[RemoteModel, ...]]:
-        return Question(lambda _: HttpMessage("POST", "/v2/repository/index", b"{}"), _models)
+    def models(self) -> WireQuestion[tuple[RemoteModel, ...]]:
+        return WireQuestion(lambda _: HttpMessage("POST", "/v2/repository/index", b"{}"), _models)
 
 
 def _within(left_s: float) -> tuple[str, str]:
@@ -87,16 +89,45 @@ def _model_path(model: str, version: str | None) -> str:
     return path if version is None else f"{path}/versions/{quote(version, safe='')}"
 
 
-def _classification(response: httpx.Response) -> Classification:
+def _sight(response: httpx.Response) -> Sight:
     document = _document(response)
     try:
+        timing = Timing(*(float(document["timing_ms"][stage]) for stage in Timing._fields))
+        model, version = str(document["model"]), int(document["version"])
+        if "detections" in document:
+            boxes = tuple(
+                Detection(_box(row["box"]), int(row["class_id"]), row["label"], float(row["score"]))
+                for row in document["detections"]
+            )
+            return Detections(model, version, boxes, timing)
+        if "segmentation" in document:
+            found = document["segmentation"]
+            classes = tuple(
+                ClassShare(int(row["class_id"]), row["label"], float(row["share"])) for row in found["classes"]
+            )
+            return Segmentation(model, version, _class_map(found), classes, float(found["unseen_share"]), timing)
         predictions = tuple(
             Prediction(int(row["class_id"]), row["label"], float(row["score"])) for row in document["predictions"]
         )
-        timing = Timing(*(float(document["timing_ms"][stage]) for stage in Timing._fields))
-        return Classification(str(document["model"]), int(document["version"]), predictions, timing)
+        return Classification(model, version, predictions, timing)
     except (ValueError, KeyError, TypeError):
         raise RequestError(f"the answer is not a prediction; {NOT_A_SERVER}") from None
+
+
+def _box(corners: Sequence[float]) -> tuple[float, float, float, float]:
+    x1, y1, x2, y2 = map(float, corners)
+    return x1, y1, x2, y2
+
+
+def _class_map(found: dict[str, Any]) -> np.ndarray:
+    """uint8 [height, width] of COCO's run lengths, which go down the columns. Raises ValueError for what fits not."""
+    height, width = int(found["height"]), int(found["width"])
+    columns = np.full(height * width, UNSEEN, np.uint8)
+    for row in found["classes"]:
+        counts = np.asarray(row["rle"]["counts"], np.int64)
+        is_of_class = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
+        np.putmask(columns, is_of_class.reshape(columns.shape), int(row["class_id"]))
+    return np.ascontiguousarray(columns.reshape(width, height).T)
 
 
 def _tensors(response: httpx.Response) -> dict[str, np.ndarray]:

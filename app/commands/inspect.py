@@ -93,7 +93,7 @@ def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:
     labels = f"{len(spec.labels)} labels, " if spec.labels else ""
     lines: list[RenderableType] = [
         _title(version, f"{origin.source}, exported {origin.created_at[:16].replace('T', ' ')} UTC"),
-        Text(f"{labels}batches up to {spec.max_batch_size}, {evaluated}"),
+        Text(f"{spec.task}, {labels}batches up to {spec.max_batch_size}, {evaluated}"),
         variants_table(manifest),
         *(Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants),
         *_told(manifest),

@@ -1,4 +1,4 @@
-"""`convoy predict`: images to a running server, one table out, or a line of JSON for each.
+"""`convoy predict`: images to a running server, one table out of what is in them, or a line of JSON for each.
 
 Knows files, tables and exit codes; the server is `app.client`'s.
 """
@@ -20,7 +20,11 @@ from rich.table import Table
 
 from convoy.app.client.client import Client
 from convoy.app.client.errors import NOT_A_SERVER
-from convoy.app.python.records import Classification
+from convoy.app.client.records import Sight
+from convoy.app.edge.boxes import Detection
+from convoy.app.edge.class_map import ClassShare
+from convoy.app.edge.scores import Prediction
+from convoy.app.python.records import Classification, Detections, Segmentation
 from convoy.models.errors import (
     ConvoyError,
     DeadlineExceeded,
@@ -47,25 +51,26 @@ def predict(
     client: Client,
     model: str,
     images: Sequence[str],
-    top_k: int,
+    top_k: int | None,
     *,
     as_json: bool = False,
     console: Console | None = None,
     errors: Console | None = None,
     stdin: BinaryIO | None = None,
 ) -> int:
-    """Asks for each image and prints its `top_k` best classes: a table, or JSON lines as they come.
+    """Asks for each image and prints what is in it: a table, or JSON lines as they come.
+
+    Those are the `top_k` best classes or boxes, or how much of it each class covers; None leaves `top_k` to the server.
 
     `images` are files, folders (with all that is below them), patterns, and `-` for an image from stdin. One that
     cannot be read or is refused is one line on stderr, and the others go on. Gives the exit code, which is 1 then.
     Raises JobError where going on makes no sense (no server, no such model, wrong key), UsageError for a wrong call.
     """
-    if top_k < 1:
+    if top_k is not None and top_k < 1:
         raise UsageError(f"--top-k must be at least 1, not {top_k}")
     console, errors = console or Console(), errors or Console(stderr=True)
     given = list(_images(images, sys.stdin.buffer if stdin is None else stdin))
-    table = Table("image", "label", "class", "score")
-    table.columns[0].overflow = table.columns[1].overflow = "fold"  # a name that is cut is none
+    table: Table | None = None
     failed = 0
     for one, found in _in_order(client, model, given, top_k):
         if found.error is not None:
@@ -76,19 +81,21 @@ def predict(
         if as_json:
             console.out(_json_line(one.name, found), highlight=False)
         elif found.error is None:
-            _add_rows(table, one.name, found)
-    if table.row_count:
+            headings, rows = _cells(found)
+            table = table or _table(headings)
+            _add_rows(table, one.name, rows)
+    if table is not None:
         console.print(table)
     return 1 if failed else 0
 
 
-def _in_order(client: Client, model: str, given: Sequence[Given], top_k: int) -> Iterator[tuple[Given, Classification]]:
+def _in_order(client: Client, model: str, given: Sequence[Given], top_k: int | None) -> Iterator[tuple[Given, Sight]]:
     """Each image with its answer or its error. Raises JobError for what would go wrong with every image."""
 
-    def ask(one: Given) -> Classification:
+    def ask(one: Given) -> Sight:
         try:
             image = one.image if isinstance(one.image, bytes) else read_image_file(one.image)
-            return client.predict(model, image, top_k=top_k)
+            return client.look(model, image, top_k=top_k)
         except NotFound as error:
             raise JobError(f"{error}; {_what_is_served(client)}") from None
         except Unauthorized as error:
@@ -141,17 +148,19 @@ def _all_of(paths: Iterable[Path], name: str, objection: str) -> Iterator[Given]
         yield Given(str(path), path)
 
 
-def _json_line(name: str, found: Classification) -> str:
+def _json_line(name: str, found: Sight) -> str:
     if found.error is not None:
         return orjson.dumps({"image": name, "error": str(found.error)}).decode()
-    timing = None if found.timing_ms is None else found.timing_ms._asdict()
-    answer = {
-        "model": found.model,
-        "version": str(found.version),
-        "predictions": found.predictions,
-        "timing_ms": timing,
-    }
-    return orjson.dumps({"image": name, **answer}).decode()
+    answer: dict[str, object] = {"image": name, "model": found.model, "version": str(found.version)}
+    match found:
+        case Classification():
+            answer["predictions"] = found.predictions
+        case Detections():
+            answer["detections"] = found.detections
+        case Segmentation():
+            answer["segmentation"] = {"classes": found.classes, "unseen_share": found.unseen_share}
+    answer["timing_ms"] = None if found.timing_ms is None else found.timing_ms._asdict()
+    return orjson.dumps(answer).decode()
 
 
 def _what_is_served(client: Client) -> str:
@@ -162,9 +171,33 @@ def _what_is_served(client: Client) -> str:
     return f"the server has {', '.join(names)}" if names else "the server has no model ready"
 
 
-def _add_rows(table: Table, image: str, found: Classification) -> None:
-    for rank, one in enumerate(found.predictions):
-        name = "" if one.label is None else escape(one.label)
-        last = rank == len(found.predictions) - 1
-        shown = escape(image) if rank == 0 else ""
-        table.add_row(shown, name, str(one.class_id), f"{one.score:.4f}", end_section=last)
+def _cells(found: Sight) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The headings, and a row for each thing in the image: label, class, and what the task has beside them."""
+    match found:
+        case Detections():
+            boxes = [(*_class(one), f"{one.score:.4f}", _numbers(one.box)) for one in found.detections]
+            return ("label", "class", "score", "box: x1, y1, x2, y2"), [*boxes]
+        case Segmentation():
+            most_first = sorted(found.classes, key=lambda one: -one.share)
+            return ("label", "class", "share"), [(*_class(one), f"{100 * one.share:.1f} %") for one in most_first]
+    return ("label", "class", "score"), [(*_class(one), f"{one.score:.4f}") for one in found.predictions]
+
+
+def _class(one: Prediction | Detection | ClassShare) -> tuple[str, str]:
+    return "" if one.label is None else escape(one.label), str(one.class_id)
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _table(headings: tuple[str, ...]) -> Table:
+    table = Table("image", *headings)
+    for column in table.columns[:2]:
+        column.overflow = "fold"  # a name that is cut is none
+    return table
+
+
+def _add_rows(table: Table, image: str, rows: list[tuple[str, ...]]) -> None:
+    for rank, cells in enumerate(rows or [("nothing found",)]):
+        table.add_row(escape(image) if rank == 0 else "", *cells, end_section=rank >= len(rows) - 1)

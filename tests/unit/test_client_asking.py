@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.client.asking import Question, Send, ask, run
+from convoy.app.client.asking import Send, WireQuestion, ask, run
 from convoy.models.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError, Unavailable
 
 
@@ -46,7 +46,7 @@ def read(reply: str | RequestError) -> str:
 
 
 def asked(server: Server, timeout_s: float, retries: int, drawn: float = 0.0) -> str:
-    steps = ask(Question(lambda left_s: left_s, read), timeout_s, retries, server.clock, lambda: drawn)
+    steps = ask(WireQuestion(lambda left_s: left_s, read), timeout_s, retries, server.clock, lambda: drawn)
     return run(steps, server.send, server.sleep)
 
 

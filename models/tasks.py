@@ -1,0 +1,196 @@
+"""What a model's outputs are for, and which of them hold what: the words with which a spec declares it.
+
+Knows names, shapes and dtypes of outputs. Knows nothing of files, of requests, nor how an answer is made of outputs:
+all that is declared here is data, so that no code of a model's author runs to read its outputs.
+
+Shapes are those of one sample, without the batch dimension. -1 stands for a size known only at run time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from convoy.models.errors import BundleError
+
+# "classify": one class of several. "multilabel": classes that stand each for itself. "segment": a class for each pixel.
+# "detect": boxes with a class and a score. "none": tensors in, tensors out, and nothing is known of their meaning.
+Task = Literal["classify", "multilabel", "segment", "detect", "none"]
+CLASS_TASKS: tuple[Task, ...] = ("classify", "multilabel")
+# How the four numbers of a box are read: corners; a corner, width and height; or the centre, width and height.
+BoxForm = Literal["xyxy", "xywh", "cxcywh"]
+# Of pixels of the network's input, or as shares of its width and height.
+BoxUnit = Literal["pixels", "fractions"]
+
+# A class map is one byte a pixel, and the last number stands for a pixel that the network did not see.
+MAX_MAP_CLASSES = 255
+
+_FLOATS = ("FP16", "FP32", "FP64")
+_INTEGERS = ("UINT8", "UINT16", "UINT32", "INT8", "INT16", "INT32", "INT64")
+
+
+class _Tensor(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentationOutput:
+    """Which output holds a class for each pixel.
+
+    `class_map` is float [C, H, W], a score per class, of which the largest counts; or integer [H, W], the class itself.
+    With C = 1, a score of 0.5 and more (after the spec's activation) is class 1, and less is class 0. H and W need not
+    be the input's: the map covers the input all the same.
+    """
+
+    class_map: str
+
+    def check(self, outputs: Sequence[_Tensor]) -> int | None:
+        """How many classes the map tells apart, None where its shape does not say. Raises BundleError."""
+        output = _found("segment", "class map", self.class_map, outputs)
+        shape = output.shape
+        if len(shape) == 2 and output.dtype in _INTEGERS:
+            return None
+        if len(shape) != 3 or output.dtype not in _FLOATS or shape[0] < 1:
+            raise _unfit("segment", output, "float [classes, height, width] or integer [height, width]")
+        if shape[0] > MAX_MAP_CLASSES:
+            raise _unfit("segment", output, f"a map of at most {MAX_MAP_CLASSES} classes")
+        return shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorLevel:
+    """The anchors that stand on one grid of a detector: one of each size at each of its cells.
+
+    The centre of those in row r and column c is at x = (c + `offset`) * `step_x_px`, y = (r + `offset`) * `step_y_px`
+    in pixels of the network's input; `sizes_px` are pairs of width and height. They come row by row, within
+    a row column by column, within a cell in the order of the sizes.
+    """
+
+    rows: int
+    columns: int
+    step_y_px: float
+    step_x_px: float
+    sizes_px: tuple[tuple[float, ...], ...]
+    offset: float = 0.5
+
+    def __post_init__(self) -> None:
+        sizes = [side for size in self.sizes_px for side in size]
+        is_sound = min(self.rows, self.columns, len(self.sizes_px)) >= 1 and {len(size) for size in self.sizes_px} == {
+            2
+        }
+        steps = (self.step_y_px, self.step_x_px, *sizes)
+        if not is_sound or min(steps) <= 0 or not all(map(math.isfinite, (*steps, self.offset))):
+            raise BundleError(
+                "an anchor level needs rows and columns of at least 1, steps above 0, and sizes in pairs of width and "
+                f"height above 0; got {self}"
+            )
+
+    @property
+    def anchors(self) -> int:
+        return self.rows * self.columns * len(self.sizes_px)
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionOutputs:
+    """Which outputs hold boxes, and what is left to do until they are detections.
+
+    `boxes` is float [K, 4], read by `box_form` and `box_unit`. With `anchors` it holds instead what a box differs from
+    the anchor of its row, (dx, dy, dw, dh) times `anchor_weights`: the centre moved by dx widths and dy heights, the
+    size times e to the dw and dh, of which at most ln(1000 / 16) counts (Girshick et al., 2014). `scores` is
+    float [K, C], a score per class, or [K]; then `labels` is integer [K], or None where there is one class. `count`,
+    integer [] or [1], says how many rows count; without it all do. A row with a label below 0 or with a score of 0 is
+    padding.
+
+    `background` is the class that stands for no object. `threshold` is the least score that is answered where a
+    request names none, after the spec's activation. `iou_threshold` is how much boxes of one class may overlap
+    (intersection over union) before the lower score goes; None: the graph has seen to it. At most `max_candidates` go
+    into that, the best, and at most `max_boxes` come out where a request does not say how many.
+    """
+
+    boxes: str
+    scores: str
+    labels: str | None = None
+    count: str | None = None
+    box_form: BoxForm = "xyxy"
+    box_unit: BoxUnit = "pixels"
+    anchors: tuple[AnchorLevel, ...] = ()
+    anchor_weights: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)
+    background: int | None = None
+    threshold: float = 0.05
+    iou_threshold: float | None = None
+    max_candidates: int = 4_000
+    max_boxes: int = 100
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1 or not 0 < (1.0 if self.iou_threshold is None else self.iou_threshold) <= 1:
+            raise BundleError("detect: threshold must be from 0 to 1, and iou_threshold above 0 and at most 1, or none")
+        if not 1 <= self.max_boxes <= self.max_candidates <= 100_000:
+            raise BundleError("detect: max_boxes must be at least 1, max_candidates no less, and at most 100000")
+        if len(self.anchor_weights) != 4 or not all(0 < weight < math.inf for weight in self.anchor_weights):
+            raise BundleError("detect: anchor_weights must be four numbers above 0, for dx, dy, dw and dh")
+        if self.anchors and (self.box_form, self.box_unit) != ("xyxy", "pixels"):
+            raise BundleError("detect: boxes that differ from anchors have no box_form and box_unit of their own")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The outputs that are needed: boxes, scores, and those of labels and count that there are."""
+        return tuple(name for name in (self.boxes, self.scores, self.labels, self.count) if name is not None)
+
+    def check(self, outputs: Sequence[_Tensor]) -> int | None:
+        """How many classes the scores tell apart, None where their shape does not say. Raises BundleError."""
+        boxes = _found("detect", "boxes", self.boxes, outputs)
+        scores = _found("detect", "scores", self.scores, outputs)
+        if len(boxes.shape) != 2 or boxes.shape[1] != 4 or boxes.dtype not in _FLOATS:
+            raise _unfit("detect", boxes, "float [boxes, 4]")
+        if len(scores.shape) not in (1, 2) or scores.dtype not in _FLOATS or 0 in scores.shape:
+            raise _unfit("detect", scores, "float [boxes] or [boxes, classes]")
+        classes = scores.shape[1] if len(scores.shape) == 2 else None
+        rows = [boxes, scores]
+        if self.labels is not None:
+            labels = _found("detect", "labels", self.labels, outputs)
+            if classes is not None:
+                raise BundleError(
+                    f"detect: output {scores.name!r} {list(scores.shape)} has a score for each class, so that there is "
+                    f"no use for labels in {labels.name!r}; declare one or the other"
+                )
+            if len(labels.shape) != 1 or labels.dtype not in _INTEGERS:
+                raise _unfit("detect", labels, "integer [boxes]")
+            rows.append(labels)
+        if self.count is not None:
+            count = _found("detect", "count", self.count, outputs)
+            if count.shape not in ((), (1,)) or count.dtype not in _INTEGERS:
+                raise _unfit("detect", count, "integer [] or [1]")
+        sizes = {one.shape[0] for one in rows} - {-1}
+        if self.anchors:
+            sizes.add(sum(level.anchors for level in self.anchors))
+        if len(sizes) > 1:
+            shapes = ", ".join(f"{one.name!r} {list(one.shape)}" for one in rows)
+            anchors = f", and there are {sum(level.anchors for level in self.anchors)} anchors" if self.anchors else ""
+            raise BundleError(f"detect: the outputs are not of one number of boxes: {shapes}{anchors}")
+        if self.background is not None and not 0 <= self.background < (classes or math.inf):
+            raise BundleError(
+                f"detect: background {self.background} is none of the classes of output {scores.name!r} "
+                f"{list(scores.shape)}"
+            )
+        return classes
+
+
+def _found(task: str, what: str, name: str, outputs: Sequence[_Tensor]) -> _Tensor:
+    for output in outputs:
+        if output.name == name:
+            return output
+    known = ", ".join(repr(output.name) for output in outputs)
+    raise BundleError(f"{task}: there is no output {name!r} for the {what}; the model gives {known}")
+
+
+def _unfit(task: str, output: _Tensor, wanted: str) -> BundleError:
+    return BundleError(
+        f"{task}: output {output.name!r} is {output.dtype} {list(output.shape)} for one sample; it must be {wanted}"
+    )
