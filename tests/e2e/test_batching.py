@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from tests.support.crowds import at_once
-from tests.support.servers import FakeServer, rows_request, start_fake_server, wait_until
+from tests.support.servers import FakeServer, metric, rows_request, start_fake_server, wait_until
 from tests.support.stores import digit
 
 BATCH_MS = 300.0
@@ -172,6 +172,7 @@ def test_level_one_goes_before_none_and_none_before_level_three(edges: int) -> N
 
 
 def test_a_full_queue_is_a_429_and_empties_again(server: FakeServer) -> None:
+    before = metric(server, "convoy_rejected_total", reason="queue_full")
     with ThreadPoolExecutor(12) as pool:
         with busy(server, pool):
             waiting = [pool.submit(server.infer, *[1.0] * 16) for _ in range(8)]
@@ -181,8 +182,7 @@ def test_a_full_queue_is_a_429_and_empties_again(server: FakeServer) -> None:
             assert "Exceeds maximum queue size" in refusal.json()["error"]
             assert int(refusal.headers["retry-after"]) >= 1
     assert server.infer(1.0).status_code == 200
-    metrics = server.get("/metrics").text
-    assert 'convoy_rejected_total{reason="queue_full"}' in metrics
+    assert metric(server, "convoy_rejected_total", reason="queue_full") == before + len(refusals)
 
 
 @pytest.mark.slow

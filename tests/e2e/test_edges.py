@@ -20,7 +20,15 @@ import tritonclient.http as triton_http
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.crowds import Crowd, at_once
-from tests.support.servers import FakeServer, Server, rows_request, start_fake_server, start_server, wait_until
+from tests.support.servers import (
+    FakeServer,
+    Server,
+    metric,
+    rows_request,
+    start_fake_server,
+    start_server,
+    wait_until,
+)
 from tests.support.stores import StoreFolder, digit
 from tests.support.wire import Wire, head
 
@@ -264,8 +272,10 @@ def test_what_is_too_much_for_the_queue_is_refused_in_the_same_words() -> None:
         assert set(statuses) == {200, 429}
         assert "Exceeds maximum queue size: 2 samples for 'rows'" in refused[0].json()["error"]
         assert int(refused[0].headers["retry-after"]) >= 1
-        told = 'convoy_rejected_total{reason="queue_full"}'
-        wait_until(lambda: told in server.get("/metrics").text, "the edge has told what it refused")
+        wait_until(
+            lambda: metric(server, "convoy_rejected_total", reason="queue_full") == statuses.count(429),
+            "the edge has told what it refused",
+        )
 
 
 def test_deadlines_are_kept_across_processes() -> None:

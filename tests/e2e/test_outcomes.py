@@ -51,12 +51,12 @@ def ended(server: Server) -> Ends:
 
 
 def refused(server: Server) -> dict[str, float]:
-    """The refusals so far, by reason."""
+    """The refusals so far, by reason, of which there were any."""
     return {
         sample.labels["reason"]: sample.value
         for family in text_string_to_metric_families(server.get("/metrics", headers=KEY).text)
         for sample in family.samples
-        if sample.name == "convoy_rejected_total"
+        if sample.name == "convoy_rejected_total" and sample.value
     }
 
 
