@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from convoy.models.images import DEFAULT_MAX_PIXELS
 
@@ -24,6 +24,7 @@ class EdgeOptions:
     """`default_timeout_ms` 0: none. `is_loopback`: nobody else can reach the server.
 
     `decode_threads` are this process's, which is one of `processes` that decode; `engines_on_cpu`: on the same cores.
+    `timeouts_ms` are instead of `default_timeout_ms` for single models.
     `allowed_hosts`: names by which own pages reach the routes that change something, beside this machine's.
     """
 
@@ -34,6 +35,7 @@ class EdgeOptions:
     engines_on_cpu: bool = False
     max_pixels: int = DEFAULT_MAX_PIXELS
     default_timeout_ms: float = 0.0
+    timeouts_ms: dict[str, float] = field(default_factory=dict)
     server_name: str = "convoy"
     api_key: str | None = None
     admin_token: str | None = None
@@ -41,3 +43,7 @@ class EdgeOptions:
     allowed_hosts: tuple[str, ...] = ()
     access_log: str = "all"
     slow_request_ms: float = 1000.0
+
+    def timeout_ms(self, model: str) -> float | None:
+        """Of requests to the model that name no deadline; None: no limit."""
+        return self.timeouts_ms.get(model, self.default_timeout_ms) or None

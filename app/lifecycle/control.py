@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Literal
 
 from convoy.app.lifecycle.catalog import Catalog
@@ -61,13 +62,15 @@ class ModelControl:
         tasks: Tasks,
         store: Store | RemoteStore,
         options: ControlOptions,
-        load_options: LoadOptions,
         load_version: LoadVersion,
+        load_options: LoadOptions,
+        load_by_model: Mapping[str, LoadOptions],
         is_leaving: Callable[[], bool],
     ) -> None:
         """`is_leaving`: whether nothing is worth loading any more."""
         self._catalog, self._lifecycle, self._tasks, self._store = catalog, lifecycle, tasks, store
-        self._options, self._load_options, self._is_leaving = options, load_options, is_leaving
+        self._options, self._is_leaving = options, is_leaving
+        self._load_options, self._load_by_model = load_options, load_by_model
         self._known: defaultdict[str, dict[int, VersionRecord]] = defaultdict(dict)
         self._overrides: dict[str, Override] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -88,6 +91,7 @@ class ModelControl:
         In mode poll the store is followed from here on, so that one model that takes long holds up no other.
         """
         self._last_look = await self._watch.look()
+        self._warn_of_unknown()
         names = sorted(self._last_look)
         if self._options.mode == "explicit" and EVERYTHING not in self._options.at_start:
             names = [name for name in names if name in self._options.at_start]
@@ -99,6 +103,13 @@ class ModelControl:
         if self._options.mode == "poll":
             self._tasks.spawn(self._poll())
         await asyncio.gather(*first)
+
+    def _warn_of_unknown(self) -> None:
+        """It may still come, or be misspelt."""
+        for name in sorted(self._load_by_model.keys() - self._last_look.keys()):
+            near = get_close_matches(name, self._last_look, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            _log.warning("there are options for model '%s', which is not in %s%s", name, self._store.root, hint)
 
     async def _poll(self) -> None:
         """Follow the store until cancelled."""
@@ -264,7 +275,8 @@ class ModelControl:
         if known.loaded is None:
             self._catalog.set_loading(name, version)
         override = self._overrides.get(name, _NO_OVERRIDE)
-        options = replace(self._load_options, configured_batch=override.max_batch_size)
+        options = self._load_by_model.get(name, self._load_options)
+        options = replace(options, configured_batch=override.max_batch_size)
         try:
             if found.trouble:
                 raise BundleError(found.trouble)

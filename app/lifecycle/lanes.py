@@ -186,7 +186,8 @@ class Lanes:
             else:
                 self.open(served, proved)
         if not served.withdrawn:
-            served.loaded = replace(loaded, engines=tuple(one.proved for one in served.at_work))
+            spec = replace(loaded.spec, priorities=served.spec.priorities)
+            served.loaded = replace(loaded, spec=spec, engines=tuple(one.proved for one in served.at_work))
         for proved in surplus:
             await asyncio.to_thread(proved.engine.close)
 

@@ -60,7 +60,8 @@ class LoadOptions:
 
     `configured_batch` stands in the place of what the model's configuration says; None: as it says.
     `plan_cache` None: no plan is kept or looked for. A load that takes longer than `limit_s` is given up.
-    `before` serves again, unless it cannot any more or something that takes precedence is there now.
+    `before` serves again, unless it cannot any more or something that takes precedence is there now. Each batch size is
+    run `warm_up_runs` times before the version serves.
     """
 
     precision: PrecisionChoice
@@ -72,6 +73,7 @@ class LoadOptions:
     plan_cache: Path | None = None
     limit_s: float = DEFAULT_LIMIT_S
     before: tuple[ServedBefore, ...] = ()
+    warm_up_runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
         # Where one engine was asked for by name, there is none to serve meanwhile.
         may_wait=options.engine != AUTO,
         threads=options.threads,
+        warm_up_runs=options.warm_up_runs,
     )
     return _Walk(job, rows, bundle.folder, list(skipped), objections=bundle.manifest.objections)
 
@@ -140,7 +143,10 @@ def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
     _log.info("%s version %d is a bare model, %s", stored.name, stored.version, bare.batch_reason)
     variants = (Variant(bare.path.name, "fp32", "cpu", True, "", 0.0, None, None),)
     on = (options.machine, options.plan_cache)
-    job = Job(bare.path.parent, bare.spec, variants, None, limit, "auto", *on, threads=options.threads)
+    runs = options.warm_up_runs
+    job = Job(
+        *(bare.path.parent, bare.spec, variants, None, limit, "auto", *on), threads=options.threads, warm_up_runs=runs
+    )
     others = tuple(row for row in rows if not row.holds_to_canary)
     return _Walk(job, others, bare.path, list(skipped), why_bare=f"bare model: {bare.batch_reason}")
 
@@ -290,21 +296,22 @@ class _Walk:
         return open_and_prove(variant, partial(row.open, self.job, variant, place), prove_engine)
 
     def _prove(self, row: Row, variant: Variant, why: str, engine: Engine) -> Candidate:
+        runs = self.job.warm_up_runs
         if self.job.canary is not None:
-            return prove(variant, self.job.canary, f"{variant.file}: {why}", engine)
+            return prove(variant, self.job.canary, f"{variant.file}: {why}", engine, runs)
         if row is REFERENCE:
-            return prove_by_itself(variant, None, self.why_bare, engine)
+            return prove_by_itself(variant, None, self.why_bare, engine, runs)
         if not self._answers:
             self._answers.append(_answer_of_cpu(self.job, variant))
         (answer,) = self._answers
         if isinstance(answer, CanaryCheck):
-            return prove_by_itself(variant, answer, self.why_bare, engine)
+            return prove_by_itself(variant, answer, self.why_bare, engine, runs)
         why_none = f"nothing tells whether it answers rightly, because {REFERENCE.name} does not run it ({answer})"
         if not row.is_on_gpus:
             raise NotProved(f"{variant.file}: {why_none}")
         # A model may need what only a GPU has.
         _log.warning("%s on %s: %s", self.job.path(variant), row.name, why_none)
-        return prove_by_itself(variant, None, self.why_bare, engine)
+        return prove_by_itself(variant, None, self.why_bare, engine, runs)
 
     def _choose(self, row: Row) -> Choice:
         """Raises BundleError."""

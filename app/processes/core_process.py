@@ -7,7 +7,6 @@ HTTP. Both are the supervisor's, so that edges reach the core that comes after t
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import mmap
 import socket
@@ -39,7 +38,7 @@ def main(make_core: Callable[..., Core] = Core) -> int:
     """The process, from its orders to its end; the exit code. `make_core` is called as `Core` is."""
     orders = own_orders(CoreOrders)
     belong_to(orders.parent_pid)
-    settings = Settings(**json.loads(orders.fleet.settings))
+    settings = Settings.of_json(orders.fleet.settings)
     logs.configure(settings.log_level)
     give_large_allocations_back()
     return run(_CoreProcess(orders, settings, make_core).run())

@@ -49,7 +49,7 @@ def become_supervisor(
         memory_fd=memory,
         grpc_fd=NO_SOCKET if grpc is None else grpc.fileno(),
         parts=parts,
-        settings=settings.model_dump_json(),
+        settings=settings.to_json(),
         edge=json.dumps(to_jsonable(edge_profile(settings, edges))),
         core_module=core_module,
         drain_delay_s=settings.drain_delay_s,

@@ -33,7 +33,7 @@ class FleetOrders:
     """To the supervisor; and what it passes on. Descriptors are inherited; there is a part of the memory per edge, and
     one for the core.
 
-    `settings` and `edge` are the JSON of `Settings` and of `EdgeProfile`. `core_module` is what the core's
+    `settings` and `edge` are the JSON of `Settings.to_json` and of `EdgeProfile`. `core_module` is what the core's
     process runs. `grpc_fd` holds the gRPC port, or is NO_SOCKET.
     """
 

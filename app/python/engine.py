@@ -15,7 +15,6 @@ from typing import NoReturn, overload
 
 import numpy as np
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from convoy.app.edge.oip.predicting import check_timeout_ms, check_top_k
 from convoy.app.engines.select import PrecisionChoice
@@ -26,24 +25,10 @@ from convoy.app.python.inside import Asked, Inside
 from convoy.app.python.pictures import OneImage, is_one, several_of
 from convoy.app.python.private_loop import PrivateLoop
 from convoy.app.python.records import Classification, ModelSummary
-from convoy.app.settings import Settings, not_valid
+from convoy.app.setting_sources import Sources
+from convoy.app.settings import Settings
 from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
-
-
-class _Given(Settings):
-    """The server's settings, of what is given alone: a library does not look into its program's environment."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
 
 
 class PythonEngine:
@@ -305,11 +290,11 @@ class _Failure:
 
 
 def _settings(given: dict[str, object]) -> Settings:
-    """Raises UsageError."""
+    """Of what is given alone: a library does not look into its program's environment. Raises UsageError."""
     try:
-        return _Given(**given)  # type: ignore[arg-type]
+        return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise not_valid(error) from error
+        raise Sources().not_valid(error, Settings) from error
 
 
 async def _open(settings: Settings, failure: _Failure, loop: PrivateLoop) -> Inside:

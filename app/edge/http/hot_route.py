@@ -90,11 +90,11 @@ class HotRoute(ABC):
         finally:
             call.end(ending)
 
-    def timeout_ms(self, head: HttpHead) -> float | None:
+    def timeout_ms(self, head: HttpHead, served: ServedLike) -> float | None:
         """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""
         values = head.query().get("timeout_ms")
         if values is None:
-            return self.options.default_timeout_ms or None
+            return self.options.timeout_ms(served.key.model)
         try:
             timeout_ms = float(values[-1])
         except ValueError:

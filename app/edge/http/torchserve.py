@@ -62,7 +62,7 @@ def _description(core: ManagedCore, served: ManagedVersion) -> dict[str, Any]:
             {"id": str(number), "status": status, "gpu": info.device != "cpu"} for number, info in enumerate(engines)
         ],
         "jobQueueStatus": {
-            "remainingCapacity": max(0, core.max_queue - waiting),
+            "remainingCapacity": max(0, core.max_waiting(served.key) - waiting),
             "pendingRequests": waiting,
         },
     }
