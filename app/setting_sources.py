@@ -74,9 +74,11 @@ class Sources:
             return UsageError(f"--{keys[0].replace('_', '-')}: {words}")
         if _has(self.environment, keys):
             return UsageError(f"{'.'.join((PREFIX + keys[0].upper(), *keys[1:]))}: {words}")
+        words = f"{'.'.join(keys)}: {words}"
+        if not _has(self.file, keys):
+            return UsageError(words)
         help_text = _help(keys, kind)
-        where = f"{self.path}: " if self.path is not None else ""
-        return UsageError(f"{where}{'.'.join(keys)}: {words}{f' ({help_text})' if help_text else ''}")
+        return UsageError(f"{self.path}: {words}{f' ({help_text})' if help_text else ''}")
 
 
 def _environment(kind: type[BaseModel]) -> dict[str, Any]:
