@@ -82,7 +82,7 @@ class Core(OpenCalls):
         plan_builder: PlanBuilder | None = None,
     ) -> None:
         super().__init__()
-        self._store = _open(options)
+        self._store, self.load_options = _open(options), options.load
         self._on_loaded, self._on_fatal = on_loaded, on_fatal
         self.started_s = time.monotonic()
         self.initial_load_done = False
@@ -209,6 +209,11 @@ class Core(OpenCalls):
     def current_load(self) -> CoreLoad:
         """Over the last seconds."""
         return self.load_watch.load
+
+    def change(self, queues: QueueRules, load_by_model: Mapping[str, LoadOptions]) -> None:
+        """Let other rules hold for the queues from now on, and other options for what is loaded from now on."""
+        self.lifecycle.change_rules(queues)
+        self.control.change_loads(load_by_model)
 
     # Requests
 

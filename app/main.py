@@ -37,6 +37,7 @@ from convoy.app.host.runtime import (
     run,
 )
 from convoy.app.processes.launch import become_supervisor
+from convoy.app.reload import Reloading
 from convoy.app.settings import Settings, read_settings
 
 _log = logging.getLogger("convoy")
@@ -73,6 +74,7 @@ class Host:
         self._listener = listener
         self.core = make_core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._fatal)
         options = settings.edge_options()
+        self._reloading = Reloading(settings, self.core, [options])
         hot = HotRoutes(self.core, options)
         protocol = guarded_protocol(settings.connection_limits(), DirectWay(hot, self.core, options))
         self._http = HttpServer(create_app(self.core, options, hot), protocol)
@@ -81,6 +83,7 @@ class Host:
 
     async def run(self) -> int:
         self._signals = StopSignals(self._stop)
+        self._signals.heed_hangup(self._reloading.read_again)
         announce("http", *self._listener.getsockname()[:2])
         collect_only_what_comes()
         return await self._grpc.serve_beside(self._http, [self._listener])

@@ -8,6 +8,7 @@ SIGHUP; the rooms inside take plain arguments.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_origin
@@ -25,9 +26,10 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from convoy.app.core import CoreOptions
+from convoy.app.edge.entry import ADMIN
 from convoy.app.edge.http.connection import ConnectionLimits
 from convoy.app.edge.http.own_pages import host_name, is_loopback
-from convoy.app.edge.options import BodyLimits, EdgeOptions
+from convoy.app.edge.options import ApiKey, BodyLimits, EdgeOptions
 from convoy.app.edge_count import MOST_EDGES, EdgeCount, choose_edges, has_gpu_driver
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.machine import CPU_ONLY, Machine, find_cpu, find_machine
@@ -47,6 +49,10 @@ from convoy.models.plan_cache import plan_folder
 from convoy.models.store import DEMO_STORE, check_name
 
 MIB = 1 << 20
+# What the log calls the key of --api-key-file.
+DEFAULT_KEY = "default"
+_KEY_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
 
 
 def _as_text(given: object) -> object:
@@ -150,6 +156,16 @@ class Settings(BaseModel):
         "info", description="Log level.", json_schema_extra=LIVE
     )
 
+    cors_origins: Names = Field(
+        "",
+        description="Pages that may ask from a browser: origins such as https://a.example, or *.",
+        json_schema_extra=LIVE,
+    )
+    keys: dict[str, Path] = Field(
+        default_factory=dict,
+        description="API keys that clients may send: files with one each, by the name that the log has for it.",
+        json_schema_extra=LIVE,
+    )
     models: dict[str, ModelSettings] = Field(
         default_factory=dict, description="Options of single models, by the model's name."
     )
@@ -171,6 +187,8 @@ class Settings(BaseModel):
             raise ValueError("load_model needs model_control explicit; otherwise everything in the store is loaded")
         self._check_names()
         self._allowed_hosts()
+        self._cors_origins()
+        self._check_key_names()
         return self
 
     @property
@@ -183,6 +201,8 @@ class Settings(BaseModel):
         for name, field in type(self).model_fields.items():
             if not has_names(field):
                 yield OptionHeld.of((name,), getattr(self, name), field)
+        for name, path in self.keys.items():
+            yield OptionHeld.of(("keys", name), path, type(self).model_fields["keys"])
         for model, own in self.models.items():
             for name in own.model_fields_set:
                 yield OptionHeld.of(("models", model, name), getattr(own, name), type(own).model_fields[name])
@@ -209,6 +229,21 @@ class Settings(BaseModel):
         if wrong := [given for given, name in hosts.items() if not name]:
             raise ValueError(f"allowed_host must be names such as a.example,b.example; got {wrong[0]!r}")
         return tuple(hosts.values())
+
+    def _cors_origins(self) -> tuple[str, ...]:
+        """Raises ValueError."""
+        origins = _names(self.cors_origins)
+        if wrong := [one for one in origins if one != "*" and not _ORIGIN.fullmatch(one)]:
+            raise ValueError(f"cors_origins must be origins such as https://a.example:8443, or *; got {wrong[0]!r}")
+        return origins
+
+    def _check_key_names(self) -> None:
+        for name in self.keys:
+            if not _KEY_NAME.fullmatch(name) or name in (ADMIN, DEFAULT_KEY):
+                raise ValueError(
+                    f"keys: {name!r} cannot be a key's name; use letters, digits, '.', '_' and '-', and neither "
+                    f"{ADMIN!r} nor {DEFAULT_KEY!r}, which are those of --admin-token-file and --api-key-file"
+                )
 
     def _check_names(self) -> None:
         asked: dict[str, set[str]] = {
@@ -286,13 +321,17 @@ class Settings(BaseModel):
         return CoreOptions(
             store=self.store_place(),
             load=load,
-            load_by_model={name: own.load_options(load) for name, own in self.models.items()},
+            load_by_model=self.load_by_model(load),
             control=ControlOptions(self.model_control, self.versions(), self.poll_interval_s, _names(self.load_model)),
             model_name=self.model_name,
             queues=self.queue_rules(),
             max_inflight_bytes=self.max_inflight_mb * MIB,
             allow_shared_memory=self.allow_shared_memory,
         )
+
+    def load_by_model(self, load: LoadOptions) -> dict[str, LoadOptions]:
+        """Where something else holds than for the others."""
+        return {name: own.load_options(load) for name, own in self.models.items()}
 
     def queue_rules(self) -> QueueRules:
         return QueueRules(self.max_queue, {name: own.queue_options() for name, own in self.models.items()})
@@ -315,12 +354,24 @@ class Settings(BaseModel):
                 name: own.default_timeout_ms for name, own in self.models.items() if own.default_timeout_ms is not None
             },
             server_name=self.server_name,
-            api_key=_secret("--api-key-file", self.api_key_file),
-            admin_token=_secret("--admin-token-file", self.admin_token_file),
+            api_keys=self._api_keys(),
+            admin_token=self._admin_token(),
             is_loopback=is_loopback(self.host),
             allowed_hosts=self._allowed_hosts(),
+            cors_origins=self._cors_origins(),
             access_log=self.access_log,
         )
+
+    def _api_keys(self) -> tuple[ApiKey, ...]:
+        """Raises UsageError."""
+        files = {name: (f"keys.{name}", path) for name, path in self.keys.items()}
+        if self.api_key_file is not None:
+            files[DEFAULT_KEY] = ("--api-key-file", self.api_key_file)
+        return tuple(ApiKey(name, _secret(option, path)) for name, (option, path) in files.items())
+
+    def _admin_token(self) -> str | None:
+        """Raises UsageError."""
+        return None if self.admin_token_file is None else _secret("--admin-token-file", self.admin_token_file)
 
     def connection_limits(self) -> ConnectionLimits:
         return ConnectionLimits(
@@ -345,10 +396,8 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _secret(option: str, path: Path | None) -> str | None:
-    """What a file with a secret holds; None without a file. Raises UsageError."""
-    if path is None:
-        return None
+def _secret(option: str, path: Path) -> str:
+    """What a file with a secret holds. Raises UsageError."""
     try:
         secret = path.read_text().strip()
     except (OSError, ValueError) as error:

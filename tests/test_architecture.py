@@ -61,6 +61,7 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.setting_sources": (f"{MODELS}.errors", *app("config_file")),
     f"{APP}.model_settings": app("engines", "loading", "lifecycle"),
     f"{APP}.settings": (MODELS, APP),
+    f"{APP}.reload": (MODELS, *app(*BELOW_THE_CORE, "core", "settings", "edge")),
     f"{APP}.processes": (MODELS, APP),
     f"{APP}.ray": (MODELS, *app(*BELOW_THE_CORE, "core", "settings", "edge", "edge.oip", "edge.http", "python")),
     f"{APP}.main": (MODELS, APP),

@@ -43,6 +43,11 @@ def configure(level: str) -> None:
         logger.setLevel(logging.WARNING)
 
 
+def set_level(level: str) -> None:
+    """Let lines of this level and above be written from now on."""
+    logging.getLogger().setLevel(level.upper())
+
+
 def configure_own(level: str) -> None:
     """The same for our lines alone, in a process that has a log of its own."""
     handler = logging.StreamHandler(sys.stderr)

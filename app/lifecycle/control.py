@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Literal
@@ -91,7 +91,7 @@ class ModelControl:
         In mode poll the store is followed from here on, so that one model that takes long holds up no other.
         """
         self._last_look = await self._watch.look()
-        self._warn_of_unknown()
+        self._warn_of_unknown(self._load_by_model)
         names = sorted(self._last_look)
         if self._options.mode == "explicit" and EVERYTHING not in self._options.at_start:
             names = [name for name in names if name in self._options.at_start]
@@ -104,9 +104,17 @@ class ModelControl:
             self._tasks.spawn(self._poll())
         await asyncio.gather(*first)
 
-    def _warn_of_unknown(self) -> None:
-        """It may still come, or be misspelt."""
-        for name in sorted(self._load_by_model.keys() - self._last_look.keys()):
+    def change_loads(self, load_by_model: Mapping[str, LoadOptions]) -> None:
+        """For single models, from their next load on."""
+        is_new = load_by_model.keys() - self._load_by_model.keys()
+        self._load_by_model = load_by_model
+        self._warn_of_unknown(is_new)
+
+    def _warn_of_unknown(self, names: Iterable[str]) -> None:
+        """It may still come, or be misspelt. Before the first look nobody knows."""
+        if not self._last_look:
+            return
+        for name in sorted(set(names) - self._last_look.keys()):
             near = get_close_matches(name, self._last_look, 1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             _log.warning("there are options for model '%s', which is not in %s%s", name, self._store.root, hint)

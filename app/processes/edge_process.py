@@ -24,6 +24,7 @@ from convoy.app.host.runtime import collect_only_what_comes, give_large_allocati
 from convoy.app.processes.acceptor import Acceptor
 from convoy.app.processes.balance import Balance
 from convoy.app.processes.control import SERVING, ControlLine, belong_to
+from convoy.app.processes.messages import OptionsTold
 from convoy.app.processes.orders import EdgeOrders, channel_socket, http_socket, own_orders
 from convoy.app.processes.proxy import Proxy
 from convoy.app.processes.remote_core import RemoteCore
@@ -63,6 +64,7 @@ class _EdgeProcess:
         part = SharedPart(memory, own.offset, own.nbytes)
         self._balance = Balance(memory, fleet.edges, orders.number)
         self._core = RemoteCore(Slab(part.nbytes, part), orders.number, orders.incarnation)
+        self._core.on_options = self._take_options
         kinds = (PredictionsRoute, InferRoute) if profile.infers else (PredictionsRoute,)
         self._hot = HotRoutes(self._core, profile.options, kinds)
         rest = Proxy(self._core, http_socket(orders.folder))
@@ -107,6 +109,10 @@ class _EdgeProcess:
 
     def _publish(self, coming: int = 0) -> None:
         self._balance.publish(self._server.open_connections + coming)
+
+    def _take_options(self, told: OptionsTold) -> None:
+        self._profile.options.change(from_jsonable(EdgeOptions, json.loads(told.options), "options"))
+        logs.set_level(told.log_level)
 
     async def _drain(self) -> int:
         await self._core.drain(self._orders.fleet.drain_timeout_s)

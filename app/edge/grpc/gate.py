@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from convoy.app.edge.entry import KEY_IS_WRONG, Entry
+from convoy.app.edge.entry import ADMIN, KEY_IS_WRONG, Entry
 from convoy.app.edge.grpc.room import MessageRoom, Turn
 from convoy.app.edge.orca import ASKS, TRAILER, report_message
 from convoy.app.host.logs import request_id
@@ -52,6 +52,7 @@ class GrpcCall:
     turn: Turn
     deadline_ns: int | None = None
     status: str = "OK"
+    key_name: str = ""
     started_ns: int = field(default_factory=time.monotonic_ns)
 
     def timeout_ms(self, since_ns: int) -> float | None:
@@ -200,9 +201,12 @@ class GrpcGate:
 
     def _check_key(self, call: GrpcCall) -> None:
         keys, given = self._entry.keys, call.metadata.get("authorization")
-        if keys.is_key(given) or call.method in _NO_KEY_NEEDED:
-            return
-        if not (keys.is_admin_token(given) and call.method in _ADMIN):
+        name = keys.name_of(given)
+        if name is not None:
+            call.key_name = name
+        elif keys.is_admin_token(given) and call.method in _ADMIN:
+            call.key_name = ADMIN
+        elif call.method not in _NO_KEY_NEEDED:
             raise Unauthorized(KEY_IS_WRONG)
 
     def _told(self, call: GrpcCall, error: BaseException) -> tuple[Any, str, _Metadata]:

@@ -72,7 +72,7 @@ class Repetition(NamedTuple):
     """A whole request as it came in one piece; one that differs in its id and its tensors alone need not be parsed.
 
     `before` and `after` are all else, from the method to the end of the JSON, around an id of `id_bytes`. It holds for
-    one `edition` of the catalog, on the connection that sent it, between two requests.
+    one `edition` of the catalog and of the options, on the connection that sent it, between two requests.
     """
 
     before: bytes
@@ -80,7 +80,8 @@ class Repetition(NamedTuple):
     id_bytes: int
     nbytes: int
     body_at: int
-    edition: int
+    edition: tuple[int, int]
+    key_name: str
     found: Found
     served: ServedLike
     known: Known
@@ -138,8 +139,13 @@ class DirectWay:
     """The way from our connections to the hot routes."""
 
     def __init__(self, routes: HotRoutes, core: InferenceCore, options: EdgeOptions) -> None:
-        self.core, self.entry, self._routes = core, Entry(options), routes
+        self.core, self.entry, self.options, self._routes = core, Entry(options), options, routes
         self._find = lru_cache(1024)(self._found)
+
+    @property
+    def _edition(self) -> tuple[int, int]:
+        """Another one whenever something else is found than before, or something else holds."""
+        return self.core.catalog.edition, self.options.edition
 
     def find(self, target: bytes) -> Found | None:
         """Where the target leads; None where that is not for here."""
@@ -165,7 +171,7 @@ class DirectWay:
             call.begin_whole(memory, data[body.at :])
             return True
         known = memory.repeated(data)
-        if known is None or self.core.catalog.edition != memory.edition:
+        if known is None or self._edition != memory.edition:
             return False
         call = DirectCall(self, connection, memory.found, memory.head, memory.lines)
         connection.goes_on_with(call)
@@ -196,9 +202,14 @@ class DirectWay:
         if b"accept-encoding" in head.headers and is_long_enough(longest_bytes):
             return None
         id_at, id_end = (body_at + at for at in id_in(header))
-        before, after, edition = data[:id_at], data[id_end : body_at + len(header)], self.core.catalog.edition
+        before, after, edition = data[:id_at], data[id_end : body_at + len(header)], self._edition
         return Repetition(
-            *(before, after, id_end - id_at, len(data), body_at, edition), call.found, served, known, head, call.lines
+            *(before, after, id_end - id_at, len(data), body_at, edition, call.key_name),
+            call.found,
+            served,
+            known,
+            head,
+            call.lines,
         )
 
 
@@ -242,6 +253,10 @@ class DirectCall:
         return self._call.served
 
     @property
+    def key_name(self) -> str:
+        return self._visit.key_name
+
+    @property
     def body_bytes(self) -> int:
         """Of the body, so far."""
         return 0 if self._reader is None else self._reader.filled_bytes
@@ -249,6 +264,7 @@ class DirectCall:
     def repeat(self, repetition: Repetition, known: Known, data: bytes) -> None:
         """All of it has come, and is understood already."""
         self.more_body, self.memory = False, repetition
+        self._visit.key_name = repetition.key_name
         try:
             self._call.begin_with(repetition.served)
             route = self.found.route

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from convoy.app.edge.entry import KEY_IS_WRONG, SHUT_DOWN, Entry
+from convoy.app.edge.entry import ADMIN, KEY_IS_WRONG, SHUT_DOWN, Entry
 from convoy.app.edge.http.hot_routes import protocol_of
 from convoy.app.edge.http.replies import Headers, Reply, error_reply, internal_error, send_reply
 from convoy.app.edge.oip.call import Call
@@ -36,7 +36,7 @@ _ADMIN = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
 class Visit:
     """One call's way through the gate: who it is, whether it may, what every answer says, its line in the log."""
 
-    __slots__ = ("_core", "_entry", "load_format", "own_id", "started_ns", "status", "trace")
+    __slots__ = ("_core", "_entry", "key_name", "load_format", "own_id", "started_ns", "status", "trace")
 
     def __init__(self, entry: Entry, core: InferenceCore, headers: Mapping[bytes, bytes]) -> None:
         self._entry, self._core = entry, core
@@ -45,13 +45,17 @@ class Visit:
         self.load_format = headers.get(_ASKS_LOAD)
         self.started_ns = time.monotonic_ns()
         self.status = 0  # no answer has begun
+        self.key_name = ""  # of none, or not known yet
 
     def check_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Raises Unauthorized."""
         keys, given = self._entry.keys, headers.get(b"authorization")
-        if keys.is_key(given) or _NO_KEY_NEEDED.fullmatch(path):
-            return
-        if not (keys.is_admin_token(given) and _ADMIN.fullmatch(path)):
+        name = keys.name_of(given)
+        if name is not None:
+            self.key_name = name
+        elif keys.is_admin_token(given) and _ADMIN.fullmatch(path):
+            self.key_name = ADMIN
+        elif not _NO_KEY_NEEDED.fullmatch(path):
             raise Unauthorized(KEY_IS_WRONG)
 
     def headers(self, status: int) -> Headers:
