@@ -47,7 +47,7 @@ _GRACE_S = 10.0
 
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the exit code. Raises UsageError."""
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     raise_file_limit()
     give_large_allocations_back()
     listener = listen(settings.host, settings.port)
@@ -109,7 +109,7 @@ class Host:
 def _application() -> FastAPI:
     """For `uvicorn convoy.app.main:app`: everything from the environment."""
     settings = read_settings({})
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
 
     def give_up(reason: str) -> None:
         end_for(reason, end_now, is_lost=core.load_failure is None)

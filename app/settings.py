@@ -35,6 +35,7 @@ from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.machine import CPU_ONLY, Machine, find_cpu, find_machine
 from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO, CHOICES, REFERENCE, may_use_gpus
+from convoy.app.host.logs import LogFormat
 from convoy.app.lifecycle.control import EVERYTHING, ControlMode, ControlOptions
 from convoy.app.lifecycle.queue_options import QueueRules
 from convoy.app.loading.load import DEFAULT_LIMIT_S, LoadOptions
@@ -156,6 +157,7 @@ class Settings(BaseModel):
         "info", description="Log level.", json_schema_extra=LIVE
     )
 
+    log_format: LogFormat = Field("text", description="text, or json: one object a line.")
     cors_origins: Names = Field(
         "",
         description="Pages that may ask from a browser: origins such as https://a.example, or *.",

@@ -6,12 +6,17 @@ import hmac
 import logging
 import re
 import secrets
+from collections.abc import Callable
 from itertools import count
+from typing import NamedTuple
 
 from convoy.app.edge.options import EdgeOptions
+from convoy.app.host.logs import printable
 from convoy.models.errors import Unauthorized
 
 _log = logging.getLogger("convoy.access")
+# https://www.w3.org/TR/trace-context: version, trace id, parent id, flags.
+_TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 SHUT_DOWN = "the server shut down before it could answer"
 # What the log calls the admin token.
@@ -64,6 +69,16 @@ class Keys:
             raise Unauthorized("the admin token is missing or wrong; send it as 'Authorization: Bearer TOKEN'")
 
 
+class CallFacts(NamedTuple):
+    """What the log can say of a call to a route that infers. `stages_ms` are of the last of its requests."""
+
+    model: str | None
+    version: int | None
+    outcome: str
+    reason: str
+    stages_ms: dict[str, float]
+
+
 class Entry:
     """The rules of one server's gates."""
 
@@ -84,12 +99,36 @@ class Entry:
         wanted = self._options.access_log
         return wanted == "all" or (wanted == "errors" and (is_error or took_ms > self._options.slow_request_ms))
 
-    def log(self, client: str, call: str, status: str, took_ms: float, *, is_error: bool, trace: bytes | None) -> None:
-        """One line, if the operator wants it."""
+    def log(
+        self,
+        client: str,
+        call: str,
+        status: str,
+        took_ms: float,
+        *,
+        is_error: bool,
+        trace: bytes | None,
+        key_name: str,
+        facts: Callable[[], CallFacts] | None,
+    ) -> None:
+        """One line, if the operator wants it. `facts` are asked for only then; None: the call was no inference."""
         if not self.wants_line(is_error, took_ms):
             return
-        shown_trace = f" trace {trace.decode('latin-1')}" if trace else ""
-        _log.info("%s %s %s %.1f ms%s", client, call, status, took_ms, shown_trace)
+        fields: dict[str, object] = {"client": client, "call": printable(call), "status": status}
+        fields["took_ms"] = round(took_ms, 3)
+        shown = ""
+        if key_name:
+            fields["key"] = key_name
+            shown += f" key {key_name}"
+        if trace:
+            shown += f" trace {trace.decode('latin-1')}"
+            found = _TRACE.match(trace)
+            if found is not None:
+                fields["trace_id"] = found[1].decode()
+        if facts is not None:
+            told = facts()
+            fields.update({name: value for name, value in told._asdict().items() if value not in (None, "")})
+        _log.info("%s %s %s %.1f ms%s", client, call, status, took_ms, shown, extra=fields)
 
 
 def _bearer(secret: str) -> bytes:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Literal
 
+from convoy.app.engines.table import AUTO, rows_for
 from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.lifecycle.loads import Loads, LoadVersion
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
@@ -75,6 +76,7 @@ class ModelControl:
         self._overrides: dict[str, Override] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._last_look: dict[str, ModelLook] = {}
+        self._said_of_all: tuple[str, ...] = ()  # why an engine serves no model
         self._following: dict[str, asyncio.Task[None]] = {}
         self._not_fetched: defaultdict[str, set[int]] = defaultdict(set)
         self._watch = StoreWatch(store, self._answers_again)
@@ -90,6 +92,7 @@ class ModelControl:
 
         In mode poll the store is followed from here on, so that one model that takes long holds up no other.
         """
+        self._say_what_cannot_serve()
         self._last_look = await self._watch.look()
         self._warn_of_unknown(self._load_by_model)
         names = sorted(self._last_look)
@@ -103,6 +106,18 @@ class ModelControl:
         if self._options.mode == "poll":
             self._tasks.spawn(self._poll())
         await asyncio.gather(*first)
+
+    def _say_what_cannot_serve(self) -> None:
+        """On this machine, whatever the model; engines that lack the same thing in one line."""
+        if self._load_options.engine != AUTO:
+            return  # as it was asked
+        engines: defaultdict[str, list[str]] = defaultdict(list)
+        self._said_of_all = rows_for(self._load_options.machine, AUTO)[1]
+        for told in self._said_of_all:
+            engine, _, reason = told.partition(": ")
+            engines[reason].append(engine)
+        for reason, names in engines.items():
+            _log.info("not used here: %s: %s", ", ".join(names), reason)
 
     def change_loads(self, load_by_model: Mapping[str, LoadOptions]) -> None:
         """For single models, from their next load on."""
@@ -310,7 +325,8 @@ class ModelControl:
         for objection in loaded.objections:
             _log.warning("%s version %d was published although: %s", name, version, objection)
         for reason in loaded.skipped:
-            _log.info("passed over for %s version %d: %s", name, version, reason)
+            if reason not in self._said_of_all:
+                _log.debug("passed over for %s version %d: %s", name, version, reason)
 
     def _load_came_late(self, stored: StoredVersion) -> None:
         """Its disk answers again, so a version that was refused for that deserves another look."""

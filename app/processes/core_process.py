@@ -40,7 +40,7 @@ def main(make_core: Callable[..., Core] = Core) -> int:
     orders = own_orders(CoreOrders)
     belong_to(orders.parent_pid)
     settings = Settings.of_json(orders.fleet.settings)
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     give_large_allocations_back()
     return run(_CoreProcess(orders, settings, make_core).run())
 

@@ -12,6 +12,7 @@ import socket
 from dataclasses import dataclass
 
 from convoy.app.edge.http.connection import ConnectionLimits, guarded_protocol
+from convoy.app.edge.http.cors import Cors
 from convoy.app.edge.http.direct import DirectWay
 from convoy.app.edge.http.gate import Gate
 from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
@@ -49,7 +50,7 @@ def main() -> None:
     orders = own_orders(EdgeOrders)
     belong_to(orders.parent_pid)
     profile = from_jsonable(EdgeProfile, json.loads(orders.fleet.edge), "edge")
-    logs.configure(orders.fleet.log_level)
+    logs.configure(orders.fleet.log_level, orders.fleet.log_format)
     give_large_allocations_back()
     run(_EdgeProcess(orders, profile).run())
 
@@ -69,7 +70,7 @@ class _EdgeProcess:
         self._hot = HotRoutes(self._core, profile.options, kinds)
         rest = Proxy(self._core, http_socket(orders.folder))
         self._server = HttpServer(
-            Gate(Shortcut(rest, self._hot), self._core, profile.options),
+            Cors(Gate(Shortcut(rest, self._hot), self._core, profile.options), profile.options),
             guarded_protocol(profile.limits, DirectWay(self._hot, self._core, profile.options)),
             lifespan="off",
             on_started=self._accept,

@@ -55,6 +55,7 @@ def become_supervisor(
         drain_delay_s=settings.drain_delay_s,
         drain_timeout_s=settings.drain_timeout_s,
         log_level=settings.log_level,
+        log_format=settings.log_format,
     )
     for kept in (orders.listener_fd, orders.memory_fd, *((orders.grpc_fd,) if grpc is not None else ())):
         os.set_inheritable(kept, True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from convoy import IMPORT_ROOT
+from convoy.app.host.logs import LogFormat
 from convoy.models.records import from_jsonable, to_jsonable
 
 Orders = TypeVar("Orders")
@@ -47,6 +48,7 @@ class FleetOrders:
     drain_delay_s: float
     drain_timeout_s: float
     log_level: str
+    log_format: LogFormat
 
     @property
     def edges(self) -> int:

@@ -51,7 +51,7 @@ _MOST_SOCKET_PATH_BYTES = 107  # sun_path, and the zero that ends it
 def main() -> int:
     """The process, from its orders to its end; the exit code."""
     orders = own_orders(FleetOrders)
-    logs.configure(orders.log_level)
+    logs.configure(orders.log_level, orders.log_format)
     folder = _private_folder()
     try:
         return asyncio.run(Supervisor(orders, folder).run())

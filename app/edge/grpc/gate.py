@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError, Message
 
 from convoy.app.edge.entry import ADMIN, KEY_IS_WRONG, Entry
 from convoy.app.edge.grpc.room import MessageRoom, Turn
+from convoy.app.edge.oip.call import Call
 from convoy.app.edge.orca import ASKS, TRAILER, report_message
 from convoy.app.host.logs import request_id
 from convoy.app.outcomes import Refusal
@@ -43,7 +44,10 @@ _ADMIN = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
 
 @dataclass(slots=True)
 class GrpcCall:
-    """One call as far as it is known. `client` is its address, `deadline_ns` on the clock of `time.monotonic_ns`."""
+    """One call as far as it is known. `client` is its address, `deadline_ns` on the clock of `time.monotonic_ns`.
+
+    `inference` is what a method with one request asks for.
+    """
 
     method: str
     metadata: dict[str, bytes]
@@ -53,6 +57,7 @@ class GrpcCall:
     deadline_ns: int | None = None
     status: str = "OK"
     key_name: str = ""
+    inference: Call | None = None
     started_ns: int = field(default_factory=time.monotonic_ns)
 
     def timeout_ms(self, since_ns: int) -> float | None:
@@ -235,7 +240,18 @@ class GrpcGate:
         took_ms = (time.monotonic_ns() - call.started_ns) / 1e6
         trace = call.metadata.get("traceparent")
         line = f"gRPC {call.method}"
-        self._entry.log(call.client, line, call.status, took_ms, is_error=call.status != "OK", trace=trace)
+        # Taken out, because the library may keep the call, and with it what it has found.
+        inference, call.inference = call.inference, None
+        self._entry.log(
+            call.client,
+            line,
+            call.status,
+            took_ms,
+            is_error=call.status != "OK",
+            trace=trace,
+            key_name=call.key_name,
+            facts=None if inference is None else inference.facts,
+        )
 
 
 def parse(message: type[Message], data: bytes) -> Any:

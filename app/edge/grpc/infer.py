@@ -49,6 +49,7 @@ class GrpcInference:
     async def infer(self, read: Read, call: GrpcCall) -> bytes:
         """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
         asked = _Asked(Call(self._core, _PROTOCOL))
+        call.inference = asked.own
         try:
             answering = self._answer(await read(), asked, call)
         except BaseException as error:

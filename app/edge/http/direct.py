@@ -37,6 +37,8 @@ _LONGEST_TARGET_BYTES = 512  # that is worth remembering
 _LONGEST_HEAD_BYTES = 4096
 _MOST_DIGITS = 18
 _CONTENT_LENGTH = b"content-length"
+# What CORS says of an answer to a request that comes from no page; those that do take the other way.
+_ORIGIN, _VARY = b"origin", (b"vary", b"Origin")
 # Requests with one of these are parsed each time.
 _UNUSUAL = frozenset((b"content-encoding", b"transfer-encoding", b"expect", b"x-request-id", b"traceparent"))
 
@@ -108,6 +110,7 @@ class RepeatedHead(NamedTuple):
 
     before: bytes
     after: bytes
+    options_edition: int
     found: Found
     head: HttpHead
     lines: list[tuple[bytes, bytes]]
@@ -158,11 +161,15 @@ class DirectWay:
         found = self._routes.find(path.decode())
         return None if found is None else Found(*found, path.decode(), query_string)
 
+    def leaves_to_asgi(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        """A request of a page's, where pages of other origins may ask: Starlette has the rules for its answer."""
+        return bool(self.options.cors_origins) and any(name == _ORIGIN for name, _ in headers)
+
     def repeat(self, connection: Connection, memory: Memory, data: bytes) -> bool:
         """Answer these bytes, or begin to, if they need not be parsed; else False, and nothing has happened."""
         if isinstance(memory, RepeatedHead):
             body = memory.repeated(data)
-            if body is None:
+            if body is None or self.options.edition != memory.options_edition:
                 return False
             headers = {**memory.head.headers, _CONTENT_LENGTH: body.digits}
             head = HttpHead(headers, memory.head.query_string)
@@ -185,7 +192,7 @@ class DirectWay:
             return None
         if isinstance(call.found.route, InferRoute):
             return self._repetition(call, call.found.route, data, body_at)
-        return _repeated_head(call, data[:body_at])
+        return _repeated_head(call, data[:body_at], self.options.edition)
 
     def _repetition(self, call: DirectCall, route: InferRoute, data: bytes, body_at: int) -> Repetition | None:
         head, served = call.head, call.served
@@ -213,13 +220,13 @@ class DirectWay:
         )
 
 
-def _repeated_head(call: DirectCall, data: bytes) -> RepeatedHead | None:
+def _repeated_head(call: DirectCall, data: bytes, edition: int) -> RepeatedHead | None:
     name_at = data.lower().find(b"\r\n" + _CONTENT_LENGTH + b": ")
     digits_at = name_at + len(_CONTENT_LENGTH) + 4
     digits_end = data.find(b"\r", digits_at)
     if name_at < 0 or len(data) > _LONGEST_HEAD_BYTES or not data[digits_at:digits_end].isdigit():
         return None
-    return RepeatedHead(data[:digits_at], data[digits_end:], call.found, call.head, call.lines)
+    return RepeatedHead(data[:digits_at], data[digits_end:], edition, call.found, call.head, call.lines)
 
 
 class _Heard:
@@ -241,6 +248,7 @@ class DirectCall:
         self._connection, self.found, self.head, self.lines = connection, found, head, lines
         self._visit = Visit(way.entry, way.core, self.head.headers)
         self._call = Call(way.core, found.route.protocol)
+        self._cors = bool(way.options.cors_origins)
         self._reader: BodyReader | None = None
         self._answering: _Steps | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -361,6 +369,8 @@ class DirectCall:
         if self.response_complete or self.disconnected:
             return
         headers = [*reply.headers, *self._visit.headers(reply.status)]
+        if self._cors:
+            headers.insert(0, _VARY)
         if headers[-1][0] == b"connection":
             self.keep_alive = False
         elif not self.keep_alive:
@@ -389,7 +399,7 @@ class DirectCall:
         self._reader = self._answering = None
         if self._visit.wants_line():
             with self._log_lines():
-                self._visit.log(_client(self._connection, self.lines), self._name)
+                self._visit.log(_client(self._connection, self.lines), self._name, self._call)
         if not self.disconnected:
             self._connection.on_response_complete()
 

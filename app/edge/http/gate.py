@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from convoy.app.edge.entry import ADMIN, KEY_IS_WRONG, SHUT_DOWN, Entry
 from convoy.app.edge.http.hot_routes import protocol_of
 from convoy.app.edge.http.replies import Headers, Reply, error_reply, internal_error, send_reply
-from convoy.app.edge.oip.call import Call
+from convoy.app.edge.oip.call import CALL_IN_SCOPE, Call
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.orca import ASKS, TELLS, report_header
 from convoy.app.host.logs import request_id
@@ -82,9 +82,18 @@ class Visit:
         """Whether the access log has a line about it."""
         return self._entry.wants_line(self._is_error, self._took_ms)
 
-    def log(self, client: str, call: str) -> None:
+    def log(self, client: str, call: str, inference: Call | None) -> None:
         status = str(self.status or "left")  # the client closed the connection before there was an answer
-        self._entry.log(client, call, status, self._took_ms, is_error=self._is_error, trace=self.trace)
+        self._entry.log(
+            client,
+            call,
+            status,
+            self._took_ms,
+            is_error=self._is_error,
+            trace=self.trace,
+            key_name=self.key_name,
+            facts=None if inference is None else inference.facts,
+        )
 
     @property
     def _is_error(self) -> bool:
@@ -125,6 +134,7 @@ class Gate:
                 turned_away = Call(self._core, protocol)
                 turned_away.arrival_ns = visit.started_ns
                 turned_away.end(reply.ending)
+                scope[CALL_IN_SCOPE] = turned_away
             await send_reply(visible, reply)
         except asyncio.CancelledError:
             # Only the end of the process cancels, when the time to drain is over.
@@ -135,4 +145,5 @@ class Gate:
             if visit.status == 0:
                 await send_reply(visible, reply)
         finally:
-            visit.log((scope.get("client") or ("-", 0))[0], call)
+            # Taken out, because the scope stays as long as the connection, and with it would what the call has found.
+            visit.log((scope.get("client") or ("-", 0))[0], call, scope.pop(CALL_IN_SCOPE, None))
