@@ -34,7 +34,12 @@ class ModelSettings(BaseModel):
     default_priority: int | None = Field(
         None, ge=1, description="Level of requests that ask for none.", json_schema_extra=LIVE
     )
-    threads: int | None = Field(None, ge=1, description="Threads of each of its engines on the CPU.")
+    instances: int | None = Field(None, ge=1, description="Its engines on the CPU, which compute at the same time.")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="Threads of each of its engines on the CPU; by default the server's, over its instances.",
+    )
     precision: PrecisionChoice | None = Field(None, description="Which variant of a bundle serves.")
     warm_up_runs: int | None = Field(
         None, ge=1, description="How often each batch size is run before the model serves; once is the least."
@@ -52,7 +57,8 @@ class ModelSettings(BaseModel):
         return replace(
             load,
             precision=self.precision or load.precision,
-            threads=self.threads or load.threads,
+            threads=self.threads or max(1, load.threads // (self.instances or 1)),
+            instances=self.instances or load.instances,
             max_batch=self.max_batch or load.max_batch,
             warm_up_runs=self.warm_up_runs or load.warm_up_runs,
         )

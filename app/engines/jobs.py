@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from convoy.app.engines.base import Engine
+from convoy.app.engines.base import CPU, Engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.select import PrecisionChoice
@@ -73,7 +73,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        return self.gpu.name if self.gpu else "cpu"
+        return self.gpu.name if self.gpu else CPU
 
 
 class NotProved(Exception):

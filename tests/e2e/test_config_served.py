@@ -16,6 +16,7 @@ import tritonclient.grpc as triton
 import yaml
 
 from tests.support.servers import FakeServer, Server, rows_request, start_fake_server, start_server, wait_until
+from tests.support.stores import digit
 
 INFER = "/v2/models/rows/infer"
 pytestmark = pytest.mark.slow
@@ -207,11 +208,13 @@ def test_a_core_that_comes_later_knows_what_holds(file: File) -> None:
 
 
 def test_a_real_model_is_loaded_as_the_file_says(file: File) -> None:
-    of_digits = {"max_batch": 2, "precision": "fp32", "threads": 1, "warm_up_runs": 3}
+    of_digits = {"max_batch": 2, "precision": "fp32", "threads": 1, "instances": 2, "warm_up_runs": 3}
     file.write({"port": 1, "models": {"digits": of_digits, "digit": {"max_batch": 1}}, "engine": "openvino"})
     with start_server("--config", str(file.path)) as server:  # whose port and engine are said elsewhere
         assert server.get("/v2/models/digits/config").json()["max_batch_size"] == 2
         (digits,) = [one for one in server.stats()["models"] if one["name"] == "digits"]
         assert (digits["engine"], digits["precision"]) == ("onnxruntime-cpu", "fp32")
+        assert [engine["device_id"] for engine in digits["engines"]] == ["cpu", "cpu/1"]
+        assert server.post("/predictions/digits", content=digit("five")).status_code == 200
         assert "there are options for model 'digit', which is not in" in server.log
         assert "did you mean 'digits'?" in server.log
