@@ -22,13 +22,14 @@ from convoy.app.lifecycle.lanes import Lanes
 from convoy.app.lifecycle.load_watch import LoadWatch
 from convoy.app.lifecycle.loads import LoadVersion
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
+from convoy.app.lifecycle.queue_options import QueueRules
 from convoy.app.lifecycle.reports import Reports
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.outcomes import Refusal
 from convoy.app.remote.remote_store import RemoteStore
-from convoy.app.scheduling.request import Done, Request
+from convoy.app.scheduling.request import Done, ModelKey, Request
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.scheduling.slab import SharedPart, Slab, Slot
 from convoy.app.submission.load import CoreLoad
@@ -48,7 +49,8 @@ _log = logging.getLogger("convoy")
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    """What a core is told. `max_queue` in samples. `model_name` is the model's where the store is one model.
+    """What a core is told; `load` holds for models that are not named in `load_by_model`. `model_name` is the model's
+    where the store is one model.
 
     `shared_memory`: this core's part of the memory that it has in common with edge processes.
     """
@@ -56,7 +58,8 @@ class CoreOptions:
     store: Path | RemoteStore
     load: LoadOptions
     control: ControlOptions = field(default_factory=ControlOptions)
-    max_queue: int = 1024
+    load_by_model: Mapping[str, LoadOptions] = field(default_factory=dict)
+    queues: QueueRules = field(default_factory=QueueRules)
     max_inflight_bytes: int = 256 << 20
     health: HealthOptions = field(default_factory=HealthOptions)
     allow_shared_memory: bool = False
@@ -81,7 +84,7 @@ class Core(OpenCalls):
         plan_builder: PlanBuilder | None = None,
     ) -> None:
         super().__init__()
-        self.max_queue, self._store = options.max_queue, _open(options)
+        self._store, self.load_options = _open(options), options.load
         self._on_loaded, self._on_fatal = on_loaded, on_fatal
         self.started_s = time.monotonic()
         self.initial_load_done = False
@@ -118,10 +121,11 @@ class Core(OpenCalls):
         )
         self.upgrades = Upgrades(plan_builder or PlanBuilder(), scheduler.probe, self.lanes.swap, tasks, metrics)
         self.lifecycle = ModelLifecycle(
-            catalog, scheduler, self.lanes, self.upgrades, metrics, recorder, tasks, self.max_queue
+            catalog, scheduler, self.lanes, self.upgrades, metrics, recorder, tasks, options.queues
         )
         self.control = ModelControl(
-            *(catalog, self.lifecycle, tasks, self._store, options.control, options.load, load_version, metrics),
+            *(catalog, self.lifecycle, tasks, self._store, options.control, load_version, metrics),
+            *(options.load, options.load_by_model),
             is_leaving=lambda: self.leaving,
         )
         self.load_watch = LoadWatch(catalog, scheduler)
@@ -218,9 +222,18 @@ class Core(OpenCalls):
         unwell = [f"'{s.key.model}' version {s.key.version}" for s in self.catalog.served() if not s.ready]
         return f"not ready: {', '.join(unwell)}" if unwell else "no model is loaded"
 
+    def max_waiting(self, key: ModelKey) -> int:
+        """So many samples may wait for a version that is served."""
+        return self.scheduler.state.queues[key].max_waiting
+
     def current_load(self) -> CoreLoad:
         """Over the last seconds."""
         return self.load_watch.load
+
+    def change(self, queues: QueueRules, load_by_model: Mapping[str, LoadOptions]) -> None:
+        """Let other rules hold for the queues from now on, and other options for what is loaded from now on."""
+        self.lifecycle.change_rules(queues)
+        self.control.change_loads(load_by_model)
 
     # Requests
 
@@ -244,7 +257,7 @@ class Core(OpenCalls):
         refusal = self.scheduler.submit(request, on_done)
         if refusal is not None:
             served.statistics.record_failure("REJECTED", time.monotonic_ns() - request.arrival_ns)
-            raise refused(request, refusal, self.max_queue)
+            raise refused(request, refusal, self.max_waiting(request.key))
 
     def cancel(self, request: Request, reason: str) -> None:
         """Nobody waits any more. The request leaves the queue; a run that has begun goes on for the others.

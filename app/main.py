@@ -37,6 +37,7 @@ from convoy.app.host.runtime import (
     run,
 )
 from convoy.app.processes.launch import become_supervisor
+from convoy.app.reload import Reloading
 from convoy.app.settings import Settings, read_settings
 
 _log = logging.getLogger("convoy")
@@ -46,7 +47,7 @@ _GRACE_S = 10.0
 
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the exit code. Raises UsageError."""
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     raise_file_limit()
     give_large_allocations_back()
     listener = listen(settings.host, settings.port)
@@ -73,6 +74,7 @@ class Host:
         self._listener = listener
         self.core = make_core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._fatal)
         options = settings.edge_options()
+        self._reloading = Reloading(settings, self.core, [options])
         hot = HotRoutes(self.core, options)
         protocol = guarded_protocol(settings.connection_limits(), DirectWay(hot, self.core, options))
         self._http = HttpServer(create_app(self.core, options, hot), protocol)
@@ -81,6 +83,7 @@ class Host:
 
     async def run(self) -> int:
         self._signals = StopSignals(self._stop)
+        self._signals.heed_hangup(self._reloading.read_again)
         announce("http", *self._listener.getsockname()[:2])
         collect_only_what_comes()
         return await self._grpc.serve_beside(self._http, [self._listener])
@@ -106,7 +109,7 @@ class Host:
 def _application() -> FastAPI:
     """For `uvicorn convoy.app.main:app`: everything from the environment."""
     settings = read_settings({})
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
 
     def give_up(reason: str) -> None:
         end_for(reason, end_now, is_lost=core.load_failure is None)

@@ -1,31 +1,48 @@
 """What the operator can set, in one place: names, defaults, help and limits.
 
-The command line and `uvicorn convoy.app.main:app` read the same model. Priority: command line, environment
-(`CONVOY_*`), default. Read once, at the rim; the rooms inside take plain arguments.
+The command line, the environment (`CONVOY_*`), the file of `--config`, its JSON schema and `convoy config show` read
+the same model; `app/setting_sources.py` knows which of them goes before which. Read at the rim, at the start and on
+SIGHUP; the rooms inside take plain arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from convoy.app.core import CoreOptions
+from convoy.app.edge.entry import ADMIN
 from convoy.app.edge.http.connection import ConnectionLimits
 from convoy.app.edge.http.own_pages import host_name, is_loopback
-from convoy.app.edge.options import BodyLimits, EdgeOptions
+from convoy.app.edge.options import ApiKey, BodyLimits, EdgeOptions
 from convoy.app.edge_count import MOST_EDGES, EdgeCount, choose_edges, has_gpu_driver
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.machine import CPU_ONLY, Machine, find_cpu, find_machine
 from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO, CHOICES, REFERENCE, may_use_gpus
+from convoy.app.host.logs import LogFormat
 from convoy.app.lifecycle.control import EVERYTHING, ControlMode, ControlOptions
+from convoy.app.lifecycle.queue_options import QueueRules
 from convoy.app.loading.load import DEFAULT_LIMIT_S, LoadOptions
+from convoy.app.model_settings import LIVE, ModelSettings
 from convoy.app.remote.remote_files import is_url
 from convoy.app.remote.remote_store import RemoteStore
+from convoy.app.setting_sources import Sources
 from convoy.app.submission.listing import Policy
 from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
@@ -33,42 +50,88 @@ from convoy.models.plan_cache import plan_folder
 from convoy.models.store import DEMO_STORE, check_name
 
 MIB = 1 << 20
+# What the log calls the key of --api-key-file.
+DEFAULT_KEY = "default"
+_KEY_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
 
 
-class Settings(BaseSettings):
-    """Every option of `convoy serve`; each has a twin in the environment."""
+def _as_text(given: object) -> object:
+    """YAML takes `2` for a number."""
+    return str(given) if isinstance(given, int | Path) and not isinstance(given, bool) else given
 
-    model_config = SettingsConfigDict(env_prefix="CONVOY_", extra="ignore")
 
-    store: str | None = Field(
+def _as_names(given: object) -> object:
+    """A list is how a file writes `a,b`."""
+    return ",".join(map(str, given)) if isinstance(given, list | tuple) else _as_text(given)
+
+
+Text = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int)]
+Names = Annotated[str, BeforeValidator(_as_names, json_schema_input_type=str | int | list[str | int])]
+
+
+class OptionHeld(NamedTuple):
+    """One option as it holds. `keys` lead to it in the file."""
+
+    keys: tuple[str, ...]
+    value: Any
+    changes_on_sighup: bool
+
+    @staticmethod
+    def of(keys: tuple[str, ...], value: Any, field: FieldInfo) -> OptionHeld:
+        extra = field.json_schema_extra
+        return OptionHeld(keys, value, isinstance(extra, dict) and LIVE.items() <= extra.items())
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.keys)
+
+
+class Settings(BaseModel):
+    """Every option of `convoy serve`; each has a twin in the environment, and those with names of their own no option.
+
+    Making one reads nothing: `read_settings` does.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_default=False)
+    _sources: Sources = PrivateAttr(default_factory=Sources)
+
+    config: Path | None = Field(None, description="File of options, in YAML; docs/configuration.md has all of them.")
+    store: Annotated[str, BeforeValidator(_as_text)] | None = Field(
         None, description="Folder of bundles and bare models, or a URL of one (s3://). Without it the demo is served."
     )
     store_cache: Path | None = Field(
         None, description="Folder for what comes from a store's URL; by default beside the plan cache's."
     )
-    model_name: str = Field("", description="The model's name, where the store is one model and no folder of models.")
+    model_name: Text = Field("", description="The model's name, where the store is one model and no folder of models.")
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
     address_file: str = Field("", description="File to write the HTTP URL to, once the server listens.")
     grpc_port: int = Field(8001, ge=-1, le=65535, description="gRPC port; 0 takes a free one, -1 leaves gRPC out.")
-    engine: str = Field(AUTO, description="Which engine may serve, such as rtx or cpu: that one, or a clear failure.")
+    engine: str = Field(
+        AUTO,
+        description="Which engine may serve, such as rtx or cpu: that one, or a clear failure.",
+        json_schema_extra={"enum": [*CHOICES]},
+    )
     precision: PrecisionChoice = Field("auto", description="Which variant of a bundle serves.")
     plan_cache: Path | None = Field(
         None, description="Folder of TensorRT plans and tunings; by default convoy/ in the user's cache folder."
     )
     threads: int = Field(0, ge=0, description="Threads that compute, over all models; 0 takes the CPU budget.")
     max_batch: int = Field(0, ge=0, description="Largest batch, if below the model's own; 0 leaves it.")
-    edges: str = Field("auto", description="Processes that speak to clients; 0: one process does all, auto: by cores.")
-    version_policy: str = Field("latest", description="latest, all, or numbers such as 1,3.")
+    edges: Text = Field("auto", description="Processes that speak to clients; 0: one process does all, auto: by cores.")
+    version_policy: Names = Field("latest", description="latest, all, or numbers such as 1,3.")
     model_control: ControlMode = Field("none", description="none, explicit (over the network), or poll (the store).")
-    load_model: str = Field("", description="With explicit: names to load at the start, such as a,b, or *.")
+    load_model: Names = Field("", description="With explicit: names to load at the start, such as a,b, or *.")
     load_timeout_s: float = Field(DEFAULT_LIMIT_S, gt=0, description="A version that takes longer to load is refused.")
     poll_interval_s: float = Field(2, gt=0, description="With poll: look at the store so often.")
     max_queue: int = Field(1024, ge=1, description="Samples that may wait per model.")
     max_inflight_mb: int = Field(1024, ge=1, description="Memory for requests in flight and for decoding, MiB.")
     max_body_mb: int = Field(64, ge=1, description="Largest request body, MiB.")
     max_pixels: int = Field(DEFAULT_MAX_PIXELS, ge=1, description="Images with more pixels are refused undecoded.")
-    default_timeout_ms: float = Field(0, ge=0, description="Deadline of requests that name none; 0: none.")
+    default_timeout_ms: float = Field(
+        0, ge=0, description="Deadline of requests that name none; 0: none.", json_schema_extra=LIVE
+    )
     drain_delay_s: float = Field(0, ge=0, description="After SIGTERM, keep serving so long while not ready.")
     drain_timeout_s: float = Field(30, ge=0, description="After that, so long to finish what was accepted.")
     max_connections: int = Field(4096, ge=1, description="Open connections; more are answered 503.")
@@ -77,17 +140,37 @@ class Settings(BaseSettings):
     write_timeout_s: float = Field(30, gt=0, description="So long may a client refuse to read its answer.")
     allow_shared_memory: bool = Field(False, description="Let clients register system shared memory.")
     server_name: str = Field("convoy", description="The name in /v2; some clients insist on 'triton'.")
-    api_key_file: Path | None = Field(None, description="File with the API key that clients must send.")
-    admin_token_file: Path | None = Field(None, description="File with the token that loading models wants.")
-    allowed_host: str = Field("", description="Names, such as a,b, of pages that may load models without a token.")
+    api_key_file: Path | None = Field(
+        None, description="File with the API key that clients must send.", json_schema_extra=LIVE
+    )
+    admin_token_file: Path | None = Field(
+        None, description="File with the token that loading models wants.", json_schema_extra=LIVE
+    )
+    allowed_host: Names = Field(
+        "", description="Names, such as a,b, of pages that may load models without a token.", json_schema_extra=LIVE
+    )
     # A line for each request costs a fifth of a small one; the statistics tell of those that went well.
-    access_log: Literal["all", "errors", "off"] = Field("errors", description="errors: errors and slow requests.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+    access_log: Literal["all", "errors", "off"] = Field(
+        "errors", description="errors: errors and slow requests.", json_schema_extra=LIVE
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Log level.", json_schema_extra=LIVE
+    )
 
-    @field_validator("store", mode="before")
-    @classmethod
-    def _is_written_as_text(cls, store: object) -> object:
-        return str(store) if isinstance(store, Path) else store
+    log_format: LogFormat = Field("text", description="text, or json: one object a line.")
+    cors_origins: Names = Field(
+        "",
+        description="Pages that may ask from a browser: origins such as https://a.example, or *.",
+        json_schema_extra=LIVE,
+    )
+    keys: dict[str, Path] = Field(
+        default_factory=dict,
+        description="API keys that clients may send: files with one each, by the name that the log has for it.",
+        json_schema_extra=LIVE,
+    )
+    models: dict[str, ModelSettings] = Field(
+        default_factory=dict, description="Options of single models, by the model's name."
+    )
 
     @field_validator("engine")
     @classmethod
@@ -106,7 +189,41 @@ class Settings(BaseSettings):
             raise ValueError("load_model needs model_control explicit; otherwise everything in the store is loaded")
         self._check_names()
         self._allowed_hosts()
+        self._cors_origins()
+        self._check_key_names()
         return self
+
+    @property
+    def sources(self) -> Sources:
+        """Who said what of it."""
+        return self._sources
+
+    def options(self) -> Iterator[OptionHeld]:
+        """Every option, with those of single models that somebody said."""
+        for name, field in type(self).model_fields.items():
+            if not has_names(field):
+                yield OptionHeld.of((name,), getattr(self, name), field)
+        for name, path in self.keys.items():
+            yield OptionHeld.of(("keys", name), path, type(self).model_fields["keys"])
+        for model, own in self.models.items():
+            for name in own.model_fields_set:
+                yield OptionHeld.of(("models", model, name), getattr(own, name), type(own).model_fields[name])
+
+    def read_again(self) -> Settings:
+        """What holds now, by the same command line. Raises UsageError."""
+        return read_settings(self._sources.command_line)
+
+    def to_json(self) -> str:
+        """For another process of the server, which can read them again as well."""
+        return json.dumps({"settings": self.model_dump(mode="json"), "given": self._sources.command_line}, default=str)
+
+    @staticmethod
+    def of_json(text: str) -> Settings:
+        """What `to_json` gave. Reads nothing else."""
+        document = json.loads(text)
+        settings = Settings(**document["settings"])
+        settings._sources = Sources(command_line=document["given"])
+        return settings
 
     def _allowed_hosts(self) -> tuple[str, ...]:
         """Without their ports. Raises ValueError."""
@@ -115,8 +232,27 @@ class Settings(BaseSettings):
             raise ValueError(f"allowed_host must be names such as a.example,b.example; got {wrong[0]!r}")
         return tuple(hosts.values())
 
+    def _cors_origins(self) -> tuple[str, ...]:
+        """Raises ValueError."""
+        origins = _names(self.cors_origins)
+        if wrong := [one for one in origins if one != "*" and not _ORIGIN.fullmatch(one)]:
+            raise ValueError(f"cors_origins must be origins such as https://a.example:8443, or *; got {wrong[0]!r}")
+        return origins
+
+    def _check_key_names(self) -> None:
+        for name in self.keys:
+            if not _KEY_NAME.fullmatch(name) or name in (ADMIN, DEFAULT_KEY):
+                raise ValueError(
+                    f"keys: {name!r} cannot be a key's name; use letters, digits, '.', '_' and '-', and neither "
+                    f"{ADMIN!r} nor {DEFAULT_KEY!r}, which are those of --admin-token-file and --api-key-file"
+                )
+
     def _check_names(self) -> None:
-        asked = {"load_model": set(_names(self.load_model)) - {EVERYTHING}, "model_name": {self.model_name} - {""}}
+        asked: dict[str, set[str]] = {
+            "load_model": set(_names(self.load_model)) - {EVERYTHING},
+            "model_name": {self.model_name} - {""},
+            "models": set(self.models),
+        }
         for option, names in asked.items():
             try:
                 for name in names:
@@ -175,24 +311,32 @@ class Settings(BaseSettings):
         return plans.with_name(f"{plans.name}-store")
 
     def core_options(self) -> CoreOptions:
-        threads = self.threads or cpu_budget()
+        load = LoadOptions(
+            self.precision,
+            self.threads or cpu_budget(),
+            self.max_batch or None,
+            engine=self.engine,
+            machine=self._machine(),
+            plan_cache=self.plan_folder(),
+            limit_s=self.load_timeout_s,
+        )
         return CoreOptions(
             store=self.store_place(),
-            load=LoadOptions(
-                self.precision,
-                threads,
-                self.max_batch or None,
-                engine=self.engine,
-                machine=self._machine(),
-                plan_cache=self.plan_folder(),
-                limit_s=self.load_timeout_s,
-            ),
+            load=load,
+            load_by_model=self.load_by_model(load),
             control=ControlOptions(self.model_control, self.versions(), self.poll_interval_s, _names(self.load_model)),
             model_name=self.model_name,
-            max_queue=self.max_queue,
+            queues=self.queue_rules(),
             max_inflight_bytes=self.max_inflight_mb * MIB,
             allow_shared_memory=self.allow_shared_memory,
         )
+
+    def load_by_model(self, load: LoadOptions) -> dict[str, LoadOptions]:
+        """Where something else holds than for the others."""
+        return {name: own.load_options(load) for name, own in self.models.items()}
+
+    def queue_rules(self) -> QueueRules:
+        return QueueRules(self.max_queue, {name: own.queue_options() for name, own in self.models.items()})
 
     def _machine(self) -> Machine:
         """What may serve here; what is not in question is not even asked."""
@@ -208,13 +352,28 @@ class Settings(BaseSettings):
             engines_on_cpu=not self._may_use_a_gpu(),
             max_pixels=self.max_pixels,
             default_timeout_ms=self.default_timeout_ms,
+            timeouts_ms={
+                name: own.default_timeout_ms for name, own in self.models.items() if own.default_timeout_ms is not None
+            },
             server_name=self.server_name,
-            api_key=_secret("--api-key-file", self.api_key_file),
-            admin_token=_secret("--admin-token-file", self.admin_token_file),
+            api_keys=self._api_keys(),
+            admin_token=self._admin_token(),
             is_loopback=is_loopback(self.host),
             allowed_hosts=self._allowed_hosts(),
+            cors_origins=self._cors_origins(),
             access_log=self.access_log,
         )
+
+    def _api_keys(self) -> tuple[ApiKey, ...]:
+        """Raises UsageError."""
+        files = {name: (f"keys.{name}", path) for name, path in self.keys.items()}
+        if self.api_key_file is not None:
+            files[DEFAULT_KEY] = ("--api-key-file", self.api_key_file)
+        return tuple(ApiKey(name, _secret(option, path)) for name, (option, path) in files.items())
+
+    def _admin_token(self) -> str | None:
+        """Raises UsageError."""
+        return None if self.admin_token_file is None else _secret("--admin-token-file", self.admin_token_file)
 
     def connection_limits(self) -> ConnectionLimits:
         return ConnectionLimits(
@@ -225,25 +384,22 @@ class Settings(BaseSettings):
         )
 
 
-def read_settings(given: dict[str, object]) -> Settings:
-    """Settings from what was given, then the environment, then the defaults. Raises UsageError."""
+def read_settings(given: Mapping[str, Any]) -> Settings:
+    """Settings from what was given on the command line, then the environment, the file, the defaults.
+
+    Raises UsageError.
+    """
+    sources = Sources.read(given, Settings)
     try:
-        return Settings(**given)  # type: ignore[arg-type]
+        settings = Settings(**sources.merged())
     except ValidationError as error:
-        raise not_valid(error, lambda name: "--" + name.replace("_", "-")) from error
+        raise sources.not_valid(error, Settings) from error
+    settings._sources = sources
+    return settings
 
 
-def not_valid(error: ValidationError, option: Callable[[str], str] = str) -> UsageError:
-    """The first thing that is wrong with what was given, under the name that its giver knows."""
-    first = error.errors()[0]
-    name = option(str(first["loc"][0])) if first["loc"] else "options"
-    return UsageError(f"{name}: {first['msg'].removeprefix('Value error, ')}")
-
-
-def _secret(option: str, path: Path | None) -> str | None:
-    """What a file with a secret holds; None without a file. Raises UsageError."""
-    if path is None:
-        return None
+def _secret(option: str, path: Path) -> str:
+    """What a file with a secret holds. Raises UsageError."""
     try:
         secret = path.read_text().strip()
     except (OSError, ValueError) as error:
@@ -251,6 +407,11 @@ def _secret(option: str, path: Path | None) -> str | None:
     if not secret:
         raise UsageError(f"{option} {path} is empty; put the secret on its first line")
     return secret
+
+
+def has_names(field: FieldInfo) -> bool:
+    """Whether an option has options of its own by name, which a command line has no words for."""
+    return get_origin(field.annotation) is dict
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """The `convoy` command: hands each subcommand to its package, which is imported only then.
 
 Every option has a twin in the environment, `CONVOY_` and the option's name, or `CONVOY_EXPORT_MAX_BATCH` where
-another command has an option of that name that means something else. Priority: command line, environment, default.
+another command has an option of that name that means something else. Priority: command line, environment, the file of
+`serve`, default.
 Exit codes: 0 done, 1 the job failed, 2 wrong call; `serve` has more (`convoy.app.main`).
 """
 
@@ -33,6 +34,11 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+config = typer.Typer(help="What `convoy serve` is told.", no_args_is_help=True)
+cli.add_typer(config, name="config")
+_KEYWORD = python_inspect.Parameter.KEYWORD_ONLY
 
 
 class _OfRecord(NamedTuple):
@@ -77,7 +83,7 @@ def _parameter(field: dataclasses.Field[Any], kind: Any, said: Option) -> python
     default = python_inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
     return python_inspect.Parameter(
         field.name,
-        python_inspect.Parameter.KEYWORD_ONLY,
+        _KEYWORD,
         default=default if said.read is None else said.typed_default,
         annotation=Annotated[str | None if is_word else kind, asking(*name, help=said.help, callback=said.read)],
     )
@@ -183,41 +189,77 @@ def batch(**asked: Any) -> None:
     raise typer.Exit(run(BatchOptions(**asked), _console()))
 
 
-def _serve(**given: object) -> None:
+def _serve(context: typer.Context, **given: object) -> None:
     from convoy.app.main import serve
     from convoy.app.settings import read_settings
 
-    raise typer.Exit(serve(read_settings({name: value for name, value in given.items() if value is not None})))
+    raise typer.Exit(serve(read_settings(_on_command_line(context, given))))
 
 
-def _add_serve() -> None:
-    """`serve` takes its options from the settings themselves, so that they are written down once."""
-    from convoy.app.settings import Settings
+def _show(context: typer.Context, json: bool, **given: object) -> None:
+    from convoy.app.commands.config import show
+    from convoy.app.settings import read_settings
 
-    parameters = []
+    show(read_settings(_on_command_line(context, given)), json)
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON schema of the file, which editors read."""
+    from convoy.app.commands.config import schema as text
+
+    print(text(), end="")
+
+
+def _on_command_line(context: typer.Context, given: dict[str, object]) -> dict[str, object]:
+    """Without what the environment said, which the settings read themselves, and tell apart."""
+    return {
+        name: value for name, value in given.items() if _source(context, name) == "COMMANDLINE" and value is not None
+    }
+
+
+def _source(context: typer.Context, name: str) -> str:
+    source: Any = context.get_parameter_source(name)
+    return source.name if source is not None else ""
+
+
+def _add_settings() -> None:
+    """`serve` and `config show` take their options from the settings themselves, so that they are written down once."""
+    parameters = [*_context_alone(), *_of_settings()]
+    as_json = typer.Option("--json", help="For machines.")
+    asks_json = python_inspect.Parameter("json", _KEYWORD, default=False, annotation=Annotated[bool, as_json])
+    _tell(_serve, parameters)
+    _tell(_show, [*parameters, asks_json])
+    cli.command(name="serve", help="Serve the models of a store over HTTP and gRPC.")(_serve)
+    config.command(name="show", help="Print what holds with these options of `serve`, and whence.")(_show)
+
+
+def _tell(function: Any, parameters: list[python_inspect.Parameter]) -> None:
+    function.__signature__ = python_inspect.Signature(parameters)
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+
+
+def _context_alone() -> Iterator[python_inspect.Parameter]:
+    yield python_inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
+
+
+def _of_settings() -> Iterator[python_inspect.Parameter]:
+    from convoy.app.settings import Settings, has_names
+
     for name, field in Settings.model_fields.items():
+        if has_names(field):
+            continue
         shown = "the demo" if name == "store" else field.default
         help_text = f"{field.description} (default: {shown})" if shown is not None else field.description
         kind = {int: int, float: float, bool: bool}.get(field.annotation, str)  # type: ignore[arg-type]
         option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, show_default=False)
-        parameters.append(
-            python_inspect.Parameter(
-                name,
-                python_inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[kind | None, option],
-            )
-        )
-    function: Any = _serve
-    function.__signature__ = python_inspect.Signature(parameters)
-    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    cli.command(name="serve", help="Serve the models of a store over HTTP and gRPC.")(function)
+        yield python_inspect.Parameter(name, _KEYWORD, default=None, annotation=Annotated[kind | None, option])
 
 
 def _command(arguments: list[str]) -> Any:
-    if not arguments or arguments[0] in ("serve", "--help"):
+    if not arguments or arguments[0] in ("serve", "config", "--help"):
         gc.disable()  # nothing that a start makes is garbage; the server enables it again
-        _add_serve()  # the settings import the server; nobody else should wait for that
+        _add_settings()  # the settings import the server; nobody else should wait for that
     for one in _OF_RECORDS:
         one.tell(is_meant=arguments[:1] in ([], [one.function.__name__]))
     command: Any = typer.main.get_command(cli)
@@ -265,7 +307,7 @@ def main(arguments: list[str] | None = None, default: str | None = None) -> None
     """Run the command. `default` is the subcommand meant when none is named, for `python -m export ...`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     known = {command.name or command.callback.__name__ for command in cli.registered_commands if command.callback}
-    if default is not None and (not arguments or arguments[0] not in known | {"serve"}):
+    if default is not None and (not arguments or arguments[0] not in known | {"serve", "config"}):
         arguments = [default, *arguments]
     if arguments[:1] == ["batch"]:
         arguments = _with_value(arguments, "--ray", "auto")

@@ -57,7 +57,11 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.edge.http": (MODELS, *app(*BELOW_THE_EDGES, "edge", "edge.oip")),
     f"{APP}.edge.grpc": (MODELS, *app(*BELOW_THE_EDGES, "edge", "edge.oip")),
     f"{APP}.edge": (MODELS, *app(*BELOW_THE_EDGES)),
+    f"{APP}.config_file": (f"{MODELS}.errors",),
+    f"{APP}.setting_sources": (f"{MODELS}.errors", *app("config_file")),
+    f"{APP}.model_settings": app("engines", "loading", "lifecycle"),
     f"{APP}.settings": (MODELS, APP),
+    f"{APP}.reload": (MODELS, *app(*BELOW_THE_CORE, "core", "settings", "edge")),
     f"{APP}.processes": (MODELS, APP),
     f"{APP}.ray": (MODELS, *app(*BELOW_THE_CORE, "core", "settings", "edge", "edge.oip", "edge.http", "python")),
     f"{APP}.main": (MODELS, APP),
@@ -226,7 +230,8 @@ def test_an_edge_process_imports_no_engine_and_nothing_that_does() -> None:
 
 
 def test_the_supervisor_needs_nothing_that_could_fail() -> None:
-    assert libraries(closure(f"{APP}.processes.supervisor")) == {"convoy"}
+    # For a log in JSON alone; the process that becomes the supervisor has had it before.
+    assert libraries(closure(f"{APP}.processes.supervisor")) == {"convoy", "pythonjsonlogger"}
 
 
 def test_what_is_installed_needs_no_development_program() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from convoy.models.images import DEFAULT_MAX_PIXELS
 
@@ -20,11 +20,26 @@ class BodyLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What a client may send, and the name that the log has for it."""
+
+    name: str
+    secret: str = field(repr=False)
+
+
+# What may change while the server runs.
+_LIVE = ("default_timeout_ms", "timeouts_ms", "api_keys", "admin_token", "allowed_hosts", "cors_origins", "access_log")
+
+
+@dataclass(slots=True)
 class EdgeOptions:
     """`default_timeout_ms` 0: none. `is_loopback`: nobody else can reach the server.
 
     `decode_threads` are this process's, which is one of `processes` that decode; `engines_on_cpu`: on the same cores.
+    `timeouts_ms` are instead of `default_timeout_ms` for single models.
     `allowed_hosts`: names by which own pages reach the routes that change something, beside this machine's.
+    `cors_origins`: whose pages may read answers, `*` all. `is_behind_edges`: others speak to the clients. Some of them
+    `change`, and `edition` with them; so nobody keeps what was made of them longer than that.
     """
 
     body: BodyLimits
@@ -34,10 +49,24 @@ class EdgeOptions:
     engines_on_cpu: bool = False
     max_pixels: int = DEFAULT_MAX_PIXELS
     default_timeout_ms: float = 0.0
+    timeouts_ms: dict[str, float] = field(default_factory=dict)
     server_name: str = "convoy"
-    api_key: str | None = None
-    admin_token: str | None = None
+    api_keys: tuple[ApiKey, ...] = ()
+    admin_token: str | None = field(default=None, repr=False)
     is_loopback: bool = False
     allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     access_log: str = "all"
     slow_request_ms: float = 1000.0
+    is_behind_edges: bool = False
+    edition: int = 0
+
+    def change(self, to: EdgeOptions) -> None:
+        """Let what may change while the server runs be as in `to`, for every call that comes from now on."""
+        for name in _LIVE:
+            setattr(self, name, getattr(to, name))
+        self.edition += 1
+
+    def timeout_ms(self, model: str) -> float | None:
+        """Of requests to the model that name no deadline; None: no limit."""
+        return self.timeouts_ms.get(model, self.default_timeout_ms) or None

@@ -23,6 +23,17 @@ from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import from_bytes, to_bytes
 
+CPU = "cpu"
+
+
+def is_cpu(device: str) -> bool:
+    return device == CPU or device.startswith(f"{CPU}/")
+
+
+def nth_of_cpu(number: int) -> str:
+    """What is beside the CPU's first engine of a model is a device of its own: it computes at the same time."""
+    return f"{CPU}/{number}" if number else CPU
+
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
@@ -40,6 +51,10 @@ class EngineInfo:
     library: str
     batch_sizes: tuple[int, ...]
     slots: int = 1
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return is_cpu(self.device)
 
 
 class Part(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from convoy.app.engines.base import Engine
+from convoy.app.engines.base import CPU, Engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.machine import Machine
 from convoy.app.engines.select import PrecisionChoice
@@ -27,7 +27,7 @@ class Job:
     """What is to be served: a model's files in `folder` up to `max_batch_size` (0: without batches), and on what.
 
     `canary` None: the model has none. `may_wait`: nothing else may serve, so that what takes long is done before the
-    version serves at all. `threads` are for engines on the CPU.
+    version serves at all. `threads` are for engines on the CPU. Each batch size is run `warm_up_runs` times.
     """
 
     folder: Path
@@ -40,6 +40,7 @@ class Job:
     plan_cache: Path | None
     may_wait: bool = False
     threads: int = 1
+    warm_up_runs: int = 1
     digests: Digests = field(default_factory=lambda: Digests(), compare=False)
 
     @staticmethod
@@ -52,10 +53,11 @@ class Job:
         *,
         may_wait: bool = False,
         threads: int = 1,
+        warm_up_runs: int = 1,
     ) -> Job:
         """Raises BundleError where the bundle has no canary."""
         spec, variants, canary = bundle.manifest.spec, bundle.manifest.variants, bundle.canary()
-        rest = (max_batch_size, precision, machine, plan_cache, may_wait, threads)
+        rest = (max_batch_size, precision, machine, plan_cache, may_wait, threads, warm_up_runs)
         return Job(bundle.folder, spec, variants, canary, *rest)
 
     def path(self, variant: Variant) -> Path:
@@ -71,7 +73,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        return self.gpu.name if self.gpu else "cpu"
+        return self.gpu.name if self.gpu else CPU
 
 
 class NotProved(Exception):

@@ -18,7 +18,7 @@ import numpy as np
 
 from convoy.app.batch import BatchResult, EngineFailure, StageTimes
 from convoy.app.engines import cpu
-from convoy.app.engines.base import Engine, EngineInfo, Part
+from convoy.app.engines.base import CPU, Engine, EngineInfo, Part
 from convoy.app.engines.delivery import Landed, scatter
 from convoy.app.engines.free_runs import FreeRuns
 from convoy.app.engines.memory import Growth, check_batch
@@ -116,7 +116,7 @@ class StagedEngine(Engine):
         self.info = EngineInfo(
             engine=self.name,
             precision=precision,
-            device="cpu",
+            device=CPU,
             device_fingerprint=cpu.fingerprint(threads, library),
             library=library,
             batch_sizes=tuple(range(1, largest + 1)),

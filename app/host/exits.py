@@ -33,6 +33,10 @@ class StopSignals:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._signalled, number)
 
+    def heed_hangup(self, read_again: Callable[[], None]) -> None:
+        """On SIGHUP, unless the process ends."""
+        self._loop.add_signal_handler(signal.SIGHUP, lambda: None if self.has_come else read_again())
+
     @property
     def has_come(self) -> bool:
         return self._stopping is not None

@@ -1,4 +1,7 @@
-"""Log lines: time, level, message, and the request that they are about."""
+"""Log lines, as text or as JSON: time, level, message, and the request that they are about.
+
+A line of JSON has besides what its writer gave as `extra`.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,25 @@ import logging
 import sys
 import time
 from contextvars import ContextVar
+from typing import Literal
+
+from convoy.models.errors import UsageError
 
 # The id of the request that the current task answers; empty outside of one.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
+LogFormat = Literal["text", "json"]
+
+
+def printable(text: str) -> str:
+    """A client's bytes must not be able to write log lines of their own, or to steer a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()
-        if not message.isprintable():
-            # A client's bytes must not be able to write log lines of their own, or to steer a terminal.
-            message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+        message = printable(record.getMessage())
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = f"{moment}.{int(record.msecs):03d}Z {record.levelname:<7} {message}"
         own_id = request_id.get()
@@ -27,10 +38,34 @@ class _Formatter(logging.Formatter):
         return line
 
 
-def configure(level: str) -> None:
-    """Send everything to standard error, in our format, from `level` on."""
+def _for_json(record: logging.LogRecord) -> bool:
+    """What the text's formatter does by itself."""
+    record.msg, record.args = printable(record.getMessage()), None
+    own_id = request_id.get()
+    if own_id:
+        record.request_id = own_id
+    return True
+
+
+def _handler(form: LogFormat) -> logging.Handler:
+    """Raises UsageError."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter())
+    if form == "text":
+        handler.setFormatter(_Formatter())
+        return handler
+    try:
+        from pythonjsonlogger.orjson import OrjsonFormatter
+    except ImportError as error:
+        raise UsageError(f"--log-format json needs python-json-logger ({error}); install it") from error
+    names = {"levelname": "level", "exc_info": "exception"}
+    handler.setFormatter(OrjsonFormatter(["levelname", "message"], rename_fields=names, timestamp="time"))
+    handler.addFilter(_for_json)
+    return handler
+
+
+def configure(level: str, form: LogFormat = "text") -> None:
+    """Send everything to standard error, in our format, from `level` on. Raises UsageError."""
+    handler = _handler(form)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -43,10 +78,14 @@ def configure(level: str) -> None:
         logger.setLevel(logging.WARNING)
 
 
-def configure_own(level: str) -> None:
-    """The same for our lines alone, in a process that has a log of its own."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter())
+def set_level(level: str) -> None:
+    """Let lines of this level and above be written from now on."""
+    logging.getLogger().setLevel(level.upper())
+
+
+def configure_own(level: str, form: LogFormat = "text") -> None:
+    """The same for our lines alone, in a process that has a log of its own. Raises UsageError."""
+    handler = _handler(form)
     logger = logging.getLogger("convoy")
     logger.handlers[:] = [handler]
     logger.propagate = False

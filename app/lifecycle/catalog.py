@@ -17,6 +17,7 @@ from convoy.app.scheduling.request import ModelKey
 from convoy.app.submission.listing import Listing, ModelState, choose
 from convoy.app.telemetry.statistics import ModelStatistics
 from convoy.models.plans import PlanBuild
+from convoy.models.priorities import ORDINARY_PRIORITIES, Priorities
 from convoy.models.spec import ModelSpec
 
 
@@ -42,6 +43,7 @@ class Served:
     none while the only one is being replaced. `loaded.engines` are those that it has or will have again.
     `options`: how it was loaded, for who replaces its engines.
     `recovers`: a device was lost, and with it an engine that is being replaced.
+    `own_priorities`: what the model says of itself; those of its spec may be the operator's.
     `withdrawn`: new requests do not find it any more; those that have found it are still answered.
     """
 
@@ -54,6 +56,7 @@ class Served:
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     withdrawn: bool = False
     users: int = 0
+    own_priorities: Priorities = ORDINARY_PRIORITIES
     _left: asyncio.Event = field(default_factory=asyncio.Event)
 
     def enter(self) -> None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Literal
 
+from convoy.app.engines.table import AUTO, rows_for
 from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.lifecycle.loads import Loads, LoadVersion
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
@@ -62,19 +64,21 @@ class ModelControl:
         tasks: Tasks,
         store: Store | RemoteStore,
         options: ControlOptions,
-        load_options: LoadOptions,
         load_version: LoadVersion,
         metrics: Metrics,
+        load_options: LoadOptions,
+        load_by_model: Mapping[str, LoadOptions],
         is_leaving: Callable[[], bool],
     ) -> None:
         """`is_leaving`: whether nothing is worth loading any more."""
         self._catalog, self._lifecycle, self._tasks, self._store = catalog, lifecycle, tasks, store
-        self._options, self._load_options, self._is_leaving = options, load_options, is_leaving
-        self._metrics = metrics
+        self._options, self._is_leaving, self._metrics = options, is_leaving, metrics
+        self._load_options, self._load_by_model = load_options, load_by_model
         self._known: defaultdict[str, dict[int, VersionRecord]] = defaultdict(dict)
         self._overrides: dict[str, Override] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._last_look: dict[str, ModelLook] = {}
+        self._said_of_all: tuple[str, ...] = ()  # why an engine serves no model
         self._following: dict[str, asyncio.Task[None]] = {}
         self._not_fetched: defaultdict[str, set[int]] = defaultdict(set)
         self._watch = StoreWatch(store, self._answers_again)
@@ -90,7 +94,9 @@ class ModelControl:
 
         In mode poll the store is followed from here on, so that one model that takes long holds up no other.
         """
+        self._say_what_cannot_serve()
         self._last_look = await self._watch.look()
+        self._warn_of_unknown(self._load_by_model)
         names = sorted(self._last_look)
         if self._options.mode == "explicit" and EVERYTHING not in self._options.at_start:
             names = [name for name in names if name in self._options.at_start]
@@ -102,6 +108,33 @@ class ModelControl:
         if self._options.mode == "poll":
             self._tasks.spawn(self._poll())
         await asyncio.gather(*first)
+
+    def _say_what_cannot_serve(self) -> None:
+        """On this machine, whatever the model; engines that lack the same thing in one line."""
+        if self._load_options.engine != AUTO:
+            return  # as it was asked
+        engines: defaultdict[str, list[str]] = defaultdict(list)
+        self._said_of_all = rows_for(self._load_options.machine, AUTO)[1]
+        for told in self._said_of_all:
+            engine, _, reason = told.partition(": ")
+            engines[reason].append(engine)
+        for reason, names in engines.items():
+            _log.info("not used here: %s: %s", ", ".join(names), reason)
+
+    def change_loads(self, load_by_model: Mapping[str, LoadOptions]) -> None:
+        """For single models, from their next load on."""
+        is_new = load_by_model.keys() - self._load_by_model.keys()
+        self._load_by_model = load_by_model
+        self._warn_of_unknown(is_new)
+
+    def _warn_of_unknown(self, names: Iterable[str]) -> None:
+        """It may still come, or be misspelt. Before the first look nobody knows."""
+        if not self._last_look:
+            return
+        for name in sorted(set(names) - self._last_look.keys()):
+            near = get_close_matches(name, self._last_look, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            _log.warning("there are options for model '%s', which is not in %s%s", name, self._store.root, hint)
 
     async def _poll(self) -> None:
         """Follow the store until cancelled."""
@@ -267,7 +300,8 @@ class ModelControl:
         if known.loaded is None:
             self._catalog.set_loading(name, version)
         override = self._overrides.get(name, _NO_OVERRIDE)
-        options = replace(self._load_options, configured_batch=override.max_batch_size)
+        options = self._load_by_model.get(name, self._load_options)
+        options = replace(options, configured_batch=override.max_batch_size)
         try:
             if found.trouble:
                 raise BundleError(found.trouble)
@@ -295,7 +329,8 @@ class ModelControl:
         for objection in loaded.objections:
             _log.warning("%s version %d was published although: %s", name, version, objection)
         for reason in loaded.skipped:
-            _log.info("passed over for %s version %d: %s", name, version, reason)
+            if reason not in self._said_of_all:
+                _log.debug("passed over for %s version %d: %s", name, version, reason)
 
     def _load_came_late(self, stored: StoredVersion) -> None:
         """Its disk answers again, so a version that was refused for that deserves another look."""

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 
 from convoy.app.batch import FailureScope
-from convoy.app.engines.base import Engine
+from convoy.app.engines.base import Engine, is_cpu
 from convoy.app.host.daemon_threads import begin
 from convoy.app.lifecycle.catalog import Catalog, Served, ServedLane
 from convoy.app.lifecycle.lane_runner import lane_runner
@@ -72,11 +72,13 @@ class Lanes:
         lane = Lane(number, info.device, info.batch_sizes, latency, info.slots)
         slots = self._scheduler.state.device_slots
         slots[info.device] = max(info.slots, slots.get(info.device, 1))
-        if info.device != "cpu" and not self._has_pages_locked:
+        if not info.is_on_cpu and not self._has_pages_locked:
             self._has_pages_locked = True
             self._tasks.spawn(self._lock_pages(proved.engine, self._slab.keep_pages()))
         served.lanes.append(ServedLane(lane, proved, last_success_ns=time.monotonic_ns()))
-        here_below_ns = _SHORT_BATCH_NS if proved.engine.computes_in_caller else 0
+        # Where there are several on the CPU, they are to compute at the same time, which one thread cannot.
+        is_alone = sum(one.info.is_on_cpu for one in served.loaded.engines) <= 1
+        here_below_ns = _SHORT_BATCH_NS if proved.engine.computes_in_caller and is_alone else 0
         run = lane_runner(self._slab, proved.engine)
         self._scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns)
         self._catalog.changed()  # so that edges know for how many engines they decode ahead
@@ -190,11 +192,12 @@ class Lanes:
             else:
                 self.open(served, proved)
         if not served.withdrawn:
-            served.loaded = replace(loaded, engines=tuple(one.proved for one in served.at_work))
+            spec = replace(loaded.spec, priorities=served.spec.priorities)
+            served.loaded = replace(loaded, spec=spec, engines=tuple(one.proved for one in served.at_work))
         for proved in surplus:
             await asyncio.to_thread(proved.engine.close)
 
 
 def _gives_way(device: str, to: str) -> bool:
     """Whether an engine makes room: on the same device, and on the CPU, which serves only where no GPU can."""
-    return device in (to, "cpu")
+    return device == to or is_cpu(device)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from itertools import count
 
 from convoy.app.lifecycle.catalog import Catalog, Served
 from convoy.app.lifecycle.lanes import Lanes
+from convoy.app.lifecycle.queue_options import QueueRules
 from convoy.app.lifecycle.tasks import Tasks
 from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadedModel, LoadOptions
@@ -24,7 +26,7 @@ _log = logging.getLogger("convoy")
 
 
 class ModelLifecycle:
-    """The versions of one core. Of each, `max_queue` samples may wait."""
+    """The versions of one core."""
 
     def __init__(
         self,
@@ -35,25 +37,27 @@ class ModelLifecycle:
         metrics: Metrics,
         recorder: CallRecorder,
         tasks: Tasks,
-        max_queue: int,
+        rules: QueueRules,
     ) -> None:
         self._catalog, self._scheduler, self._lanes, self._upgrades = catalog, scheduler, lanes, upgrades
-        self._metrics, self._recorder, self._tasks, self._max_queue = metrics, recorder, tasks, max_queue
+        self._metrics, self._recorder, self._tasks, self._rules = metrics, recorder, tasks, rules
         self._generations = count(1)
 
     def put_into_service(self, loaded: LoadedModel, options: LoadOptions) -> None:
         """Let requests find engines that have proved themselves; what they replace answers the rest of its own."""
         stored = loaded.stored
         served = Served(ModelKey(stored.name, stored.version, next(self._generations)), loaded, options)
+        served.own_priorities = loaded.spec.priorities
+        self._put_priorities(served)
         before = self._catalog.add(served)
         if before is not None:
             served.statistics = before.statistics  # readers difference them, so they never begin anew
             self._retire(before)
-        limit, priorities = max(1, loaded.spec.max_batch_size), loaded.spec.priorities
+        limit, priorities = max(1, loaded.spec.max_batch_size), served.spec.priorities
         self._scheduler.add_queue(
             served.key,
             max_batch=limit,
-            max_waiting=self._max_queue,
+            max_waiting=self._rules.max_waiting_of(stored.name),
             levels=priorities.levels,
             default_level=priorities.default,
         )
@@ -61,6 +65,21 @@ class ModelLifecycle:
             self._lanes.open(served, proved)
         self._metrics.watch_model(served, lambda: self._scheduler.waiting_samples(served.key))
         self._upgrades.begin(served)
+
+    def change_rules(self, rules: QueueRules) -> None:
+        """Let other rules hold for all queues, those that are there and those that come."""
+        self._rules = rules
+        for served in self._catalog.served():
+            self._put_priorities(served)
+            priorities, max_waiting = served.spec.priorities, rules.max_waiting_of(served.key.model)
+            self._scheduler.change_queue(
+                served.key, max_waiting=max_waiting, levels=priorities.levels, default_level=priorities.default
+            )
+        self._catalog.changed()
+
+    def _put_priorities(self, served: Served) -> None:
+        priorities = self._rules.of(served.key.model).priorities(served.own_priorities)
+        served.loaded = replace(served.loaded, spec=replace(served.spec, priorities=priorities))
 
     def take_out_of_service(self, name: str, version: int) -> asyncio.Task[None] | None:
         """Let no new request find a version; the task ends when its engine is closed. None: it is not served."""

@@ -238,4 +238,5 @@ def _fulfilled(served: Served, wish: PlanWish) -> None:
 def _job(served: Served) -> Job:
     """Raises JobError."""
     bundle, options = open_bundle(served.loaded.stored.folder), served.options
-    return Job.of_bundle(bundle, served.spec.max_batch_size, options.precision, options.machine, options.plan_cache)
+    on = (options.precision, options.machine, options.plan_cache)
+    return Job.of_bundle(bundle, served.spec.max_batch_size, *on, warm_up_runs=options.warm_up_runs)

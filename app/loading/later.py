@@ -37,7 +37,9 @@ def prove_tuned(job: Job, untried: Untried) -> ProvedEngine:
 
 def _proved(job: Job, variant: Variant, open_engine: Callable[[], Engine], why: str) -> ProvedEngine:
     assert job.canary is not None  # of a model without one nothing is left for later
-    candidate = open_and_prove(variant, open_engine, partial(prove, variant, job.canary, f"{variant.file}: {why}"))
+    reason, runs = f"{variant.file}: {why}", job.warm_up_runs
+    prove_engine = partial(prove, variant, job.canary, reason, warm_up_runs=runs)
+    candidate = open_and_prove(variant, open_engine, prove_engine)
     return choose([candidate], [])
 
 

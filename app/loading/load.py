@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from convoy.app.batch import EngineFailure
 from convoy.app.engines import cpu
-from convoy.app.engines.base import Engine
+from convoy.app.engines.base import Engine, nth_of_cpu
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.jobs import Job, NotProved, Place, PlanWish, Untried, refusal
 from convoy.app.engines.machine import CPU_ONLY, Machine
 from convoy.app.engines.memory import available_bytes, check_batch, resident_bytes
 from convoy.app.engines.select import Choice, PrecisionChoice, choose_on_cpu, choose_on_gpu
-from convoy.app.engines.table import AUTO, REFERENCE, Row, rows_for
+from convoy.app.engines.table import AUTO, REFERENCE, Row, row_named, rows_for
 from convoy.app.loading.bare_model import read_bare_model
 from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.choice import NOTHING_SERVES, choose
@@ -60,7 +60,9 @@ class LoadOptions:
 
     `configured_batch` stands in the place of what the model's configuration says; None: as it says.
     `plan_cache` None: no plan is kept or looked for. A load that takes longer than `limit_s` is given up.
-    `before` serves again, unless it cannot any more or something that takes precedence is there now.
+    `before` serves again, unless it cannot any more or something that takes precedence is there now. Each batch size is
+    run `warm_up_runs` times before the version serves. On the CPU there are `instances` engines, each of so many
+    threads, which compute at the same time.
     """
 
     precision: PrecisionChoice
@@ -72,11 +74,14 @@ class LoadOptions:
     plan_cache: Path | None = None
     limit_s: float = DEFAULT_LIMIT_S
     before: tuple[ServedBefore, ...] = ()
+    warm_up_runs: int = 1
+    instances: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """One version and the engines that serve it, one for each device, at least one.
+    """One version and the engines that serve it, one for each device, at least one; each further instance on the CPU
+    counts as a device.
 
     `spec` carries the batch size that is served, which the operator may have lowered. `skipped` says why
     other engines and variants do not serve. `wishes` are the plans that would serve better, were they built, and
@@ -127,6 +132,7 @@ def _walk_for_bundle(stored: StoredVersion, options: LoadOptions) -> _Walk:
         # Where one engine was asked for by name, there is none to serve meanwhile.
         may_wait=options.engine != AUTO,
         threads=options.threads,
+        warm_up_runs=options.warm_up_runs,
     )
     return _Walk(job, rows, bundle.folder, list(skipped), objections=bundle.manifest.objections)
 
@@ -140,7 +146,10 @@ def _walk_for_bare(stored: StoredVersion, options: LoadOptions) -> _Walk:
     _log.info("%s version %d is a bare model, %s", stored.name, stored.version, bare.batch_reason)
     variants = (Variant(bare.path.name, "fp32", "cpu", True, "", 0.0, None, None),)
     on = (options.machine, options.plan_cache)
-    job = Job(bare.path.parent, bare.spec, variants, None, limit, "auto", *on, threads=options.threads)
+    runs = options.warm_up_runs
+    job = Job(
+        *(bare.path.parent, bare.spec, variants, None, limit, "auto", *on), threads=options.threads, warm_up_runs=runs
+    )
     others = tuple(row for row in rows if not row.holds_to_canary)
     return _Walk(job, others, bare.path, list(skipped), why_bare=f"bare model: {bare.batch_reason}")
 
@@ -194,6 +203,9 @@ class _Walk:
             why = "; ".join(dict.fromkeys((*self.skipped, *before)))
             raise BundleError(f"{self.model}: nothing serves it on the CPU ({why})")
         self.skipped = [*before, *self.skipped]
+        for number in range(1, options.instances):
+            if not self._add_instance(self.engines[0], number):
+                break
 
     def _serve_from(self, device: Device, rows: tuple[Row, ...]) -> None:
         """The rows of the lowest rank that can, and what is left for those above it."""
@@ -244,6 +256,23 @@ class _Walk:
                 self.skipped.append(refusal(row.name, place.name, f"{variant.file}: {same[0][0].name} served before"))
         return [found]
 
+    def _add_instance(self, first: ProvedEngine, number: int) -> bool:
+        """One more engine like the first on the CPU, proved as it was; False where there is no room for it."""
+        variant = next(one for one in self.job.variants if one.file == first.file)
+        try:
+            self._check_room(Place(), variant)
+            added = self._candidate(Place(), row_named(first.info.engine), variant, first.reason)
+        except NotProved as failure:
+            told = refusal(first.info.engine, nth_of_cpu(number), failure)
+            _log.warning(
+                "%s is served by %d instead of the instances that it was to have: %s", self.model, number, told
+            )
+            self.skipped.append(told)
+            return False
+        added.engine.info = replace(added.engine.info, device=nth_of_cpu(number))
+        self.engines.append(replace(first, engine=added.engine, canary=added.canary))
+        return True
+
     def _candidates(self, place: Place, row: Row) -> list[Candidate]:
         found = []
         try:
@@ -290,21 +319,22 @@ class _Walk:
         return open_and_prove(variant, partial(row.open, self.job, variant, place), prove_engine)
 
     def _prove(self, row: Row, variant: Variant, why: str, engine: Engine) -> Candidate:
+        runs = self.job.warm_up_runs
         if self.job.canary is not None:
-            return prove(variant, self.job.canary, f"{variant.file}: {why}", engine)
+            return prove(variant, self.job.canary, f"{variant.file}: {why}", engine, runs)
         if row is REFERENCE:
-            return prove_by_itself(variant, None, self.why_bare, engine)
+            return prove_by_itself(variant, None, self.why_bare, engine, runs)
         if not self._answers:
             self._answers.append(_answer_of_cpu(self.job, variant))
         (answer,) = self._answers
         if isinstance(answer, CanaryCheck):
-            return prove_by_itself(variant, answer, self.why_bare, engine)
+            return prove_by_itself(variant, answer, self.why_bare, engine, runs)
         why_none = f"nothing tells whether it answers rightly, because {REFERENCE.name} does not run it ({answer})"
         if not row.is_on_gpus:
             raise NotProved(f"{variant.file}: {why_none}")
         # A model may need what only a GPU has.
         _log.warning("%s on %s: %s", self.job.path(variant), row.name, why_none)
-        return prove_by_itself(variant, None, self.why_bare, engine)
+        return prove_by_itself(variant, None, self.why_bare, engine, runs)
 
     def _choose(self, row: Row) -> Choice:
         """Raises BundleError."""

@@ -56,24 +56,26 @@ class Candidate:
     reason: str
 
 
-def prove(variant: Variant, canary: Canary, reason: str, engine: Engine) -> Candidate:
+def prove(variant: Variant, canary: Canary, reason: str, engine: Engine, warm_up_runs: int = 1) -> Candidate:
     """Warm an engine up and ask it the canary. Raises NotProved."""
     check = CanaryCheck.of_variant(canary, variant, batched=engine.batched)
     try:
-        engine.warm_up()
+        _warm_up(engine, warm_up_runs)
         check.run(engine)
     except (EngineFailure, CanaryFailed) as failure:
         raise NotProved(f"{variant.file}: {failure}") from failure
     return Candidate(variant, engine, check, reason)
 
 
-def prove_by_itself(variant: Variant, reference: CanaryCheck | None, reason: str, engine: Engine) -> Candidate:
+def prove_by_itself(
+    variant: Variant, reference: CanaryCheck | None, reason: str, engine: Engine, warm_up_runs: int = 1
+) -> Candidate:
     """Without a canary of its own, the engine's first answer is what it must go on giving; it agrees with `reference`.
 
     Raises NotProved.
     """
     try:
-        engine.warm_up()
+        _warm_up(engine, warm_up_runs)
         if reference is not None:
             reference.run(engine)
         return Candidate(variant, engine, CanaryCheck.of_first_answer(engine), reason)
@@ -86,6 +88,12 @@ def prove_by_itself(variant: Variant, reference: CanaryCheck | None, reason: str
         raise NotProved(f"{variant.file}: {why}") from failure
     except CanaryFailed as failure:
         raise NotProved(f"{variant.file}: does not answer as the CPU does: {failure}") from failure
+
+
+def _warm_up(engine: Engine, runs: int) -> None:
+    """Raises EngineFailure."""
+    for _ in range(runs):
+        engine.warm_up()
 
 
 def open_and_prove(

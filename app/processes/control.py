@@ -2,6 +2,7 @@
 
     down    leave    say that the server is not ready any more
             drain    take no new call, answer those that have begun, then say `drained`
+            reload   to the core alone: read the options again
             exit     end, now that nobody needs you
     up      serving           a core that is ready, an edge that accepts
             drained N         N calls were not answered in time
@@ -24,13 +25,13 @@ if TYPE_CHECKING:  # the supervisor imports this, and next to nothing else
     from convoy.app.submission.open_calls import OpenCalls
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
-LEAVE, DRAIN, EXIT = "leave", "drain", "exit"
+LEAVE, DRAIN, EXIT, RELOAD = "leave", "drain", "exit", "reload"
 SERVING, DRAINED = "serving", "drained"
 
 
 def belong_to(parent_pid: int) -> None:
     """Die when the supervisor does, however it does, and heed nobody else's signals."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
@@ -41,11 +42,16 @@ class ControlLine:
     """The child's end, and what it does at each word: `drain` says how many calls were left."""
 
     def __init__(
-        self, descriptor: int, calls: OpenCalls, drain: Callable[[], Awaitable[int]], exit_now: Callable[[], None]
+        self,
+        descriptor: int,
+        calls: OpenCalls,
+        drain: Callable[[], Awaitable[int]],
+        exit_now: Callable[[], None],
+        read_again: Callable[[], None] = lambda: None,
     ) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
-        self._calls, self._drain, self._exit = calls, drain, exit_now
+        self._calls, self._drain, self._exit, self._read_again = calls, drain, exit_now, read_again
         self._draining: asyncio.Task[None] | None = None
 
     def listen(self) -> None:
@@ -63,6 +69,8 @@ class ControlLine:
                 self._draining = asyncio.get_running_loop().create_task(self._drain_and_say())
             elif word == EXIT:
                 self._exit()
+            elif word == RELOAD:
+                self._read_again()
 
     async def _drain_and_say(self) -> None:
         self.say(DRAINED, await self._drain())

@@ -7,7 +7,6 @@ HTTP. Both are the supervisor's, so that edges reach the core that comes after t
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import mmap
 import socket
@@ -28,6 +27,7 @@ from convoy.app.processes.edge_registry import EdgeRegistry
 from convoy.app.processes.launch import decode_threads
 from convoy.app.processes.messages import Extent
 from convoy.app.processes.orders import NO_SOCKET, CoreOrders, own_orders
+from convoy.app.reload import Reloading
 from convoy.app.scheduling.slab import SharedPart
 from convoy.app.settings import Settings
 
@@ -39,8 +39,8 @@ def main(make_core: Callable[..., Core] = Core) -> int:
     """The process, from its orders to its end; the exit code. `make_core` is called as `Core` is."""
     orders = own_orders(CoreOrders)
     belong_to(orders.parent_pid)
-    settings = Settings(**json.loads(orders.fleet.settings))
-    logs.configure(settings.log_level)
+    settings = Settings.of_json(orders.fleet.settings)
+    logs.configure(settings.log_level, settings.log_format)
     give_large_allocations_back()
     return run(_CoreProcess(orders, settings, make_core).run())
 
@@ -59,14 +59,15 @@ class _CoreProcess:
         edge_options, limits = settings.edge_options(), settings.connection_limits()
         edge_options = replace(edge_options, decode_threads=decode_threads(edge_options, len(edges)))
         # The edges' gates log every call, with the address that it came from.
-        quiet = replace(edge_options, access_log="off")
+        quiet = replace(edge_options, access_log="off", cors_origins=(), is_behind_edges=True)
         hot = HotRoutes(self._core, quiet)
         app = create_app(self._core, quiet, hot)
         protocol = guarded_protocol(replace(limits, max_connections=1 << 20))
         self._http = HttpServer(app, protocol, on_started=self._open_registry)
         holder = None if fleet.grpc_fd == NO_SOCKET else socket.socket(fileno=fleet.grpc_fd)
         self._grpc = grpc_host(self._core, edge_options, hot.decoder, holder, max_calls=settings.max_connections)
-        self._line = ControlLine(orders.control_fd, self._core, self._drain, self._http.stop)
+        reloading = Reloading(settings, self._core, [edge_options, quiet], self._edges.tell_options)
+        self._line = ControlLine(orders.control_fd, self._core, self._drain, self._http.stop, reloading.read_again)
         self._channel_server: asyncio.Server | None = None
 
     async def run(self) -> int:

@@ -58,7 +58,7 @@ class EdgeCatalog:
         withdrawn = [self._live.pop(key) for key in list(self._live) if key not in versions]
         new = [version for key, version in versions.items() if key not in self._live]
         for key, served in self._live.items():
-            served.engines = versions[key].engines
+            served.engines, served.spec = versions[key].engines, versions[key].spec
         self._live |= {version.key: EdgeServed(version, self._on_unused) for version in new}
         self._served = {}
         for key, served in self._live.items():

@@ -12,6 +12,7 @@ import socket
 from dataclasses import dataclass
 
 from convoy.app.edge.http.connection import ConnectionLimits, guarded_protocol
+from convoy.app.edge.http.cors import Cors
 from convoy.app.edge.http.direct import DirectWay
 from convoy.app.edge.http.gate import Gate
 from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
@@ -24,6 +25,7 @@ from convoy.app.host.runtime import collect_only_what_comes, give_large_allocati
 from convoy.app.processes.acceptor import Acceptor
 from convoy.app.processes.balance import Balance
 from convoy.app.processes.control import SERVING, ControlLine, belong_to
+from convoy.app.processes.messages import OptionsTold
 from convoy.app.processes.orders import EdgeOrders, channel_socket, http_socket, own_orders
 from convoy.app.processes.proxy import Proxy
 from convoy.app.processes.remote_core import RemoteCore
@@ -48,7 +50,7 @@ def main() -> None:
     orders = own_orders(EdgeOrders)
     belong_to(orders.parent_pid)
     profile = from_jsonable(EdgeProfile, json.loads(orders.fleet.edge), "edge")
-    logs.configure(orders.fleet.log_level)
+    logs.configure(orders.fleet.log_level, orders.fleet.log_format)
     give_large_allocations_back()
     run(_EdgeProcess(orders, profile).run())
 
@@ -63,11 +65,12 @@ class _EdgeProcess:
         part = SharedPart(memory, own.offset, own.nbytes)
         self._balance = Balance(memory, fleet.edges, orders.number)
         self._core = RemoteCore(Slab(part.nbytes, part), orders.number, orders.incarnation)
+        self._core.on_options = self._take_options
         kinds = (PredictionsRoute, InferRoute) if profile.infers else (PredictionsRoute,)
         self._hot = HotRoutes(self._core, profile.options, kinds)
         rest = Proxy(self._core, http_socket(orders.folder))
         self._server = HttpServer(
-            Gate(Shortcut(rest, self._hot), self._core, profile.options),
+            Cors(Gate(Shortcut(rest, self._hot), self._core, profile.options), profile.options),
             guarded_protocol(profile.limits, DirectWay(self._hot, self._core, profile.options)),
             lifespan="off",
             on_started=self._accept,
@@ -107,6 +110,10 @@ class _EdgeProcess:
 
     def _publish(self, coming: int = 0) -> None:
         self._balance.publish(self._server.open_connections + coming)
+
+    def _take_options(self, told: OptionsTold) -> None:
+        self._profile.options.change(from_jsonable(EdgeOptions, json.loads(told.options), "options"))
+        logs.set_level(told.log_level)
 
     async def _drain(self) -> int:
         await self._core.drain(self._orders.fleet.drain_timeout_s)

@@ -7,12 +7,14 @@ dies is known here, and told to the edge that comes after it.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from convoy.app.core import Core
+from convoy.app.edge.options import EdgeOptions
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.outcomes import Refusal
 from convoy.app.processes.channel import Channel
@@ -26,6 +28,7 @@ from convoy.app.processes.messages import (
     Lent,
     LoadTold,
     Message,
+    OptionsTold,
     Refused,
     Released,
     Report,
@@ -38,6 +41,7 @@ from convoy.app.processes.references import WrongReference, adopted, check_reque
 from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request
 from convoy.app.submission.load import CoreLoad
 from convoy.models.errors import RequestError
+from convoy.models.records import to_jsonable
 
 _log = logging.getLogger("convoy")
 _KNOWN_WITHIN_S = 2.0
@@ -75,6 +79,7 @@ class EdgeRegistry:
         self._update_number = 0
         self._update_is_known = asyncio.Event()  # an edge knows more, or is no more
         core.other_processes = self._processes
+        self.options: OptionsTold | None = None  # since the start no other ones
         core.catalog.watch(self._catalog_changed, self._until_update_is_known)
         core.load_watch.on_look = self._tell_load
 
@@ -124,6 +129,12 @@ class EdgeRegistry:
             self._update_is_due = True
             self._update_number += 1
             asyncio.get_running_loop().call_soon(self._tell_catalog)
+
+    def tell_options(self, options: EdgeOptions, log_level: str) -> None:
+        """To all edges, and to those that come."""
+        self.options = OptionsTold(json.dumps(to_jsonable(options)), log_level)
+        for edge in self._edges:
+            edge.channel.send(self.options)
 
     def _tell_load(self, load: CoreLoad) -> None:
         for edge in self._edges:
@@ -187,6 +198,8 @@ class _EdgeConnection:
         self._edges.open(self)
         lent = tuple(Lent(own_id, loan.extents) for own_id, loan in part.loans.items())
         self.channel.send(Welcome(PROTOCOL_VERSION, lent))
+        if self._edges.options is not None:
+            self.channel.send(self._edges.options)
         self.tell_catalog()
 
     def _submit(self, submit: Submit) -> None:

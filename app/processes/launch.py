@@ -49,12 +49,13 @@ def become_supervisor(
         memory_fd=memory,
         grpc_fd=NO_SOCKET if grpc is None else grpc.fileno(),
         parts=parts,
-        settings=settings.model_dump_json(),
+        settings=settings.to_json(),
         edge=json.dumps(to_jsonable(edge_profile(settings, edges))),
         core_module=core_module,
         drain_delay_s=settings.drain_delay_s,
         drain_timeout_s=settings.drain_timeout_s,
         log_level=settings.log_level,
+        log_format=settings.log_format,
     )
     for kept in (orders.listener_fd, orders.memory_fd, *((orders.grpc_fd,) if grpc is not None else ())):
         os.set_inheritable(kept, True)

@@ -1,7 +1,7 @@
 """What an edge and the core say to each other. Plain data; tensors stay in the memory that both have mapped.
 
     edge -> core    Hello, Submit, Cancel, Left, UpdateApplied, Report
-    core -> edge    Welcome, CatalogUpdate, LoadTold, Ended, Refused, Released
+    core -> edge    Welcome, CatalogUpdate, OptionsTold, LoadTold, Ended, Refused, Released
 
 An edge lends the core the memory of a request with `Submit`. It is the edge's again with an `Ended` that is an
 answer, with `Refused`, and with `Released` in every other case: told only when no engine can touch it any more.
@@ -136,6 +136,13 @@ class CatalogUpdate(_Said):
     pages_locked: bool
 
 
+class OptionsTold(_Said):
+    """What clients are held to now: `options` is the JSON of `EdgeOptions`, of which an edge takes what may change."""
+
+    options: str
+    log_level: str
+
+
 class LoadTold(_Said):
     """How loaded the core is; said twice a second."""
 
@@ -187,6 +194,7 @@ Message = (
     | Report
     | Welcome
     | CatalogUpdate
+    | OptionsTold
     | LoadTold
     | Ended
     | Refused

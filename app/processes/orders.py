@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from convoy import IMPORT_ROOT
+from convoy.app.host.logs import LogFormat
 from convoy.models.records import from_jsonable, to_jsonable
 
 Orders = TypeVar("Orders")
@@ -33,7 +34,7 @@ class FleetOrders:
     """To the supervisor; and what it passes on. Descriptors are inherited; there is a part of the memory per edge, and
     one for the core.
 
-    `settings` and `edge` are the JSON of `Settings` and of `EdgeProfile`. `core_module` is what the core's
+    `settings` and `edge` are the JSON of `Settings.to_json` and of `EdgeProfile`. `core_module` is what the core's
     process runs. `grpc_fd` holds the gRPC port, or is NO_SOCKET.
     """
 
@@ -47,6 +48,7 @@ class FleetOrders:
     drain_delay_s: float
     drain_timeout_s: float
     log_level: str
+    log_format: LogFormat
 
     @property
     def edges(self) -> int:

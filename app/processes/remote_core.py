@@ -27,6 +27,7 @@ from convoy.app.processes.messages import (
     Left,
     LoadTold,
     Message,
+    OptionsTold,
     Refused,
     Released,
     Report,
@@ -52,7 +53,7 @@ CORE_IS_AWAY = "the process that runs the models is being replaced; send the req
 
 
 class RemoteCore(OpenCalls):
-    """One edge's core. `on_presence` hears whether there is one."""
+    """One edge's core. `on_options` hears of options that have changed."""
 
     def __init__(self, slab: Slab, part: int, incarnation: int) -> None:
         super().__init__()
@@ -67,6 +68,7 @@ class RemoteCore(OpenCalls):
         self._waiting: dict[int, tuple[Request, OnEnd]] = {}
         self._lent: dict[int, tuple[SlotRef, ...]] = {}
         self._load = CoreLoad()
+        self.on_options: Callable[[OptionsTold], None] = lambda told: None
         self._report = Report()
         self._report_timer: asyncio.TimerHandle | None = None
         self._takers: dict[type, Callable[[Any], None]] = {  # each takes its own kind
@@ -75,6 +77,7 @@ class RemoteCore(OpenCalls):
             Released: lambda released: self._free(released.id),
             CatalogUpdate: self._catalog_changed,
             LoadTold: self._load_told,
+            OptionsTold: lambda told: self.on_options(told),
             Welcome: self._welcomed,
         }
 

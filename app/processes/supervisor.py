@@ -28,7 +28,7 @@ from convoy.app.host import logs
 from convoy.app.host.exits import ENGINE_LOST, StopSignals
 from convoy.app.host.listening import announce
 from convoy.app.processes.children import Child
-from convoy.app.processes.control import DRAIN, EXIT, LEAVE
+from convoy.app.processes.control import DRAIN, EXIT, LEAVE, RELOAD
 from convoy.app.processes.orders import (
     NO_SOCKET,
     CoreOrders,
@@ -51,7 +51,7 @@ _MOST_SOCKET_PATH_BYTES = 107  # sun_path, and the zero that ends it
 def main() -> int:
     """The process, from its orders to its end; the exit code."""
     orders = own_orders(FleetOrders)
-    logs.configure(orders.log_level)
+    logs.configure(orders.log_level, orders.log_format)
     folder = _private_folder()
     try:
         return asyncio.run(Supervisor(orders, folder).run())
@@ -71,7 +71,7 @@ class Supervisor:
         self._edges: dict[int, Child] = {}
         self._core_restarts = Restarts()
         self._edge_restarts = [Restarts() for _ in range(orders.edges)]
-        self._core_has_served = False
+        self._core_has_served = self._has_reloaded = False
         self._incarnations = count(1)
         self._changed = asyncio.Event()  # a child said something or has died
         self._exit_code: int | None = None
@@ -79,6 +79,7 @@ class Supervisor:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         self._signals = StopSignals(self._stop, self._end_at_once)
+        self._signals.heed_hangup(self._reload)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         # Heard by those who will send signals, so not before these are heeded.
         announce("http", *self._listener.getsockname()[:2])
@@ -101,6 +102,8 @@ class Supervisor:
             lambda control_fd: CoreOrders(orders, os.getpid(), control_fd, *sockets),
             (*sockets, orders.memory_fd, *grpc),
         )
+        if self._has_reloaded:
+            self._core.tell(RELOAD)  # its orders are those of the start
 
     def _start_edge(self, number: int) -> None:
         orders, incarnation, folder = self._orders, next(self._incarnations), str(self._folder)
@@ -162,6 +165,12 @@ class Supervisor:
     def _start_unless_stopping(self, start: Callable[[], None]) -> None:
         if not self._signals.has_come:
             start()
+
+    def _reload(self) -> None:
+        """Only the core can read the options; it tells the edges."""
+        self._has_reloaded = True
+        if self._core is not None:
+            self._core.tell(RELOAD)
 
     # The end
 

@@ -15,7 +15,6 @@ from typing import NoReturn, overload
 
 import numpy as np
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from convoy.app.edge.oip.predicting import check_timeout_ms
 from convoy.app.engines.select import PrecisionChoice
@@ -27,24 +26,10 @@ from convoy.app.python.pictures import OneImage, one_or_several
 from convoy.app.python.private_loop import PrivateLoop
 from convoy.app.python.questions import Question, WhichBoxes, WhichClasses, WhichPixels
 from convoy.app.python.records import Classification, Detections, ImageAnswer, ModelSummary, Segmentation
-from convoy.app.settings import Settings, not_valid
+from convoy.app.setting_sources import Sources
+from convoy.app.settings import Settings
 from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
-
-
-class _Given(Settings):
-    """The server's settings, of what is given alone: a library does not look into its program's environment."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
 
 
 class PythonEngine:
@@ -451,11 +436,11 @@ class _Failure:
 
 
 def _settings(given: dict[str, object]) -> Settings:
-    """Raises UsageError."""
+    """Of what is given alone: a library does not look into its program's environment. Raises UsageError."""
     try:
-        return _Given(**given)  # type: ignore[arg-type]
+        return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise not_valid(error) from error
+        raise Sources().not_valid(error, Settings) from error
 
 
 async def _open(settings: Settings, failure: _Failure, loop: PrivateLoop) -> Inside:

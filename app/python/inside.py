@@ -51,7 +51,7 @@ class Asking:
     def __init__(self, core: Core, decoder: Decoder, options: EdgeOptions, max_queue: int) -> None:
         self._core, self._decoder = core, decoder
         self._predictor = Predictor(decoder, options.max_pixels)
-        self._default_timeout_ms = options.default_timeout_ms or None
+        self._options = options
         # Single calls find room beside those that have thousands of images.
         self._many = asyncio.Semaphore(max(1, max_queue // 2))
         self._decode_threads = options.decode_threads
@@ -155,7 +155,7 @@ class Asking:
         return (await self._decoder.run(call, work, understand, request, served)).result
 
     def _timeout_ms(self, asked: Asked) -> float | None:
-        return self._default_timeout_ms if asked.timeout_ms is None else asked.timeout_ms
+        return self._options.timeout_ms(asked.model) if asked.timeout_ms is None else asked.timeout_ms
 
     @contextmanager
     def _call(self) -> Iterator[Call]:

@@ -46,7 +46,7 @@ class Replica(HandleCalls):
     def __init__(self, given: dict[str, object]) -> None:
         """`given` is what `AppArguments.server_options` gave. Raises UsageError."""
         settings = self._settings = replica_settings(given)
-        logs.configure_own(settings.log_level)
+        logs.configure_own(settings.log_level, settings.log_format)
         raise_file_limit()
         give_large_allocations_back()
         self._fatal: str | None = None

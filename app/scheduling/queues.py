@@ -145,6 +145,11 @@ class Queue:
             return RAISED_LEVEL
         return request.priority if 1 <= request.priority <= self.levels else self.default_level
 
+    def put_in_order(self) -> None:
+        """After its levels have changed."""
+        for shapes, entries in self.by_shape.items():
+            self.by_shape[shapes] = sorted([self.order_of(entry[-1]) for entry in entries])
+
     @property
     def requests(self) -> int:
         """How many wait to be tried for the first time."""

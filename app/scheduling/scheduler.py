@@ -125,6 +125,13 @@ class Scheduler:
     ) -> None:
         self.state.queues[key] = Queue(key, max_batch, max_waiting, levels, default_level)
 
+    def change_queue(self, key: ModelKey, *, max_waiting: int, levels: int, default_level: int) -> None:
+        """Let other rules hold from now on; who waits already stays, in the place that it would have by these."""
+        queue = self.state.queues[key]
+        queue.max_waiting, queue.levels, queue.default_level = max_waiting, levels, default_level
+        queue.put_in_order()
+        self._wake()
+
     def remove_queue(self, key: ModelKey, reason: str) -> None:
         """Forget the queue; who still waits in it is told `reason`. Its lanes must have been stopped."""
         waiting = tuple(request for request in self.state.waiting.values() if request.key == key)

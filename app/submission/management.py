@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from convoy.app.scheduling.request import ModelKey
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.submission.inference import Finder, InferenceCore, ServedLike
 from convoy.app.submission.listing import Listing, Override
@@ -74,7 +75,6 @@ class ManagedCore(InferenceCore, Protocol):
     scheduler: Scheduler
     metrics: Metrics
     gpus: GpuWatch
-    max_queue: int  # in samples, of each version
     started_s: float  # on the monotonic clock
     listeners_opening: int  # ports that will take requests, but do not yet
 
@@ -99,6 +99,9 @@ class ManagedCore(InferenceCore, Protocol):
     @property
     def ready(self) -> bool:
         """Whether requests are answered."""
+
+    def max_waiting(self, key: ModelKey) -> int:
+        """So many samples may wait for a version that is served."""
 
     def not_ready_reason(self) -> str: ...
 

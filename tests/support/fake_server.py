@@ -236,7 +236,7 @@ def main() -> int:
     if hanging := options.get("hang_from_start"):
         (store.parent / "hang_load").write_text(hanging)
     settings = read_settings({"store": store})
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     raise_file_limit()
     listener = listen(settings.host, settings.port)
     if edges := settings.edge_count().count:

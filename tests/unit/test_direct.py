@@ -29,7 +29,7 @@ from convoy.app.edge.http.direct import DirectWay
 from convoy.app.edge.http.gate import Gate
 from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
 from convoy.app.edge.http.replies import Reply, send_reply
-from convoy.app.edge.options import BodyLimits, EdgeOptions
+from convoy.app.edge.options import ApiKey, BodyLimits, EdgeOptions
 from convoy.app.engines.base import Part
 from convoy.app.host.logs import request_id
 from convoy.app.scheduling.request import Request
@@ -470,7 +470,7 @@ def test_without_the_key_nobody_gets_anything(workshop: Workshop) -> None:
             assert (await connection.ask(rows(1.0, headers=headers))).status == 401
         assert house.usual == 0
 
-    play(workshop, scene, api_key="sesame")
+    play(workshop, scene, api_keys=(ApiKey("default", "sesame"),))
 
 
 def test_while_nothing_can_be_written_asgi_waits(workshop: Workshop) -> None:
@@ -582,7 +582,7 @@ def test_another_tenants_key_is_asked_for_again(workshop: Workshop) -> None:
         assert (await connection.ask(rows(1.0, headers=bad))).status == 401
         assert shift(await connection.ask(rows(2.0, headers=good))) == 102.0
 
-    play(workshop, scene, api_key="sesame")
+    play(workshop, scene, api_keys=(ApiKey("default", "sesame"),))
 
 
 def test_a_refusal_does_not_end_the_repetition(workshop: Workshop) -> None:

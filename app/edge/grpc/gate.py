@@ -24,8 +24,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from convoy.app.edge.entry import KEY_IS_WRONG, Entry
+from convoy.app.edge.entry import ADMIN, KEY_IS_WRONG, Entry
 from convoy.app.edge.grpc.room import MessageRoom, Turn
+from convoy.app.edge.oip.call import Call
 from convoy.app.edge.orca import ASKS, TRAILER, report_message
 from convoy.app.host.logs import request_id
 from convoy.app.outcomes import Refusal
@@ -43,7 +44,10 @@ _ADMIN = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
 
 @dataclass(slots=True)
 class GrpcCall:
-    """One call as far as it is known. `client` is its address, `deadline_ns` on the clock of `time.monotonic_ns`."""
+    """One call as far as it is known. `client` is its address, `deadline_ns` on the clock of `time.monotonic_ns`.
+
+    `inference` is what a method with one request asks for.
+    """
 
     method: str
     metadata: dict[str, bytes]
@@ -52,6 +56,8 @@ class GrpcCall:
     turn: Turn
     deadline_ns: int | None = None
     status: str = "OK"
+    key_name: str = ""
+    inference: Call | None = None
     started_ns: int = field(default_factory=time.monotonic_ns)
 
     def timeout_ms(self, since_ns: int) -> float | None:
@@ -200,9 +206,12 @@ class GrpcGate:
 
     def _check_key(self, call: GrpcCall) -> None:
         keys, given = self._entry.keys, call.metadata.get("authorization")
-        if keys.is_key(given) or call.method in _NO_KEY_NEEDED:
-            return
-        if not (keys.is_admin_token(given) and call.method in _ADMIN):
+        name = keys.name_of(given)
+        if name is not None:
+            call.key_name = name
+        elif keys.is_admin_token(given) and call.method in _ADMIN:
+            call.key_name = ADMIN
+        elif call.method not in _NO_KEY_NEEDED:
             raise Unauthorized(KEY_IS_WRONG)
 
     def _told(self, call: GrpcCall, error: BaseException) -> tuple[Any, str, _Metadata]:
@@ -231,7 +240,18 @@ class GrpcGate:
         took_ms = (time.monotonic_ns() - call.started_ns) / 1e6
         trace = call.metadata.get("traceparent")
         line = f"gRPC {call.method}"
-        self._entry.log(call.client, line, call.status, took_ms, is_error=call.status != "OK", trace=trace)
+        # Taken out, because the library may keep the call, and with it what it has found.
+        inference, call.inference = call.inference, None
+        self._entry.log(
+            call.client,
+            line,
+            call.status,
+            took_ms,
+            is_error=call.status != "OK",
+            trace=trace,
+            key_name=call.key_name,
+            facts=None if inference is None else inference.facts,
+        )
 
 
 def parse(message: type[Message], data: bytes) -> Any:

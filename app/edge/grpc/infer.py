@@ -49,6 +49,7 @@ class GrpcInference:
     async def infer(self, read: Read, call: GrpcCall) -> bytes:
         """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
         asked = _Asked(Call(self._core, _PROTOCOL))
+        call.inference = asked.own
         try:
             answering = self._answer(await read(), asked, call)
         except BaseException as error:
@@ -149,7 +150,7 @@ class GrpcInference:
         asked.id, asked.model, asked.version = message.id, message.model_name, message.model_version
         asked.wants_final = asked.in_stream and parameters_of(message.parameters).get(_WANTS_FINAL_FLAG) is True
         served = own.begin(asked.model, asked.version or None)
-        timeout_ms = call.timeout_ms(own.arrival_ns) or self._options.default_timeout_ms or None
+        timeout_ms = call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model)
         memory = self._core.shared_memory
         if nbytes <= INLINE_BYTES or (raw and not is_heavy(nbytes, served)):
             meaning, wait_ns = understand(asked_of(message, raw, memory), served), 0

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from convoy.app.edge.entry import Keys
 from convoy.app.edge.http.control import control_routes
+from convoy.app.edge.http.cors import Cors
 from convoy.app.edge.http.gate import Gate
 from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
 from convoy.app.edge.http.not_offered import not_offered_routes
@@ -48,13 +49,13 @@ def create_app(core: ManagedCore, options: EdgeOptions, routes: HotRoutes | None
         await core.stop()
 
     class Application(FastAPI):
-        """FastAPI behind the gate and the shortcut, which must come before its own middlewares."""
+        """FastAPI behind CORS, the gate and the shortcut, which must come before its own middlewares."""
 
         def build_middleware_stack(self) -> ASGIApp:
             stack = super().build_middleware_stack()
             # It would answer what nobody foresaw in plain text and without an id, before the gate hears of it.
             assert isinstance(stack, ServerErrorMiddleware)
-            return Gate(Shortcut(stack.app, hot), core, options)
+            return Cors(Gate(Shortcut(stack.app, hot), core, options), options)
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or self.middleware_stack is None:

@@ -299,7 +299,7 @@ class GuardedProtocol(HttpToolsProtocol):
         ):
             return False
         found = way.find(self.url)
-        if found is None:
+        if found is None or way.leaves_to_asgi(self.headers):
             return False
         head = HttpHead(dict(self.headers), found.query_string)
         self.cycle = self._direct = DirectCall(way, self, found, head, self.headers)

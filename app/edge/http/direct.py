@@ -37,6 +37,8 @@ _LONGEST_TARGET_BYTES = 512  # that is worth remembering
 _LONGEST_HEAD_BYTES = 4096
 _MOST_DIGITS = 18
 _CONTENT_LENGTH = b"content-length"
+# What CORS says of an answer to a request that comes from no page; those that do take the other way.
+_ORIGIN, _VARY = b"origin", (b"vary", b"Origin")
 # Requests with one of these are parsed each time.
 _UNUSUAL = frozenset((b"content-encoding", b"transfer-encoding", b"expect", b"x-request-id", b"traceparent"))
 
@@ -72,7 +74,7 @@ class Repetition(NamedTuple):
     """A whole request as it came in one piece; one that differs in its id and its tensors alone need not be parsed.
 
     `before` and `after` are all else, from the method to the end of the JSON, around an id of `id_bytes`. It holds for
-    one `edition` of the catalog, on the connection that sent it, between two requests.
+    one `edition` of the catalog and of the options, on the connection that sent it, between two requests.
     """
 
     before: bytes
@@ -80,7 +82,8 @@ class Repetition(NamedTuple):
     id_bytes: int
     nbytes: int
     body_at: int
-    edition: int
+    edition: tuple[int, int]
+    key_name: str
     found: Found
     served: ServedLike
     known: Known
@@ -107,6 +110,7 @@ class RepeatedHead(NamedTuple):
 
     before: bytes
     after: bytes
+    options_edition: int
     found: Found
     head: HttpHead
     lines: list[tuple[bytes, bytes]]
@@ -138,8 +142,13 @@ class DirectWay:
     """The way from our connections to the hot routes."""
 
     def __init__(self, routes: HotRoutes, core: InferenceCore, options: EdgeOptions) -> None:
-        self.core, self.entry, self._routes = core, Entry(options), routes
+        self.core, self.entry, self.options, self._routes = core, Entry(options), options, routes
         self._find = lru_cache(1024)(self._found)
+
+    @property
+    def _edition(self) -> tuple[int, int]:
+        """Another one whenever something else is found than before, or something else holds."""
+        return self.core.catalog.edition, self.options.edition
 
     def find(self, target: bytes) -> Found | None:
         """Where the target leads; None where that is not for here."""
@@ -152,11 +161,15 @@ class DirectWay:
         found = self._routes.find(path.decode())
         return None if found is None else Found(*found, path.decode(), query_string)
 
+    def leaves_to_asgi(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        """A request of a page's, where pages of other origins may ask: Starlette has the rules for its answer."""
+        return bool(self.options.cors_origins) and any(name == _ORIGIN for name, _ in headers)
+
     def repeat(self, connection: Connection, memory: Memory, data: bytes) -> bool:
         """Answer these bytes, or begin to, if they need not be parsed; else False, and nothing has happened."""
         if isinstance(memory, RepeatedHead):
             body = memory.repeated(data)
-            if body is None:
+            if body is None or self.options.edition != memory.options_edition:
                 return False
             headers = {**memory.head.headers, _CONTENT_LENGTH: body.digits}
             head = HttpHead(headers, memory.head.query_string)
@@ -165,7 +178,7 @@ class DirectWay:
             call.begin_whole(memory, data[body.at :])
             return True
         known = memory.repeated(data)
-        if known is None or self.core.catalog.edition != memory.edition:
+        if known is None or self._edition != memory.edition:
             return False
         call = DirectCall(self, connection, memory.found, memory.head, memory.lines)
         connection.goes_on_with(call)
@@ -179,7 +192,7 @@ class DirectWay:
             return None
         if isinstance(call.found.route, InferRoute):
             return self._repetition(call, call.found.route, data, body_at)
-        return _repeated_head(call, data[:body_at])
+        return _repeated_head(call, data[:body_at], self.options.edition)
 
     def _repetition(self, call: DirectCall, route: InferRoute, data: bytes, body_at: int) -> Repetition | None:
         head, served = call.head, call.served
@@ -196,19 +209,24 @@ class DirectWay:
         if b"accept-encoding" in head.headers and is_long_enough(longest_bytes):
             return None
         id_at, id_end = (body_at + at for at in id_in(header))
-        before, after, edition = data[:id_at], data[id_end : body_at + len(header)], self.core.catalog.edition
+        before, after, edition = data[:id_at], data[id_end : body_at + len(header)], self._edition
         return Repetition(
-            *(before, after, id_end - id_at, len(data), body_at, edition), call.found, served, known, head, call.lines
+            *(before, after, id_end - id_at, len(data), body_at, edition, call.key_name),
+            call.found,
+            served,
+            known,
+            head,
+            call.lines,
         )
 
 
-def _repeated_head(call: DirectCall, data: bytes) -> RepeatedHead | None:
+def _repeated_head(call: DirectCall, data: bytes, edition: int) -> RepeatedHead | None:
     name_at = data.lower().find(b"\r\n" + _CONTENT_LENGTH + b": ")
     digits_at = name_at + len(_CONTENT_LENGTH) + 4
     digits_end = data.find(b"\r", digits_at)
     if name_at < 0 or len(data) > _LONGEST_HEAD_BYTES or not data[digits_at:digits_end].isdigit():
         return None
-    return RepeatedHead(data[:digits_at], data[digits_end:], call.found, call.head, call.lines)
+    return RepeatedHead(data[:digits_at], data[digits_end:], edition, call.found, call.head, call.lines)
 
 
 class _Heard:
@@ -230,6 +248,7 @@ class DirectCall:
         self._connection, self.found, self.head, self.lines = connection, found, head, lines
         self._visit = Visit(way.entry, way.core, self.head.headers)
         self._call = Call(way.core, found.route.protocol)
+        self._cors = bool(way.options.cors_origins)
         self._reader: BodyReader | None = None
         self._answering: _Steps | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -242,6 +261,10 @@ class DirectCall:
         return self._call.served
 
     @property
+    def key_name(self) -> str:
+        return self._visit.key_name
+
+    @property
     def body_bytes(self) -> int:
         """Of the body, so far."""
         return 0 if self._reader is None else self._reader.filled_bytes
@@ -249,6 +272,7 @@ class DirectCall:
     def repeat(self, repetition: Repetition, known: Known, data: bytes) -> None:
         """All of it has come, and is understood already."""
         self.more_body, self.memory = False, repetition
+        self._visit.key_name = repetition.key_name
         try:
             self._call.begin_with(repetition.served)
             route = self.found.route
@@ -345,6 +369,8 @@ class DirectCall:
         if self.response_complete or self.disconnected:
             return
         headers = [*reply.headers, *self._visit.headers(reply.status)]
+        if self._cors:
+            headers.insert(0, _VARY)
         if headers[-1][0] == b"connection":
             self.keep_alive = False
         elif not self.keep_alive:
@@ -373,7 +399,7 @@ class DirectCall:
         self._reader = self._answering = None
         if self._visit.wants_line():
             with self._log_lines():
-                self._visit.log(_client(self._connection, self.lines), self._name)
+                self._visit.log(_client(self._connection, self.lines), self._name, self._call)
         if not self.disconnected:
             self._connection.on_response_complete()
 

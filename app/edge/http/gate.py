@@ -15,10 +15,10 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from convoy.app.edge.entry import KEY_IS_WRONG, SHUT_DOWN, Entry
+from convoy.app.edge.entry import ADMIN, KEY_IS_WRONG, SHUT_DOWN, Entry
 from convoy.app.edge.http.hot_routes import protocol_of
 from convoy.app.edge.http.replies import Headers, Reply, error_reply, internal_error, send_reply
-from convoy.app.edge.oip.call import Call
+from convoy.app.edge.oip.call import CALL_IN_SCOPE, Call
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.orca import ASKS, TELLS, report_header
 from convoy.app.host.logs import request_id
@@ -36,7 +36,7 @@ _ADMIN = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
 class Visit:
     """One call's way through the gate: who it is, whether it may, what every answer says, its line in the log."""
 
-    __slots__ = ("_core", "_entry", "load_format", "own_id", "started_ns", "status", "trace")
+    __slots__ = ("_core", "_entry", "key_name", "load_format", "own_id", "started_ns", "status", "trace")
 
     def __init__(self, entry: Entry, core: InferenceCore, headers: Mapping[bytes, bytes]) -> None:
         self._entry, self._core = entry, core
@@ -45,13 +45,17 @@ class Visit:
         self.load_format = headers.get(_ASKS_LOAD)
         self.started_ns = time.monotonic_ns()
         self.status = 0  # no answer has begun
+        self.key_name = ""  # of none, or not known yet
 
     def check_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Raises Unauthorized."""
         keys, given = self._entry.keys, headers.get(b"authorization")
-        if keys.is_key(given) or _NO_KEY_NEEDED.fullmatch(path):
-            return
-        if not (keys.is_admin_token(given) and _ADMIN.fullmatch(path)):
+        name = keys.name_of(given)
+        if name is not None:
+            self.key_name = name
+        elif keys.is_admin_token(given) and _ADMIN.fullmatch(path):
+            self.key_name = ADMIN
+        elif not _NO_KEY_NEEDED.fullmatch(path):
             raise Unauthorized(KEY_IS_WRONG)
 
     def headers(self, status: int) -> Headers:
@@ -78,9 +82,18 @@ class Visit:
         """Whether the access log has a line about it."""
         return self._entry.wants_line(self._is_error, self._took_ms)
 
-    def log(self, client: str, call: str) -> None:
+    def log(self, client: str, call: str, inference: Call | None) -> None:
         status = str(self.status or "left")  # the client closed the connection before there was an answer
-        self._entry.log(client, call, status, self._took_ms, is_error=self._is_error, trace=self.trace)
+        self._entry.log(
+            client,
+            call,
+            status,
+            self._took_ms,
+            is_error=self._is_error,
+            trace=self.trace,
+            key_name=self.key_name,
+            facts=None if inference is None else inference.facts,
+        )
 
     @property
     def _is_error(self) -> bool:
@@ -121,6 +134,7 @@ class Gate:
                 turned_away = Call(self._core, protocol)
                 turned_away.arrival_ns = visit.started_ns
                 turned_away.end(reply.ending)
+                scope[CALL_IN_SCOPE] = turned_away
             await send_reply(visible, reply)
         except asyncio.CancelledError:
             # Only the end of the process cancels, when the time to drain is over.
@@ -131,4 +145,5 @@ class Gate:
             if visit.status == 0:
                 await send_reply(visible, reply)
         finally:
-            visit.log((scope.get("client") or ("-", 0))[0], call)
+            # Taken out, because the scope stays as long as the connection, and with it would what the call has found.
+            visit.log((scope.get("client") or ("-", 0))[0], call, scope.pop(CALL_IN_SCOPE, None))

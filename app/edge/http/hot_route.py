@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from convoy.app.edge.http.body import Body, BodyReader, declared_length, read_body
 from convoy.app.edge.http.compression import compress, inflate, is_worthwhile, request_encoding, response_encoding
 from convoy.app.edge.http.replies import Reply, error_reply, send_reply
-from convoy.app.edge.oip.call import Call, ClientGone
+from convoy.app.edge.oip.call import CALL_IN_SCOPE, Call, ClientGone
 from convoy.app.edge.oip.decoder import Decoder
 from convoy.app.edge.oip.predicting import check_timeout_ms
 from convoy.app.edge.options import EdgeOptions
@@ -72,6 +72,7 @@ class HotRoute(ABC):
         """The route for plain ASGI."""
         call, head = Call(self.core, self.protocol), HttpHead(dict(scope["headers"]), scope["query_string"])
         ending = CANCELLED
+        scope[CALL_IN_SCOPE] = call
         try:
             body = await read_body(receive, self.begin(call, head, scope["path_params"]))
             call.watch_client(_until_client_leaves(receive))
@@ -90,11 +91,11 @@ class HotRoute(ABC):
         finally:
             call.end(ending)
 
-    def timeout_ms(self, head: HttpHead) -> float | None:
+    def timeout_ms(self, head: HttpHead, served: ServedLike) -> float | None:
         """The client's time from the query, else the default; None: no limit. Raises InvalidRequest."""
         values = head.query().get("timeout_ms")
         if values is None:
-            return self.options.default_timeout_ms or None
+            return self.options.timeout_ms(served.key.model)
         try:
             timeout_ms = float(values[-1])
         except ValueError:

@@ -36,7 +36,7 @@ class InferRoute(HotRoute):
 
     async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
         started_ns = time.monotonic_ns()
-        timeout_ms, wait_ns = self.timeout_ms(head), 0
+        timeout_ms, wait_ns = self.timeout_ms(head, served), 0
         header_length = _header_length(head)
         header = bytes(body.view[:header_length]) if header_length else b""
         known = self.known.find(served.key, header, body.nbytes) if header_length else None
@@ -69,7 +69,8 @@ class InferRoute(HotRoute):
         on_error: Callable[[Exception], None],
     ) -> None:
         """Answer a body of which all is known but its tensors and its answers' values. Raises RequestError."""
-        terms, json_part = within(known.meaning.terms, self.options.default_timeout_ms or None), known.answer
+        assert call.served is not None, "it was begun with one; this is a bug"
+        terms, json_part = within(known.meaning.terms, self.options.timeout_ms(call.served.key.model)), known.answer
         assert json_part is not None, "only such are repeated; this is a bug"
         slot = call.reserve(known.packed_bytes)
         slot.view[: len(body)] = body

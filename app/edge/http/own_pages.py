@@ -25,28 +25,26 @@ class OwnPages:
     """The rule of one server."""
 
     def __init__(self, options: EdgeOptions) -> None:
-        self._keys, self._asks_for_key = Keys(options), options.api_key is not None
-        self._is_loopback = options.is_loopback
-        self._allowed = frozenset(options.allowed_hosts)
+        self._keys, self._options = Keys(options), options
 
     def check(self, headers: Headers) -> None:
         """Raises Forbidden. The API key has been checked where there is one."""
-        if self._asks_for_key or self._keys.is_admin_token(headers.get("authorization", "").encode("latin-1")):
+        if self._options.api_keys or self._keys.is_admin_token(headers.get("authorization", "").encode("latin-1")):
             return
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         # Another machine's name for this server is its own affair, where other machines can ask at all.
-        if self._is_loopback:
+        if self._options.is_loopback:
             for host in hosts or [""]:
                 self._check_name(host, "Host", host)
         for origin in origins:
             place = origin.partition("://")[2]
             self._check_name(place, "Origin", origin)
-            if [place] != hosts and host_name(place) not in self._allowed:
+            if [place] != hosts and host_name(place) not in self._options.allowed_hosts:
                 raise _refusal("Origin", origin)
 
     def _check_name(self, place: str, header: str, given: str) -> None:
         name = host_name(place)
-        if not (is_loopback(name) or name in self._allowed):
+        if not (is_loopback(name) or name in self._options.allowed_hosts):
             raise _refusal(header, given)
 
 

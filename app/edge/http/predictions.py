@@ -66,7 +66,7 @@ class PredictionsRoute(HotRoute):
 
     async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
         wanted = _WANTED[served.spec.task](head, served)
-        terms = Terms(self.timeout_ms(head))
+        terms = Terms(self.timeout_ms(head, served))
         boundary = boundary_of(head.headers.get(b"content-type", b""))
         name, version = served.key.model, served.key.version
         envelope: _Answer = {"model": name, "version": str(version)}

@@ -59,10 +59,10 @@ def _description(core: ManagedCore, served: ManagedVersion) -> dict[str, Any]:
         "maxBatchDelay": 0,
         "loadedAtStartup": True,
         "workers": [
-            {"id": str(number), "status": status, "gpu": info.device != "cpu"} for number, info in enumerate(engines)
+            {"id": str(number), "status": status, "gpu": not info.is_on_cpu} for number, info in enumerate(engines)
         ],
         "jobQueueStatus": {
-            "remainingCapacity": max(0, core.max_queue - waiting),
+            "remainingCapacity": max(0, core.max_waiting(served.key) - waiting),
             "pendingRequests": waiting,
         },
     }

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from convoy.app.batch import StageTimes
+from convoy.app.edge.entry import CallFacts
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.outcomes import ANSWERED, CallEnd
@@ -35,6 +37,9 @@ from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import EXPIRED_RUNNING, failure_of
 from convoy.app.submission.shared_memory import Region
 from convoy.models.errors import DeadlineExceeded, RequestError
+
+# Where the gate finds the call that a route has made, for its line in the log.
+CALL_IN_SCOPE = "convoy.call"
 
 
 class ClientGone(Exception):
@@ -82,7 +87,9 @@ class Call:
         self.arrival_ns = time.monotonic_ns()
         self.answered_ns = 0
         self.served: ServedLike | None = None
-        self.decode_ns = self.decode_wait_ns = 0
+        self.decode_ns = self.decode_wait_ns = self.queue_ns = self.ended_ns = 0
+        self.times: StageTimes | None = None
+        self.ending: CallEnd | None = None
         self._is_decoded = False
         self._slots: dict[SlotRef, Slot] = {}
         self._waiting: dict[int, _Waiting] = {}  # by the request's id
@@ -206,7 +213,7 @@ class Call:
         took_ns = now_ns - self.arrival_ns
         if self._has_ended:
             return took_ns
-        self._has_ended = True
+        self._has_ended, self.ended_ns, self.ending = True, now_ns, ending
         core, served = self.core, self.served
         if self._presence is not None:
             self._presence.cancel()
@@ -235,6 +242,21 @@ class Call:
         if self._has_begun:
             core.end_call()
         return took_ns
+
+    def facts(self) -> CallFacts:
+        """For the log, once it has ended, or its answer is being sent."""
+        key, ending = None if self.served is None else self.served.key, self.ending or ANSWERED
+        stages_ns: dict[str, int] = {}
+        if self._is_decoded:
+            stages_ns.update(decode_wait=self.decode_wait_ns, decode=self.decode_ns)
+        if self.times is not None:
+            copy_in_ns, compute_ns, copy_out_ns, _ = self.times
+            stages_ns.update(queue=self.queue_ns, copy_in=copy_in_ns, compute=compute_ns, copy_out=copy_out_ns)
+        if self.answered_ns and self.ended_ns:
+            stages_ns["encode"] = self.ended_ns - self.answered_ns
+        stages_ms = {stage: round(ns / MILLISECOND_NS, 3) for stage, ns in stages_ns.items()}
+        model, version = (None, None) if key is None else (key.model, key.version)
+        return CallFacts(model, version, ending.outcome.value, ending.reason, stages_ms)
 
     def build_request(self, served: ServedLike, inputs: Inputs, wanted: tuple[int, ...], terms: Terms) -> Request:
         """The scheduler's view of what was decoded, with room reserved for the outputs."""
@@ -336,6 +358,8 @@ class Call:
             return
         self._slots.update(waiting.slots)
         self.answered_ns = time.monotonic_ns()
+        if isinstance(end, Done):
+            self.queue_ns, self.times = end.queue_ns, end.times
         waiting.on_end(end)
 
     def _wait_no_more(self, request: Request, reason: str, error: RequestError | ClientGone | None) -> None:

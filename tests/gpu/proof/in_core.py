@@ -21,6 +21,7 @@ from convoy.app.engines.base import Engine, Part
 from convoy.app.engines.measure import latency_tables
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.lifecycle.control import ControlOptions
+from convoy.app.lifecycle.queue_options import QueueRules
 from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.loading.proving import ProvedEngine, race
@@ -84,7 +85,8 @@ class CoreBench:
     def __init__(self, store: Path, capacity_bytes: int) -> None:
         self._load_options = load = LoadOptions("auto", threads=1, max_batch=None)
         control = ControlOptions(mode="explicit")
-        self._core = Core(CoreOptions(store, load, control, max_queue=1 << 16, max_inflight_bytes=capacity_bytes))
+        queues = QueueRules(max_waiting=1 << 16)
+        self._core = Core(CoreOptions(store, load, control, queues=queues, max_inflight_bytes=capacity_bytes))
         self._versions = count(1)
         self._store = store
         self._is_filled = False

@@ -1,0 +1,103 @@
+"""What SIGHUP does: the file, the environment's file names and the secrets are read again, and what may change does.
+
+Knows settings, a core and its edges' options; knows no signal and no process. Something that is wrong changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from convoy.app.core import Core
+from convoy.app.edge.options import EdgeOptions
+from convoy.app.host import logs
+from convoy.app.settings import Settings
+from convoy.models.errors import UsageError
+
+_log = logging.getLogger("convoy")
+
+
+class Differences(NamedTuple):
+    """The names of options that are otherwise than before: now, from a model's next load on, and after a restart."""
+
+    now: tuple[str, ...]
+    at_next_load: tuple[str, ...]
+    at_restart: tuple[str, ...]
+
+    @staticmethod
+    def between(before: Settings, after: Settings) -> Differences:
+        old, new = ({one.keys: one for one in settings.options()} for settings in (before, after))
+        found: tuple[list[str], list[str], list[str]] = [], [], []
+        for keys, held in {**old, **new}.items():
+            if _value(old, keys) != _value(new, keys):
+                later = 1 if keys[0] == "models" else 2
+                found[0 if held.changes_on_sighup else later].append(held.name)
+        return Differences(*map(tuple, found))
+
+
+class Reloading:
+    """What holds in the process of one core, and how something else comes to hold.
+
+    `options` are those of its own edges; `on_options` is told of all that may change for edges elsewhere.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        core: Core,
+        options: Sequence[EdgeOptions],
+        on_options: Callable[[EdgeOptions, str], None] = lambda options, log_level: None,
+    ) -> None:
+        self._settings, self._core, self._options, self._on_options = settings, core, options, on_options
+
+    def read_again(self) -> None:
+        """Let hold what is said now. Raises nothing: what is wrong is in the log, and all stays as it was."""
+        before = self._settings
+        try:
+            after = before.read_again()
+            to = after.edge_options()
+        except UsageError as error:
+            _log.error("read again, and nothing was changed: %s; mend it and send SIGHUP again", error)
+            return
+        differences = Differences.between(before, after)
+        had_keys = any(options.api_keys for options in self._options)
+        self._settings = _with_what_may_change(before, after)
+        logs.set_level(after.log_level)
+        for options in self._options:
+            options.change(_for_part(options, to))
+        self._on_options(to, after.log_level)
+        self._core.change(after.queue_rules(), after.load_by_model(self._core.load_options))
+        _tell(differences, to, had_keys)
+
+
+def _value(held: dict[tuple[str, ...], Any], keys: tuple[str, ...]) -> Any:
+    return held[keys].value if keys in held else None
+
+
+def _with_what_may_change(before: Settings, after: Settings) -> Settings:
+    """So that what waits for a restart is said again as long as it waits."""
+    live = {one.keys[0] for one in [*before.options(), *after.options()] if one.changes_on_sighup} | {"models"}
+    return before.model_copy(update={name: getattr(after, name) for name in live})
+
+
+def _for_part(options: EdgeOptions, to: EdgeOptions) -> EdgeOptions:
+    """A core behind edges leaves to them what is theirs."""
+    if not options.is_behind_edges:
+        return to
+    return replace(to, access_log=options.access_log, cors_origins=options.cors_origins)
+
+
+def _tell(differences: Differences, to: EdgeOptions, had_keys: bool) -> None:
+    names = ", ".join(key.name for key in to.api_keys)
+    _log.info("read again: %s; API keys: %s", ", ".join(differences.now) or "no option differs", names or "none")
+    if had_keys and not to.api_keys:
+        _log.warning("no API key is asked for any more: whoever reaches the port may ask")
+    if differences.at_next_load:
+        _log.warning(
+            "%s: holds when the model is loaded the next time; unload and load it, or restart the server",
+            ", ".join(differences.at_next_load),
+        )
+    if differences.at_restart:
+        _log.warning("%s: stays as it is until the server is restarted", ", ".join(differences.at_restart))

@@ -1,0 +1,220 @@
+"""Servers with a file of `--config`: what holds for single models, and what SIGHUP changes, with edges and without."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+import yaml
+
+from tests.support.servers import FakeServer, Server, rows_request, start_fake_server, start_server, wait_until
+from tests.support.stores import digit
+
+INFER = "/v2/models/rows/infer"
+pytestmark = pytest.mark.slow
+BINARY_JSON = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}'
+BINARY = {"content": BINARY_JSON + bytes(16), "headers": {"Inference-Header-Content-Length": str(len(BINARY_JSON))}}
+
+
+@pytest.fixture(params=[0, 2], ids=["one-process", "two-edges"])
+def edges(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+class File:
+    """The file of a server, which can be changed under it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, document: dict[str, Any] | str) -> None:
+        self.path.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+
+    def change(self, server: Server, document: dict[str, Any] | str, told: str = "read again: ") -> None:
+        """Return when the server has read it."""
+        before = server.log.count(told)
+        self.write(document)
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: server.log.count(told) > before, f"the log has {told!r} once more")
+
+    def key(self, name: str, secret: str) -> str:
+        path = self.path.with_name(name)
+        path.write_text(f"{secret}\n")
+        return str(path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    return File(tmp_path / "convoy.yaml")
+
+
+@contextmanager
+def fake_server(file: File, edges: int, document: dict[str, Any], **settings: Any) -> Iterator[FakeServer]:
+    file.write(document)
+    with start_fake_server(config=file.path, edges=edges, **settings) as server:
+        yield server
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def status(client: httpx.Client, secret: str) -> int:
+    return client.post(INFER, content=BINARY["content"], headers={**BINARY["headers"], **bearer(secret)}).status_code
+
+
+def by_grpc(server: Server, secret: str) -> str:
+    """The status of one call."""
+    x = triton.InferInput("x", [1, 4], "FP32")
+    x.set_data_from_numpy(np.zeros((1, 4), np.float32))
+    with triton.InferenceServerClient(server.grpc_address) as client:
+        try:
+            client.infer("rows", [x], headers={"authorization": f"Bearer {secret}"})
+        except triton.InferenceServerException as error:
+            return str(error.status())
+    return "OK"
+
+
+def eventually(read: Callable[[], Any], expected: Any) -> None:
+    """An edge hears of it a moment after the log has it."""
+    wait_until(lambda: read() == expected, f"it is {expected}")
+
+
+def test_keys_come_and_go_also_on_connections_that_are_open(file: File, edges: int) -> None:
+    first, second = file.key("first", "open sesame"), file.key("second", "abracadabra")
+    with fake_server(file, edges, {"keys": {"team-a": first}}) as server, server.client() as client:
+        for _ in range(3):  # the third is known byte by byte
+            assert (status(client, "open sesame"), status(client, "abracadabra")) == (200, 401)
+        for _ in range(3):
+            assert status(client, "open sesame") == 200
+        assert (by_grpc(server, "open sesame"), by_grpc(server, "abracadabra")) == ("OK", "StatusCode.UNAUTHENTICATED")
+        file.change(server, {"keys": {"team-b": second}}, "API keys: team-b")
+        eventually(lambda: (status(client, "open sesame"), status(client, "abracadabra")), (401, 200))
+        assert (by_grpc(server, "open sesame"), by_grpc(server, "abracadabra")) == ("StatusCode.UNAUTHENTICATED", "OK")
+        file.key("second", "changed in its file")
+        file.change(server, {"keys": {"team-b": second}}, "API keys: team-b")
+        eventually(lambda: (status(client, "abracadabra"), status(client, "changed in its file")), (401, 200))
+        file.change(server, {}, "no API key is asked for any more")
+        eventually(lambda: status(client, "nothing"), 200)
+        assert not [secret for secret in ("open sesame", "abracadabra", "changed in") if secret in server.log]
+
+
+def test_what_is_wrong_changes_nothing(file: File, edges: int) -> None:
+    key = file.key("first", "open sesame")
+    good = {"keys": {"team-a": key}, "models": {"rows": {"default_priority": 1}}}
+    with fake_server(file, edges, good) as server, server.client() as client:
+        for wrong, told in (
+            ({**good, "mdels": {}}, "mdels: there is no such option; did you mean models"),
+            ({"keys": {"team-a": f"{key}-is-not-there"}}, "keys.team-a .*-is-not-there cannot be read"),
+            ("keys: [", "is not YAML"),
+        ):
+            file.change(server, wrong, "nothing was changed")
+            assert told.partition(" .*")[0] in server.log
+        assert (status(client, "open sesame"), status(client, "another")) == (200, 401)
+        config = client.get("/v2/models/rows/config", headers=bearer("open sesame")).json()["dynamic_batching"]
+        assert config["default_priority_level"] == 1
+        file.change(server, {}, "no API key is asked for any more")
+        eventually(lambda: status(client, "another"), 200)
+
+
+def test_a_models_deadline_queue_and_priorities_change(file: File, edges: int) -> None:
+    def of_rows(**options: Any) -> dict[str, Any]:
+        return {"models": {"rows": options, "images": {"max_queue": 5}}}
+
+    def refusal(samples: int) -> str:
+        return str(server.infer(*range(samples)).json().get("error", ""))
+
+    before = of_rows(max_queue=3, priority_levels=5, default_priority=4)
+    with fake_server(file, edges, before, fake={"max_batch": 2}) as server:
+        config = server.get("/v2/models/rows/config").json()["dynamic_batching"]
+        assert (config["priority_levels"], config["default_priority_level"]) == (5, 4)
+        other = server.get("/v2/models/images/config").json()["dynamic_batching"]
+        assert (other["priority_levels"], other["default_priority_level"]) == (3, 2)
+        file.change(server, of_rows(max_queue=2, default_timeout_ms=300, priority_levels=2))
+        server.switch_on("hold")
+
+        def late() -> bool:
+            return server.infer(1.0).status_code == 504
+
+        wait_until(late, "a request without a deadline has that of its model")
+        config = server.get("/v2/models/rows/config").json()["dynamic_batching"]
+        assert (config["priority_levels"], config["default_priority_level"]) == (2, 2)
+        server.switch_off("hold")
+        server.await_ready()
+        wait_until(server.is_at_rest, "all is answered")
+        file.change(server, {})
+        config = server.get("/v2/models/rows/config").json()["dynamic_batching"]
+        assert (config["priority_levels"], config["default_priority_level"]) == (3, 2)
+
+
+def test_a_models_queue_is_as_long_as_it_is_told_to_be(file: File, edges: int) -> None:
+    fake = {"max_batch": 1}
+    with fake_server(file, edges, {"max_queue": 50, "models": {"rows": {"max_queue": 2}}}, fake=fake) as server:
+        for told, change in (("2 samples", None), ("3 samples", {"models": {"rows": {"max_queue": 3}}})):
+            if change is not None:
+                file.change(server, {"max_queue": 50, **change})
+            server.switch_on("hold")
+            with _asking(server, 12) as answers:
+                refused = wait_until(lambda: [one for one in answers() if one.status_code == 429], "one is refused")
+                assert f"Exceeds maximum queue size: {told} for 'rows'" in refused[0].json()["error"]
+                server.switch_off("hold")
+            wait_until(server.is_at_rest, "all is answered")
+
+
+@contextmanager
+def _asking(server: FakeServer, count: int) -> Iterator[Callable[[], list[httpx.Response]]]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(count) as pool:
+        asked = [pool.submit(server.post, INFER, json=rows_request(float(number))) for number in range(count)]
+        yield lambda: [one.result() for one in asked if one.done()]
+
+
+def test_what_needs_a_restart_or_another_load_is_said(file: File, edges: int) -> None:
+    with fake_server(file, edges, {"max_body_mb": 8}) as server:
+        after = {"max_body_mb": 9, "log_level": "debug", "models": {"rows": {"threads": 1, "max_queue": 9}}}
+        for _ in range(2):  # as long as it waits for that
+            file.change(server, after, "max_body_mb: stays as it is until the server is restarted")
+        assert "read again: log_level, models.rows.max_queue; API keys: none" in server.log
+        assert "models.rows.threads: holds when the model is loaded the next time" in server.log
+        file.change(server, {**after, "models": {"rwos": {"max_queue": 9}}})
+        wait_until(lambda: "did you mean 'rows'?" in server.log, "the name is questioned")
+
+
+def test_a_core_that_comes_later_knows_what_holds(file: File) -> None:
+    first, second = file.key("first", "open sesame"), file.key("second", "abracadabra")
+    with fake_server(file, 2, {"keys": {"team-a": first}}) as server, server.client() as client:
+        file.change(server, {"keys": {"team-b": second}}, "API keys: team-b")
+        told = server.log.count("API keys: team-b")
+        children = psutil.Process(server.process.pid).children()
+        (core,) = [child for child in children if any("core" in word for word in child.cmdline())]
+        core.kill()
+        wait_until(lambda: server.log.count("API keys: team-b") > told, "the next core has read it again")
+        eventually(lambda: (status(client, "open sesame"), status(client, "abracadabra")), (401, 200))
+        edge = next(child for child in children if child.pid != core.pid)
+        edge.kill()
+        wait_until(lambda: len(psutil.Process(server.process.pid).children()) == 3, "another edge is there")
+        for _ in range(8):
+            with server.client() as other:
+                eventually(lambda other=other: (status(other, "open sesame"), status(other, "abracadabra")), (401, 200))
+
+
+def test_a_real_model_is_loaded_as_the_file_says(file: File) -> None:
+    of_digits = {"max_batch": 2, "precision": "fp32", "threads": 1, "instances": 2, "warm_up_runs": 3}
+    file.write({"port": 1, "models": {"digits": of_digits, "digit": {"max_batch": 1}}, "engine": "openvino"})
+    with start_server("--config", str(file.path)) as server:  # whose port and engine are said elsewhere
+        assert server.get("/v2/models/digits/config").json()["max_batch_size"] == 2
+        (digits,) = [one for one in server.stats()["models"] if one["name"] == "digits"]
+        assert (digits["engine"], digits["precision"]) == ("onnxruntime-cpu", "fp32")
+        assert [engine["device_id"] for engine in digits["engines"]] == ["cpu", "cpu/1"]
+        assert server.post("/predictions/digits", content=digit("five")).status_code == 200
+        assert "there are options for model 'digit', which is not in" in server.log
+        assert "did you mean 'digits'?" in server.log

@@ -1,0 +1,205 @@
+"""The file of `--config`, the environment and the command line: which wins, what is refused, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convoy.app.commands.config import schema, show
+from convoy.app.model_settings import ModelSettings
+from convoy.app.settings import Settings, read_settings
+from convoy.models.errors import UsageError
+from tests.support.stores import ROOT
+
+DOCS = ROOT / "docs"
+Written = Callable[[Any], Path]
+
+
+def example() -> str:
+    """The file in the page, which has every option."""
+    text = (DOCS / "configuration.md").read_text().partition("$schema=")[2].partition("\n")[2]
+    return text.partition("```")[0]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    path = tmp_path_factory.mktemp("config") / "convoy.yaml"
+
+    def write(document: Any) -> Path:
+        path.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+        return path
+
+    return write
+
+
+def read(path: Path, **command_line: Any) -> Settings:
+    return read_settings({"config": path, **command_line})
+
+
+# Of each kind of value one option, and as the three places may have it.
+VALUES = {
+    "port": st.integers(0, 65535),
+    "max_queue": st.integers(1, 9),
+    "default_timeout_ms": st.integers(0, 9).map(float),
+    "log_level": st.sampled_from(["debug", "info", "warning", "error"]),
+    "allow_shared_memory": st.booleans(),
+    "server_name": st.sampled_from(["triton", "0", "off"]),
+    "version_policy": st.sampled_from(["latest", "all", "1,3", "7"]),
+}
+SAID = st.fixed_dictionaries({}, optional=VALUES)
+OF_MODELS = st.dictionaries(
+    st.sampled_from(["a", "b"]),
+    st.fixed_dictionaries({}, optional={"max_batch": st.integers(1, 9), "max_queue": st.integers(1, 9)}),
+)
+
+
+@given(SAID, SAID, SAID, OF_MODELS, OF_MODELS)
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
+    written: Written,
+    command_line: dict[str, Any],
+    environment: dict[str, Any],
+    file: dict[str, Any],
+    models_there: dict[str, Any],
+    models_here: dict[str, Any],
+) -> None:
+    path = written({**file, "models": models_here})
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(f"CONVOY_{name.upper()}", str(value))
+        patch.setenv("CONVOY_MODELS", json.dumps(models_there))
+        settings = read(path, **command_line)
+    for name in VALUES:
+        places = [
+            ("command line", command_line),
+            (f"environment CONVOY_{name.upper()}", environment),
+            (f"file {path}", file),
+            ("default", {name: Settings.model_fields[name].default}),
+        ]
+        whence, said = next((whence, said) for whence, said in places if name in said)
+        assert (settings.sources.whence(name), getattr(settings, name)) == (whence, said[name])
+    assert settings.models.keys() == models_there.keys() | models_here.keys()
+    for model, own in settings.models.items():
+        expected = {**models_here.get(model, {}), **models_there.get(model, {})}
+        assert own.model_dump(exclude_unset=True) == expected
+        for option in expected:
+            is_there = option in models_there.get(model, {})
+            of = "environment CONVOY_MODELS" if is_there else f"file {path}"
+            assert settings.sources.whence("models", model, option) == of
+
+
+def test_another_process_has_the_same_and_can_read_them_again(written: Written) -> None:
+    path = written({"port": 1, "models": {"a": {"max_batch": 2}}})
+    settings = Settings.of_json(read(path, max_queue=3, store=Path("somewhere")).to_json())
+    assert (settings.port, settings.max_queue, settings.models["a"].max_batch) == (1, 3, 2)
+    written({"port": 4, "max_queue": 5})
+    again = settings.read_again()
+    assert (again.port, again.max_queue, again.models) == (4, 3, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prot: 1", "prot: there is no such option; did you mean port?"),
+        ("max-queue: 1", "max-queue: there is no such option; did you mean max_queue?"),
+        ("config: other.yaml", "config: a file cannot name another one"),
+        ("port: abc", "port: Input should be a valid integer.*HTTP port"),
+        ("access_log: nothing", "access_log: Input should be 'all', 'errors' or 'off'"),
+        ("port: 1\nhost: ::1\nport: 2", "port is there in line 1 and again in line 3"),
+        ("models: {a: {max_quue: 1}}", "models.a.max_quue: there is no such option; did you mean max_queue?"),
+        ("models: {a: {max_batch: 0}}", "models.a.max_batch: .*greater than or equal to 1.*Largest batch"),
+        ("models: {a: {priority_levels: 2, default_priority: 3}}", "models.a: default_priority must be from 1 to"),
+        ("models: {a: 3}", "models.a: must be names and their values"),
+        ("models: {../a: {}}", "models: .*cannot be a model's name"),
+        ("max_inflight_mb: 1", "max_inflight_mb must be at least max_body_mb"),
+        ("cors_origins: a.example", "cors_origins must be origins such as https://a.example"),
+        ("cors_origins: https://a.example/path", "cors_origins must be origins"),
+        ("keys: {admin: key}", "keys: 'admin' cannot be a key's name"),
+        ("keys: {two words: key}", "keys: 'two words' cannot be a key's name"),
+        ("keys: key", "keys: must be names and their values"),
+        ("- port", "must be options and their values"),
+        ("port: [", "is not YAML"),
+        ("port: !!python/object:os.system x", "is not YAML"),
+    ],
+)
+def test_what_is_wrong_is_told_with_the_file_the_key_and_what_to_write(written: Written, text: str, told: str) -> None:
+    path = written(text)
+    with pytest.raises(UsageError, match=told) as refused:
+        read(path)
+    assert str(path) in str(refused.value)
+
+
+def test_what_is_wrong_elsewhere_is_told_by_the_name_that_it_has_there(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written({"port": 1})
+    with pytest.raises(UsageError, match="--max-queue: Input"):
+        read(path, max_queue=0)
+    monkeypatch.setenv("CONVOY_MODELS", '{"a": {"max_batch": 0}}')
+    with pytest.raises(UsageError, match=r"CONVOY_MODELS\.a\.max_batch: Input"):
+        read(path)
+    monkeypatch.setenv("CONVOY_MODELS", "{")
+    with pytest.raises(UsageError, match="write it in JSON"):
+        read(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read(Path("nowhere.yaml"))
+
+
+def test_words_are_words_and_lists_are_lists(written: Written) -> None:
+    explicit = "model_control: explicit\nload_model: [a, b]\n"
+    settings = read(written(f"access_log: off\nedges: 2\nversion_policy: [1, 3]\n{explicit}models: {{7: {{}}}}"))
+    assert (settings.access_log, settings.edges, settings.versions(), settings.load_model) == (
+        "off",
+        "2",
+        (1, 3),
+        "a,b",
+    )
+    assert settings.models == {"7": ModelSettings()}
+    assert read(written("")).port == 8000
+
+
+def test_the_example_has_every_option_and_fits_the_schema(written: Written) -> None:
+    said = yaml.safe_load(example())
+    assert said.keys() == Settings.model_fields.keys() - {"config"}
+    (of_model,) = said["models"].values()
+    assert of_model.keys() == ModelSettings.model_fields.keys()
+    read(written(example()))
+    rules = json.loads(schema())
+    jsonschema.Draft202012Validator.check_schema(rules)
+    jsonschema.validate(said, rules)
+
+
+@pytest.mark.parametrize("wrong", [{"prot": 1}, {"port": "x"}, {"models": {"a": {"max_que": 1}}}, {"engine": "gpu"}])
+def test_the_schema_refuses_what_is_refused(written: Written, wrong: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, json.loads(schema()))
+    with pytest.raises(UsageError):
+        read(written(wrong))
+
+
+def test_the_schema_in_docs_is_that_of_the_settings() -> None:
+    assert (DOCS / "config.schema.json").read_text() == schema(), "convoy config schema > docs/config.schema.json"
+
+
+def test_what_holds_is_shown_with_whence(
+    written: Written, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CONVOY_MAX_QUEUE", "7")
+    path = written({"port": 1, "models": {"a": {"max_queue": 2}}})
+    settings = read(path, host="::1")
+    show(settings, as_json=True)
+    rows = {row.pop("option"): row for row in json.loads(capsys.readouterr().out)}
+    assert rows["host"] == {"value": "::1", "whence": "command line", "changes_on_sighup": False}
+    assert rows["max_queue"] == {"value": 7, "whence": "environment CONVOY_MAX_QUEUE", "changes_on_sighup": False}
+    assert rows["models.a.max_queue"] == {"value": 2, "whence": f"file {path}", "changes_on_sighup": True}
+    assert rows["grpc_port"]["whence"] == "default"
+    show(settings, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["port", "1", "file", str(path)] for line in lines)
