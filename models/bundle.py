@@ -183,6 +183,8 @@ class Variant:
     `trade_offs` are the files that were tried until one kept the accuracy, and `kept_layers` names the one of them
     that this is; `is_recovered` None where nothing had to be tried. `drift` says how the calibration images differ from
     those of the evaluation, where a variant lost too much and they do. `builder` None: no TensorRT was there to ask.
+    `passes_gate`: its answers are good enough, whatever its speed, and `proof` says why, for people; None in
+    bundles of older versions.
     """
 
     file: str
@@ -200,6 +202,8 @@ class Variant:
     is_recovered: bool | None = None
     drift: str = ""
     builder: BuilderVerdict | None = None
+    passes_gate: bool | None = None
+    proof: str = ""
 
 
 @dataclass(frozen=True, slots=True)

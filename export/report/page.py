@@ -14,9 +14,10 @@ from convoy.app.engines.limits import limit, share_of_limit
 from convoy.app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
 from convoy.export.report import charts
 from convoy.export.report.layers import kept_layers, recovery
+from convoy.export.report.verdict import verdict_of
 from convoy.models.bundle import ON_CPU, BuilderVerdict, ClassAccuracy, Manifest, Roofline, Variant, counted
 from convoy.models.page.axis import number
-from convoy.models.page.markup import Content, element, page, section, table
+from convoy.models.page.markup import Content, add, element, page, section, table
 
 _STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _MOST_CLASSES = 25
@@ -27,7 +28,6 @@ def render(manifest: Manifest) -> str:
     body = element(
         "main",
         _head(manifest),
-        _objections(manifest),
         element("div", *(_card(manifest, variant) for variant in manifest.variants), class_="cards"),
         _overview(manifest),
         *section("Accuracy", *_accuracy(manifest)),
@@ -49,19 +49,22 @@ def _head(manifest: Manifest) -> Element:
     return element(
         "header",
         element("h1", spec.name),
+        _banner(manifest),
         element("p", f"{origin.source}, exported {origin.created_at[:19].replace('T', ' ')} UTC", class_="lead"),
         element("p", f"Takes {takes}; {classes}batches of up to {spec.max_batch_size}.", class_="lead"),
     )
 
 
-def _objections(manifest: Manifest) -> Element | None:
-    """What speaks against the model, above all else that is told of it."""
-    if not manifest.objections:
-        return None
-    title = element("b", "This model was published although:")
-    return element(
-        "div", title, element("ul", *(element("li", one) for one in manifest.objections)), class_="objections"
-    )
+def _banner(manifest: Manifest) -> Element:
+    """The verdict; where something speaks against the model, an alarm, and all of it."""
+    verdict = verdict_of(manifest)
+    banner = element("div", element("p", verdict.sentence), class_=f"banner {verdict.tone}")
+    if verdict.tone == "alarm":
+        banner.set("role", "alert")
+    if manifest.objections:
+        add(banner, element("b", "This model was published although:"))
+        add(banner, element("ul", *(element("li", one) for one in manifest.objections)))
+    return banner
 
 
 def _card(manifest: Manifest, variant: Variant) -> Element:
