@@ -37,6 +37,7 @@ from convoy.models.bundle import (
     FileRecord,
     LatencyTable,
     Manifest,
+    Mistakes,
     Provenance,
     Roofline,
     Target,
@@ -185,11 +186,12 @@ def publish(
     *,
     scores: str = "",
     sanity: Sanity = NOTHING_FOUND,
+    mistakes: Mistakes | None = None,
 ) -> Path:
     """Write the bundle as the model's next version and return its folder; `made` holds the variants' files.
 
-    `scores` says why the outputs become scores as they do, `sanity` whether the reference is right. Raises JobError
-    when the disk is full or read-only; then nothing of it remains.
+    `scores` says why the outputs become scores as they do, `sanity` whether the reference is right, `mistakes` what it
+    answers wrongly. Raises JobError when the disk is full or read-only; then nothing of it remains.
     """
     with store.writing(spec.name) as folder:
         for variant in variants:
@@ -205,6 +207,7 @@ def publish(
             scores=scores,
             findings=sanity.findings,
             objections=sanity.objections,
+            mistakes=mistakes,
         )
         # The report tells of all other files; its own hash can only stand in the manifest.
         (folder / REPORT).write_text(render(content), encoding="utf-8")

@@ -14,6 +14,7 @@ from convoy.app.engines.limits import limit, share_of_limit
 from convoy.app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
 from convoy.export.report import charts
 from convoy.export.report.layers import kept_layers, recovery
+from convoy.export.report.mistakes import wrong_answers
 from convoy.export.report.verdict import verdict_of
 from convoy.models.bundle import ON_CPU, BuilderVerdict, ClassAccuracy, Manifest, Roofline, Variant, counted
 from convoy.models.page.axis import number
@@ -31,6 +32,7 @@ def render(manifest: Manifest) -> str:
         element("div", *(_card(manifest, variant) for variant in manifest.variants), class_="cards"),
         _overview(manifest),
         *section("Accuracy", *_accuracy(manifest)),
+        *section("What is answered wrongly", *wrong_answers(manifest)),
         *section("Speed", *_speed(manifest)),
         *section("Distance from the limit", *_limits(manifest)),
         *section("What runs in which precision", *kept_layers(manifest.variants)),
