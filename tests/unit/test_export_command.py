@@ -359,7 +359,7 @@ def test_force_publishes_it_and_says_so_wherever_it_is_seen(tmp_path, data):
     assert "the labels are shifted by 1" in objection
     assert f"published although: {objection}" in console.file.getvalue()
     report = (folder / "report.html").read_text()
-    assert "This model was published although:" in report
+    assert "It was published all the same." in report
     assert "serves, although it should not" in report
     shown = io.StringIO()
     assert inspect_command.run(str(folder.parents[1]), "colours", Console(file=shown, width=300)) == 0
