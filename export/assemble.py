@@ -37,6 +37,7 @@ from convoy.models.bundle import (
     FileRecord,
     LatencyTable,
     Manifest,
+    Mistakes,
     Provenance,
     Roofline,
     Target,
@@ -78,40 +79,49 @@ def judge(
     proof = f"equals {original} to {error:.1g} on {len(data.samples)} {inputs}"
     variants = [_variant(reference, True, proof, error)]
     for one in measured[1:]:
-        serve, reason = _verdict(one, gate, real=data.real)
+        passes, proof = _proved(one, gate, real=data.real)
         accuracy = one.score.accuracy
         is_recovered = gate.passes(accuracy) if accuracy else None
         error = one.score.max_relative_error
-        variants.append(_variant(one, serve, reason, error, is_recovered=is_recovered))
+        variants.append(_judged_by_speed(_variant(one, passes, proof, error, is_recovered=is_recovered)))
     return tuple(variants)
 
 
-def _verdict(one: Measured, gate: AccuracyGate, *, real: bool) -> tuple[bool, str]:
-    serve, reason = gate.verdict(one.score, real=real)
-    if not serve:
-        tried = len(one.made.trade_offs)
-        kept = f"{one.made.kept_layers} layer{'s' * (one.made.kept_layers != 1)}"
-        best = f"the best of {tried} files that were tried, with {kept} in higher precision" if tried > 1 else ""
-        return False, "; ".join(filter(None, (reason, best, one.made.drift)))
-    if one.latency is None or one.latency.speedup is None:
-        return True, f"{reason}; its speed was not measured, for want of {_DEVICES[one.made.recipe.target]}"
-    gain = one.latency.speedup
+def _proved(one: Measured, gate: AccuracyGate, *, real: bool) -> tuple[bool, str]:
+    passes, proof = gate.verdict(one.score, real=real)
+    if passes:
+        return True, proof
+    tried = len(one.made.trade_offs)
+    kept = f"{one.made.kept_layers} layer{'s' * (one.made.kept_layers != 1)}"
+    best = f"the best of {tried} files that were tried, with {kept} in higher precision" if tried > 1 else ""
+    return False, "; ".join(filter(None, (proof, best, one.made.drift)))
+
+
+def _judged_by_speed(variant: Variant) -> Variant:
+    """What passes the gate serves only where it pays, or where that was not measured."""
+    if not variant.passes_gate:
+        return variant
+    if variant.latency is None or variant.latency.speedup is None:
+        device = _DEVICES[variant.target]
+        return replace(variant, reason=f"{variant.proof}; its speed was not measured, for want of {device}")
+    gain = variant.latency.speedup
     pace = f"{gain.median:.2f} times the speed of fp32 on the export machine ({gain.low:.2f} to {gain.high:.2f})"
-    if not is_worthwhile(one.latency):
-        return False, f"not faster beyond doubt: {pace}; {reason}"
-    return True, f"{pace}; {reason}"
+    if not is_worthwhile(variant.latency):
+        return replace(variant, serve=False, reason=f"not faster beyond doubt: {pace}; {variant.proof}")
+    return replace(variant, reason=f"{pace}; {variant.proof}")
 
 
 def _variant(
-    one: Measured, serve: bool, reason: str, max_relative_error: float, *, is_recovered: bool | None = None
+    one: Measured, passes: bool, proof: str, max_relative_error: float, *, is_recovered: bool | None = None
 ) -> Variant:
+    """As if only the gate counted."""
     recipe = one.made.recipe
     return Variant(
         file=recipe.file,
         precision=recipe.precision,
         target=recipe.target,
-        serve=serve,
-        reason=reason,
+        serve=passes,
+        reason=proof,
         # JSON has no infinity; an answer that is not finite is off by more than anything.
         max_relative_error=min(max_relative_error, sys.float_info.max),
         accuracy=one.score.accuracy,
@@ -122,6 +132,8 @@ def _variant(
         kept_layers=one.made.kept_layers if len(one.made.trade_offs) > 1 else None,
         is_recovered=is_recovered if len(one.made.trade_offs) > 1 else None,
         drift=one.made.drift,
+        passes_gate=passes,
+        proof=proof,
     )
 
 
@@ -174,11 +186,12 @@ def publish(
     *,
     scores: str = "",
     sanity: Sanity = NOTHING_FOUND,
+    mistakes: Mistakes | None = None,
 ) -> Path:
     """Write the bundle as the model's next version and return its folder; `made` holds the variants' files.
 
-    `scores` says why the outputs become scores as they do, `sanity` whether the reference is right. Raises JobError
-    when the disk is full or read-only; then nothing of it remains.
+    `scores` says why the outputs become scores as they do, `sanity` whether the reference is right, `mistakes` what it
+    answers wrongly. Raises JobError when the disk is full or read-only; then nothing of it remains.
     """
     with store.writing(spec.name) as folder:
         for variant in variants:
@@ -194,6 +207,7 @@ def publish(
             scores=scores,
             findings=sanity.findings,
             objections=sanity.objections,
+            mistakes=mistakes,
         )
         # The report tells of all other files; its own hash can only stand in the manifest.
         (folder / REPORT).write_text(render(content), encoding="utf-8")

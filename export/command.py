@@ -29,6 +29,7 @@ from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.activation import Decision, decide, overruled
 from convoy.export.proof.gate import AccuracyGate, refused_by_name
+from convoy.export.proof.mistakes import find_mistakes
 from convoy.export.proof.outcomes import Outcomes
 from convoy.export.proof.proving import Prover
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference
@@ -162,7 +163,9 @@ def _prove_and_publish(
         budget_points = plan.asked.accuracy_budget_points
         maker = Maker(spec, folder, data.calibration, plan.calibration_method, budget_points, progress, cache)
     rows = Prover(spec, folder, data, gate, progress, cache).make_and_score(recipes, maker)
-    sanity = _sanity(plan, torch, rows[0][1].outcomes, expected)
+    outcomes = rows[0][1].outcomes
+    sanity = _sanity(plan, torch, outcomes, expected)
+    mistakes = find_mistakes(outcomes, data.evaluation) if outcomes and data.evaluation else None
     with opened(spec, recipes, folder) as candidates:
         tables = measure_latencies(candidates, progress)
         measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
@@ -174,7 +177,12 @@ def _prove_and_publish(
     with progress.step("publish"):
         origin = provenance(plan, data, torch)
         scores = f"{decision.activation}: {decision.reason}"
-        return publish(plan.store, spec, folder, variants, canary, origin, roofline, scores=scores, sanity=sanity)
+        return publish(
+            *(plan.store, spec, folder, variants, canary, origin, roofline),
+            scores=scores,
+            sanity=sanity,
+            mistakes=mistakes,
+        )
 
 
 def _remark(plan: ExportPlan, torch: TorchResult) -> str:

@@ -31,10 +31,14 @@ _CHUNK_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`images` [n, ...] as the spec's front says, and `labels` int64 [n], indices into the model's labels."""
+    """`images` [n, ...] as the spec's front says, and `labels` int64 [n], indices into the model's labels.
+
+    `positions` int64 [n] are the images' places in their set, which has gaps where some do not decode.
+    """
 
     images: np.ndarray
     labels: np.ndarray
+    positions: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +77,17 @@ class ImageSet:
         size = max(1, min(limit, _CHUNK_BYTES // (int(np.prod(shape)) * dtype.itemsize)))
         broken: list[str] = []
         for start in range(0, len(self.samples), size):
-            images, labels = [], []
-            for sample in self.samples[start : start + size]:
+            images, labels, positions = [], [], []
+            for position, sample in enumerate(self.samples[start : start + size], start):
                 try:
                     images.append(preprocess(sample.encoded(), self.image))
                     labels.append(sample.label)
+                    positions.append(position)
                 except ImageError:
                     broken.append(sample.name)
             step.advance(len(self.samples[start : start + size]))
             if images:
-                yield Chunk(np.stack(images), np.array(labels, np.int64))
+                yield Chunk(np.stack(images), np.array(labels, np.int64), np.array(positions, np.int64))
         if len(broken) > MAX_BROKEN_FRACTION * len(self.samples):
             raise JobError(
                 f"{len(broken)} of {len(self.samples)} images of {self.source} cannot be read: {some(broken)}; "
@@ -120,7 +125,7 @@ class RandomImages:
         for start in range(0, self.count, limit):
             images = samples[start : start + limit]
             step.advance(len(images))
-            yield Chunk(images, np.zeros(len(images), np.int64))
+            yield Chunk(images, np.zeros(len(images), np.int64), np.arange(start, start + len(images)))
 
     def thinned(self, most: int) -> RandomImages:
         """At most so many."""

@@ -1,4 +1,4 @@
-"""What the user sees of an export: bars while it runs, and one table at the end.
+"""What the user sees of an export: bars while it runs, and a sentence and a table at the end.
 
 Knows rich and the manifest. Decides nothing.
 """
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from convoy.export.progress import Step
+from convoy.export.report.verdict import verdict_of
 from convoy.models.bundle import ON_CPU, Manifest, Variant
 
 
@@ -65,7 +66,7 @@ class RichProgress:
 
 
 def summary(manifest: Manifest) -> Group:
-    """One row per variant: what it costs, what it gains, whether it serves; below, why. Fits 80 columns."""
+    """The verdict; one row per variant: what it costs, what it gains, whether it serves; why. Fits 80 columns."""
     # Of a slow network the largest batches are not measured.
     reference = manifest.variants[0].latency
     largest = reference.points[-1].batch_size if reference else manifest.spec.max_batch_size
@@ -89,7 +90,9 @@ def summary(manifest: Manifest) -> Group:
         for variant in manifest.variants
         if (said := variant.builder) is not None and said.in_words not in variant.reason
     ]
-    return Group(Text(), table, Text(), *reasons, *built, *told(manifest))
+    verdict = verdict_of(manifest)
+    sentence = Text(verdict.sentence, style="bold red" if verdict.tone == "alarm" else "bold")
+    return Group(Text(), sentence, Text(), table, Text(), *reasons, *built, *told(manifest))
 
 
 def told(manifest: Manifest) -> list[Text]:

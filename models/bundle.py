@@ -183,6 +183,8 @@ class Variant:
     `trade_offs` are the files that were tried until one kept the accuracy, and `kept_layers` names the one of them
     that this is; `is_recovered` None where nothing had to be tried. `drift` says how the calibration images differ from
     those of the evaluation, where a variant lost too much and they do. `builder` None: no TensorRT was there to ask.
+    `passes_gate`: its answers are good enough, whatever its speed, and `proof` says why, for people; None in
+    bundles of older versions.
     """
 
     file: str
@@ -200,6 +202,8 @@ class Variant:
     is_recovered: bool | None = None
     drift: str = ""
     builder: BuilderVerdict | None = None
+    passes_gate: bool | None = None
+    proof: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +242,48 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
+class Confusion:
+    """So many images of one class are answered as another."""
+
+    label: str
+    answered: str
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One image that is answered as another class. `score` is that of the answer.
+
+    `picture` is what the network sees of it, scaled down, as the base64 of a PNG.
+    """
+
+    label: str
+    answered: str
+    score: float
+    picture: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mistakes:
+    """What fp32 answers wrongly on the labelled images.
+
+    `confusions` are the pairs of classes with most images first, `pairs` is how many there are in all; of many only the
+    first are kept. `most_confident` are a few images, highest score first.
+    """
+
+    images: int
+    pairs: int
+    confusions: tuple[Confusion, ...]
+    most_confident: tuple[Mistake, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """All that is known of a bundle.
 
     `scores` says why the spec has the activation that it has. `findings` are what the proof of the reference found, and
     `objections` what of it speaks against serving the model at all: it was published although (`--force`), or its
-    weights are random on purpose.
+    weights are random on purpose. `mistakes` None: no labelled images were given, or an older version exported it.
     """
 
     schema_version: int
@@ -255,6 +295,7 @@ class Manifest:
     scores: str = ""
     findings: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
+    mistakes: Mistakes | None = None
 
     def variant(self, file: str) -> Variant:
         """The variant stored in `file`. Raises KeyError."""

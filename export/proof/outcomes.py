@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import expit, logsumexp
 
 from convoy.export.proof.bound import LEVEL, loss_bound_points
 from convoy.models.bundle import Accuracy, ClassAccuracy
@@ -21,30 +22,43 @@ _TOP = 5
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """One variant on n images: `labels` and `top1` int64 [n], `in_top5` bool [n], `errors` float64 [n].
+    """One variant on n images: `labels` and `top1` int64 [n], `in_top5` bool [n], `errors` and `scores` float64 [n].
 
-    An error is ||a - b|| / ||b|| of the answer against fp32's, infinite where an answer is not finite.
+    An error is ||a - b|| / ||b|| of the answer against fp32's, infinite where an answer is not finite. A score is that
+    of the best class. `positions` int64 [n] are the images' places in their set.
     """
 
     labels: np.ndarray
     top1: np.ndarray
     in_top5: np.ndarray
     errors: np.ndarray
+    scores: np.ndarray
+    positions: np.ndarray
 
     @staticmethod
     def of(
-        answers: np.ndarray, reference: np.ndarray, labels: np.ndarray, activation: Activation = "softmax"
+        answers: np.ndarray,
+        reference: np.ndarray,
+        labels: np.ndarray,
+        activation: Activation = "softmax",
+        positions: np.ndarray | None = None,
     ) -> Outcomes:
-        """From float32 [n, outputs] of the variant and of fp32; a single output tells two classes apart."""
+        """From float32 [n, outputs] of the variant and of fp32; a single output tells two classes apart.
+
+        `positions` None: the images are a whole set, in order.
+        """
         errors = relative_errors(answers, reference, least_size=LEAST_SHARE if activation == "none" else 0.0)
-        if answers.shape[1] == 1:
+        is_single = answers.shape[1] == 1
+        if is_single:
             # A logit is on the side of the second class above 0, a probability above one half.
             beyond = answers - (0.5 if activation == "none" else 0.0)
             answers = np.concatenate([-beyond, beyond], axis=1)
         # A class is among the five best when fewer than five score higher.
         own = np.take_along_axis(answers, labels[:, None], axis=1)
         in_top5 = (answers > own).sum(axis=1) < _TOP
-        return Outcomes(labels, answers.argmax(axis=1), in_top5, errors)
+        scores = best_scores(answers, activation, is_single=is_single)
+        places = np.arange(len(labels)) if positions is None else positions
+        return Outcomes(labels, answers.argmax(axis=1), in_top5, errors, scores, places)
 
     @staticmethod
     def joined(parts: Sequence[Outcomes]) -> Outcomes:
@@ -99,6 +113,22 @@ class Outcomes:
             for own in [self.labels == index]
             if own.any()
         )
+
+
+def best_scores(answers: np.ndarray, activation: Activation, *, is_single: bool = False) -> np.ndarray:
+    """The score of the best class, float64 [n], of answers [n, outputs]; not a number where none of them is finite.
+
+    `is_single`: of what lies beyond the border between two classes, as `Outcomes.of` makes it of a single output.
+    """
+    best: np.ndarray = answers.max(axis=1).astype(np.float64)
+    if activation == "none":
+        best += 0.5 * is_single
+        return best
+    if is_single or activation == "sigmoid":
+        return np.asarray(expit(best))
+    with np.errstate(invalid="ignore"):
+        shares: np.ndarray = np.exp(best - logsumexp(answers.astype(np.float64), axis=1))
+    return shares
 
 
 def relative_errors(answers: np.ndarray, expected: np.ndarray, *, least_size: float = 0.0) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -223,7 +223,7 @@ def _shift(outcomes: Outcomes, classes: int) -> int:
     # Every distance might have been the largest by chance: the level is divided among them (Bonferroni).
     if best == 0 or distances[best] < 2 * distances[0] or 3 * distances[best] < count:
         return 0
-    shifted = Outcomes((outcomes.labels + best) % classes, outcomes.top1, outcomes.in_top5, outcomes.errors)
+    shifted = replace(outcomes, labels=(outcomes.labels + best) % classes)
     chance = chance_of(shifted)
     return best if at_least(int(distances[best]), count, chance) < LEVEL / classes else 0
 

@@ -80,7 +80,7 @@ def _in_batches(candidate: OpenVariant, samples: np.ndarray, batch: int) -> np.n
 
 def compare(candidates: Sequence[OpenVariant], samples: np.ndarray) -> tuple[Score, ...]:
     """Scores without labels: how far each variant's answers to `samples` are from the first's."""
-    outcomes = _answered(candidates, [Chunk(samples, np.zeros(len(samples), np.int64))])
+    outcomes = _answered(candidates, [Chunk(samples, np.zeros(len(samples), np.int64), np.arange(len(samples)))])
     return tuple(Score(None, own.worst_error, own.agreement(outcomes[0])) for own in outcomes)
 
 
@@ -153,9 +153,11 @@ def _answered(candidates: Sequence[OpenVariant], chunks: Iterable[Chunk]) -> tup
     parts: list[list[Outcomes]] = [[] for _ in candidates]
     for chunk in chunks:
         for start in range(0, len(chunk.images), largest):
-            images, labels = chunk.images[start : start + largest], chunk.labels[start : start + largest]
+            images, labels, positions = (
+                part[start : start + largest] for part in (chunk.images, chunk.labels, chunk.positions)
+            )
             reference = candidates[0].logits(images)
             for candidate, own in zip(candidates, parts, strict=True):
                 answers = reference if candidate is candidates[0] else candidate.logits(images)
-                own.append(Outcomes.of(answers, reference, labels, candidate.activation))
+                own.append(Outcomes.of(answers, reference, labels, candidate.activation, positions))
     return tuple(Outcomes.joined(own) for own in parts if own)

@@ -30,13 +30,13 @@ def timed(variants: Sequence[Variant]) -> list[Measured]:
 
 
 def pareto(variants: Sequence[Variant]) -> Element | None:
-    """Accuracy against the time of one image, at the batch size where it costs least."""
+    """Accuracy against the time of one image, at the batch size where it costs least; of two variants or more."""
     dots = [
         (best_per_sample_ms(table), 100 * variant.accuracy.top1, colour, variant)
         for colour, variant, table in timed(variants)
         if variant.accuracy
     ]
-    if not dots:
+    if len(dots) < 2:
         return None
     y = _accuracy_axis([top1 for _, top1, _, _ in dots] + [_proved(variant) for *_, variant in dots])
     chart = Chart(

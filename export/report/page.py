@@ -6,6 +6,7 @@ where. Draws nothing (`convoy.export.report.charts`) and decides nothing; every 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element
@@ -14,12 +15,24 @@ from convoy.app.engines.limits import limit, share_of_limit
 from convoy.app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
 from convoy.export.report import charts
 from convoy.export.report.layers import kept_layers, recovery
-from convoy.models.bundle import ON_CPU, BuilderVerdict, ClassAccuracy, Manifest, Roofline, Variant, counted
+from convoy.export.report.mistakes import wrong_answers
+from convoy.export.report.verdict import verdict_of
+from convoy.models.bundle import ON_CPU, BuilderVerdict, ClassAccuracy, Manifest, Roofline, Target, Variant, counted
 from convoy.models.page.axis import number
-from convoy.models.page.markup import Content, element, page, section, table
+from convoy.models.page.markup import Content, add, element, page, section, spanning_cell, table
 
 _STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _MOST_CLASSES = 25
+_MOST_CARDS_IN_ROW = 4
+_TOP5 = "top-5, %"
+_ACCURACY = ("top-1, %", _TOP5, "agrees with fp32, %", "points lost", "at most (95 %)")
+_SPEED = ("ms, batch 1", "images / s", "times fp32", "95 % interval")
+_DEVICES: dict[Target, str] = {
+    "cpu": "CPUs",
+    "openvino": "OpenVINO on a processor with BF16",
+    "cuda": "GPUs",
+    "tensorrt": "GPUs",
+}
 
 
 def render(manifest: Manifest) -> str:
@@ -27,10 +40,10 @@ def render(manifest: Manifest) -> str:
     body = element(
         "main",
         _head(manifest),
-        _objections(manifest),
-        element("div", *(_card(manifest, variant) for variant in manifest.variants), class_="cards"),
+        _cards(manifest),
         _overview(manifest),
         *section("Accuracy", *_accuracy(manifest)),
+        *section("What is answered wrongly", *wrong_answers(manifest)),
         *section("Speed", *_speed(manifest)),
         *section("Distance from the limit", *_limits(manifest)),
         *section("What runs in which precision", *kept_layers(manifest.variants)),
@@ -49,19 +62,31 @@ def _head(manifest: Manifest) -> Element:
     return element(
         "header",
         element("h1", spec.name),
+        _banner(manifest),
         element("p", f"{origin.source}, exported {origin.created_at[:19].replace('T', ' ')} UTC", class_="lead"),
         element("p", f"Takes {takes}; {classes}batches of up to {spec.max_batch_size}.", class_="lead"),
     )
 
 
-def _objections(manifest: Manifest) -> Element | None:
-    """What speaks against the model, above all else that is told of it."""
-    if not manifest.objections:
-        return None
-    title = element("b", "This model was published although:")
-    return element(
-        "div", title, element("ul", *(element("li", one) for one in manifest.objections)), class_="objections"
-    )
+def _banner(manifest: Manifest) -> Element:
+    """The verdict; where something speaks against the model, an alarm, and all of it."""
+    verdict = verdict_of(manifest)
+    banner = element("div", element("p", verdict.sentence), class_=f"banner {verdict.tone}")
+    if verdict.tone == "alarm":
+        banner.set("role", "alert")
+    if manifest.objections:
+        add(banner, element("b", "It was published all the same."))
+    if len(manifest.objections) > 1:
+        add(banner, element("ul", *(element("li", one) for one in manifest.objections)))
+    return banner
+
+
+def _cards(manifest: Manifest) -> Element:
+    """In rows of equal length, or nearly, and none with a hole at its end."""
+    count = len(manifest.variants)
+    rows = math.ceil(count / _MOST_CARDS_IN_ROW)
+    cards = [_card(manifest, variant) for variant in manifest.variants]
+    return element("div", *cards, class_="cards", style=f"--columns: {math.ceil(count / max(1, rows))}")
 
 
 def _card(manifest: Manifest, variant: Variant) -> Element:
@@ -69,7 +94,9 @@ def _card(manifest: Manifest, variant: Variant) -> Element:
     words = _verdict(variant) + (", although it should not" if variant.serve and manifest.objections else "")
     verdict = element("span", words, class_=f"verdict {'good' if is_good else 'bad'}")
     text = element("p", variant.reason)
-    return element("div", verdict, element("b", variant.file), text, class_=f"card {charts.colour_of(variant)}")
+    return element(
+        "div", element("header", element("b", variant.file), verdict), text, class_=f"card {charts.colour_of(variant)}"
+    )
 
 
 def _verdict(variant: Variant) -> str:
@@ -83,33 +110,36 @@ def _verdict(variant: Variant) -> str:
 
 
 def _overview(manifest: Manifest) -> Element:
-    accuracy = ("top-1, %", "top-5, %", "agrees with fp32, %", "points lost", "at most (95 %)")
-    speed = ("ms, batch 1", "images / s", "times fp32", "95 % interval")
-    headings = ("variant", "for", "MB", *accuracy, *speed)
-    return table(headings, [_overview_row(manifest, variant) for variant in manifest.variants])
+    # Of a few classes nobody counts the best five.
+    has_top5 = any(one.accuracy and one.accuracy.top5 is not None for one in manifest.variants)
+    accuracy = [one for one in _ACCURACY if one != _TOP5 or has_top5]
+    rows = [_overview_row(manifest, variant, accuracy) for variant in manifest.variants]
+    return table(("variant", "for", "MB", *accuracy, *_SPEED), rows)
 
 
-def _overview_row(manifest: Manifest, variant: Variant) -> list[str]:
+def _overview_row(manifest: Manifest, variant: Variant, accuracy: Sequence[str]) -> list[Content]:
     record = manifest.files.get(variant.file)
     size = f"{record.bytes / 1e6:.2f}" if record else "–"
-    return [variant.file, variant.target, size, *_accuracy_cells(variant), *_speed_cells(variant)]
+    return [variant.file, variant.target, size, *_accuracy_cells(variant, accuracy), *_speed_cells(variant)]
 
 
-def _accuracy_cells(variant: Variant) -> list[str]:
+def _accuracy_cells(variant: Variant, headings: Sequence[str]) -> list[Content]:
     accuracy = variant.accuracy
     if accuracy is None:
-        return ["not measured", *["–"] * 4]
-    top5 = "–" if accuracy.top5 is None else f"{100 * accuracy.top5:.2f}"
+        return [spanning_cell("not measured: no labelled images were given", len(headings))]
+    top5 = [] if _TOP5 not in headings else ["–" if accuracy.top5 is None else f"{100 * accuracy.top5:.2f}"]
     bound = "–" if accuracy.loss_bound_points is None else f"{accuracy.loss_bound_points:.2f}"
-    shares = [f"{100 * accuracy.top1:.2f}", top5, f"{100 * accuracy.agreement:.2f}"]
+    shares = [f"{100 * accuracy.top1:.2f}", *top5, f"{100 * accuracy.agreement:.2f}"]
     return [*shares, f"{accuracy.loss_points:.2f}", bound]
 
 
-def _speed_cells(variant: Variant) -> list[str]:
+def _speed_cells(variant: Variant) -> list[Content]:
     if variant.latency is None:
-        return ["not here", *["–"] * 3]
+        return [spanning_cell(f"not measured: made for {_DEVICES[variant.target]}", len(_SPEED))]
     gain = variant.latency.speedup
-    ratio = [f"{gain.median:.2f}", f"{gain.low:.2f} to {gain.high:.2f}"] if gain else ["–", "–"]
+    ratio: list[Content] = [spanning_cell("all others are measured by it", 2)]
+    if gain is not None:
+        ratio = [f"{gain.median:.2f}", f"{gain.low:.2f} to {gain.high:.2f}"]
     return [number(variant.latency.points[0].median_ms), number(1e3 / best_per_sample_ms(variant.latency)), *ratio]
 
 
@@ -122,7 +152,10 @@ def _accuracy(manifest: Manifest) -> list[Element | None]:
         "preprocessing. A whisker reaches down to what is left if the loss is as large as its 95 % bound."
     )
     checks = [element("p", f"The reference itself: {one}.") for one in manifest.findings]
-    return [*checks, element("p", about, class_="note"), charts.pareto(manifest.variants), *_classes(manifest.variants)]
+    words = element("div", *checks, element("p", about, class_="note"))
+    chart = charts.pareto(manifest.variants)
+    both = words if chart is None else element("div", chart, words, class_="charts")
+    return [both, *_classes(manifest.variants)]
 
 
 def _classes(variants: Sequence[Variant]) -> list[Element]:
@@ -140,7 +173,8 @@ def _classes(variants: Sequence[Variant]) -> list[Element]:
         row: list[Element | str] = [one.label, f"{one.images:,}", _bar(one.recall, scored[0][0])]
         row += [_bar(r.get(one.label, 0.0), colour) for r, (colour, _, _) in zip(others, scored[1:], strict=True)]
         rows.append(row)
-    shown = f"Largest loss first. {len(rows)} of {len(reference)} classes; the manifest has all of them."
+    order = "Largest loss first." if others else "Lowest first."
+    shown = f"{order} {len(rows)} of {len(reference)} classes; the manifest has all of them."
     title = element("h3", "Recall per class")
     headings = ["class", "images", *(variant.file for _, variant, _ in scored)]
     return [title, element("p", shown, class_="note"), table(headings, rows, class_="classes")]
@@ -148,7 +182,8 @@ def _classes(variants: Sequence[Variant]) -> list[Element]:
 
 def _bar(share: float, colour: str) -> Element:
     bar = element("span", class_=f"share {colour}", style=f"width: {100 * share:.1f}%")
-    return element("span", element("span", bar, class_="track"), f"{100 * share:.1f} %")
+    figure = element("span", f"{100 * share:.1f} %", class_="figure")
+    return element("span", element("span", bar, class_="track"), figure, class_="barred")
 
 
 def _speed(manifest: Manifest) -> list[Element | None]:

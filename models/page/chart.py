@@ -16,6 +16,8 @@ from convoy.models.page.markup import add, element
 WIDTH, HEIGHT = 560.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 12.0, 46.0
 ROOM_PX = 32.0  # between two numbers below the axis
+DIGIT_PX = 7.0  # in the widest of the usual fonts
+TITLE_PX = 18.0  # what the title of the y axis takes on the left
 # What stands in the legend for a class that is drawn with another shape than a line.
 _SAMPLES: dict[str, tuple[str, dict[str, str | float]]] = {
     **dict.fromkeys(("dot", "ring"), ("circle", {"cx": 11, "cy": 6, "r": 5})),
@@ -37,6 +39,7 @@ class Chart:
     ) -> None:
         self.name, self._x, self._y = name, x, y
         self._height, self._floor, self._end = height, height - BOTTOM, width - RIGHT
+        self._left = left_of(y)
         self.legend: list[tuple[str, str]] = []
         self.svg = element("svg", viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=f"{name}. {about}")
         self._draw_axes()
@@ -88,7 +91,7 @@ class Chart:
         """A horizontal line from end to end."""
         self.explain(means, class_)
         if self._y.low < y <= self._y.high:
-            self._draw("path", d=f"M{LEFT} {self._py(y):.1f} H{self._end}", class_=class_)
+            self._draw("path", d=f"M{self._left} {self._py(y):.1f} H{self._end}", class_=class_)
 
     def upright(self, x: float, class_: str, means: str = "") -> None:
         """A vertical line from top to floor."""
@@ -118,7 +121,7 @@ class Chart:
         add(self.svg, element(tag, *content, **attributes))
 
     def _px(self, value: float) -> float:
-        return LEFT + self._x.place(value) * (self._end - LEFT)
+        return self._left + self._x.place(value) * (self._end - self._left)
 
     def _py(self, value: float) -> float:
         return self._floor - self._y.place(value) * (self._floor - TOP)
@@ -133,15 +136,23 @@ class Chart:
                 taken_px = at
         for value in self._y.ticks():
             at = self._py(value)
-            self._draw("path", d=f"M{LEFT} {at:.1f} H{self._end}", class_="grid")
-            add(self.svg, element("text", self._y.says(value), x=LEFT - 6, y=at + 3.5, class_="tick end"))
-        self._draw("path", d=f"M{LEFT} {TOP} V{self._floor} H{self._end}", class_="axis")
+            self._draw("path", d=f"M{self._left} {at:.1f} H{self._end}", class_="grid")
+            add(self.svg, element("text", self._y.says(value), x=self._left - 6, y=at + 3.5, class_="tick end"))
+        self._draw("path", d=f"M{self._left} {TOP} V{self._floor} H{self._end}", class_="axis")
         middle = (TOP + self._floor) / 2
-        x_label = element("text", self._x.label, x=(LEFT + self._end) / 2, y=self._height - 8, class_="label middle")
+        x_label = element(
+            "text", self._x.label, x=(self._left + self._end) / 2, y=self._height - 8, class_="label middle"
+        )
         turned = f"rotate(-90 11 {middle:g})"
         y_label = element("text", self._y.label, x=11, y=middle, transform=turned, class_="label middle")
         add(self.svg, x_label)
         add(self.svg, y_label)
+
+
+def left_of(y: Axis) -> float:
+    """Where the y axis stands: as far to the right as its longest number and its title need."""
+    longest = max((len(y.says(value)) for value in y.ticks()), default=0)
+    return max(LEFT, TITLE_PX + DIGIT_PX * longest + 6)
 
 
 def _explained(text: str, class_: str) -> Element:

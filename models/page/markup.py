@@ -55,11 +55,18 @@ def add(parent: Element, one: Content) -> None:
 def table(headings: Sequence[str], rows: Iterable[Sequence[Content]], *, class_: str = "figures") -> Element:
     """A table whose first column names the rows; it scrolls by itself where the page is narrower."""
     head = element("thead", element("tr", *(element("th", heading, scope="col") for heading in headings)))
-    lines = [
-        element("tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])) for row in rows
-    ]
+    lines = [element("tr", element("th", row[0], scope="row"), *map(_cell, row[1:])) for row in rows]
     made = element("table", head if any(headings) else None, element("tbody", *lines), class_=class_)
     return element("div", made, class_="scroll")
+
+
+def spanning_cell(words: str, columns: int) -> Element:
+    """One cell of a `table` in the place of so many, where there is one thing to say and not so many figures."""
+    return element("td", words, colspan=columns, class_="span")
+
+
+def _cell(content: Content) -> Element:
+    return content if isinstance(content, Element) and content.tag == "td" else element("td", content)
 
 
 def rendered(tree: Element) -> str:

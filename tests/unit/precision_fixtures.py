@@ -53,7 +53,7 @@ def inputs(count: int = 12) -> np.ndarray:
 def calibrated(fp32: Path, images: np.ndarray) -> Calibration:
     graph = prepare(fp32, fp32.with_name("prepared.onnx"))
     labels = np.zeros(len(images), np.int64)
-    return Calibration(graph, collect(graph, [Chunk(images, labels)]))
+    return Calibration(graph, collect(graph, [Chunk(images, labels, np.arange(len(labels)))]))
 
 
 def run(path: Path, images: np.ndarray) -> np.ndarray:

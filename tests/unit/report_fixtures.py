@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import io
+
+from PIL import Image
+
 from convoy.models.bundle import (
     Accuracy,
     ClassAccuracy,
+    Confusion,
     DatasetRecord,
     FileRecord,
     Interval,
     LatencyPoint,
     LatencyTable,
     Manifest,
+    Mistake,
+    Mistakes,
     NodeAudit,
     Provenance,
     Roofline,
@@ -29,7 +37,7 @@ def full_manifest(
     labels = (label, *(f"class {index}" for index in range(1, classes)))
     fp32 = Variant(
         *("fp32.onnx", "fp32", "cpu", True, reason, 1e-7),
-        accuracy=_accuracy(labels, 0.934, 0.0, None),
+        accuracy=_accuracy(labels, 0.934, 0.0, 0.0),
         latency=_table(17.4, None),
     )
     int8 = Variant(
@@ -60,7 +68,19 @@ def full_manifest(
         files={name: FileRecord("ab" * 32, 44_703_968) for name in ("fp32.onnx", "int8-cpu.onnx", "fp16.onnx")},
         provenance=Provenance(source, "ef" * 32, data, data, {"torch": "2.15.0"}, "2026-11-21T01:37:32.123456+00:00"),
         roofline=Roofline(DEVICE, 3.63, 15.1, 44.7, 509.0, 96.0, 1998.0),
+        mistakes=mistakes_among(labels),
     )
+
+
+def mistakes_among(labels: tuple[str, ...], *, pictures: int = 3) -> Mistakes:
+    """Of every class 26 images of 400 are answered as the next one, the first class's surely."""
+    confusions = tuple(Confusion(one, labels[(index + 1) % len(labels)], 26) for index, one in enumerate(labels))
+    kept = confusions[:380]
+    pixels = io.BytesIO()
+    Image.new("RGB", (4, 4), "red").save(pixels, "PNG")
+    picture = base64.b64encode(pixels.getvalue()).decode()
+    surest = tuple(Mistake(one.label, one.answered, 0.99, picture) for one in kept[:pictures])
+    return Mistakes(26 * len(labels), len(confusions), kept, surest)
 
 
 def _accuracy(labels: tuple[str, ...], top1: float, loss: float, bound: float | None) -> Accuracy:

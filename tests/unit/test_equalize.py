@@ -65,7 +65,9 @@ def found_in(path: Path) -> tuple[Stream, ...]:
 
 
 def levels_of(path: Path) -> Mapping[str, list[float]]:
-    return measure_levels(path, found_in(path), [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64))])
+    return measure_levels(
+        path, found_in(path), [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64), np.arange(len(IMAGES)))]
+    )
 
 
 def equalised(path: Path) -> Path:
@@ -183,7 +185,7 @@ def test_int8_of_an_unbalanced_network_is_many_times_closer_than_before(tmp_path
     path = residual(tmp_path / "fp32.onnx")
     errors = []
     for graph in (path, equalised(path)):
-        ranges = collect(graph, [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64))], ["minmax"])
+        ranges = collect(graph, [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64), np.arange(len(IMAGES)))], ["minmax"])
         quantize_for_cpu(Conversion(Calibration(graph, ranges), keep=frozenset({"last"})), tmp_path / "int8.onnx")
         errors.append(float(np.linalg.norm(run(tmp_path / "int8.onnx") - run(path)) / np.linalg.norm(run(path))))
     plain, balanced = errors

@@ -78,9 +78,12 @@ def test_the_page_tells_the_whole_story():
 def test_the_page_is_whole_and_loads_nothing():
     page = Page(render(full_manifest()))
     assert page.open == []
-    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
     attributes = {name for _, given in page.tags for name in given}
-    assert not {"src", "href", "srcset", "action"} & attributes
+    assert not {"href", "srcset", "action"} & attributes
+    sources = [given["src"] for _, given in page.tags if "src" in given]
+    assert sources
+    assert all(str(source).startswith("data:image/png;base64,") for source in sources)
     assert not [name for name in attributes if name.startswith("on")]
     assert not re.search(r"https?:|url\(|@import", render(full_manifest()))
 
@@ -89,8 +92,8 @@ def test_what_cannot_be_seen_is_told():
     page = Page(render(full_manifest()))
     charts = [given for tag, given in page.tags if tag == "svg" and given.get("role") == "img"]
     said = [str(chart["aria-label"]).partition(". ") for chart in charts]
-    assert len(said) == 5
-    assert len({name for name, *_ in said}) == 5
+    assert len(said) == 6
+    assert len({name for name, *_ in said}) == 6
     assert all(name and about for name, _, about in said)
 
 
@@ -111,6 +114,68 @@ def test_little_that_is_known_makes_a_short_page():
     assert "Not verified on labels" in page.text
     assert "Roofline" not in page.text
     assert "Speed" not in page.text
+
+
+def tables(page: str) -> list[list[list[int]]]:
+    """How many columns each cell of each row takes, of every table with a head."""
+    found = []
+    for whole in re.findall(r"<table.*?</table>", page, re.DOTALL):
+        if "<thead>" in whole:
+            rows = re.findall(r"<tr>.*?</tr>", whole, re.DOTALL)
+            cells = [re.findall(r"<t[hd]([^>]*)>", row) for row in rows]
+            found.append([[int((re.findall(r'colspan="(\d+)"', one) or ["1"])[0]) for one in row] for row in cells])
+    return found
+
+
+@pytest.mark.parametrize("has_labels", [True, False])
+def test_no_row_is_half_empty(has_labels):
+    manifest = full_manifest()
+    if not has_labels:
+        manifest = replace(manifest, variants=tuple(replace(one, accuracy=None) for one in manifest.variants))
+    page = render(manifest)
+    overview, *others = tables(page)
+    # No image has labels, or so many that the best five of them mean something.
+    assert {sum(row) for row in overview} == {12 if has_labels else 11}
+    assert others
+    assert all(len({sum(row) for row in rows}) == 1 for rows in others)
+    text = Page(page).text
+    assert "not measured: made for GPUs" in text
+    assert ("not measured: no labelled images were given" in text) == (not has_labels)
+    overview_text = re.findall(r"<tbody>.*?</tbody>", page, re.DOTALL)[0]
+    assert "–" not in overview_text
+
+
+@pytest.mark.parametrize(("variants", "columns"), [(1, 1), (3, 3), (4, 4), (5, 3), (6, 3), (7, 4), (9, 3)])
+def test_cards_stand_in_rows_of_nearly_equal_length(variants, columns):
+    manifest = full_manifest()
+    page = Page(render(replace(manifest, variants=manifest.variants[:1] * variants)))
+    (cards,) = [given for _, given in page.tags if given.get("class") == "cards"]
+    assert cards["style"] == f"--columns: {columns}"
+
+
+def test_bars_begin_and_end_in_line_whatever_their_figures_say():
+    manifest = full_manifest()
+    accuracy = manifest.variants[0].accuracy
+    assert accuracy is not None
+    uneven = tuple(replace(one, recall=share) for one, share in zip(accuracy.per_class, (1.0, 0.05, 0.5), strict=True))
+    fp32 = replace(manifest.variants[0], accuracy=replace(accuracy, per_class=uneven))
+    page = render(replace(manifest, variants=(fp32, *manifest.variants[1:])))
+    # The figure's width does not depend on its digits, so that the bar's does not either.
+    cells = re.findall(
+        r'<span class="barred"><span class="track">.*?</span></span>'
+        r'<span class="figure">([^<]*)</span></span>',
+        page,
+    )
+    assert {"100.0 %", "5.0 %", "50.0 %"} <= set(cells)
+    assert re.search(r"\.figure \{ flex: none; width: [\d.]+rem; \}", page)
+    assert re.search(r"\.track \{ flex: 1 1 ", page)
+
+
+def test_a_single_variant_is_not_drawn_against_itself():
+    manifest = full_manifest()
+    text = Page(render(replace(manifest, variants=manifest.variants[:1]))).text
+    assert "Accuracy against time" not in text
+    assert "Latency over batch size" in text
 
 
 def test_many_classes_are_cut_to_the_worst():

@@ -17,7 +17,8 @@ TEN = tuple("abcdefghij")
 
 
 def outcomes(labels: np.ndarray, top1: np.ndarray) -> Outcomes:
-    return Outcomes(labels, top1, labels == top1, np.zeros(len(labels)))
+    count = len(labels)
+    return Outcomes(labels, top1, labels == top1, np.zeros(count), np.ones(count), np.arange(count))
 
 
 def judged(labels: np.ndarray, top1: np.ndarray, names: tuple[str, ...] = TEN, **expected: object) -> Sanity:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.models.page.axis import Axis, number, spanning
+from convoy.models.page.chart import Chart
 
 kinds = st.sampled_from(["linear", "log"])
 
@@ -21,6 +22,24 @@ def test_an_axis_keeps_order_and_its_numbers_lie_on_it(kind, low, factor, share)
     assert all(low * 0.99 <= tick <= low * factor * 1.01 for tick in axis.ticks())
     assert axis.ticks() == sorted(axis.ticks())
     assert len(axis.ticks()) <= 11
+
+
+@given(kinds, st.floats(0.001, 1e6), st.floats(2, 1e4), st.booleans())
+def test_the_title_of_the_y_axis_is_clear_of_its_numbers(kind, low, factor, from_zero):
+    y = Axis("images per second", 0 if from_zero and kind == "linear" else low, low * factor, kind)
+    chart = Chart("Name", "about", Axis("x", 0, 1), y)
+    title = next(one for one in chart.svg.iter("text") if one.text == y.label)
+    title_ends_px = float(title.get("x", "")) + 4  # turned, with what hangs below its line on the right
+    numbers = [one for one in chart.svg.iter("text") if one.get("class") == "tick end"]
+    assert numbers or not y.ticks()
+    # Of the usual fonts none has wider figures than seven pixels at this size.
+    begin_px = [float(one.get("x", "")) - 7 * len(one.text or "") for one in numbers]
+    assert all(px > title_ends_px for px in begin_px)
+    # What is drawn begins at the axis, wherever that is.
+    chart.line([(0, y.low), (1, y.high)], "line")
+    axis = next(one for one in chart.svg.iter("path") if one.get("class") == "axis")
+    line = next(one for one in chart.svg.iter("path") if one.get("class") == "line")
+    assert float(axis.get("d", "").split()[0][1:]) == pytest.approx(float(line.get("d", "").split()[0][1:]), abs=0.1)
 
 
 def test_each_further_nine_takes_the_same_room():

@@ -110,7 +110,9 @@ def _exported(name: str, folder: Path) -> list[Path]:
     """All files that TensorRT may be given of torchvision's `name`, with random weights and for small pictures."""
     samples = prove(name, SMALL, folder, threads=2).samples
     graph = prepare(folder / REFERENCE.file, folder / "prepared.onnx")
-    calibration = Calibration(graph, collect(graph, [Chunk(samples, np.zeros(len(samples), np.int64))], ["minmax"]))
+    calibration = Calibration(
+        graph, collect(graph, [Chunk(samples, np.zeros(len(samples), np.int64), np.arange(len(samples)))], ["minmax"])
+    )
     for recipe in RECIPES:
         if recipe.make is not None and recipe.file in PRECISIONS:
             recipe.make(Conversion(calibration), folder / recipe.file)

@@ -172,7 +172,10 @@ def _job(name: str) -> TorchJob:
 def _variants(folder: Path, pictures: np.ndarray, with_int8: bool) -> dict[Precision, Path]:
     """The other precisions, beside the fp32 graph, by the recipes of export and with min-max ranges."""
     prepared = prepare(folder / REFERENCE.file, folder / "prepared.onnx")
-    chunks = (Chunk(pictures[start : start + 4], np.zeros(4, np.int64)) for start in range(0, len(pictures), 4))
+    chunks = (
+        Chunk(pictures[start : start + 4], np.zeros(4, np.int64), np.arange(start, start + 4))
+        for start in range(0, len(pictures), 4)
+    )
     calibration = Calibration(prepared, collect(prepared, chunks, ["minmax"]))
     files: dict[Precision, Path] = {"fp32": folder / REFERENCE.file}
     for recipe in RECIPES:

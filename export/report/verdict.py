@@ -1,0 +1,104 @@
+"""The whole export in one sentence: what is served where, what it gains and costs, or why nothing should be.
+
+Knows the manifest and nothing else; a report and a terminal say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from convoy.models.bundle import ON_CPU, Accuracy, Manifest, Variant
+
+# "alarm": the model should not be served; "doubt": it may be, but that it is right was not proved.
+Tone = Literal["good", "doubt", "alarm"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportVerdict:
+    """`sentence` is plain text for people."""
+
+    sentence: str
+    tone: Tone
+
+
+def verdict_of(manifest: Manifest) -> ExportVerdict:
+    """Of a manifest of any version."""
+    name = manifest.spec.name
+    if manifest.objections:
+        others = len(manifest.objections) - 1
+        more = f" (and {others} more, below)" if others else ""
+        return ExportVerdict(f"{name} should not be served: {manifest.objections[0]}{more}.", "alarm")
+    serving = _on_cpus(manifest.variants)
+    elsewhere = _on_gpus(manifest.variants)
+    if serving is None:
+        reasons = "; ".join(f"{variant.file}: {variant.reason}" for variant in manifest.variants)
+        return ExportVerdict(f"{elsewhere or f'No file of {name} is served'} ({reasons}).", "alarm")
+    told = f"CPUs serve {serving.file}{_gain(serving)}, {_accuracy(manifest, serving)}{_others(manifest.variants)}"
+    sentence = f"{told}; {elsewhere}." if elsewhere else f"{told}."
+    return ExportVerdict(sentence, "good" if serving.accuracy and serving.accuracy.is_proved else "doubt")
+
+
+def _on_cpus(variants: Sequence[Variant]) -> Variant | None:
+    """The fastest of those that may serve there, as far as that was measured; of equals the first, which is fp32."""
+    may_serve = [variant for variant in variants if variant.serve and variant.target in ON_CPU]
+    return max(may_serve, key=_times_fp32, default=None)
+
+
+def _times_fp32(variant: Variant) -> float:
+    gain = variant.latency.speedup if variant.latency else None
+    return gain.median if gain else 1.0
+
+
+def _gain(variant: Variant) -> str:
+    gain = variant.latency.speedup if variant.latency else None
+    if gain is None:
+        return ""
+    return f", {gain.median:.2f} times as fast as fp32 on the export machine ({gain.low:.2f} to {gain.high:.2f})"
+
+
+def _accuracy(manifest: Manifest, serving: Variant) -> str:
+    accuracy = serving.accuracy
+    if accuracy is not None:
+        right = f"right on {100 * accuracy.top1:.2f} % of {_images(accuracy.images)}"
+        return right if serving.precision == "fp32" else f"{right}, {_change(accuracy)}"
+    if manifest.spec.image is None:
+        return "whose accuracy nobody measured, for its inputs are tensors and no images"
+    return "whose accuracy nobody measured, for want of labelled images (--evaluate)"
+
+
+def _change(accuracy: Accuracy) -> str:
+    lost = accuracy.loss_points
+    change = f"{abs(lost):.2f} points {'less' if lost > 0 else 'more'} than fp32" if lost else "as often as fp32"
+    bound = accuracy.loss_bound_points
+    known = "" if bound is None else f" (it loses at most {bound:.2f} with 95 %)"
+    doubt = "" if accuracy.is_proved else ", not proved to be within the budget"
+    return f"{change}{known}{doubt}"
+
+
+def _images(count: int) -> str:
+    return f"{count:,} image{'s' * (count != 1)}"
+
+
+def _others(variants: Sequence[Variant]) -> str:
+    """Why the other files for CPUs do not serve."""
+    refused = [variant for variant in variants if not variant.serve and variant.target in ON_CPU]
+    slow = [variant.file for variant in refused if variant.passes_gate]
+    # A manifest of an older version does not say what the gate said.
+    poor = [variant.file for variant in refused if variant.passes_gate is False and variant.accuracy is not None]
+    reasons = [
+        *([f"{_listed(slow)} {'is' if len(slow) == 1 else 'are'} not faster beyond doubt"] if slow else []),
+        *([f"{_listed(poor)} {'does' if len(poor) == 1 else 'do'} not pass the accuracy gate"] if poor else []),
+    ]
+    return f", while {_listed(reasons)}" if reasons else ""
+
+
+def _on_gpus(variants: Sequence[Variant]) -> str:
+    files = [variant.file for variant in variants if variant.serve and variant.target not in ON_CPU]
+    return f"GPUs may serve {_listed(files)}" if files else ""
+
+
+def _listed(parts: Sequence[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
