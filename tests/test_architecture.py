@@ -182,9 +182,10 @@ def test_everything_is_imported_by_the_name_that_no_project_has() -> None:
     assert not wrong
 
 
-def test_torch_stays_in_training_and_in_the_child_of_export() -> None:
+def test_torch_stays_in_training_in_the_child_of_export_and_in_what_the_matrix_makes() -> None:
     torch = {name for name in ROOMS if any(in_room(used, "torch", "torchvision") for used in imports(ROOMS[name]))}
-    assert not [name for name in torch if not in_room(name, *TRAINING, f"{EXPORT}.sources.torch_child")]
+    others = f"{EXPORT}.sources.torch_child", f"{EXPORT}.matrix.made"
+    assert not [name for name in torch if not in_room(name, *TRAINING, *others)]
 
 
 def test_the_vocabulary_needs_no_library_but_its_three() -> None:
