@@ -19,9 +19,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODELS, EXPORT, LOADTEST, APP = "convoy.models", "convoy.export", "convoy.loadtest", "convoy.app"
-# Rooms inside `models` that train; everything else there is vocabulary.
+# Rooms inside `models` that train, or read weights for a network; everything else there is vocabulary.
 TRAINING = tuple(
-    f"{MODELS}.{name}" for name in ("zoo", "datasets", "train", "train_command", "fit", "augment", "training")
+    f"{MODELS}.{name}"
+    for name in ("zoo", "datasets", "train", "train_command", "fit", "augment", "training", "weights")
 )
 VOCABULARY_LIBRARIES = {"numpy", "PIL", "safetensors", "simplejpeg"}
 

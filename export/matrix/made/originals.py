@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from convoy.export.matrix.made import networks
-from convoy.export.sources.torch_child.weights import draw
+from convoy.export.sources.torch_child.random_weights import draw
 
 NETWORKS = "nets.py"
 # uint8 `images` [n, H, W, C], and the float32 `answers` [n, outputs] of the network itself.
