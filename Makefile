@@ -19,7 +19,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling scale zoo-table engine-table clean
+.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling scale zoo-table export-matrix engine-table clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -96,6 +96,11 @@ simulate: $(VENV)/.dev
 zoo-table: $(VENV)/.dev
 	nice -n 19 $(BIN)/python -m convoy.export.zoo_table
 
+# Half an hour, at a low priority; a second call goes on where the first one stopped. ONLY='timm: dla34' tries those again
+# whose names begin so.
+export-matrix: $(VENV)/.timm
+	nice -n 10 $(BIN)/python -m convoy.export.matrix docs $(if $(ONLY),'$(ONLY)')
+
 # A quarter of an hour, on a machine that has nothing else to do: the engines of the CPU on ten networks.
 engine-table: $(VENV)/.dev
 	$(BIN)/python -m convoy.export.engine_table
@@ -106,6 +111,11 @@ engine-table: $(VENV)/.dev
 gpu-proof:
 	$(PYTHON) -m tests.gpu.proof --out $(OUT) $(if $(PART),--part $(PART)) $(if $(ONLY),--only $(ONLY)) \
 		$(if $(filter 1,$(FRESH)),--fresh) $(if $(CARRY),--carry $(CARRY))
+
+# For SOURCE timm:NAME, which nothing else needs.
+$(VENV)/.timm: $(VENV)/.dev
+	$(PIP_INSTALL) --editable '.[timm]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

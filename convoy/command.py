@@ -25,7 +25,7 @@ from convoy.models.option import Option
 
 KeyFile = Annotated[Path | None, typer.Option(help="File with the API key.")]
 # What means something else to each command that has it, and so has the command's name in its twin's.
-OWN_MEANINGS = frozenset({"batch_size", "json", "max_batch", "out", "seed", "timeout", "weights"})
+OWN_MEANINGS = frozenset({"batch_size", "json", "max_batch", "out", "seed", "timeout", "weights", "weights_key"})
 
 cli = typer.Typer(
     name="convoy",

@@ -26,6 +26,7 @@ from convoy.models.priorities import Priorities
 from convoy.models.samples import NO_OTHER_NAMES
 from convoy.models.spec import Activation, ImageSpec
 from convoy.models.store import Store, check_name
+from convoy.models.weights.key import refuse_needless_key
 
 _MAX_BATCH = 4096
 MethodChoice = Literal["auto", "minmax", "entropy", "percentile"]
@@ -77,9 +78,7 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         raise UsageError("--evaluate needs to know which output is which class; pass --labels FILE, one class a line")
     if source.kind == "zoo" and not labels:
         raise UsageError("the zoo needs to know the number of classes; pass --labels FILE, one class a line")
-    is_of_pth = origin.weights_from == "file" and origin.weights and origin.weights.suffix != ".safetensors"
-    if options.weights_key is not None and not is_of_pth:
-        raise UsageError("--weights-key chooses between the entries of a .pth; pass such a file with --weights")
+    refuse_needless_key(options.weights_key, origin.weights if origin.weights_from == "file" else None)
     method = _known("--calibration-method", options.calibration_method, get_args(MethodChoice))
     return ExportPlan(
         asked=options,

@@ -159,5 +159,5 @@ def encode_png(pixels: Pixels) -> bytes:
 
 def some(names: Sequence[str]) -> str:
     """The first few names, for a message of one line."""
-    shown = ", ".join(names[:5])
+    shown = ", ".join(names[:5]) or "none"
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -221,15 +221,19 @@ def _initial_network(options: TrainOptions, labels: tuple[str, ...], report: Rep
     from convoy.models import fit
     from convoy.models.training import networks
 
-    start = None if options.weights is None else networks.read_start(options.arch, options.weights, labels)
+    start = None if options.weights is None else networks.read_start(options, labels)
     image, is_settled = networks.image_of(options.arch, options.image_size, start)
     network = fit.seeded(options.seed, lambda: networks.build(options.arch, len(labels), image))
     if start is None:
         return networks.InitialNetwork(network, image, is_settled)
     head = networks.head(options.arch, len(labels))
-    if not networks.fill(network, start, head):
+    filled = networks.fill(network, start, head)
+    if filled.said:
+        _tell(report, f"weights: {filled.said}")
+    if not filled.has_head:
         _tell(report, f"the head is new, for {len(labels)} classes; all else begins with {options.weights}")
-    return networks.InitialNetwork(network, image, is_settled, start.says, head if options.freeze else None)
+    started_from = "; ".join(filter(None, (start.says, filled.said)))
+    return networks.InitialNetwork(network, image, is_settled, started_from, head if options.freeze else None)
 
 
 def _split_data(options: TrainOptions, dataset: Dataset, initial: InitialNetwork, report: Report) -> SplitData:

@@ -15,6 +15,7 @@ from convoy.models import zoo
 from convoy.models.errors import UsageError
 from convoy.models.option import Option
 from convoy.models.training.schedule import Schedule
+from convoy.models.weights.key import refuse_needless_key
 
 Device = Literal["auto", "cpu", "cuda"]
 Optimizer = Literal["adamw", "sgd"]
@@ -48,6 +49,7 @@ class TrainOptions:
     weights: Annotated[
         str | None, Option("Start from these: a .safetensors or .pth file, or imagenet (torchvision's own).")
     ] = None
+    weights_key: Annotated[str | None, Option("Which entry of a .pth has the weights.")] = None
     freeze: Annotated[bool, Option("Only the head learns; the rest stays as --weights has it.")] = False
     device: Annotated[Device, Option("auto, cpu or cuda.")] = "auto"
     amp: Annotated[bool | None, Option("Mixed precision; by default where there is a GPU. On a CPU bf16.")] = None
@@ -97,6 +99,7 @@ class TrainOptions:
             raise UsageError(f"--image-size {self.image_size} is for {TORCHVISION}NAME, and from 1; leave it out")
         if self.weights == IMAGENET and is_zoos:
             raise UsageError(f"--weights {IMAGENET} is for {TORCHVISION}NAME; pass a file, or another --arch")
+        refuse_needless_key(self.weights_key, None if self.weights in (None, IMAGENET) else Path(self.weights))
         if self.freeze and self.weights is None:
             raise UsageError("--freeze keeps what --weights brings; pass --weights, or leave --freeze out")
         refuse_unknown("--device", self.device, get_args(Device))

@@ -19,9 +19,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODELS, EXPORT, LOADTEST, APP = "convoy.models", "convoy.export", "convoy.loadtest", "convoy.app"
-# Rooms inside `models` that train; everything else there is vocabulary.
+# Rooms inside `models` that train, or read weights for a network; everything else there is vocabulary.
 TRAINING = tuple(
-    f"{MODELS}.{name}" for name in ("zoo", "datasets", "train", "train_command", "fit", "augment", "training")
+    f"{MODELS}.{name}"
+    for name in ("zoo", "datasets", "train", "train_command", "fit", "augment", "training", "weights")
 )
 VOCABULARY_LIBRARIES = {"numpy", "PIL", "safetensors", "simplejpeg"}
 
@@ -188,9 +189,10 @@ def test_everything_is_imported_by_the_name_that_no_project_has() -> None:
     assert not wrong
 
 
-def test_torch_stays_in_training_and_in_the_child_of_export() -> None:
+def test_torch_stays_in_training_in_the_child_of_export_and_in_what_the_matrix_makes() -> None:
     torch = {name for name in ROOMS if any(in_room(used, "torch", "torchvision") for used in imports(ROOMS[name]))}
-    assert not [name for name in torch if not in_room(name, *TRAINING, f"{EXPORT}.sources.torch_child")]
+    others = f"{EXPORT}.sources.torch_child", f"{EXPORT}.matrix.made"
+    assert not [name for name in torch if not in_room(name, *TRAINING, *others)]
 
 
 def test_the_vocabulary_needs_no_library_but_its_three() -> None:

@@ -138,12 +138,6 @@ class Description:
     names: tuple[str, ...] = ()
 
 
-def some(names: list[str]) -> str:
-    """The first few names, for a message of one line."""
-    shown = ", ".join(names[:5]) or "none"
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
-
-
 def one_line(text: str, limit: int = 300) -> str:
     """The text with its line breaks and runs of blanks taken out, cut at `limit` characters."""
     flat = " ".join(text.split())

@@ -14,8 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from convoy import IMPORT_ROOT, IS_CHECKOUT
-from convoy.export.sources.torch_job import one_line, some
+from convoy.export.sources.torch_job import one_line
 from convoy.models.errors import JobError
+from convoy.models.samples import some
 
 
 def call_factory(file: Path, name: str) -> Any:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from convoy.export.zoo_table.kept import shown_tools, table_head, table_line, write_lines
 from convoy.export.zoo_table.rows import BuilderCell, Table, ZooRow
-from convoy.models.checkpoint import write_whole
 
 _PAGE = Path("zoo-table.md")
 _HEAD = (
@@ -36,24 +36,21 @@ def write_page(table: Table, names: Sequence[str], folder: Path) -> None:
     missing = [name for name in names if name not in tried]
     lines = [
         _INTRODUCTION,
-        f"Machine: {table.machine}. " + ", ".join(f"{name} {version}" for name, version in table.tools.items()) + ".",
+        f"Machine: {table.machine}. {shown_tools(table.tools)}.",
         "",
         f"{sum(row.exported for row in table.rows)} of {len(names)} exported, "
         f"{sum(row.verified for row in table.rows)} verified, "
         f"{sum(row.int8_ms is not None for row in table.rows)} quantised.",
         *_accepted(table),
         "",
-        f"| {' | '.join(_HEAD)} |",
-        "|---" * len(_HEAD) + "|",
+        *table_head(*_HEAD),
         *(_line(row) for row in table.rows),
         "",
         *_refusals(table),
         *_warnings(table),
         f"Not tried yet ({len(missing)}): {', '.join(missing) or 'none'}.",
-        "",
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / _PAGE, "\n".join(lines).encode())
+    write_lines(folder / _PAGE, lines)
 
 
 def _accepted(table: Table) -> list[str]:
@@ -84,10 +81,10 @@ def _line(row: ZooRow) -> str:
     verified = "-" if row.error is None else f"{'yes' if row.verified else 'NO'} ({row.error:.1g})"
     int8 = "no" if row.int8_error is None else f"yes ({row.int8_error:.2g})"
     spread = "-" if row.spread is None else f"{row.spread:.2g}"
-    reason = f"; {row.why.replace('|', '/')}" if row.why else ""
+    reason = f"; {row.why}" if row.why else ""
     builder = "; ".join(_cell(cell) for cell in row.builder) or "-"
     cells = (row.model, row.input, "yes" if row.exported else "NO", verified, spread, int8, row.fastest + reason)
-    return "| " + " | ".join((*cells, builder)) + " |"
+    return table_line(*cells, builder)
 
 
 def _cell(cell: BuilderCell) -> str:

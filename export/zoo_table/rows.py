@@ -5,16 +5,13 @@ Knows the fields and the JSON form. Knows nothing of how a model is tried, nor o
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from convoy.app.engines.cpu import fingerprint, has_int8_dot_product
 from convoy.app.engines.onnxruntime import LIBRARY
-from convoy.models.checkpoint import convoy_version, installed_versions, write_whole
-from convoy.models.records import from_jsonable, to_jsonable
+from convoy.export.zoo_table.kept import placed, read_kept, tool_versions, write_kept
 
 _DATA = Path("results/zoo-table.json")
 _TOOLS = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "numpy")
@@ -92,10 +89,10 @@ class Table:
 
     def timed(self, threads: int) -> Table:
         """The same rows, and the machine and tools of now."""
-        tools = {"convoy": convoy_version(), "python": platform.python_version()}
-        tools |= installed_versions(*_TOOLS)
         dot = "with" if has_int8_dot_product() else "without"
-        return replace(self, machine=f"{fingerprint(threads, LIBRARY)}; {dot} 8-bit dot products", tools=tools)
+        return replace(
+            self, machine=f"{fingerprint(threads, LIBRARY)}; {dot} 8-bit dot products", tools=tool_versions(*_TOOLS)
+        )
 
     def find(self, model: str) -> ZooRow | None:
         """The model's row, if it has one."""
@@ -103,21 +100,14 @@ class Table:
 
     def with_row(self, row: ZooRow) -> Table:
         """The table with this row in the place of the model's former one, or at the end."""
-        if self.find(row.model) is None:
-            return replace(self, rows=(*self.rows, row))
-        return replace(self, rows=tuple(row if known.model == row.model else known for known in self.rows))
+        return replace(self, rows=placed(self.rows, row, lambda known: known.model))
 
 
 def read_table(folder: Path) -> Table:
     """The table in `folder`, an empty one where there is none. Raises RecordError for a broken file."""
-    path = folder / _DATA
-    if not path.exists():
-        return Table("", {}, ())
-    return from_jsonable(Table, json.loads(path.read_text()), path.name)
+    return read_kept(folder / _DATA, Table("", {}, ()))
 
 
 def write_table(table: Table, folder: Path) -> None:
     """Raises JobError when the disk does not take it."""
-    path = folder / _DATA
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(to_jsonable(table), indent=1) + "\n").encode())
+    write_kept(folder / _DATA, table)

@@ -1,6 +1,6 @@
 """Every classification model of torchvision through the pipeline, one row each.
 
-Weights are random, drawn so that no output is constant (`torch_child.weights`), and so are the images, so the
+Weights are random, drawn so that no output is constant (`torch_child.random_weights`), and so are the images, so the
 table shows which graphs are exported faithfully, which variant is fast and what TensorRT's builder takes, and nothing
 about accuracy. A row is written as soon as its model is done; a second run goes on where the first one stopped, and a
 row that only lacks the builder gets that alone.

@@ -7,27 +7,23 @@ head is whatever changes its shape with the number of classes, so that no networ
 from __future__ import annotations
 
 import difflib
-import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from convoy.models import zoo
+from convoy.models.bundle import sha256_file
 from convoy.models.checkpoint import CheckpointHeader, read_checkpoint_header
 from convoy.models.errors import JobError, UsageError
 from convoy.models.samples import some
 from convoy.models.spec import ImageSpec
 from convoy.models.torchvision_preset import preset_image
-from convoy.models.train_options import IMAGENET, TORCHVISION
+from convoy.models.train_options import IMAGENET, TORCHVISION, TrainOptions
+from convoy.models.weights.reading import FittedWeights, FoundWeights, fitted, read_weights
 
-# Where trainers put the weights that they were training, the ones first that say so most clearly.
-_ENTRIES = ("state_dict", "model_state_dict", "model_ema", "model")
-# What a wrapper puts before every tensor's name.
-_PREFIXES = ("module.", "_orig_mod.")
 # These two want to be told whether they draw their weights in a way of their own.
 _EXTRA: dict[str, dict[str, Any]] = {"googlenet": {"init_weights": False}, "inception_v3": {"init_weights": False}}
 
@@ -40,7 +36,7 @@ _CENTRED = frozenset({"googlenet", "inception_v3"})
 class Start:
     """Weights to start from. `says` is for the header; `header` what a checkpoint of ours says of itself."""
 
-    weights: Mapping[str, Tensor]
+    weights: FoundWeights
     says: str
     header: CheckpointHeader | None = None
     is_other_task: bool = False
@@ -101,46 +97,37 @@ def head(arch: str, classes: int) -> frozenset[str]:
     return frozenset(name for name, shape in shapes[0].items() if shapes[1][name] != shape)
 
 
-def read_start(arch: str, weights: str, labels: tuple[str, ...]) -> Start:
+def read_start(options: TrainOptions, labels: tuple[str, ...]) -> Start:
     """What `--weights` names. Raises JobError where it cannot be read or downloaded, or is another network's."""
-    if weights == IMAGENET:
-        return _published_start(arch)
-    path = Path(weights)
-    header = None
-    if path.suffix == ".safetensors":
-        header = read_checkpoint_header(path)
-        if header is not None and header.architecture != arch:
-            raise JobError(
-                f"{path} holds the weights of {header.architecture}, not of {arch}; pass --arch {header.architecture}"
-            )
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise JobError(f"cannot read {path}: {error.strerror}; check --weights") from error
-    says = f"{path.name}, sha256 {hashlib.sha256(content).hexdigest()}"
-    return Start(_read(path, content), says, header, header is not None and header.labels != labels)
+    assert options.weights is not None
+    if options.weights == IMAGENET:
+        return _published_start(options.arch)
+    path = Path(options.weights)
+    header = read_checkpoint_header(path) if path.suffix == ".safetensors" else None
+    if header is not None and header.architecture != options.arch:
+        raise JobError(
+            f"{path} holds the weights of {header.architecture}, not of {options.arch}; "
+            f"pass --arch {header.architecture}"
+        )
+    found = read_weights(path, options.weights_key)
+    says = f"{path.name}, sha256 {sha256_file(path)}"
+    return Start(found, says, header, header is not None and header.labels != labels)
 
 
-def fill(network: nn.Module, start: Start, head_names: frozenset[str]) -> bool:
-    """Put the weights into the network; whether its head, too, comes from them. Raises JobError where they do not fit.
+def fill(network: nn.Module, start: Start, head_names: frozenset[str]) -> FittedWeights:
+    """Put the weights into the network; what was put. Raises JobError where they do not fit.
 
     The head is left as it was drawn where the weights are of other classes, by number or by name.
     """
-    own = network.state_dict()
-    fits = not start.is_other_task and all(
-        name in start.weights and start.weights[name].shape == own[name].shape for name in head_names
+    weights = fitted(
+        start.weights,
+        network.state_dict(),
+        advice="; check --arch",
+        head=head_names,
+        may_have_head=not start.is_other_task,
     )
-    wanted = {name for name in own if fits or name not in head_names}
-    missing = [name for name in sorted(wanted) if name not in start.weights]
-    unknown = [name for name in sorted(start.weights) if name not in own]
-    other = [name for name in sorted(wanted - set(missing)) if start.weights[name].shape != own[name].shape]
-    for problem, names in (("lack", missing), ("have other sizes for", other), ("have, beside it,", unknown)):
-        if names:
-            raise JobError(
-                f"the weights in {start.says.split(',')[0]} do not fit: they {problem} {some(names)}; check --arch"
-            )
-    network.load_state_dict({name: start.weights[name] if name in wanted else own[name] for name in own})
-    return fits
+    network.load_state_dict(network.state_dict() | weights.tensors)
+    return weights
 
 
 def _without_tensors(arch: str, classes: int) -> nn.Module:
@@ -202,32 +189,4 @@ def _published_start(arch: str) -> Start:
     except Exception as error:  # network, disk and hash errors share no base class
         why = " ".join(str(error).split())[:120] or type(error).__name__
         raise JobError(f"the weights of {arch} cannot be downloaded ({why}); pass --weights FILE") from error
-    return Start(weights, f"{published}", is_other_task=True)
-
-
-def _read(path: Path, content: bytes) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load
-
-        return _without_prefix(load(content))
-    import io
-
-    try:
-        found: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # a zip, pickle or storage error, by format; torch's advice is to trust the file
-        raise JobError(f"{path} is not plain tensors; save the network's state_dict, and pass that") from error
-    for entry in _ENTRIES:
-        if isinstance(found, dict) and isinstance(found.get(entry), dict):
-            found = found[entry]
-            break
-    if not isinstance(found, dict) or not found or not all(isinstance(one, Tensor) for one in found.values()):
-        raise JobError(f"{path} holds no state_dict; save model.state_dict(), and pass that")
-    return _without_prefix({str(name): tensor for name, tensor in found.items()})
-
-
-def _without_prefix(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    weights = {name: tensor for name, tensor in weights.items() if name != "n_averaged"}
-    for prefix in _PREFIXES:
-        if all(name.startswith(prefix) for name in weights):
-            weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
-    return weights
+    return Start(FoundWeights(f"{published}", weights, []), f"{published}", is_other_task=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,73 @@ def test_a_pth_is_read_whatever_was_wrapped_around_its_weights(folder: Path, tmp
     result = train(options(folder, weights=str(tmp_path / "w.pth"), freeze=True), lambda p: says.append(p.says))
     assert (weights_of(result.out)["conv1.weight"] == first["conv1.weight"]).all()
     assert not any("the head is new" in text for text in says)
+    assert "weights: 'state_dict' of w.pth; the prefix 'module.' was taken off the names" in says
+    assert result.header.training is not None
+    assert result.header.training.started_from.endswith("; the prefix 'module.' was taken off the names")
+
+
+# What export takes, training does: the forms of the matrix that are no refusals, and what is said of them.
+WILD = {
+    "lightning": "'state_dict' of .*; the prefix 'model.' was taken off the names; criterion.weight without it",
+    "namespace": "'model' of .*; objects of argparse.Namespace, pathlib.PosixPath in it were not read$",
+    "compiled_in_parallel": "'_orig_mod.' of torch.compile .*; the prefix 'module.' was taken off",
+    "pruned": "the pruning masks of conv1.weight, .* were applied",
+    "no_counters": "20 missing num_batches_tracked were set to 0",
+    "whole_network": "objects of .*ResNet.* were not read$",
+    "averaged_model": "the prefix 'module.' was taken off the names; n_averaged without it left out",
+    "net": "^'net' of net.pth$",
+    "state_dict": "^$",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("form", WILD)
+def test_training_begins_with_whatever_checkpoints_export_takes(form: str, classes: int, tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    from convoy.export.matrix.made.checkpoints import MAKERS
+    from convoy.models.training import networks
+    from convoy.models.zoo import create
+
+    torch.manual_seed(1)
+    trained, fresh = create("resnet18", 2).eval(), create("resnet18", classes)
+    with torch.no_grad():
+        for norm in (one for one in trained.modules() if isinstance(one, nn.BatchNorm2d)):
+            norm.running_mean.normal_()  # type: ignore[union-attr]
+    path = tmp_path / f"{form}.pth"
+    MAKERS[form](trained, trained.state_dict(), path)
+    labels = ("a", "b", "c")[:classes]
+    start = networks.read_start(options(tmp_path, arch="resnet18", weights=str(path)), labels)
+    filled = networks.fill(fresh, start, networks.head("resnet18", classes))
+    assert filled.has_head == (classes == 2)
+    assert re.search(WILD[form], filled.said)
+    for name, tensor in trained.state_dict().items():
+        if not name.endswith("num_batches_tracked") and (filled.has_head or not name.startswith("fc.")):
+            assert torch.equal(fresh.state_dict()[name], tensor), name
+
+
+@pytest.mark.slow
+def test_another_entry_of_a_checkpoint_is_taken_where_it_is_named(folder: Path, tmp_path: Path) -> None:
+    import torch
+
+    from convoy.models.training import networks
+    from convoy.models.zoo import create
+
+    made = create("simple_cnn", 2)
+    ours = {name: tensor + 1 for name, tensor in made.state_dict().items()}
+    torch.save({"model": made.state_dict(), "model_ema": ours}, tmp_path / "two.pth")
+    usual = options(folder, weights=str(tmp_path / "two.pth"))
+    for key, expected in ((None, made.state_dict()), ("model_ema", ours)):
+        start = networks.read_start(replace(usual, weights_key=key), ("a", "b"))
+        networks.fill(made, start, frozenset())
+        assert torch.equal(made.state_dict()["conv1.weight"], expected["conv1.weight"])
+    with pytest.raises(JobError, match=r"two\.pth has no weights under 'best'; it has model, model_ema"):
+        networks.read_start(replace(usual, weights_key="best"), ("a", "b"))
+    for weights in (None, "imagenet", "w.safetensors"):
+        with pytest.raises(UsageError, match="--weights-key chooses between the entries of"):
+            replace(usual, weights=weights, weights_key="model_ema", arch=SMALL)
 
 
 @pytest.mark.slow
@@ -169,15 +237,15 @@ def test_weights_that_do_not_fit_are_named(folder: Path, tmp_path: Path) -> None
         train(options(folder, arch="resnet18", weights=str(first)))
     tensors = weights_of(first)
     torch.save({name: tensor for name, tensor in tensors.items() if name != "conv2.bias"}, tmp_path / "less.pth")
-    with pytest.raises(JobError, match=r"less\.pth do not fit: they lack conv2\.bias; check --arch"):
+    with pytest.raises(JobError, match=r"less\.pth do not fit the network: missing conv2\.bias; check --arch"):
         train(options(folder, weights=str(tmp_path / "less.pth")))
     torch.save(tensors | {"more": torch.zeros(2)}, tmp_path / "more.pth")
-    with pytest.raises(JobError, match=r"they have, beside it, more; check --arch"):
+    with pytest.raises(JobError, match=r"more\.pth do not fit the network: unknown more; check --arch"):
         train(options(folder, weights=str(tmp_path / "more.pth")))
     (tmp_path / "broken.pth").write_bytes(b"PK broken")
     with pytest.raises(JobError, match="is not plain tensors"):
         train(options(folder, weights=str(tmp_path / "broken.pth")))
-    with pytest.raises(JobError, match=r"gone\.pth: No such file or directory; check --weights"):
+    with pytest.raises(JobError, match=r"there is no checkpoint at .*gone\.pth; check the path"):
         train(options(folder, weights=str(tmp_path / "gone.pth")))
 
 

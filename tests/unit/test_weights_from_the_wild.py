@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from convoy.models.errors import JobError
+from convoy.models.weights import names
+from convoy.models.weights.reading import fitted, read_weights
 
 torch = pytest.importorskip("torch")
 
@@ -34,11 +36,11 @@ def trained():
 
 def loaded(path: Path, key: str | None = None):
     """A fresh network with the file's weights, and what was said."""
-    from convoy.export.sources.torch_child.weights import load_file
-
     torch.manual_seed(1)
     fresh = network()
-    return fresh, load_file(fresh, path, by_name=False, key=key)
+    weights = fitted(read_weights(path, key), fresh.state_dict())
+    fresh.load_state_dict(weights.tensors)
+    return fresh, weights.said
 
 
 def check_alike(one, other) -> None:
@@ -142,23 +144,19 @@ def test_pruning_masks_are_applied(path):
 def test_a_network_that_prunes_itself_keeps_its_masks(path):
     from torch.nn.utils import prune
 
-    from convoy.export.sources.torch_child.names import fitted
-
     pruned = trained()
     prune.l1_unstructured(pruned[0], "weight", amount=0.5)
-    weights, said = fitted(pruned.state_dict(), pruned.state_dict())
+    weights, said = names.fitted(pruned.state_dict(), pruned.state_dict())
     assert (weights.keys(), said) == (pruned.state_dict().keys(), [])
 
 
 def test_counters_of_batches_may_be_missing_or_too_many(path):
-    from convoy.export.sources.torch_child.names import fitted
-
     weights = {name: one for name, one in trained().state_dict().items() if not name.endswith("num_batches_tracked")}
     torch.save(weights, path)
     fresh, said = loaded(path)
     check_alike(fresh, trained())
     assert said == "wild.pth; 1 missing num_batches_tracked were set to 0, on which no answer depends"
-    kept, said = fitted(trained().state_dict(), weights)
+    kept, said = names.fitted(trained().state_dict(), weights)
     assert kept.keys() == weights.keys()
     assert said == ["1 num_batches_tracked that the network does not have were left out"]
 

@@ -3,11 +3,11 @@
     child       what comes in, what goes out, and how everything that fails becomes one line
     networks    SOURCE -> torch.nn.Module
     registries  what torchvision and timm say of their own models
-    weights     a file, a registry's own, or random ones
-    foreign     a file that has objects of other classes beside its tensors, none of which are made
-    names       other people's names for the network's tensors
     untrained   which weights a factory drew at random instead of loading them
     graph       module -> ONNX file, and the module's own answers
+    random_weights  those under which no output is constant, to test a graph
+
+Weights from a file are read as `convoy train` reads them (`convoy.models.weights`).
 
 The only room of export that imports torch. Knows nothing of bundles, engines or accuracy. A user's file takes
 the interpreter over (`convoy.export.sources.user_code`), so everything of ours is imported before that.

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convoy.export.sources import torch_job as files
-from convoy.export.sources.torch_child import graph, networks, registries, untrained, weights
+from convoy.export.sources.torch_child import graph, networks, random_weights, registries, untrained
 from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, TorchJob, TorchOutcome, one_line
 from convoy.models.errors import ConvoyError, JobError, UsageError
 from convoy.models.records import from_jsonable, to_jsonable
+from convoy.models.weights.reading import fitted, read_weights
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +73,16 @@ def _again(job: TorchJob) -> torch.nn.Module:
     return network
 
 
+def _fill(network: torch.nn.Module, job: TorchJob) -> str:
+    """Load the file of weights; what was said of it."""
+    assert job.weights is not None
+    by_name = job.kind in ("zoo", "torchvision", "timm")  # these have as many outputs as there are labels
+    advice = "; if only the classes are others, pass their --labels" if by_name else ""
+    weights = fitted(read_weights(Path(job.weights), job.weights_key), network.state_dict(), advice=advice)
+    network.load_state_dict(weights.tensors)
+    return weights.said
+
+
 def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     try:
         import torch
@@ -84,9 +95,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     network = networks.build(job)
     entry = ""
     if job.weights_from == "file":
-        assert job.weights is not None
-        by_name = job.kind in ("zoo", "torchvision", "timm")
-        entry = weights.load_file(network, Path(job.weights), by_name=by_name, key=job.weights_key)
+        entry = _fill(network, job)
     if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
         network.eval()
         entry = "; ".join(filter(None, (entry, networks.in_float32(network))))
@@ -96,7 +105,7 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         few = graph.normalised(samples[:2], job)
         untrained.refuse(network, lambda: _again(job), few, f"{Path(job.file or '').name}:{job.name}")
     if job.weights_from == "random":
-        weights.draw(network, graph.normalised(samples, job))
+        random_weights.draw(network, graph.normalised(samples, job))
     reference = graph.reference(network, job, samples)
     answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free else ({}, "")
     if not why_fixed and answers:

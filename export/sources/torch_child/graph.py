@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.onnx_file import portable
-from convoy.export.sources.torch_job import TorchJob, one_line, some
+from convoy.export.sources.torch_job import TorchJob, one_line
 from convoy.models.errors import JobError
+from convoy.models.samples import some
 
 if TYPE_CHECKING:
     import torch

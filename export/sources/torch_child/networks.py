@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoy.export.sources.torch_child import registries
-from convoy.export.sources.torch_job import TorchJob, one_line, some
+from convoy.export.sources.torch_job import TorchJob, one_line
 from convoy.export.sources.user_code import call_factory
 from convoy.models.errors import JobError
+from convoy.models.samples import some
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from convoy.export.sources.torch_job import Description, Inquiry, some
+from convoy.export.sources.torch_job import Description, Inquiry
 from convoy.models.errors import BundleError, JobError, UsageError
+from convoy.models.samples import some
 from convoy.models.spec import ImageSpec
 from convoy.models.torchvision_preset import known_interpolation, preset_image
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from convoy.export.sources.torch_job import some
 from convoy.models.errors import JobError
+from convoy.models.samples import some
 
 if TYPE_CHECKING:
     import torch

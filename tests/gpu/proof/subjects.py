@@ -2,7 +2,7 @@
 
 ResNet-50 and MobileNetV2 are torchvision's architectures, exported by the house's own exporter. Published weights
 cannot be had on a machine without a network, so theirs are drawn at random, with BatchNorm statistics that belong to
-them (`torch_child.weights`). The digits CNN is the demo, which is trained.
+them (`torch_child.random_weights`). The digits CNN is the demo, which is trained.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def torchvision_maker(name: str) -> MakeSubject:
 def _make_torchvision(name: str, folder: Path, with_int8: bool) -> Subject:
     import torch
 
-    from convoy.export.sources.torch_child import graph, networks, weights
+    from convoy.export.sources.torch_child import graph, networks, random_weights
 
     job = _job(name)
     torch.manual_seed(0)
@@ -131,7 +131,7 @@ def _make_torchvision(name: str, folder: Path, with_int8: bool) -> Subject:
     _calm_residual_branches(network)
     pictures = _random_pictures(_IMAGENET)
     samples = torch.from_numpy(pictures[:_STATISTICS_PICTURES])
-    weights.draw(network, graph.normalised(samples, job))
+    random_weights.draw(network, graph.normalised(samples, job))
     graph.write_onnx(network, job, samples, folder / REFERENCE.file)
     files = _variants(folder, pictures[:_CALIBRATION_PICTURES], with_int8)
     inputs = (TensorSpec(INPUT_NAME, _IMAGENET.tensor_dtype, _IMAGENET.tensor_shape),)

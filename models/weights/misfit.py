@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from convoy.export.sources.torch_job import some
+from convoy.models.samples import some
 
 Shapes = Mapping[str, tuple[int, ...]]
 

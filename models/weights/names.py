@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from convoy.export.sources.torch_job import some
 from convoy.models.errors import JobError
+from convoy.models.samples import some
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,146 @@
+"""A checkpoint that may come from anywhere, read for a network: which entry, which names, and whether it fits.
+
+Reads tensors and nothing else: safetensors, or torch's files with `weights_only`. Knows nothing of who asks: `convoy
+train` and `convoy export` take the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from convoy.models.errors import JobError
+from convoy.models.samples import some
+from convoy.models.weights import foreign, names
+from convoy.models.weights.misfit import misfit
+
+if TYPE_CHECKING:
+    import torch
+
+# Where trainers put the weights that they were training, the ones first that say so most clearly.
+_USUAL = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "state_dict.model",
+    "model.state_dict",
+    "model.model_state_dict",
+    "state_dict.state_dict",
+    "net",
+    "network",
+    "weights",
+)
+
+
+class FoundWeights(NamedTuple):
+    """The tensors of `file`, and what was chosen or left out to have them."""
+
+    file: str
+    tensors: Mapping[str, torch.Tensor]
+    said: list[str]
+
+
+class FittedWeights(NamedTuple):
+    """Tensors under the network's own names. `said` is what was chosen, changed and left out of the file for that,
+    empty where it is taken as it is; `has_head`: they have the head, too."""
+
+    tensors: dict[str, torch.Tensor]
+    said: str
+    has_head: bool
+
+
+def fitted(
+    found: FoundWeights,
+    expected: Mapping[str, torch.Tensor],
+    *,
+    advice: str = "",
+    head: frozenset[str] = frozenset(),
+    may_have_head: bool = True,
+) -> FittedWeights:
+    """The weights for a network whose tensors are `expected`. Raises JobError, listing what does not fit, and `advice`.
+
+    Those named `head` are taken where all are there and have the network's shapes, unless `may_have_head` is False:
+    then they are of other classes, and left out.
+    """
+    body = {name: tensor for name, tensor in expected.items() if name not in head}
+    weights, changes = names.fitted(found.tensors, body)
+    has_head = may_have_head and all(name in weights and weights[name].shape == expected[name].shape for name in head)
+    if not has_head:
+        weights = {name: tensor for name, tensor in weights.items() if name not in head}
+    problem = misfit(
+        {name: tuple(tensor.shape) for name, tensor in weights.items()},
+        {name: tuple(tensor.shape) for name, tensor in (expected if has_head else body).items()},
+    )
+    if problem is not None:
+        raise JobError(f"the weights in {found.file} do not fit the network: {problem}{advice}")
+    whole = [] if found.said or not changes else [found.file]
+    return FittedWeights(weights, "; ".join([*whole, *found.said, *changes]), has_head)
+
+
+def read_weights(path: Path, key: str | None = None) -> FoundWeights:
+    """The tensors of a `.safetensors` or a `.pth`, of which `key` names the entry, with dots where it lies in others.
+
+    Raises JobError where the file is not there, or is not plain tensors.
+    """
+    if not path.is_file():
+        raise JobError(f"there is no checkpoint at {path}; check the path, or run `convoy train`")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load
+
+        try:
+            return FoundWeights(path.name, load(path.read_bytes()), [])
+        except Exception as error:  # safetensors raises several kinds
+            raise JobError(f"cannot read {path.name} as safetensors ({error}); check the file") from error
+    content, classes = foreign.load(path)
+    skipped = [f"objects of {some(classes)} in it were not read"] if classes else []
+    own = _weights_of(content)
+    if own is not None:
+        if key is not None:
+            raise JobError(
+                f"{path.name} is one state_dict, in which there is no entry {key!r}; leave --weights-key out"
+            )
+        return FoundWeights(path.name, own, [path.name, *skipped] if skipped else [])
+    entries = dict(_entries(content))
+    if not entries:
+        among = f" (among objects of {some(classes)}, which may run code and are not read)" if classes else ""
+        raise JobError(f"{path.name} holds no state_dict{among}; save model.state_dict() as safetensors")
+    if key is not None and key not in entries:
+        raise JobError(f"{path.name} has no weights under {key!r}; it has {some(list(entries))}")
+    taken = key or next((usual for usual in _USUAL if usual in entries), next(iter(entries)))
+    others = [name for name in entries if name != taken]
+    return FoundWeights(
+        path.name, entries[taken], [_told(taken, others, path.name, is_asked_for=key is not None), *skipped]
+    )
+
+
+def _told(taken: str, others: list[str], file: str, *, is_asked_for: bool) -> str:
+    if not others:
+        return f"{taken!r} of {file}"
+    chosen = "as --weights-key says" if is_asked_for else "--weights-key takes another"
+    return f"{taken!r} of {file}, which also has {some(others)}; {chosen}"
+
+
+def _weights_of(value: Any) -> dict[str, torch.Tensor] | None:
+    """The named tensors that the value is, or has if it is a network that was saved whole."""
+    import torch
+
+    if isinstance(value, dict):
+        is_weights = bool(value) and all(isinstance(one, torch.Tensor) for one in value.values())
+        return value if is_weights else None
+    return dict(foreign.tensors_of_module(value)) or None
+
+
+def _entries(found: Any, prefix: str = "", depth: int = 3) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Every set of named tensors in the file, by its keys with dots between them."""
+    if not isinstance(found, dict) or depth == 0:
+        return
+    for key, value in found.items():
+        if not isinstance(key, str):  # an optimiser numbers the parameters that it keeps averages of
+            continue
+        weights = _weights_of(value)
+        # A set of scalars is some trainer's notes; a network's weights are never that alone.
+        if weights is not None and any(tensor.ndim for tensor in weights.values()):
+            yield f"{prefix}{key}", weights
+        else:
+            yield from _entries(value, f"{prefix}{key}.", depth - 1)
