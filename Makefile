@@ -116,7 +116,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(PIP_INSTALL) --editable '.[$(RUNTIME),openvino,rtx,s3,export,dev]'
+	$(PIP_INSTALL) --editable '.[$(RUNTIME),openvino,rtx,s3,export,glyphs,dev]'
 	touch $@
 
 # Half a gigabyte that only long tests need, and the Envoy that balances in one of them.

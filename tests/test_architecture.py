@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 MODELS, EXPORT, LOADTEST, APP = "convoy.models", "convoy.export", "convoy.loadtest", "convoy.app"
 # Rooms inside `models` that train; everything else there is vocabulary.
 TRAINING = tuple(
-    f"{MODELS}.{name}" for name in ("zoo", "datasets", "train", "train_command", "fit", "augment", "training")
+    f"{MODELS}.{name}" for name in ("zoo", "datasets", "glyphs", "train", "train_command", "fit", "augment", "training")
 )
 VOCABULARY_LIBRARIES = {"numpy", "PIL", "safetensors", "simplejpeg"}
 
