@@ -15,7 +15,7 @@ from convoy.models.errors import JobError
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class FontFamily:
     """A typeface: `package` is the module that has its files in `folder`, as `pattern` with each of `styles` in it."""
 
     name: str
@@ -42,12 +42,12 @@ _STYLES = ("Regular", "Italic", "Bold", "BoldItalic")
 _MATPLOTLIB = "mpl-data/fonts/ttf"
 
 
-def _matplotlib(name: str, pattern: str, *styles: str) -> Family:
-    return Family(name, "matplotlib", _MATPLOTLIB, pattern, styles)
+def _matplotlib(name: str, pattern: str, *styles: str) -> FontFamily:
+    return FontFamily(name, "matplotlib", _MATPLOTLIB, pattern, styles)
 
 
-def _packaged(name: str, package: str, pattern: str, *, is_test: bool = False) -> Family:
-    return Family(name, package, "files", pattern, _STYLES, is_test)
+def _packaged(name: str, package: str, pattern: str, *, is_test: bool = False) -> FontFamily:
+    return FontFamily(name, package, "files", pattern, _STYLES, is_test)
 
 
 FAMILIES = (
@@ -63,9 +63,11 @@ FAMILIES = (
     _packaged("IBM Plex Mono", "fontpkg_ibm_plex_mono", "IBMPlexMono-{}.ttf"),
     _packaged("IBM Plex Serif", "fontpkg_ibm_plex_serif", "IBMPlexSerif-{}.ttf"),
     _packaged("Lato", "font_lato", "Lato-{}.ttf"),
-    Family("Manrope", "font_manrope", "files", "Manrope-{}.ttf", ("Light", "Regular", "Medium", "Bold")),
-    Family("Source Sans", "font_source_sans_pro", "files", "SourceSansPro-{}.ttf", ("Regular", "It", "Bold", "BoldIt")),
-    Family(
+    FontFamily("Manrope", "font_manrope", "files", "Manrope-{}.ttf", ("Light", "Regular", "Medium", "Bold")),
+    FontFamily(
+        "Source Sans", "font_source_sans_pro", "files", "SourceSansPro-{}.ttf", ("Regular", "It", "Bold", "BoldIt")
+    ),
+    FontFamily(
         "Source Serif", "font_source_serif_pro", "files", "SourceSerifPro-{}.ttf", ("Regular", "It", "Bold", "BlackIt")
     ),
     _packaged("Zilla Slab", "fontpkg_zilla_slab", "ZillaSlab-{}.ttf"),
@@ -98,7 +100,7 @@ def installed_faces(*, is_test: bool) -> tuple[Face, ...]:
     return tuple(faces)
 
 
-def _files(family: Family) -> list[Path]:
+def _files(family: FontFamily) -> list[Path]:
     # Found without being imported: matplotlib takes a second.
     spec = importlib.util.find_spec(family.package)
     assert spec is not None

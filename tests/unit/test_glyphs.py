@@ -55,7 +55,7 @@ def test_fonts_that_are_missing_are_named_with_what_brings_them(monkeypatch: pyt
 
 
 def test_a_package_that_lost_a_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = faces.Family("Lato", "font_lato", "files", "Lato-{}.ttf", ("Regular", "Gone"))
+    gone = faces.FontFamily("Lato", "font_lato", "files", "Lato-{}.ttf", ("Regular", "Gone"))
     monkeypatch.setattr(faces, "FAMILIES", (gone,))
     with pytest.raises(JobError, match=r"lacks Lato-Gone.ttf; pip install --upgrade"):
         installed_faces(is_test=False)
