@@ -19,7 +19,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling scale zoo-table engine-table clean
+.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling scale zoo-table engine-table hard-networks clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -95,6 +95,11 @@ simulate: $(VENV)/.dev
 # Hours, at the lowest priority; a second call goes on where the first one stopped.
 zoo-table: $(VENV)/.dev
 	nice -n 19 $(BIN)/python -m convoy.export.zoo_table
+
+# Ten networks that are hard in INT8, trained on drawn characters and exported. Hours, at the lowest priority; a second call
+# goes on where the first one stopped. NETWORKS=ghostnet,repvgg measures these again.
+hard-networks: $(VENV)/.dev
+	nice -n 19 $(BIN)/python -m convoy.export.hard_networks $(if $(NETWORKS),--networks $(NETWORKS))
 
 # A quarter of an hour, on a machine that has nothing else to do: the engines of the CPU on ten networks.
 engine-table: $(VENV)/.dev
