@@ -13,7 +13,7 @@ from pathlib import Path
 from convoy.export.cache import StepCache, default_root
 from convoy.export.hard_networks.page import write_page
 from convoy.export.hard_networks.rows import HardRow, read_table, write_table
-from convoy.export.hard_networks.trial import NETWORKS, HardNetwork, Place, try_network
+from convoy.export.hard_networks.trial import NETWORKS, HardNetwork, TrialPlace, try_network
 from convoy.models.errors import ConvoyError, UsageError
 from convoy.models.train import Report, TrainProgress
 
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--networks", help="measure these again, names with commas between; weights are kept")
     asked = parser.parse_args(arguments)
     try:
-        place = Place(asked.work, cache=StepCache(default_root()))
+        place = TrialPlace(asked.work, cache=StepCache(default_root()))
         for row in make_rows(asked.docs, place, asked.networks.split(",") if asked.networks else ()):
             print(f"{row.network}: {'; '.join(row.misses()) or 'reaches the goal'}", flush=True)
     except ConvoyError as error:
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def make_rows(docs: Path, place: Place, again: Sequence[str] = ()) -> Iterator[HardRow]:
+def make_rows(docs: Path, place: TrialPlace, again: Sequence[str] = ()) -> Iterator[HardRow]:
     """Try what has no row yet, or the networks of `again`, and write table and page after each. Raises UsageError for
     an unknown network."""
     names = [network.name for network in NETWORKS]

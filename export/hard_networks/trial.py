@@ -50,7 +50,7 @@ NETWORKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrialPlace:
     """Where weights and bundles are kept, and the data that networks learn from and are judged on.
 
     `cache` keeps what an export has measured.
@@ -65,7 +65,7 @@ class Place:
         return self.folder / f"{network.name}.safetensors"
 
 
-def try_network(network: HardNetwork, place: Place, report: Report, progress: Progress = SILENT) -> HardRow:
+def try_network(network: HardNetwork, place: TrialPlace, report: Report, progress: Progress = SILENT) -> HardRow:
     """Train it unless its weights are there, going on with a training that was interrupted; export it, and tell.
 
     What is wrong with the network becomes the row's `why`. Raises KeyboardInterrupt where the training was interrupted,
@@ -88,7 +88,7 @@ def try_network(network: HardNetwork, place: Place, report: Report, progress: Pr
         return HardRow(network.name, epochs, minutes, why=" ".join(str(error).split()))
 
 
-def _exported(network: HardNetwork, place: Place, progress: Progress) -> Bundle:
+def _exported(network: HardNetwork, place: TrialPlace, progress: Progress) -> Bundle:
     options = ExportOptions(
         f"zoo:{network.name}",
         network.name,

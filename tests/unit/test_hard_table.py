@@ -14,7 +14,7 @@ from convoy.export.hard_networks import __main__ as program
 from convoy.export.hard_networks import trial
 from convoy.export.hard_networks.page import BEGIN, END, write_page
 from convoy.export.hard_networks.rows import HardRow, HardTable, read_table, write_table
-from convoy.export.hard_networks.trial import NETWORKS, HardNetwork, Place, try_network
+from convoy.export.hard_networks.trial import NETWORKS, HardNetwork, TrialPlace, try_network
 from convoy.export.profiling.work import int8_share
 from convoy.models import zoo
 from convoy.models.bundle import Interval
@@ -90,7 +90,7 @@ def test_a_table_is_what_was_written(tmp_path: Path) -> None:
 def test_a_second_call_goes_on_where_the_first_one_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
-    def one(network: HardNetwork, place: Place, report: object) -> HardRow:
+    def one(network: HardNetwork, place: TrialPlace, report: object) -> HardRow:
         tried.append(network.name)
         if len(tried) == 3:
             raise KeyboardInterrupt
@@ -108,7 +108,7 @@ def test_a_second_call_goes_on_where_the_first_one_stopped(tmp_path: Path, monke
     assert tried == ["regnet", "repvgg"]
     assert program.main([*command, "--networks", "resnet18"]) == 1
     with pytest.raises(UsageError, match="no hard network 'resnet18'; choose from mobilenet_v2"):
-        list(program.make_rows(tmp_path, Place(tmp_path), ["resnet18"]))
+        list(program.make_rows(tmp_path, TrialPlace(tmp_path), ["resnet18"]))
 
 
 def test_an_export_that_fails_is_a_row_that_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_an_export_that_fails_is_a_row_that_says_why(tmp_path: Path, monkeypatch
     (tmp_path / "ghostnet.safetensors").touch()
     (tmp_path / "ghostnet.training.csv").write_text("epoch,epoch_s\n1,90\n2,30\n")
     monkeypatch.setattr(trial, "export_bundle", fail)
-    row = try_network(HardNetwork("ghostnet", 2), Place(tmp_path), lambda progress: None)
+    row = try_network(HardNetwork("ghostnet", 2), TrialPlace(tmp_path), lambda progress: None)
     assert row == HardRow("ghostnet", 2, 2.0, why="no room left")
 
 
@@ -132,7 +132,7 @@ def test_weights_of_an_interrupted_training_are_not_taken(tmp_path: Path, monkey
 
     monkeypatch.setattr(trial, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        try_network(HardNetwork("ghostnet", 2), Place(tmp_path), lambda progress: None)
+        try_network(HardNetwork("ghostnet", 2), TrialPlace(tmp_path), lambda progress: None)
     assert not (tmp_path / "ghostnet.safetensors").exists()
 
 
