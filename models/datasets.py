@@ -1,4 +1,4 @@
-"""Where labelled images come from: scikit-learn's digits, CIFAR-10, or a folder of classes.
+"""Where labelled images come from: scikit-learn's digits, CIFAR-10, drawn characters, or a folder of classes.
 
 Knows each source's format and turns it into `convoy.models.samples`. Knows nothing of training, engines or bundles;
 the labels of the built-in sources are known without torch or scikit-learn. A source that brings its own split
@@ -8,6 +8,7 @@ keeps it; the others are split by content.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from convoy.models.errors import JobError, UsageError
+from convoy.models.glyphs.drawing import CHARACTERS
+from convoy.models.glyphs.glyph_set import GlyphSet, drawn
 from convoy.models.image_files import IMAGE_SUFFIXES
 from convoy.models.samples import PARTS, Dataset, Part, Pixels, Sample, some, split_by_content
 
@@ -23,18 +26,22 @@ DEFAULT_DATA_ROOT = Path.home() / ".cache" / "convoy" / "data"
 
 DIGIT_LABELS = tuple("0123456789")
 CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+GLYPH_LABELS = tuple(CHARACTERS)
 DIGIT_PX = 32
+_ALL_GLYPHS = GlyphSet()
 _VALIDATION = "val"
 
 
 def load(source: str, data_root: Path | None = None) -> Dataset:
-    """The data set that `source` names: `digits`, `cifar10`, or an image folder. What is downloaded is kept under
-    `data_root`, or where that is None in the user's cache.
+    """The data set that `source` names: `digits`, `cifar10`, `glyphs`, `glyphs:N`, or an image folder. What is
+    downloaded or drawn is kept under `data_root`, or where that is None in the user's cache.
 
     Raises UsageError when it is neither, JobError when it is empty, incomplete or unreadable.
     """
     if source in _SOURCES:
         return _SOURCES[source](data_root or DEFAULT_DATA_ROOT)
+    if number := _GLYPHS_OF_A_NUMBER.fullmatch(source):
+        return load_glyphs(data_root or DEFAULT_DATA_ROOT, GlyphSet(training_images=int(number[1])), source)
     if Path(source).is_dir():
         return load_folder(Path(source))
     raise UsageError(f"there is no data set or folder {source!r}; use one of {', '.join(_SOURCES)}, or a folder")
@@ -92,12 +99,35 @@ def load_cifar10(data_root: Path = DEFAULT_DATA_ROOT) -> Dataset:
     return Dataset("cifar10", CIFAR10_LABELS, {**split, "test": tuple(samples[False])})
 
 
-_SOURCES: dict[str, Callable[[Path], Dataset]] = {"digits": load_digits, "cifar10": load_cifar10}
+def load_glyphs(data_root: Path = DEFAULT_DATA_ROOT, wanted: GlyphSet = _ALL_GLYPHS, name: str = "glyphs") -> Dataset:
+    """Printed characters drawn from free fonts, the test images from faces that the other parts do not have.
+
+    They are drawn once and kept in `data_root`. Raises JobError where fonts are missing.
+    """
+    parts: dict[Part, Sequence[Sample]] = {
+        part: tuple(
+            Sample(f"{part}-{GLYPH_LABELS[label]}-{index:05}", label, _sha256(pixels.tobytes()), pixels)
+            for label, pictures in enumerate(images)
+            for index, pixels in enumerate(pictures)
+        )
+        for part, images in drawn(wanted, data_root).items()
+    }
+    return _checked(Dataset(name, GLYPH_LABELS, parts))
+
+
+_SOURCES: dict[str, Callable[[Path], Dataset]] = {
+    "digits": load_digits,
+    "cifar10": load_cifar10,
+    "glyphs": load_glyphs,
+}
+_LABELS = {"digits": DIGIT_LABELS, "cifar10": CIFAR10_LABELS, "glyphs": GLYPH_LABELS}
+# So many training images of each character, and of the other parts' in proportion.
+_GLYPHS_OF_A_NUMBER = re.compile(r"glyphs:([0-9]{1,6})")
 
 
 def source_labels(source: str) -> tuple[str, ...] | None:
     """The labels of a built-in source, without loading it; None for a folder."""
-    return {"digits": DIGIT_LABELS, "cifar10": CIFAR10_LABELS}.get(source)
+    return _LABELS.get("glyphs" if _GLYPHS_OF_A_NUMBER.fullmatch(source) else source)
 
 
 def load_folder(root: Path) -> Dataset:

@@ -40,7 +40,7 @@ class TrainOptions:
     Raises UsageError for values out of range.
     """
 
-    dataset: Annotated[str, Option("digits, cifar10, or a folder of images by class.", is_argument=True)]
+    dataset: Annotated[str, Option("digits, cifar10, glyphs, or a folder of images by class.", is_argument=True)]
     out: Annotated[Path, Option("Checkpoint to write, .safetensors.")]
     arch: Annotated[str, Option("Network of the zoo, or torchvision:NAME.")] = "simple_cnn"
     image_size: Annotated[

@@ -72,6 +72,49 @@ def count_work(path: Path, inputs: tuple[TensorSpec, ...], *, batched: bool = Tr
     )
 
 
+# Of kernels that multiply and add, the place of the weights among the inputs, by what they compute in.
+_FLOAT_KERNELS = {
+    "Conv": 1,
+    "FusedConv": 1,
+    "NhwcFusedConv": 1,
+    "Gemm": 1,
+    "FusedGemm": 1,
+    "MatMul": 1,
+    "FusedMatMul": 1,
+}
+_INT8_KERNELS = {
+    **{"QLinearConv": 3, "QGemm": 3, "QLinearMatMul": 3},
+    **{"ConvInteger": 1, "MatMulInteger": 1, "MatMulIntegerToFloat": 1, "DynamicQuantizeMatMul": 1},
+}
+
+
+def int8_share(path: Path, inputs: tuple[TensorSpec, ...]) -> float:
+    """The share of a file's multiply-adds, in convolutions and matrix products, that this CPU does in 8-bit integers.
+
+    As ONNX Runtime runs it, with everything fused that it fuses: a layer whose pair of conversions was not fused
+    counts as float. `inputs` are per-sample specs. Raises JobError where the runtime does not run the file on zeros,
+    or where nothing multiplies.
+    """
+    arrays = {spec.name: np.zeros((1, *spec.drawn_shape), spec.numpy_dtype) for spec in inputs}
+    work = {"float": 0.0, "int8": 0.0}
+    for operator in _run_once(path, arrays, is_fused=True):
+        for kind, kernels in (("float", _FLOAT_KERNELS), ("int8", _INT8_KERNELS)):
+            if operator.kind in kernels:
+                work[kind] += _multiplications(operator, kernels[operator.kind])
+    if not any(work.values()):
+        raise JobError(f"{path.name} has no convolution and no matrix product; there is no share to tell")
+    return work["int8"] / (work["int8"] + work["float"])
+
+
+def _multiplications(operator: Operator, weights: int) -> float:
+    written = math.prod(operator.outputs[0])
+    if "Conv" in operator.kind:
+        return float(written * math.prod(operator.inputs[weights][1:]))
+    if "Gemm" in operator.kind:
+        return math.sqrt(math.prod(operator.inputs[0]) * math.prod(operator.inputs[weights]) * written)
+    return float(written * operator.inputs[0][-1])
+
+
 def flop(operator: Operator) -> float:
     """A multiplication and an addition are two."""
     if operator.kind in _MOVES:
@@ -90,14 +133,16 @@ def flop(operator: Operator) -> float:
     return float(math.prod(first) if operator.kind in _READERS else written)
 
 
-def _run_once(path: Path, arrays: dict[str, np.ndarray]) -> list[Operator]:
+def _run_once(path: Path, arrays: dict[str, np.ndarray], *, is_fused: bool = False) -> list[Operator]:
     with tempfile.TemporaryDirectory(prefix="convoy-work-") as folder:
         options = ort.SessionOptions()
         options.log_severity_level = 3
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
         # Folds what is constant, and batch normalisation into convolutions, but fuses nothing beyond the standard.
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        levels = ort.GraphOptimizationLevel
+        # Beyond extended only layouts change, with channels filled up to whole blocks, which would count.
+        options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED if is_fused else levels.ORT_ENABLE_BASIC
         # Weights that were packed for a kernel would not be in the profile.
         options.add_session_config_entry("session.disable_prepacking", "1")
         try:

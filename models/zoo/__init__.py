@@ -26,10 +26,23 @@ class ZooEntry:
     width: int
 
 
+def _row(module: str, name: str) -> ZooEntry:
+    return ZooEntry(f"convoy.models.zoo.{module}:{name}", channels=3, height=32, width=32)
+
+
 _ZOO = {
-    "simple_cnn": ZooEntry("convoy.models.zoo.simple_cnn:simple_cnn", channels=3, height=32, width=32),
-    "resnet18": ZooEntry("convoy.models.zoo.small_images:resnet18", channels=3, height=32, width=32),
-    "mobilenet_v2": ZooEntry("convoy.models.zoo.small_images:mobilenet_v2", channels=3, height=32, width=32),
+    "simple_cnn": _row("simple_cnn", "simple_cnn"),
+    "resnet18": _row("small_images", "resnet18"),
+    "mobilenet_v2": _row("small_images", "mobilenet_v2"),
+    "mobilenet_v3": _row("small_images", "mobilenet_v3"),
+    "efficientnet_b0": _row("small_images", "efficientnet_b0"),
+    "regnet": _row("small_images", "regnet"),
+    "convnext": _row("small_images", "convnext"),
+    "densenet": _row("small_images", "densenet"),
+    "repvgg": _row("repvgg", "repvgg"),
+    "ghostnet": _row("ghostnet", "ghostnet"),
+    "wide_range_silu": _row("wide_range", "wide_range_silu"),
+    "wide_range_hardswish": _row("wide_range", "wide_range_hardswish"),
 }
 
 

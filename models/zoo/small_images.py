@@ -1,15 +1,24 @@
-"""ResNet-18 and MobileNetV2 for images of 32 pixels: torchvision's networks, weights' names included.
+"""Networks of torchvision for images of 32 pixels, weights' names included.
 
-ResNet-18 is as it is and halves 32 pixels to one. MobileNetV2's depthwise layers want to see more than that, so
-one of its halvings is left out.
+They were made for 224 pixels and halve them five times, which leaves nothing of 32 to see for their last layers: so one
+halving is left out. ResNet-18 is as it is. EfficientNet, RegNet, ConvNeXt and DenseNet are smaller than the published
+ones, so that a CPU trains them in minutes.
 
-Sources: He et al., Deep Residual Learning, 2015; Sandler et al., MobileNetV2, 2018.
+Sources: He et al., Deep Residual Learning, 2015; Sandler et al., MobileNetV2, 2018; Howard et al., Searching for
+MobileNetV3, 2019; Tan and Le, EfficientNet, 2019; Radosavovic et al., Designing Network Design Spaces, 2020; Liu et
+al., A ConvNet for the 2020s, 2022; Huang et al., Densely Connected Convolutional Networks, 2016.
 """
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import nn
-from torchvision.models import MobileNetV2, ResNet
+from torchvision.models import ConvNeXt, DenseNet, EfficientNet, MobileNetV2, MobileNetV3, RegNet, ResNet
+from torchvision.models.convnext import CNBlockConfig
+from torchvision.models.efficientnet import MBConvConfig
+from torchvision.models.mobilenetv3 import InvertedResidualConfig
+from torchvision.models.regnet import BlockParams
 from torchvision.models.resnet import BasicBlock
 
 # (expansion, channels, blocks, stride) of each stage; the original's fourth has stride 2.
@@ -22,6 +31,31 @@ _STAGES = [
     [6, 160, 3, 2],
     [6, 320, 1, 1],
 ]
+# (input, kernel, expanded, output, squeeze-and-excitation, activation, stride) of MobileNetV3-Small; the original's
+# fourth has stride 2.
+_SMALL_V3 = (
+    (16, 3, 16, 16, True, "RE", 2),
+    (16, 3, 72, 24, False, "RE", 2),
+    (24, 3, 88, 24, False, "RE", 1),
+    (24, 5, 96, 40, True, "HS", 1),
+    (40, 5, 240, 40, True, "HS", 1),
+    (40, 5, 240, 40, True, "HS", 1),
+    (40, 5, 120, 48, True, "HS", 1),
+    (48, 5, 144, 48, True, "HS", 1),
+    (48, 5, 288, 96, True, "HS", 2),
+    (96, 5, 576, 96, True, "HS", 1),
+    (96, 5, 576, 96, True, "HS", 1),
+)
+# (expansion, kernel, stride, input, output, blocks) of EfficientNet-B0; the original's fourth has stride 2.
+_B0 = (
+    (1, 3, 1, 32, 16, 1),
+    (6, 3, 2, 16, 24, 2),
+    (6, 5, 2, 24, 40, 2),
+    (6, 3, 1, 40, 80, 3),
+    (6, 5, 1, 80, 112, 3),
+    (6, 5, 2, 112, 192, 4),
+    (6, 3, 1, 192, 320, 1),
+)
 
 
 def resnet18(num_classes: int = 10) -> nn.Module:
@@ -34,3 +68,53 @@ def mobilenet_v2(num_classes: int = 10) -> nn.Module:
     """float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes]."""
     network: nn.Module = MobileNetV2(num_classes=num_classes, inverted_residual_setting=_STAGES, dropout=0.0)
     return network
+
+
+def mobilenet_v3(num_classes: int = 10) -> nn.Module:
+    """MobileNetV3-Small: float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes]."""
+    blocks = [InvertedResidualConfig(*row, 1, 1.0) for row in _SMALL_V3]
+    network: nn.Module = MobileNetV3(blocks, 1024, num_classes=num_classes, dropout=0.0)
+    return network
+
+
+def efficientnet_b0(num_classes: int = 10) -> nn.Module:
+    """EfficientNet-B0, half as wide: float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes]."""
+    blocks = [MBConvConfig(*row, width_mult=0.5, depth_mult=1.0) for row in _B0]
+    network: nn.Module = EfficientNet(blocks, dropout=0.0, stochastic_depth_prob=0.0, num_classes=num_classes)
+    return network
+
+
+def regnet(num_classes: int = 10) -> nn.Module:
+    """A RegNetY of 24 to 152 channels: float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes]."""
+    blocks = BlockParams.from_init_params(depth=10, w_0=24, w_a=20.0, w_m=2.3, group_width=8, se_ratio=0.25)
+    network = RegNet(blocks, num_classes=num_classes, stem_width=24)
+    network.stem[0].stride = (1, 1)
+    return cast("nn.Module", network)
+
+
+def convnext(num_classes: int = 10) -> nn.Module:
+    """A ConvNeXt of 32 to 256 channels, whose patches have 2 pixels a side.
+
+    float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes].
+    """
+    blocks = [
+        CNBlockConfig(32, 64, 1),
+        CNBlockConfig(64, 128, 1),
+        CNBlockConfig(128, 256, 3),
+        CNBlockConfig(256, None, 1),
+    ]
+    network = ConvNeXt(blocks, num_classes=num_classes)
+    patches = nn.Conv2d(3, 32, kernel_size=2, stride=2)
+    nn.init.trunc_normal_(patches.weight, std=0.02)
+    network.features[0][0] = patches
+    return cast("nn.Module", network)
+
+
+def densenet(num_classes: int = 10) -> nn.Module:
+    """A DenseNet of three blocks, each layer of which reads what all before it wrote.
+
+    float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes].
+    """
+    network = DenseNet(16, (4, 6, 8), num_init_features=32, bn_size=2, num_classes=num_classes)
+    network.features.pool0 = nn.Identity()
+    return cast("nn.Module", network)

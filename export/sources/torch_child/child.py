@@ -108,6 +108,9 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         random_weights.draw(network, graph.normalised(samples, job))
     reference = graph.reference(network, job, samples)
     answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free else ({}, "")
+    if job.kind != "pt2":
+        # After its own answers, which the file is held against: so that what folding does is proved, too.
+        entry = "; ".join(filter(None, (entry, networks.in_form_for_inference(network))))
     if not why_fixed and answers:
         # Sizes that differ, where the network allows it, are not taken for one.
         oblong = given[next(iter(answers))]

@@ -6,6 +6,8 @@ Knows how each is asked for its network. Weights from a file are loaded elsewher
 from __future__ import annotations
 
 import importlib
+import inspect
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +52,39 @@ def in_float32(network: torch.nn.Module) -> str:
     return (
         f"the network, of {' and '.join(sorted(str(one).removeprefix('torch.') for one in others))}, was made float32"
     )
+
+
+def in_form_for_inference(network: torch.nn.Module) -> str:
+    """Have every part with a `reparameterize()` fold itself, in place; what did, empty where nothing has one.
+
+    So timm calls what its RepVGG, MobileOne and FastViT do, and the zoo's networks with it. One that wants arguments is
+    something else, as in variational autoencoders. Raises JobError where a part fails.
+    """
+    folded: list[str] = []
+    for module in list(network.modules()):
+        fold = getattr(module, "reparameterize", None)
+        if not callable(fold) or not _wants_nothing(fold):
+            continue
+        kind = type(module).__name__
+        try:
+            fold()
+        except Exception as error:  # it is the user's code
+            raise JobError(
+                f"reparameterize() of {kind} fails ({one_line(str(error), 160) or type(error).__name__}); mend it, or "
+                "call it another name"
+            ) from error
+        folded.append(kind)
+    network.eval()
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(folded).items()))
+    return f"folded for inference by reparameterize(): {kinds}" if folded else ""
+
+
+def _wants_nothing(method: Any) -> bool:
+    try:
+        inspect.signature(method).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _from_file(job: TorchJob) -> Any:

@@ -1,0 +1,117 @@
+"""GhostNet for small images: half of each layer's channels are made from the other half by depthwise convolutions.
+
+Source of the method: Han et al., GhostNet: More Features from Cheap Operations, 2020. The stages are the original's,
+half as wide, and one of its halvings is left out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+# (kernel, expanded, outputs, squeeze-and-excitation, stride) of each block.
+_BLOCKS = (
+    (3, 16, 16, False, 1),
+    (3, 24, 16, False, 2),
+    (3, 40, 16, False, 1),
+    (5, 40, 24, True, 2),
+    (5, 64, 24, True, 1),
+    (3, 120, 40, False, 1),
+    (3, 104, 40, False, 1),
+    (3, 240, 56, True, 1),
+    (3, 336, 56, True, 1),
+    (5, 336, 80, True, 2),
+    (5, 480, 80, False, 1),
+    (5, 480, 80, True, 1),
+)
+_STEM, _LAST = 16, 480
+
+
+class GhostModule(nn.Module):
+    """A 1x1 convolution for half of the outputs, and a depthwise one of 3x3 that makes the other half of them.
+
+    float32 [N, inputs, H, W] -> [N, outputs, H, W]; `outputs` is even.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, relu: bool) -> None:
+        super().__init__()
+        half = outputs // 2
+        self.primary = _layer(inputs, half, 1, relu=relu)
+        self.cheap = _layer(half, half, 3, groups=half, relu=relu)
+
+    def forward(self, images: Tensor) -> Tensor:
+        primary = self.primary(images)
+        return torch.cat([primary, self.cheap(primary)], dim=1)
+
+
+class SqueezeExcite(nn.Module):
+    """Each channel times a factor from 0 to 1 that its whole picture decides (Hu et al., 2018)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        squeezed = max(8, channels // 4)
+        self.factors = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(channels, squeezed, 1),
+            nn.ReLU(),
+            nn.Conv2d(squeezed, channels, 1),
+            nn.Hardsigmoid(),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        scaled: Tensor = images * self.factors(images)
+        return scaled
+
+
+class GhostBottleneck(nn.Module):
+    """Two ghost modules around a depthwise convolution that halves, added to what they read."""
+
+    def __init__(self, inputs: int, kernel: int, expanded: int, outputs: int, excites: bool, stride: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [GhostModule(inputs, expanded, relu=True)]
+        if stride > 1:
+            layers.append(_layer(expanded, expanded, kernel, groups=expanded, stride=stride, relu=False))
+        if excites:
+            layers.append(SqueezeExcite(expanded))
+        layers.append(GhostModule(expanded, outputs, relu=False))
+        self.layers = nn.Sequential(*layers)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                _layer(inputs, inputs, kernel, groups=inputs, stride=stride, relu=False),
+                _layer(inputs, outputs, 1, relu=False),
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        summed: Tensor = self.layers(images) + self.shortcut(images)
+        return summed
+
+
+class GhostNet(nn.Module):
+    """float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes]."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [_layer(3, _STEM, 3, stride=2, relu=True)]
+        inputs = _STEM
+        for kernel, expanded, outputs, excites, stride in _BLOCKS:
+            layers.append(GhostBottleneck(inputs, kernel, expanded, outputs, excites, stride))
+            inputs = outputs
+        layers.append(_layer(inputs, _LAST, 1, relu=True))
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(_LAST, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.pool(self.features(images)).flatten(1))
+        return logits
+
+
+def _layer(inputs: int, outputs: int, kernel: int, *, groups: int = 1, stride: int = 1, relu: bool) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), *([nn.ReLU()] if relu else []))
+
+
+def ghostnet(num_classes: int = 10) -> nn.Module:
+    """A freshly initialised `GhostNet`."""
+    return GhostNet(num_classes)
