@@ -20,11 +20,12 @@ from convoy.export.progress import Progress
 from convoy.export.variants.audit import audit
 from convoy.export.variants.calibrate import METHODS, Calibration, Conversion, Method, Ranges, collect
 from convoy.export.variants.drift import drift_of
-from convoy.export.variants.equalize import Levels, equalize, measure_levels, streams
+from convoy.export.variants.equalize import Levels, equalize, measure_levels
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.precision import INT8_CPU, REFERENCE, Recipe
 from convoy.export.variants.quantize import layers
 from convoy.export.variants.recover import Ladder, Sensitivity, measure_sensitivity
+from convoy.export.variants.streams import streams
 from convoy.export.variants.trials import Bench, best_method
 from convoy.models.bundle import NodeAudit, Precision, TradeOff, sha256_file
 from convoy.models.errors import JobError

@@ -19,7 +19,8 @@ import numpy as np
 from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.calibrate import Calibration, Conversion, Ranges
-from convoy.export.variants.onnx_graph import front_nodes
+from convoy.export.variants.onnx_graph import array, consumers, front_nodes, initializers
+from convoy.export.variants.streams import GATES
 from convoy.models.errors import JobError
 
 # What is worth 8 bits on its own account; the rest of the operators follow their neighbours.
@@ -27,13 +28,15 @@ _LAYERS = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"}
     | {"Sigmoid", "LeakyRelu", "Softmax", "Resize"}
 )
+# Factors that differ by so much leave the smallest channel with less than six of its eight bits.
+_UNLEVEL = 4.0
 
 
 def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
     """Write `target`, the U8S8 form of the prepared graph.
 
     Without 8-bit dot products x86 adds pairs of products in 16 bits, which saturates; there, weights get 7 bits.
-    Returns no nodes: the scheme itself keeps none in float.
+    Returns no nodes: of those that multiply and add the scheme itself keeps none in float.
     Raises JobError when the graph cannot be quantised, OSError when the disk is full.
     """
     import onnx
@@ -45,7 +48,7 @@ def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
         conversion.ranges,
         activation_type="QUInt8",
         reduce_range=not has_int8_dot_product(),
-        nodes_to_exclude=[*front_nodes(graph), *conversion.keep],
+        nodes_to_exclude=[*front_nodes(graph), *_unlevel(graph), *conversion.keep],
         nodes_to_quantize=sorted(conversion.only) if conversion.only else None,
         extra_options={
             "ActivationSymmetric": False,
@@ -62,12 +65,31 @@ def layers(calibration: Calibration) -> tuple[str, ...]:
     import onnx
 
     graph = onnx.load(str(calibration.graph)).graph
-    front, floats = set(front_nodes(graph)), calibration.ranges["minmax"]
+    left, floats = {*front_nodes(graph), *_unlevel(graph)}, calibration.ranges["minmax"]
     return tuple(
         node.name
         for node in graph.node
-        if node.op_type in _LAYERS and node.name not in front and node.output[0] in floats
+        if node.op_type in _LAYERS and node.name not in left and node.output[0] in floats
     )
+
+
+def _unlevel(graph: Any) -> list[str]:
+    """The products that give channels back the scales which do not fit into 8 bits, and what follows until they do.
+
+    That is a sigmoid, and its own product with what fits. None of it multiplies and adds.
+    """
+    constants, readers = initializers(graph), consumers(graph)
+    found: list[str] = []
+    for node in graph.node:
+        factors = [array(constants[name]) for name in node.input if name in constants]
+        if node.op_type != "Mul" or not factors or np.ptp(factors[0]) == 0 or (factors[0] <= 0).any():
+            continue
+        if factors[0].max() < _UNLEVEL * factors[0].min():
+            continue
+        gates = [reader for reader in readers[node.output[0]] if reader.op_type in GATES]
+        products = [reader for gate in gates for reader in readers[gate.output[0]]]
+        found += [one.name for one in (node, *gates, *products)]
+    return found
 
 
 def quantize_with_ranges(

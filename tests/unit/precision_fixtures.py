@@ -57,7 +57,9 @@ def calibrated(fp32: Path, images: np.ndarray) -> Calibration:
 
 
 def run(path: Path, images: np.ndarray) -> np.ndarray:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     result: np.ndarray = session.run(None, {session.get_inputs()[0].name: images})[0]
     return result
 

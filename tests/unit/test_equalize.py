@@ -13,9 +13,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from convoy.export.data import Chunk
-from convoy.export.variants.calibrate import Calibration, Conversion, collect
-from convoy.export.variants.equalize import Stream, equalize, measure_levels, scales_for, streams
+from convoy.export.variants.calibrate import Calibration, Conversion, collect, observed
+from convoy.export.variants.equalize import equalize, measure_levels, scales_for
 from convoy.export.variants.quantize import quantize_for_cpu
+from convoy.export.variants.streams import Stream, streams
 
 WIDTH = 16
 # Three decades, one channel silent.
@@ -43,7 +44,10 @@ def saved(path: Path, nodes: Sequence[Any], constants: Mapping[str, Any], output
         "network",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-        [numpy_helper.from_array(np.asarray(values, np.float32), name) for name, values in constants.items()],
+        [
+            numpy_helper.from_array(np.asarray(values, np.int64 if name == "shape" else np.float32), name)
+            for name, values in constants.items()
+        ],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     return path
@@ -101,7 +105,9 @@ def depthwise() -> Any:
 
 def test_a_stream_between_two_convolutions_is_balanced_to_the_bit(tmp_path):
     path = linear(tmp_path / "fp32.onnx")
-    assert found_in(path)[0] == Stream(("a",), ("first",), ("middle",), WIDTH)
+    stream = found_in(path)[0]
+    assert (stream.tensors, stream.writers, stream.readers) == (("a",), ("first",), ("middle",))
+    assert stream.count == stream.free.sum() == WIDTH
     before = levels_of(path)
     assert spread(before["a"]) > 500
     target = equalised(path)
@@ -118,7 +124,7 @@ def test_a_stream_between_two_convolutions_is_balanced_to_the_bit(tmp_path):
 def test_what_scales_with_its_input_belongs_to_the_stream(tmp_path, op):
     path = chain(tmp_path / "fp32.onnx", [tie(op)])
     (stream,) = found_in(path)
-    assert stream == Stream(("a", "b"), ("first",), ("last",), WIDTH)
+    assert (stream.tensors, stream.writers, stream.readers) == (("a", "b"), ("first",), ("last",))
     target = equalised(path)
     assert spread(np.max(list(levels_of(target).values()), axis=0)) < 2
     assert np.array_equal(run(target), run(path))
@@ -172,12 +178,14 @@ def residual(path: Path, *, clipped: bool = True, gains: np.ndarray = UNBALANCED
 
 def test_all_that_additions_tie_together_is_scaled_as_one(tmp_path):
     path = residual(tmp_path / "fp32.onnx")
-    (stream,) = found_in(path)
+    stream, *others = found_in(path)
+    assert [one.crossings for one in others] == [("wide0.clip",), ("wide1.clip",)]
     assert stream.tensors == ("a", "narrow0", "a0", "narrow1", "b")
     assert stream.writers == ("first", "narrow0", "narrow1")
     assert stream.readers == ("wide0", "wide1", "last")
     target = equalised(path)
-    assert spread(np.max(list(levels_of(target).values()), axis=0)) < 2
+    after = levels_of(target)
+    assert spread(np.max([after[name] for name in stream.tensors], axis=0)) < 2
     assert np.array_equal(run(target), run(path))
 
 
@@ -192,12 +200,67 @@ def test_int8_of_an_unbalanced_network_is_many_times_closer_than_before(tmp_path
     assert balanced < plain / 4
 
 
+CROSSED = {
+    "SiLU": [helper.make_node("Sigmoid", ["a"], ["s"], "sigmoid"), helper.make_node("Mul", ["a", "s"], ["b"], "mul")],
+    "Hardswish": [helper.make_node("HardSwish", ["a"], ["b"], "hardswish")],
+    "Hardswish in two": [
+        helper.make_node("HardSigmoid", ["a"], ["s"], "sigmoid", alpha=1 / 6),
+        helper.make_node("Mul", ["s", "a"], ["b"], "mul"),
+    ],
+    "ReLU6": [helper.make_node("Clip", ["a", "low", "high"], ["b"], "clip")],
+}
+
+
+@pytest.mark.parametrize("activation", CROSSED)
+def test_an_activation_that_is_not_homogeneous_is_crossed(tmp_path, activation):
+    path = chain(tmp_path / "fp32.onnx", CROSSED[activation], {"low": 0, "high": 6})
+    (stream,) = found_in(path)
+    assert {"a", "b"} <= set(stream.tensors)
+    target = equalised(path)
+    (after,) = observed(target, [Chunk(IMAGES[:1], np.zeros(1, np.int64))], {"a"})
+    (before,) = observed(path, [Chunk(IMAGES[:1], np.zeros(1, np.int64))], {"a"})
+    largest, largest_before = (np.abs(values["a"]).max(axis=(0, 2, 3)).tolist() for values in (after, before))
+    assert spread(largest) < spread(largest_before) / 100
+    assert np.allclose(run(target), run(path), rtol=1e-5, atol=1e-6)
+
+
+def test_concatenated_channels_keep_scales_of_their_own(tmp_path):
+    joined = helper.make_node("Concat", ["a", "o"], ["b"], "concat", axis=1)
+    constants = weights("other", 4, 3, gains=0.05) | weights("last", 4, WIDTH + 4)
+    path = chain(tmp_path / "fp32.onnx", [conv("other", "x", "o"), joined], constants)
+    (stream,) = found_in(path)
+    assert stream.writers == ("first", "other")
+    assert stream.count == WIDTH + 4
+    target = equalised(path)
+    assert spread(levels_of(target)["b"]) < 2
+    assert np.array_equal(run(target), run(path))
+
+
+@pytest.mark.parametrize("op", ["GlobalAveragePool", "AveragePool"])
+def test_the_stream_reaches_a_classifier_behind_a_flattened_pool(tmp_path, op):
+    attributes = {"kernel_shape": [4, 4], "strides": [4, 4]} if op == "AveragePool" else {}
+    width = WIDTH * (4 if attributes else 1)
+    nodes = [
+        conv("first", "x", "a"),
+        helper.make_node(op, ["a"], ["p"], "pool", **attributes),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "head.w"], ["y"], "head", transB=1),
+    ]
+    constants = weights("first", WIDTH, 3, gains=UNBALANCED) | {"head.w": np.ones((4, width))}
+    path = saved(tmp_path / "fp32.onnx", nodes, constants)
+    assert [stream.readers for stream in found_in(path)] == [("head",)]
+    assert np.array_equal(run(equalised(path)), run(path))
+
+
 UNSAFE = {
     "an operator that is not homogeneous reads it": [
         conv("middle", "a", "b"),
-        helper.make_node("Sigmoid", ["a"], ["unread"], "sigmoid"),
+        helper.make_node("Tanh", ["a"], ["unread"], "tanh"),
     ],
-    "a clip is between": [helper.make_node("Clip", ["a", "low", "high"], ["b"], "clip")],
+    "a clip from below zero is between": [helper.make_node("Clip", ["a", "below", "high"], ["b"], "clip")],
+    "it is flattened otherwise than channel by channel": [
+        helper.make_node("Reshape", ["a", "shape"], ["b"], "reshape"),
+    ],
     "a constant is added": [helper.make_node("Add", ["a", "many"], ["b"], "add")],
     "a channel of another width is spread over all": [
         conv("one", "x", "o"),
@@ -218,7 +281,7 @@ UNSAFE = {
 
 @pytest.mark.parametrize("why", UNSAFE)
 def test_a_stream_is_left_alone_where(tmp_path, why):
-    constants = {"low": 0, "high": 6, "many": np.ones((1, WIDTH, 1, 1))}
+    constants = {"below": -6, "high": 6, "shape": [-1, WIDTH, 8, 8], "many": np.ones((1, WIDTH, 1, 1))}
     constants |= weights("middle", WIDTH, WIDTH) | weights("one", 1, 3) | weights("four", WIDTH, 4)
     path = chain(tmp_path / "fp32.onnx", UNSAFE[why], constants)
     assert not [stream for stream in found_in(path) if "a" in stream.tensors]
