@@ -119,3 +119,17 @@ def test_values_are_those_of_the_servers(prometheus: Prometheus) -> None:
     assert (gpu["metric"]["device"], gpu["value"][1]) == ("cuda:0", "412.5")
     (share,) = wait_until(lambda: prometheus.ask("job:convoy_bad_calls:ratio_rate5m"), "a share was recorded")
     assert 0.0 < float(share["value"][1]) < 0.2
+
+
+def test_alerts_fire_on_an_engine_that_goes_wrong() -> None:
+    """Its canary fails for the first time ever, which a counter that begins with zero shows."""
+    with start_fake_server(fake={"health": {"canary_after_s": 0.3, "watch_every_s": 0.05}}) as server:
+        instance = f"127.0.0.1:{server.port}"
+        with start_prometheus([instance]) as prometheus:
+            passed = f'convoy_canary_runs_total{{instance="{instance}", model="rows", result="passed"}} > 0'
+            wait_until(lambda: prometheus.ask(passed), "its canary has passed")
+            assert prometheus.ask('ALERTS{alertname!~"ConvoyNotReady|ConvoyDown"}') == []
+            server.switch_on("wrong")
+            for alert in ("ConvoyCanaryFailed", "ConvoyEngineReplaced"):
+                expr = f'ALERTS{{alertname="{alert}", alertstate="firing", model="rows", version="1"}}'
+                wait_until(lambda expr=expr: prometheus.ask(expr), f"{alert} fires", 60.0)
