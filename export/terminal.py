@@ -18,7 +18,7 @@ from rich.text import Text
 
 from convoy.export.progress import Step
 from convoy.export.report.verdict import verdict_of
-from convoy.models.bundle import ON_CPU, Manifest, Variant
+from convoy.models.bundle import BUSY_MARK, ON_CPU, LatencyPoint, Manifest, Variant
 
 
 class _BarStep:
@@ -127,15 +127,18 @@ def _accuracy(variant: Variant) -> tuple[str, str]:
 def _latency(variant: Variant) -> tuple[str, str]:
     if variant.latency is None:
         return "-", "-"
-    first, last = variant.latency.points[0], variant.latency.points[-1]
-    return _ms(first.median_ms), _ms(last.median_ms)
+    return _ms(variant.latency.points[0]), _ms(variant.latency.points[-1])
 
 
-def _ms(milliseconds: float) -> str:
-    """In six characters or so, whatever the network."""
-    return f"{milliseconds:.{3 if milliseconds < 100 else 1 if milliseconds < 1e4 else 0}f}"
+def _ms(point: LatencyPoint) -> str:
+    """In seven characters or so, whatever the network."""
+    milliseconds = point.median_ms
+    figure = f"{milliseconds:.{3 if milliseconds < 100 else 1 if milliseconds < 1e4 else 0}f}"
+    return f"{figure}{BUSY_MARK}" if point.is_of_busy_machine else figure
 
 
 def _speed(variant: Variant) -> str:
     gain = variant.latency.speedup if variant.latency else None
-    return f"{gain.median:.2f}x" if gain else "-"
+    if variant.latency is None or gain is None:
+        return "-"
+    return f"{gain.median:.2f}x{BUSY_MARK * variant.latency.is_of_busy_machine}"
