@@ -35,7 +35,7 @@ from convoy.export.proof.mistakes import find_mistakes
 from convoy.export.proof.outcomes import Outcomes
 from convoy.export.proof.proving import Prover
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference
-from convoy.export.proof.verify import check_against_torch, observe
+from convoy.export.proof.verify import check_against_torch, compared_batches, observe
 from convoy.export.remeasure import remeasure
 from convoy.export.sources.ending import read_ending
 from convoy.export.sources.free_input import free_sizes, listed
@@ -160,12 +160,14 @@ def _prove_and_publish(
     elif plan.asked.precisions is None:
         recipes, torch = _without_bf16(recipes, torch, spec)
     expected = _expected(plan, data)
-    with progress.step("compare with torch"), opened(spec, [REFERENCE], folder) as (fp32,):
+    with opened(spec, [REFERENCE], folder) as (fp32,):
         are_shares = decision.activation == "none" and decision.are_shares
-        torch_error = max(
-            check_against_torch(fp32, one.samples, one.reference, are_shares=are_shares)
-            for one in (Answered(data.samples, torch.reference), *torch.elsewhere)
-        )
+        known = (Answered(data.samples, torch.reference), *torch.elsewhere)
+        count = len(compared_batches(fp32)) * sum(len(one.samples) for one in known)
+        with progress.step(f"compare with {torch.original}", count) as step:
+            torch_error = max(
+                check_against_torch(fp32, one.samples, one.reference, step, are_shares=are_shares) for one in known
+            )
         _first_look(plan, torch, fp32, data, expected, progress, cache)
     maker = None
     if len(recipes) > 1:
