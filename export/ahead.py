@@ -98,14 +98,15 @@ def accepted(
             verdict = build_ahead(job, folder / variant.file, variant.precision, _WITHIN_EXPORT)
             if not verdict.asked and len(judged) + 1 < len(wanted):
                 verdict = replace(verdict, reason=f"{verdict.reason} (the files after it were not tried)")
-            judged[variant.file] = _judged(variant, verdict)
+            judged[variant.file] = judged_by_builder(variant, verdict)
             step.advance()
             if not verdict.asked:
                 break
     return tuple(judged.get(variant.file, variant) for variant in variants)
 
 
-def _judged(variant: Variant, verdict: BuilderVerdict) -> Variant:
+def judged_by_builder(variant: Variant, verdict: BuilderVerdict) -> Variant:
+    """The variant with what a builder said of it; what only a plan could run, and it refuses, does not serve."""
     if verdict.accepted or not verdict.asked or variant.target != "tensorrt":
         return replace(variant, builder=verdict)
     reason = f"{verdict.in_words}; {variant.reason}"

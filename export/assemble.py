@@ -33,6 +33,7 @@ from convoy.models.bundle import (
     MANIFEST,
     REPORT,
     SCHEMA_VERSION,
+    Bundle,
     Canary,
     FileRecord,
     LatencyTable,
@@ -83,7 +84,7 @@ def judge(
         accuracy = one.score.accuracy
         is_recovered = gate.passes(accuracy) if accuracy else None
         error = one.score.max_relative_error
-        variants.append(_judged_by_speed(_variant(one, passes, proof, error, is_recovered=is_recovered)))
+        variants.append(judged_by_speed(_variant(one, passes, proof, error, is_recovered=is_recovered)))
     return tuple(variants)
 
 
@@ -97,7 +98,7 @@ def _proved(one: Measured, gate: AccuracyGate, *, real: bool) -> tuple[bool, str
     return False, "; ".join(filter(None, (proof, best, one.made.drift)))
 
 
-def _judged_by_speed(variant: Variant) -> Variant:
+def judged_by_speed(variant: Variant) -> Variant:
     """What passes the gate serves only where it pays, or where that was not measured."""
     if not variant.passes_gate:
         return variant
@@ -209,11 +210,30 @@ def publish(
             objections=sanity.objections,
             mistakes=mistakes,
         )
-        # The report tells of all other files; its own hash can only stand in the manifest.
-        (folder / REPORT).write_text(render(content), encoding="utf-8")
-        manifest = seal(replace(content, files={**files, REPORT: _record(folder / REPORT)}))
-        (folder / MANIFEST).write_bytes(manifest)
+        manifest = _sealed(content, folder)
     return _published(store, spec.name, manifest)
+
+
+def publish_again(store: Store, bundle: Bundle, content: Manifest) -> Path:
+    """The same files under another manifest, with a report of its own, as the next version; returns its folder.
+
+    Raises JobError when the disk is full or read-only; then nothing of it remains.
+    """
+    files = {name: record for name, record in content.files.items() if name != REPORT}
+    with store.writing(content.spec.name) as folder:
+        for name in files:
+            shutil.copyfile(bundle.path(name), folder / name)
+        manifest = _sealed(replace(content, files=files), folder)
+    return _published(store, content.spec.name, manifest)
+
+
+def _sealed(content: Manifest, folder: Path) -> bytes:
+    """Write the report and the manifest, whose bytes are returned; `content` has all other files."""
+    # The report tells of all other files; its own hash can only stand in the manifest.
+    (folder / REPORT).write_text(render(content), encoding="utf-8")
+    manifest = seal(replace(content, files={**content.files, REPORT: _record(folder / REPORT)}))
+    (folder / MANIFEST).write_bytes(manifest)
+    return manifest
 
 
 def _record(path: Path) -> FileRecord:

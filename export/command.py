@@ -9,12 +9,14 @@ temporary folder, and the store sees a finished bundle or nothing.
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget
@@ -33,7 +35,8 @@ from convoy.export.proof.mistakes import find_mistakes
 from convoy.export.proof.outcomes import Outcomes
 from convoy.export.proof.proving import Prover
 from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference
-from convoy.export.proof.verify import check_against_torch, observe
+from convoy.export.proof.verify import check_against_torch, compared_batches, observe
+from convoy.export.remeasure import remeasure
 from convoy.export.sources.ending import read_ending
 from convoy.export.sources.free_input import free_sizes, listed
 from convoy.export.sources.onnx_plain import export_plain, is_plain
@@ -45,7 +48,7 @@ from convoy.export.variants.fp8 import why_no_fp8
 from convoy.export.variants.making import Maker
 from convoy.export.variants.precision import REFERENCE, Recipe, select
 from convoy.export.variants.variant import OpenVariant, opened
-from convoy.models.bundle import read_manifest
+from convoy.models.bundle import busy_words, read_manifest
 from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import ModelSpec, TensorSpec
@@ -56,7 +59,7 @@ _RANDOM = "its weights are random (--random-weights), so that its answers mean n
 
 
 def run(options: ExportOptions, console: Console, again: str = "the same command") -> Path:
-    """Export, drawing progress and at the end one table on `console`; returns the published folder.
+    """Export, or measure again, drawing progress and at the end one table on `console`; returns the published folder.
 
     `again` is what to run after an interrupt. Raises UsageError for a wrong call and JobError for a job that
     cannot be done or was interrupted; the store is then as before. Raises JobError, too, when the bundle is
@@ -64,12 +67,19 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
     """
     try:
         with RichProgress(console) as progress:
-            folder = export_bundle(options, progress, StepCache(default_root()))
+            if options.remeasure is not None:
+                folder = remeasure(options.remeasure, options.store, progress)
+            else:
+                folder = export_bundle(options, progress, StepCache(default_root()))
     except KeyboardInterrupt:
         raise JobError(f"interrupted; nothing was published; finished steps are kept, to go on run: {again}") from None
     manifest = read_manifest(folder)
     console.print(summary(manifest))
+    if share := manifest.busiest_share:
+        console.print(Text(busy_words(share, shlex.quote(str(folder))), style="yellow"), soft_wrap=True)
     console.print(f"published {folder}; its report.html shows it all", soft_wrap=True, highlight=False)
+    if options.remeasure is not None:
+        return folder
     gate = AccuracyGate(options.accuracy_budget_points, options.strict_gate)
     refused = refused_by_name(manifest.variants, options.precisions, gate)
     if refused:
@@ -150,12 +160,14 @@ def _prove_and_publish(
     elif plan.asked.precisions is None:
         recipes, torch = _without_bf16(recipes, torch, spec)
     expected = _expected(plan, data)
-    with progress.step("compare with torch"), opened(spec, [REFERENCE], folder) as (fp32,):
+    with opened(spec, [REFERENCE], folder) as (fp32,):
         are_shares = decision.activation == "none" and decision.are_shares
-        torch_error = max(
-            check_against_torch(fp32, one.samples, one.reference, are_shares=are_shares)
-            for one in (Answered(data.samples, torch.reference), *torch.elsewhere)
-        )
+        known = (Answered(data.samples, torch.reference), *torch.elsewhere)
+        count = len(compared_batches(fp32)) * sum(len(one.samples) for one in known)
+        with progress.step(f"compare with {torch.original}", count) as step:
+            torch_error = max(
+                check_against_torch(fp32, one.samples, one.reference, step, are_shares=are_shares) for one in known
+            )
         _first_look(plan, torch, fp32, data, expected, progress, cache)
     maker = None
     if len(recipes) > 1:

@@ -24,7 +24,7 @@ from convoy.models.spec import NUMPY_DTYPES, ImageSpec
 
 # Ranges settle within a few hundred images; more of them cost time and change nothing.
 _CALIBRATION_IMAGES = 512
-_SAMPLES = 64
+_SAMPLES, _SAMPLES_AT_ONCE = 64, 8
 _SAMPLES_BYTES = 64 << 20
 _CHUNK_BYTES = 16 << 20
 
@@ -206,7 +206,8 @@ def _refuse_shared(calibration: ImageSet, evaluation: ImageSet) -> None:
 
 
 def _decoded(images: ImageSet, step: Step) -> np.ndarray:
-    chunks: Sequence[Chunk] = list(images.chunks(step, _SAMPLES))
+    step.expect(images.count)
+    chunks: Sequence[Chunk] = list(images.chunks(step, _SAMPLES_AT_ONCE))
     if not chunks:
         raise JobError(f"no image of {images.source} can be read; repair the data set")
     return np.concatenate([chunk.images for chunk in chunks])

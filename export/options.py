@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_type_hints
 
 from convoy.models.errors import UsageError
 from convoy.models.option import Option
@@ -22,13 +22,14 @@ class ExportOptions:
     all that can be made with what was given. `accuracy_budget_points` is in percentage points of top-1; `strict_gate`
     wants it proved, not only estimated. `data_root` is where downloaded data sets lie, None the user's cache. `mean`,
     `std`, `resize`, `crop` and `interpolation` go before `preprocess`. The accuracies that are expected, or are the
-    least, are in percent of top-1. `plan_cache` None is the server's own.
+    least, are in percent of top-1. `plan_cache` None is the server's own. With `remeasure` only `store` counts
+    beside it.
     """
 
     source: Annotated[
         str, Option("zoo:NAME, torchvision:NAME, timm:NAME, file.py:factory, FILE.onnx or FILE.pt2.", is_argument=True)
-    ]
-    name: Annotated[str, Option("Name to serve the model under.")]
+    ] = ""
+    name: Annotated[str, Option("Name to serve the model under.")] = ""
     weights: Annotated[Path | None, Option("Checkpoint, .safetensors or .pth; default: download.")] = None
     input: Annotated[str | None, Option("Input as CxHxW, such as 3x224x224, or 3x224?x224? for other sizes, too.")] = (
         None
@@ -71,14 +72,38 @@ class ExportOptions:
         bool, Option("Export a network that was never trained, to try its graph.", name="--random-weights")
     ] = False
     force: Annotated[bool, Option("Publish what fails the proof, marked as such.", name="--force")] = False
+    remeasure: Annotated[Path | None, Option("Folder of a bundle: measure its latencies again, and nothing else.")] = (
+        None
+    )
     store: Annotated[Path, Option("Folder of models.")] = Path("store")
     data_root: Annotated[Path | None, Option("Where downloaded data sets lie.")] = None
     plan_cache: Annotated[Path | None, _PLAN_CACHE] = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError where the store is a URL, of which a path would make a folder with a strange name."""
+        """Raises UsageError for what does not fit together, whatever it means, and where the store is a URL.
+
+        Of one a path would make a folder with a strange name.
+        """
+        if self.remeasure is not None:
+            given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+            others = [name for name in given if name not in ("remeasure", "store")]
+            if others:
+                raise UsageError(
+                    f"--remeasure measures a bundle that is there, and takes nothing beside it but --store; leave out "
+                    f"{', '.join(map(_flag, others))}"
+                )
+        elif not self.source:
+            raise UsageError("SOURCE is missing; say what to export, such as torchvision:resnet18 or model.onnx")
+        elif not self.name:
+            raise UsageError("--name is missing; say under which name to serve the model")
         if re.match(r"[a-z0-9]+:/", str(self.store)):
             raise UsageError("--store must be a folder here; write to one, and upload it, such as by `aws s3 sync`")
+
+
+def _flag(name: str) -> str:
+    """What a field is called on the command line."""
+    said: Option = get_type_hints(ExportOptions, include_extras=True)[name].__metadata__[0]
+    return "SOURCE" if said.is_argument else said.name or f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """How long work reports how far it is, without knowing who listens.
 
 The pipeline takes a `Progress` and never prints; `convoy.export.terminal` draws it, tests and libraries pass `SILENT`.
+What runs inside of a step is given a `Step`, or `IGNORED`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ class Step(Protocol):
     def advance(self, count: int = 1) -> None:
         """So many more of the step's units are done."""
 
+    def expect(self, total: int) -> None:
+        """The step has so many units, which was not known when it was entered."""
+
 
 class Progress(Protocol):
     """A sequence of named steps."""
@@ -28,11 +32,15 @@ class _SilentStep:
     def advance(self, count: int = 1) -> None:
         return None
 
+    def expect(self, total: int) -> None:
+        return None
+
 
 class _Silent:
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Step]:
-        yield _SilentStep()
+        yield IGNORED
 
 
+IGNORED: Step = _SilentStep()
 SILENT: Progress = _Silent()

@@ -18,7 +18,10 @@ from rich.text import Text
 
 from convoy.export.progress import Step
 from convoy.export.report.verdict import verdict_of
-from convoy.models.bundle import ON_CPU, Manifest, Variant
+from convoy.models.bundle import BUSY_MARK, ON_CPU, LatencyPoint, Manifest, Variant
+
+# Bars stand in line below each other in 80 columns.
+_LONGEST_NAME = 26
 
 
 class _BarStep:
@@ -27,6 +30,9 @@ class _BarStep:
 
     def advance(self, count: int = 1) -> None:
         self._bars.advance(self._task, count)
+
+    def expect(self, total: int) -> None:
+        self._bars.update(self._task, total=total)
 
 
 class RichProgress:
@@ -38,8 +44,8 @@ class RichProgress:
     def __init__(self, console: Console) -> None:
         self._bars = Bars(
             SpinnerColumn(finished_text="[green]✓[/]"),
-            TextColumn("{task.description:<20}"),
-            BarColumn(bar_width=30),
+            TextColumn(f"{{task.description:<{_LONGEST_NAME}}}"),
+            BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=console,
@@ -61,8 +67,9 @@ class RichProgress:
         self._bars.start()
         task = self._bars.add_task(name, total=total)
         yield _BarStep(self._bars, task)
-        # A step of unknown length is whole when it ends.
-        self._bars.update(task, total=total or 1, completed=total or 1)
+        # What came out shorter, or was never told how long it is, is whole when it ends.
+        whole = next(one.total for one in self._bars.tasks if one.id == task) or 1
+        self._bars.update(task, total=whole, completed=whole)
 
 
 def summary(manifest: Manifest) -> Group:
@@ -127,15 +134,18 @@ def _accuracy(variant: Variant) -> tuple[str, str]:
 def _latency(variant: Variant) -> tuple[str, str]:
     if variant.latency is None:
         return "-", "-"
-    first, last = variant.latency.points[0], variant.latency.points[-1]
-    return _ms(first.median_ms), _ms(last.median_ms)
+    return _ms(variant.latency.points[0]), _ms(variant.latency.points[-1])
 
 
-def _ms(milliseconds: float) -> str:
-    """In six characters or so, whatever the network."""
-    return f"{milliseconds:.{3 if milliseconds < 100 else 1 if milliseconds < 1e4 else 0}f}"
+def _ms(point: LatencyPoint) -> str:
+    """In seven characters or so, whatever the network."""
+    milliseconds = point.median_ms
+    figure = f"{milliseconds:.{3 if milliseconds < 100 else 1 if milliseconds < 1e4 else 0}f}"
+    return f"{figure}{BUSY_MARK}" if point.is_of_busy_machine else figure
 
 
 def _speed(variant: Variant) -> str:
     gain = variant.latency.speedup if variant.latency else None
-    return f"{gain.median:.2f}x" if gain else "-"
+    if variant.latency is None or gain is None:
+        return "-"
+    return f"{gain.median:.2f}x{BUSY_MARK * variant.latency.is_of_busy_machine}"

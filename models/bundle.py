@@ -71,14 +71,29 @@ class Accuracy:
     per_class: tuple[ClassAccuracy, ...] = ()
 
 
+# With more of the CPUs taken by others, a latency says as much about them as about the model.
+BUSY_SHARE = 0.1
+BUSY_MARK = "†"  # stands behind such a figure, wherever it is shown
+
+
 @dataclass(frozen=True, slots=True)
 class LatencyPoint:
-    """Median, and the 10th and 90th percentile, of one batch's milliseconds in the serving engine."""
+    """Median, and the 10th and 90th percentile, of one batch's milliseconds in the serving engine.
+
+    `others_share` is what other processes took meanwhile of the CPUs that this one may use, from 0 to 1; None where it
+    was not looked at.
+    """
 
     batch_size: int
     median_ms: float
     p10_ms: float
     p90_ms: float
+    others_share: float | None = None
+
+    @property
+    def is_of_busy_machine(self) -> bool:
+        """Whether it may be worth measuring again."""
+        return self.others_share is not None and self.others_share > BUSY_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +118,11 @@ class LatencyTable:
     fixed_ms: float | None = None
     per_sample_ms: float | None = None
     speedup: Interval | None = None
+
+    @property
+    def is_of_busy_machine(self) -> bool:
+        """Whether any point is, and with it what follows from all of them."""
+        return any(point.is_of_busy_machine for point in self.points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +247,7 @@ class Provenance:
 
     `weights_entry` says what was taken of the file of weights, changed and left out, where it was not all as it is.
     `free_sizes` are the heights x widths at which a network that takes any was held against the original.
-    `preprocessing` is what the user said of it, as options.
+    `preprocessing` is what the user said of it, as options. `remeasured_at`: when the latencies were measured again.
     """
 
     source: str
@@ -239,6 +259,7 @@ class Provenance:
     weights_entry: str = ""
     free_sizes: tuple[str, ...] = ()
     preprocessing: str = ""
+    remeasured_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +318,12 @@ class Manifest:
     objections: tuple[str, ...] = ()
     mistakes: Mistakes | None = None
 
+    @property
+    def busiest_share(self) -> float:
+        """The largest share of the CPUs that others took while a figure was measured that is marked for it; 0: none."""
+        points = [point for variant in self.variants if variant.latency for point in variant.latency.points]
+        return max((point.others_share or 0.0 for point in points if point.is_of_busy_machine), default=0.0)
+
     def variant(self, file: str) -> Variant:
         """The variant stored in `file`. Raises KeyError."""
         for candidate in self.variants:
@@ -339,6 +366,15 @@ class Bundle:
             inputs={k.removeprefix("input:"): v for k, v in tensors.items() if k.startswith("input:")},
             outputs={k.removeprefix("output:"): v for k, v in tensors.items() if k.startswith("output:")},
         )
+
+
+def busy_words(share: float, bundle: str) -> str:
+    """What to know, and to do, of figures that carry `BUSY_MARK`; `share` is the largest that others took."""
+    return (
+        f"{BUSY_MARK} Measured while other processes took up to {100 * share:.0f} % of the CPUs: such figures, and "
+        "what is fast enough to serve, may be others on a quiet machine. To measure them again there: "
+        f"convoy export --remeasure {bundle}"
+    )
 
 
 def sha256_file(path: Path) -> str:

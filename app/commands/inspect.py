@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from rich import box
@@ -15,7 +16,18 @@ from convoy.app.engines.speedup import best_per_sample_ms
 from convoy.app.loading.bare_model import read_bare_model
 from convoy.app.remote.remote_files import RemoteError, is_url
 from convoy.app.remote.remote_store import RemoteStore
-from convoy.models.bundle import ON_CPU, REPORT, LatencyPoint, Manifest, Roofline, Variant, counted, open_bundle
+from convoy.models.bundle import (
+    BUSY_MARK,
+    ON_CPU,
+    REPORT,
+    LatencyPoint,
+    Manifest,
+    Roofline,
+    Variant,
+    busy_words,
+    counted,
+    open_bundle,
+)
 from convoy.models.errors import BundleError, JobError, NotFetched, UsageError
 from convoy.models.store import DEMO_STORE, Store, StoredVersion, is_name, is_version
 
@@ -98,6 +110,8 @@ def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:
         *(Text(f"{variant.file}: {variant.reason}") for variant in manifest.variants),
         *_told(manifest),
     ]
+    if share := manifest.busiest_share:
+        lines.append(Text(busy_words(share, shlex.quote(str(version.folder))), style="yellow"))
     if is_detailed:
         lines += [*_device(manifest), *_precisions(manifest), *_latencies(manifest), *_files(manifest)]
         if REPORT in manifest.files:
@@ -165,7 +179,8 @@ def _speed(variant: Variant) -> tuple[str, str, str]:
         return "-", "-", "-"
     gain = latency.speedup
     ratio = f"{_times(gain.median)} ({_times(gain.low)}-{_times(gain.high)})" if gain else "-"
-    return f"{latency.points[0].median_ms:.4g}", f"{1e3 / best_per_sample_ms(latency):,.0f}", ratio
+    first = f"{latency.points[0].median_ms:.4g}{BUSY_MARK * latency.points[0].is_of_busy_machine}"
+    return first, f"{1e3 / best_per_sample_ms(latency):,.0f}", f"{ratio}{BUSY_MARK * latency.is_of_busy_machine}"
 
 
 def _times(ratio: float) -> str:
@@ -232,7 +247,8 @@ def _latencies(manifest: Manifest) -> list[RenderableType]:
 
 def _cells(point: LatencyPoint) -> tuple[str, str, str]:
     per_s = point.batch_size / point.median_ms * 1e3
-    return f"{point.median_ms:.3f}", f"{point.p10_ms:.3g}-{point.p90_ms:.3g}", f"{per_s:,.0f}"
+    mark = BUSY_MARK * point.is_of_busy_machine
+    return f"{point.median_ms:.3f}{mark}", f"{point.p10_ms:.3g}-{point.p90_ms:.3g}", f"{per_s:,.0f}"
 
 
 def _files(manifest: Manifest) -> list[RenderableType]:

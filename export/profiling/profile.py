@@ -7,8 +7,10 @@ server's own (`convoy.app.engines.measure`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from convoy.app.engines.measure import Pace, batch_knots, latency_tables, run_in_turns
+from convoy.export.profiling.busy import CpuWatch
 from convoy.export.progress import Progress
 from convoy.export.variants.variant import OpenVariant
 from convoy.models.bundle import LatencyTable
@@ -25,9 +27,19 @@ def measure_latencies(candidates: Sequence[OpenVariant], progress: Progress) -> 
     here = [candidate for candidate in candidates if not candidate.is_twin]
     engines = [candidate.engine for candidate in here]
     measured = []
+    watch = CpuWatch()
     with progress.step("measure latency", len(batch_knots(engines[0].info.batch_sizes[-1]))) as step:
         for rounds in run_in_turns(engines, PACE):
             measured.append(rounds)
+            watch.look()
             step.advance()
-    tables = dict(zip((candidate.path for candidate in here), latency_tables(engines, measured), strict=True))
+    shares = watch.busy_shares(len(measured) + 1)
+    timed = [_told(table, shares) for table in latency_tables(engines, measured)]
+    tables = dict(zip((candidate.path for candidate in here), timed, strict=True))
     return tuple(tables.get(candidate.path) for candidate in candidates)
+
+
+def _told(table: LatencyTable, shares: Sequence[float | None]) -> LatencyTable:
+    """With what others took of the CPUs while each point was measured."""
+    points = zip(table.points, shares, strict=True)
+    return replace(table, points=tuple(replace(point, others_share=share) for point, share in points))

@@ -15,7 +15,7 @@ import numpy as np
 from convoy.app.batch import EngineFailure
 from convoy.export.cache import NO_CACHE, StepCache, step_key
 from convoy.export.data import Chunk, Images
-from convoy.export.progress import Progress
+from convoy.export.progress import IGNORED, Progress, Step
 from convoy.export.proof.outcomes import LEAST_SHARE, Outcomes, relative_errors
 from convoy.export.variants.variant import OpenVariant
 from convoy.models.bundle import Accuracy, sha256_file
@@ -44,18 +44,18 @@ def relative_error(answers: np.ndarray, expected: np.ndarray, *, least_size: flo
 
 
 def check_against_torch(
-    fp32: OpenVariant, samples: np.ndarray, reference: np.ndarray, *, are_shares: bool = False
+    fp32: OpenVariant, samples: np.ndarray, reference: np.ndarray, step: Step = IGNORED, *, are_shares: bool = False
 ) -> float:
     """The fp32 graph against torch's answers [n, outputs] to `samples` [n, ...], at batch 1, 3 and the largest.
 
+    `step` advances by every sample at every batch size, of which `compared_batches` tells how many there are.
     `are_shares`: they are probabilities, of which a millionth is no more than a rounding error. Returns the largest
     relative error. Raises JobError when it is above `MAX_FP32_ERROR` at any batch size.
     """
-    largest = fp32.engine.info.batch_sizes[-1]
     worst = 0.0
-    for batch in sorted({1, min(3, largest), largest}):
+    for batch in compared_batches(fp32):
         try:
-            answers = _in_batches(fp32, samples, batch)
+            answers = _in_batches(fp32, samples, batch, step)
         except EngineFailure as failure:
             raise JobError(
                 f"the exported graph fails at batch size {batch} ({failure}); lower --max-batch"
@@ -70,11 +70,20 @@ def check_against_torch(
     return worst
 
 
-def _in_batches(candidate: OpenVariant, samples: np.ndarray, batch: int) -> np.ndarray:
+def compared_batches(fp32: OpenVariant) -> list[int]:
+    """The batch sizes at which the graph is held against torch."""
+    largest = fp32.engine.info.batch_sizes[-1]
+    return sorted({1, min(3, largest), largest})
+
+
+def _in_batches(candidate: OpenVariant, samples: np.ndarray, batch: int, step: Step) -> np.ndarray:
     """Answers to all samples, every run with exactly `batch` of them: the last one is filled up from the start."""
     count = len(samples)
     indices = np.arange(-(-count // batch) * batch) % count
-    answers = [candidate.logits(samples[rows]) for rows in indices.reshape(-1, batch)]
+    answers = []
+    for start, rows in zip(range(0, count, batch), indices.reshape(-1, batch), strict=True):
+        answers.append(candidate.logits(samples[rows]))
+        step.advance(min(batch, count - start))
     return np.concatenate(answers)[:count]
 
 

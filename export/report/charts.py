@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 
 from convoy.app.engines.limits import device_rate, limit
 from convoy.app.engines.speedup import Line, best_per_sample_ms
-from convoy.models.bundle import LatencyTable, Roofline, Variant
+from convoy.models.bundle import LatencyPoint, LatencyTable, Roofline, Variant
 from convoy.models.page.axis import Axis, number
 from convoy.models.page.chart import Chart
 
@@ -79,11 +79,13 @@ def latency(variants: Sequence[Variant]) -> Element | None:
         chart.line([(p.batch_size, p.median_ms) for p in table.points], f"line {colour}", variant.file)
         for p in table.points:
             says = f"{variant.file}, batch {p.batch_size}: {p.median_ms:.3f} ms"
-            chart.dot(p.batch_size, p.median_ms, says, f"dot {colour}")
+            chart.dot(p.batch_size, p.median_ms, f"{says}{_while_busy(p)}", f"{_mark(p)} {colour}")
         if table.fixed_ms is not None and table.per_sample_ms is not None:
             line = Line(table.fixed_ms, table.per_sample_ms)
             fitted = f"{number(line.fixed_ms)} ms + {number(line.per_sample_ms)} ms per image"
             chart.line([(size, line.at(size)) for size in _dense(table)], f"dotted {colour}", fitted)
+    if any(table.is_of_busy_machine for _, _, table in measured):
+        chart.explain("measured while the machine was busy", "ring soft")
     return chart.figure()
 
 
@@ -108,9 +110,11 @@ def throughput(variants: Sequence[Variant]) -> Element | None:
         )
         rates = [(p.batch_size, 1e3 * p.batch_size / p.median_ms) for p in table.points]
         chart.line(rates, f"line {colour}", variant.file)
-        for size, rate in rates:
-            says = f"{variant.file}, batch {size}: {number(rate)} images per second"
-            chart.dot(size, rate, says, f"dot {colour}")
+        for (size, rate), p in zip(rates, table.points, strict=True):
+            says = f"{variant.file}, batch {size}: {number(rate)} images per second{_while_busy(p)}"
+            chart.dot(size, rate, says, f"{_mark(p)} {colour}")
+    if any(table.is_of_busy_machine for _, _, table in measured):
+        chart.explain("measured while the machine was busy", "ring soft")
     return chart.figure()
 
 
@@ -209,6 +213,15 @@ def _batch_axis(measured: Sequence[Measured]) -> Axis:
 
 def _log_axis(label: str, lows: Sequence[float], highs: Sequence[float]) -> Axis:
     return Axis(label, min(lows) / 1.5, max(highs) * 1.5, "log")
+
+
+def _mark(point: LatencyPoint) -> str:
+    return "ring" if point.is_of_busy_machine else "dot"
+
+
+def _while_busy(point: LatencyPoint) -> str:
+    share = point.others_share
+    return f", while others took {100 * share:.0f} % of the CPUs" if share and point.is_of_busy_machine else ""
 
 
 def _dense(table: LatencyTable) -> list[float]:

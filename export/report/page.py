@@ -17,7 +17,19 @@ from convoy.export.report import charts
 from convoy.export.report.layers import kept_layers, recovery
 from convoy.export.report.mistakes import wrong_answers
 from convoy.export.report.verdict import verdict_of
-from convoy.models.bundle import ON_CPU, BuilderVerdict, ClassAccuracy, Manifest, Roofline, Target, Variant, counted
+from convoy.models.bundle import (
+    BUSY_MARK,
+    ON_CPU,
+    BuilderVerdict,
+    ClassAccuracy,
+    LatencyPoint,
+    Manifest,
+    Roofline,
+    Target,
+    Variant,
+    busy_words,
+    counted,
+)
 from convoy.models.page.axis import number
 from convoy.models.page.markup import Content, add, element, page, section, spanning_cell, table
 
@@ -42,6 +54,7 @@ def render(manifest: Manifest) -> str:
         _head(manifest),
         _cards(manifest),
         _overview(manifest),
+        _busy(manifest),
         *section("Accuracy", *_accuracy(manifest)),
         *section("What is answered wrongly", *wrong_answers(manifest)),
         *section("Speed", *_speed(manifest)),
@@ -59,11 +72,12 @@ def _head(manifest: Manifest) -> Element:
     spec, origin = manifest.spec, manifest.provenance
     takes = ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in spec.inputs)
     classes = f"{len(spec.labels)} classes, " if spec.labels else ""
+    again = f", latencies measured again {_when(origin.remeasured_at)}" if origin.remeasured_at else ""
     return element(
         "header",
         element("h1", spec.name),
         _banner(manifest),
-        element("p", f"{origin.source}, exported {origin.created_at[:19].replace('T', ' ')} UTC", class_="lead"),
+        element("p", f"{origin.source}, exported {_when(origin.created_at)}{again}", class_="lead"),
         element("p", f"Takes {takes}; {classes}batches of up to {spec.max_batch_size}.", class_="lead"),
     )
 
@@ -140,7 +154,17 @@ def _speed_cells(variant: Variant) -> list[Content]:
     ratio: list[Content] = [spanning_cell("all others are measured by it", 2)]
     if gain is not None:
         ratio = [f"{gain.median:.2f}", f"{gain.low:.2f} to {gain.high:.2f}"]
-    return [number(variant.latency.points[0].median_ms), number(1e3 / best_per_sample_ms(variant.latency)), *ratio]
+    first = variant.latency.points[0]
+    best = min(variant.latency.points, key=lambda point: point.median_ms / point.batch_size)
+    rate = number(1e3 / best_per_sample_ms(variant.latency))
+    if gain is not None and variant.latency.is_of_busy_machine:
+        ratio[0] = f"{ratio[0]} {BUSY_MARK}"
+    return [_marked(number(first.median_ms), first), _marked(rate, best), *ratio]
+
+
+def _marked(figure: str, point: LatencyPoint) -> str:
+    """With a sign where the machine was busy with something else."""
+    return f"{figure} {BUSY_MARK}" if point.is_of_busy_machine else figure
 
 
 def _accuracy(manifest: Manifest) -> list[Element | None]:
@@ -200,15 +224,24 @@ def _speed(manifest: Manifest) -> list[Element | None]:
     rows = [
         [
             f"{variant.file}, batch {point.batch_size}",
-            *(f"{ms:.3f}" for ms in (point.median_ms, point.p10_ms, point.p90_ms)),
+            _marked(f"{point.median_ms:.3f}", point),
+            *(f"{ms:.3f}" for ms in (point.p10_ms, point.p90_ms)),
             number(1e3 * point.batch_size / point.median_ms),
+            "not known" if point.others_share is None else f"{100 * point.others_share:.0f} %",
         ]
         for _, variant, latency in measured
         for point in latency.points
     ]
-    figures = table(("", "median ms", "10th percentile", "90th percentile", "images / s"), rows)
+    figures = table(("", "median ms", "10th percentile", "90th percentile", "images / s", "CPU taken by others"), rows)
     details = element("details", element("summary", "All figures"), figures)
     return [element("p", about, class_="note"), both, details]
+
+
+def _busy(manifest: Manifest) -> Element | None:
+    share = manifest.busiest_share
+    if not share:
+        return None
+    return element("p", busy_words(share, "the folder of this bundle"), class_="warning")
 
 
 def _limits(manifest: Manifest) -> list[Element | None]:
@@ -299,6 +332,10 @@ def _files(manifest: Manifest) -> Element:
         [name, f"{one.bytes:,}", element("code", one.sha256)] for name, one in manifest.files.items()
     ]
     return table(("file", "bytes", "sha256"), rows)
+
+
+def _when(iso: str) -> str:
+    return f"{iso[:19].replace('T', ' ')} UTC"
 
 
 def _shape(shape: Sequence[int]) -> str:

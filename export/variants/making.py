@@ -121,7 +121,7 @@ class Maker:
         assert made.recipe.make is not None
         path = self.folder / made.recipe.file
         conversion = Conversion(self._calibrated(made.recipe), made.method or "minmax", frozenset(kept))
-        with disk_errors(self.folder):
+        with self.progress.step(f"write {made.recipe.file}"), disk_errors(self.folder):
             by_rule = made.recipe.make(conversion, path)
         return replace(made, audit=audit(path, made.recipe.target, {**by_rule, **kept}))
 
@@ -130,7 +130,7 @@ class Maker:
             bench = self._ready_bench()
             method = best_method(bench, recipe, self._methods(recipe), self.progress)
             sensitivity = partial(self._sensitive_layers, recipe)
-            self._ladders[recipe.file] = Ladder(bench, recipe, method, self.budget_points, sensitivity)
+            self._ladders[recipe.file] = Ladder(bench, recipe, method, self.budget_points, sensitivity, self.progress)
         return self._ladders[recipe.file]
 
     def _methods(self, recipe: Recipe) -> tuple[Method, ...]:
@@ -158,7 +158,7 @@ class Maker:
 
     def _ready_bench(self) -> Bench:
         if self._bench is None:
-            self._bench = Bench(self.spec, self._calibrated(INT8_CPU), self.images, self.folder)
+            self._bench = Bench(self.spec, self._calibrated(INT8_CPU), self.images, self.folder, self.progress)
         return self._bench
 
     def _calibrated(self, recipe: Recipe) -> Calibration:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from convoy.export.progress import Progress
+from convoy.export.progress import SILENT, Progress
 from convoy.export.variants.calibrate import Method
 from convoy.export.variants.precision import Recipe
 from convoy.export.variants.trials import Bench, Trial
@@ -50,7 +50,7 @@ def measure_sensitivity(
 class Ladder:
     """One INT8 file with 0, 1, 2, ... of its worst layers in higher precision, each tried at most once.
 
-    `sensitivity` is asked only when a layer has to be kept.
+    `sensitivity` is asked only when a layer has to be kept. Each trial is a step of `progress`.
     """
 
     bench: Bench
@@ -58,6 +58,7 @@ class Ladder:
     method: Method
     budget_points: float
     sensitivity: Callable[[], Sensitivity]
+    progress: Progress = SILENT
     trials: dict[int, Trial] = field(default_factory=dict)
 
     def passes(self, count: int, caution: float = 0.0) -> bool:
@@ -67,7 +68,9 @@ class Ladder:
         """
         if count not in self.trials:
             keep = frozenset(self.sensitivity().worst(count)) if count else frozenset()
-            self.trials[count] = self.bench.try_out(self.recipe, self.method, keep)
+            name = f"try {self.recipe.file.removesuffix('.onnx')}{f', {count} kept' if count else ''}"
+            with self.progress.step(name, self.bench.count) as step:
+                self.trials[count] = self.bench.try_out(self.recipe, self.method, keep, step=step)
         found = self.trials[count].accuracy
         # Images that only one of the two gets right are at most those that they disagree on.
         error_points = 100 * math.sqrt((1 - found.agreement) / found.images)

@@ -19,7 +19,7 @@ import numpy as np
 
 from convoy.app.engines.measure import make_probe
 from convoy.export.data import Images
-from convoy.export.progress import SILENT, Progress
+from convoy.export.progress import IGNORED, SILENT, Progress, Step
 from convoy.export.proof.outcomes import Outcomes
 from convoy.export.variants.calibrate import Calibration, Conversion, Method
 from convoy.export.variants.precision import REFERENCE, Recipe
@@ -51,33 +51,46 @@ class Trial:
 class Bench:
     """A place to try files: decoded calibration images, fp32's answers to them, and a folder."""
 
-    def __init__(self, spec: ModelSpec, calibration: Calibration, images: Images, folder: Path) -> None:
+    def __init__(
+        self, spec: ModelSpec, calibration: Calibration, images: Images, folder: Path, progress: Progress = SILENT
+    ) -> None:
         self._spec = replace(spec, max_batch_size=min(_BATCH, spec.max_batch_size))
         self.calibration = calibration
         self._folder = folder
         nbytes = max(1, int(np.prod(spec.inputs[0].drawn_shape)) * spec.inputs[0].numpy_dtype.itemsize)
         chosen = images.thinned(max(2, min(_IMAGES, _IMAGES_BYTES // nbytes)))
-        with SILENT.step("read images") as step:
+        with progress.step("read images to try on", chosen.count) as step:
             chunks = list(chosen.chunks(step, _BATCH))
         self._images = np.concatenate([chunk.images for chunk in chunks])
         with opened(self._spec, [REFERENCE], folder) as (fp32,):
-            self._reference = self._answers(fp32)
+            self._reference = self._answers(fp32, IGNORED)
         labels = np.concatenate([chunk.labels for chunk in chunks])
         if not images.labels:  # their classes are others than the model's, and may be more
             labels = self._outcomes(self._reference, np.zeros_like(labels)).top1
         self._labels = labels
         self._exact = self._outcomes(self._reference, self._labels)
 
+    @property
+    def count(self) -> int:
+        """How many images each trial is on."""
+        return len(self._images)
+
     def try_out(
-        self, recipe: Recipe, method: Method, keep: frozenset[str] = frozenset(), *, only: frozenset[str] | None = None
+        self,
+        recipe: Recipe,
+        method: Method,
+        keep: frozenset[str] = frozenset(),
+        *,
+        only: frozenset[str] | None = None,
+        step: Step = IGNORED,
     ) -> Trial:
-        """Make the file and measure it. Raises JobError where it cannot be made."""
+        """Make the file and measure it; `step` advances by every image. Raises JobError where it cannot be made."""
         assert recipe.make is not None
         path = self._folder / f"trial-{recipe.file}"
         kept = recipe.make(Conversion(self.calibration, method, keep, only), path)
         try:
             with opened(self._spec, [replace(recipe, file=path.name)], self._folder) as (candidate,):
-                outcomes = self._outcomes(self._answers(candidate), self._labels)
+                outcomes = self._outcomes(self._answers(candidate, step), self._labels)
                 median_ms = self._median_ms(candidate)
         finally:
             path.unlink(missing_ok=True)
@@ -88,10 +101,13 @@ class Bench:
     def _outcomes(self, answers: np.ndarray, labels: np.ndarray) -> Outcomes:
         return Outcomes.of(answers, self._reference, labels, self._spec.activation)
 
-    def _answers(self, candidate: OpenVariant) -> np.ndarray:
+    def _answers(self, candidate: OpenVariant, step: Step) -> np.ndarray:
         size = self._spec.max_batch_size
-        starts = range(0, len(self._images), size)
-        return np.concatenate([candidate.logits(self._images[start : start + size]) for start in starts])
+        answers = []
+        for start in range(0, len(self._images), size):
+            answers.append(candidate.logits(self._images[start : start + size]))
+            step.advance(len(answers[-1]))
+        return np.concatenate(answers)
 
     def _median_ms(self, candidate: OpenVariant) -> float:
         probe = make_probe(candidate.engine, self._spec.max_batch_size)
@@ -104,10 +120,9 @@ def best_method(bench: Bench, recipe: Recipe, methods: Sequence[Method], progres
     if len(methods) == 1:
         return methods[0]
     trials = {}
-    with progress.step(f"compare ranges {recipe.file.removesuffix('.onnx')}", len(methods)) as step:
+    with progress.step(f"compare ranges {recipe.file.removesuffix('.onnx')}", len(methods) * bench.count) as step:
         for method in methods:
-            trials[method] = bench.try_out(recipe, method)
-            step.advance()
+            trials[method] = bench.try_out(recipe, method, step=step)
     fewest = min(map(_disagreements, trials.values()))
     return min(
         (method for method in methods if not _is_more(_disagreements(trials[method]), fewest)),

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from convoy.export.cache import StepCache
 from convoy.export.data import ImageSet
-from convoy.export.progress import SILENT
+from convoy.export.progress import SILENT, Step
 from convoy.export.variants.calibrate import METHODS, Method, collect
 from convoy.export.variants.making import Maker
 from convoy.export.variants.onnx_graph import array, initializers
@@ -36,7 +36,9 @@ class FakeBench:
         self.loss, self.agreement = loss, agreement
         self.tried: list[int] = []
 
-    def try_out(self, recipe: Recipe, method: str, keep: frozenset[str]) -> Trial:
+    count = 200
+
+    def try_out(self, recipe: Recipe, method: str, keep: frozenset[str], *, step: Step) -> Trial:
         self.tried.append(len(keep))
         assert keep == {name for name, _ in LAYERS[: len(keep)]}
         points = self.loss(len(keep))
@@ -98,7 +100,9 @@ def test_the_best_ranges_agree_most_often_and_by_the_smallest_error(disagreement
     found = dict(zip(METHODS, zip(disagreements, errors, strict=True), strict=True))
 
     class Found:
-        def try_out(self, recipe: Recipe, method: Method) -> Trial:
+        count = 200
+
+        def try_out(self, recipe: Recipe, method: Method, *, step: Step) -> Trial:
             count, error = found[method]
             return Trial(Accuracy(200, 0.9, 1 - count / 200, 0.0), error, 1.0, {})
 

@@ -1,0 +1,119 @@
+"""Every long step of an export says how far it is: so many units of so many, and all of them in the end."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from export_fixtures import fake_torch, make_quick, options, write_images
+from rich.console import Console
+
+from convoy.export import command
+from convoy.export.terminal import RichProgress
+from convoy.export.variants.recover import Ladder
+
+# What lasts a second or two, or is another program's, which does not say how far it is.
+SHORT = re.compile(r"export from torch|measure this device|publish|write .*")
+
+
+@dataclass
+class RecordedStep:
+    name: str
+    total: int | None
+    advances: list[int] = field(default_factory=list)
+    is_open: bool = True
+
+    def advance(self, count: int = 1) -> None:
+        assert self.is_open
+        self.advances.append(count)
+
+    def expect(self, total: int) -> None:
+        self.total = total
+
+
+class Recorder:
+    """A `Progress` that keeps all that it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[RecordedStep] = []
+
+    @contextmanager
+    def step(self, name: str, total: int | None = None) -> Iterator[RecordedStep]:
+        assert not [one.name for one in self.steps if one.is_open], "two steps at once"
+        self.steps.append(RecordedStep(name, total))
+        yield self.steps[-1]
+        self.steps[-1].is_open = False
+
+
+@pytest.fixture
+def steps(tmp_path, monkeypatch) -> list[RecordedStep]:
+    """Of an export in which one layer has to be kept in higher precision."""
+    make_quick(monkeypatch)
+    monkeypatch.setattr(command, "to_onnx", fake_torch)
+    monkeypatch.setattr("convoy.export.profiling.roofline._MATRIX", 64)
+    data = str(write_images(tmp_path / "images"))
+    recorder = Recorder()
+    monkeypatch.setattr(Ladder, "passes", only_with_a_layer_kept(Ladder.passes))
+    command.export_bundle(options(tmp_path, calibrate=data, evaluate=data, precisions="int8"), recorder)
+    return recorder.steps
+
+
+def only_with_a_layer_kept(passes):
+    """No file passes as it is, whatever its loss."""
+    return lambda ladder, count, caution=0.0: passes(ladder, count, caution) and count >= 1
+
+
+def test_all_units_of_every_long_step_are_told(steps):
+    for step in steps:
+        if SHORT.fullmatch(step.name):
+            continue
+        assert step.total, step.name
+        assert sum(step.advances) == step.total, step.name
+        assert not step.is_open
+
+
+@pytest.mark.parametrize(
+    ("name", "units"),
+    [
+        ("read images", 24),
+        ("compare with torch", 3 * 24),  # at batch sizes 1, 3 and 4
+        ("is it right at all?", 24),
+        ("calibrate", 24),
+        ("read images to try on", 24),
+        ("compare ranges int8-cpu", 3 * 24),
+        ("try int8-cpu", 24),
+        ("try int8-cpu, 1 kept", 24),
+        ("try int8-trt", 24),
+        ("measure accuracy", 24),
+        ("measure latency", 3),  # batch sizes
+    ],
+)
+def test_the_long_ones_have_a_unit_that_lasts_no_longer_than_a_moment(steps, name, units):
+    found = [step for step in steps if step.name == name]
+    assert found, [step.name for step in steps]
+    assert {step.total for step in found} == {units}
+
+
+def test_names_are_so_short_that_the_bars_stand_in_line(steps):
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, no_color=True)
+    with RichProgress(console) as progress:
+        for one in steps:
+            with progress.step(one.name, one.total) as step:
+                step.advance()
+    last = re.split(r"\x1b\[\d*A", console.file.getvalue())[-1]  # type: ignore[attr-defined]
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip("\r") for line in last.splitlines()]
+    begins = {line.index("━") for line in lines if "━" in line}
+    assert len(begins) == 1
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_total_that_is_known_late_is_shown(tmp_path):
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, no_color=True)
+    with RichProgress(console) as progress, progress.step("read images") as step:
+        step.expect(512)
+        step.advance(512)
+    assert "512/512" in console.file.getvalue()  # type: ignore[attr-defined]
