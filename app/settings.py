@@ -88,12 +88,13 @@ class OptionHeld(NamedTuple):
 
 
 class Settings(BaseModel):
-    """Every option of `convoy serve`; each has a twin in the environment, and those with names of their own no option.
+    """Every option of `convoy serve`; each has a twin in the environment.
 
-    Making one reads nothing: `read_settings` does.
+    What has names of its own, as keys and models, is no option of the command line. Making one reads nothing:
+    `read_settings` does.
     """
 
-    model_config = ConfigDict(extra="forbid", validate_default=False)
+    model_config = ConfigDict(extra="forbid")
     _sources: Sources = PrivateAttr(default_factory=Sources)
 
     config: Path | None = Field(None, description="File of options, in YAML; docs/configuration.md has all of them.")
@@ -156,7 +157,6 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Log level.", json_schema_extra=LIVE
     )
-
     log_format: LogFormat = Field("text", description="text, or json: one object a line.")
     cors_origins: Names = Field(
         "",
@@ -206,8 +206,9 @@ class Settings(BaseModel):
         for name, path in self.keys.items():
             yield OptionHeld.of(("keys", name), path, type(self).model_fields["keys"])
         for model, own in self.models.items():
-            for name in own.model_fields_set:
-                yield OptionHeld.of(("models", model, name), getattr(own, name), type(own).model_fields[name])
+            for name, field in type(own).model_fields.items():
+                if name in own.model_fields_set:
+                    yield OptionHeld.of(("models", model, name), getattr(own, name), field)
 
     def read_again(self) -> Settings:
         """What holds now, by the same command line. Raises UsageError."""
