@@ -14,12 +14,14 @@ from convoy.app.engines.limits import limit, share_of_limit
 from convoy.app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
 from convoy.export.report import charts
 from convoy.export.report.layers import kept_layers, recovery
-from convoy.models.bundle import ON_CPU, BuilderVerdict, ClassAccuracy, Manifest, Roofline, Variant, counted
+from convoy.models.bundle import ON_CPU, BuilderVerdict, ClassAccuracy, Manifest, Roofline, Target, Variant, counted
 from convoy.models.page.axis import number
 from convoy.models.page.markup import Content, element, page, section, table
 
 _STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _MOST_CLASSES = 25
+# In docs/export.md's words.
+_MADE_FOR: dict[Target, str] = {"cpu": "CPU", "openvino": "OpenVINO", "cuda": "GPU", "tensorrt": "TensorRT"}
 
 
 def render(manifest: Manifest) -> str:
@@ -92,7 +94,8 @@ def _overview(manifest: Manifest) -> Element:
 def _overview_row(manifest: Manifest, variant: Variant) -> list[str]:
     record = manifest.files.get(variant.file)
     size = f"{record.bytes / 1e6:.2f}" if record else "–"
-    return [variant.file, variant.target, size, *_accuracy_cells(variant), *_speed_cells(variant)]
+    made_for = "every engine" if variant.precision == "fp32" else _MADE_FOR[variant.target]
+    return [variant.file, made_for, size, *_accuracy_cells(variant), *_speed_cells(variant)]
 
 
 def _accuracy_cells(variant: Variant) -> list[str]:
@@ -159,7 +162,7 @@ def _speed(manifest: Manifest) -> list[Element | None]:
         f"Measured on {measured[0][2].device_fingerprint}, in the engine that serves, variants taking turns run by "
         "run. Lines are medians, bands reach from the 10th to the 90th percentile. The ratio to fp32 is the "
         "geometric mean over batch sizes of the median paired ratio, its interval a bootstrap over the pairs; a "
-        f"quantised variant serves only where the lower end is above {WORTHWHILE_SPEEDUP:g}."
+        f"variant that is timed here serves only where the lower end is above {WORTHWHILE_SPEEDUP:g}."
     )
     both = element("div", charts.latency(manifest.variants), charts.throughput(manifest.variants), class_="charts")
     rows = [
