@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from convoy.command import _command as convoy_command
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -66,6 +69,21 @@ def test_every_option_in_the_documents_is_real(command: str) -> None:
     ).stdout
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     assert [option for option in options if option not in help_text] == []
+
+
+# Of docker and curl, which the pages name, too.
+OTHERS = {"--build-arg", "--data-binary", "--gpus", "--read-only", "--shm-size", "--target", "--tmpfs", "--user"}
+
+
+@pytest.mark.parametrize("page", ["export", "serving", "training", "your-own-cnn"])
+def test_every_option_that_a_page_speaks_of_is_one(page: str) -> None:
+    command: Any = convoy_command([])
+    known = {"--help"}
+    known |= {name for one in command.commands.values() for option in one.params for name in option.opts}
+    known |= {name for one in command.commands.values() for option in one.params for name in option.secondary_opts}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / "docs" / f"{page}.md").read_text()))
+    assert len(named) > 5
+    assert named - known - OTHERS == set()
 
 
 @pytest.mark.long

@@ -96,6 +96,7 @@ _OWN_OTHERWISE: dict[str, Prepare] = {
         *_with_weights(folder, "oblong", (24, 40, 3)),
         *("--preprocess", "unit", "--input", "3x24x40"),
     ),
+    "length_of_the_batch": _untrained("length_of_the_batch"),
     "branch_on_the_values": _untrained("branch_on_the_values"),
     "eigenvalues": _untrained("eigenvalues"),
     "feature_map": _untrained("feature_map"),

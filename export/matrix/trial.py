@@ -27,7 +27,7 @@ from convoy.models.bundle import Manifest, read_manifest
 
 # What every command has beside its own words.
 COMMON = ("--name", "net", "--precisions", "fp32", "--max-batch", "4")
-_LIMIT_S = 900
+_LIMIT_S = 7200
 _SAID_CHARACTERS = 500
 
 

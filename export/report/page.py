@@ -45,6 +45,8 @@ _DEVICES: dict[Target, str] = {
     "cuda": "GPUs",
     "tensorrt": "GPUs",
 }
+# In docs/export.md's words.
+_MADE_FOR: dict[Target, str] = {"cpu": "CPU", "openvino": "OpenVINO", "cuda": "GPU", "tensorrt": "TensorRT"}
 
 
 def render(manifest: Manifest) -> str:
@@ -134,7 +136,8 @@ def _overview(manifest: Manifest) -> Element:
 def _overview_row(manifest: Manifest, variant: Variant, accuracy: Sequence[str]) -> list[Content]:
     record = manifest.files.get(variant.file)
     size = f"{record.bytes / 1e6:.2f}" if record else "–"
-    return [variant.file, variant.target, size, *_accuracy_cells(variant, accuracy), *_speed_cells(variant)]
+    made_for = "every engine" if variant.precision == "fp32" else _MADE_FOR[variant.target]
+    return [variant.file, made_for, size, *_accuracy_cells(variant, accuracy), *_speed_cells(variant)]
 
 
 def _accuracy_cells(variant: Variant, headings: Sequence[str]) -> list[Content]:
@@ -218,7 +221,7 @@ def _speed(manifest: Manifest) -> list[Element | None]:
         f"Measured on {measured[0][2].device_fingerprint}, in the engine that serves, variants taking turns run by "
         "run. Lines are medians, bands reach from the 10th to the 90th percentile. The ratio to fp32 is the "
         "geometric mean over batch sizes of the median paired ratio, its interval a bootstrap over the pairs; a "
-        f"quantised variant serves only where the lower end is above {WORTHWHILE_SPEEDUP:g}."
+        f"variant that is timed here serves only where the lower end is above {WORTHWHILE_SPEEDUP:g}."
     )
     both = element("div", charts.latency(manifest.variants), charts.throughput(manifest.variants), class_="charts")
     rows = [

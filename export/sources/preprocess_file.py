@@ -29,6 +29,11 @@ _EXAMPLE: dict[str, JsonValue] = {
     "std": [0.229, 0.224, 0.225],
 }
 
+_NEEDS_RESIZE_PX: dict[str, JsonValue] = {
+    "if": {"properties": {"resize_mode": {"const": "shorter_side"}}},
+    "then": {"required": ["resize_px"], "properties": {"resize_px": {"type": "integer"}}},
+}
+
 
 def _is_one_per_channel(values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
     channels = info.data.get("channels")
@@ -37,9 +42,13 @@ def _is_one_per_channel(values: tuple[float, ...], info: ValidationInfo) -> tupl
     return values
 
 
-def _is_no_less_than_the_crop(resize_px: int, info: ValidationInfo) -> int:
+def _is_no_less_than_the_crop(resize_px: int | None, info: ValidationInfo) -> int:
     crop = max(info.data.get("height", 0), info.data.get("width", 0))
-    if info.data.get("resize_mode") == "shorter_side" and resize_px < crop:
+    if info.data.get("resize_mode") != "shorter_side":
+        return resize_px or crop
+    if resize_px is None:
+        raise ValueError("missing")
+    if resize_px < crop:
         raise ValueError(f"{resize_px} is below the crop, whose longer side is {crop}")
     return resize_px
 
@@ -54,7 +63,7 @@ class PreprocessFile(BaseModel):
         strict=True,
         allow_inf_nan=False,
         title="Preprocessing",
-        json_schema_extra={"examples": [_EXAMPLE]},
+        json_schema_extra={"examples": [_EXAMPLE], **_NEEDS_RESIZE_PX},
     )
 
     schema_path: str | None = Field(None, alias="$schema", description="Where this schema lies, for an editor.")
@@ -65,8 +74,10 @@ class PreprocessFile(BaseModel):
         description="shorter_side: scale until the shorter side is resize_px, then cut height x width out of the "
         "centre. exact: scale straight to height x width."
     )
-    resize_px: Annotated[_Px, AfterValidator(_is_no_less_than_the_crop)] = Field(
-        description="Pixels of the shorter side before the cut; not used where resize_mode is exact."
+    resize_px: Annotated[_Px | None, AfterValidator(_is_no_less_than_the_crop)] = Field(
+        None,
+        validate_default=True,
+        description="Pixels of the shorter side before the cut; not used where resize_mode is exact.",
     )
     interpolation: Interpolation = Field(description="How pixels are computed when an image is scaled.")
     antialias: bool = Field(description="Whether scaling down takes all pixels into account, as Pillow does.")

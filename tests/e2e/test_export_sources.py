@@ -58,6 +58,9 @@ NETWORKS = """
 
     def half(): return net().half()
     def brain(): return net().bfloat16()
+    def lazy(): return nn.Sequential(nn.LazyConv2d(8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
+    class Counts(Wrong):
+        def forward(self, images): return self.inner(images).view(len(images), 4)
     class HalfInside(Wrong):
         def forward(self, images): return self.inner(images.half()).float()
     class Trains(Wrong):
@@ -280,6 +283,22 @@ def test_a_network_of_half_precision_is_exported_from_float32(networks, factory,
     assert answers(bundle, np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 4)
 
 
+def test_lazy_layers_take_their_shapes_from_the_images(networks):
+    import torch
+    from torch import nn
+
+    network = nn.Sequential(nn.LazyConv2d(8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
+    with torch.no_grad():
+        expected = network(torch.from_numpy(pixels.transpose(0, 3, 1, 2) / np.float32(255))).numpy()
+    weights = networks.parent / "lazy.pth"
+    torch.save(network.state_dict(), weights)
+    bundle = open_bundle(export_bundle(of_user(networks, "lazy", weights=weights, random_weights=False)))
+    np.testing.assert_allclose(answers(bundle, pixels), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(JobError, match="gives are random"):
+        export_bundle(of_user(networks, "lazy", random_weights=False))
+
+
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
@@ -292,6 +311,10 @@ def test_a_network_of_half_precision_is_exported_from_float32(networks, factory,
             r"puts inner \(Sequential\), inner\.0 .* into training mode when it runs, .*; take train\(\) out of",
         ),
         ("TrainsAWhile", r"puts inner\.1 \(BatchNorm2d\) into training mode when it runs"),
+        (
+            "Counts",
+            r"takes only as many images at a time as it was exported with; .* as images.shape\[0\], and not by len",
+        ),
         ("scripted", "returned TorchScript, which has no way to ONNX; return the torch.nn.Module that it was made of"),
         ("traced", "returned TorchScript, which has no way to ONNX"),
         ("partly", "returned TorchScript in 1, which has no way to ONNX"),

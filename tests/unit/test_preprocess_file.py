@@ -90,7 +90,15 @@ def test_everything_that_is_missing_or_wrong_is_named_at_once(tmp_path: Path) ->
 
 
 def test_a_straight_resize_needs_no_room_for_a_crop(tmp_path: Path) -> None:
-    assert read(tmp_path, GOOD | {"resize_mode": "exact", "resize_px": 1}).resize_px == 1
+    straight = GOOD | {"resize_mode": "exact"}
+    assert read(tmp_path, straight | {"resize_px": 1}).resize_px == 1
+    del straight["resize_px"]
+    jsonschema.validate(straight, json.loads(schema()))
+    assert read(tmp_path, straight).resize_px == 224
+    with pytest.raises(UsageError, match=r"recipe\.json: resize_px: missing"):
+        read(tmp_path, straight | {"resize_mode": "shorter_side"})
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(straight | {"resize_mode": "shorter_side"}, json.loads(schema()))
 
 
 @pytest.mark.parametrize(("content", "words"), [("{", "not valid JSON"), ("[]", "should be an object")])

@@ -216,7 +216,7 @@ class _VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor) -> object:
         tokens = self.patches(images).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], 1) + self.position
+        tokens = torch.cat([self.token.expand(tokens.shape[0], -1, -1), tokens], 1) + self.position
         return self.head(self.encoder(tokens)[:, 0])
 
 
@@ -294,6 +294,10 @@ def trains_itself() -> nn.Module:
 
 def scripted() -> object:
     return torch.jit.script(plain())
+
+
+def length_of_the_batch() -> nn.Module:
+    return Applied(lambda x, a, end: end(a(x).view(len(x), -1)), conv(3, 8, stride=8), nn.Linear(8 * 16, CLASSES))
 
 
 def branch_on_the_values() -> nn.Module:

@@ -31,7 +31,10 @@ def trained(factory: str, shape: Shape = USUAL) -> nn.Module:
     network: nn.Module = getattr(networks, factory)()
     network.float().eval()
     height, width, channels = shape
-    draw(network, torch.rand(16, channels, height, width))
+    images = torch.rand(16, channels, height, width)
+    with torch.no_grad():
+        network(images)  # what is lazy takes its shapes from them
+    draw(network, images)
     return network
 
 

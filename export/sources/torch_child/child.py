@@ -67,8 +67,9 @@ def _complaint(error: BaseException, folder: Path) -> str:
     raise error
 
 
-def _again(job: TorchJob) -> torch.nn.Module:
+def _again(job: TorchJob, samples: torch.Tensor) -> torch.nn.Module:
     network = networks.build(job)
+    graph.settle(network, job, samples)
     networks.in_float32(network)
     return network
 
@@ -93,17 +94,18 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     torch.set_num_threads(job.threads)
     torch.manual_seed(0)
     network = networks.build(job)
+    given = load((folder / files.SAMPLES).read_bytes())
+    samples = given.pop(TENSOR)
+    graph.settle(network, job, samples)
     entry = ""
     if job.weights_from == "file":
         entry = _fill(network, job)
     if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
         network.eval()
         entry = "; ".join(filter(None, (entry, networks.in_float32(network))))
-    given = load((folder / files.SAMPLES).read_bytes())
-    samples = given.pop(TENSOR)
     if job.refuse_random and job.kind == "file" and job.weights_from != "file":
         few = graph.normalised(samples[:2], job)
-        untrained.refuse(network, lambda: _again(job), few, f"{Path(job.file or '').name}:{job.name}")
+        untrained.refuse(network, lambda: _again(job, samples), few, f"{Path(job.file or '').name}:{job.name}")
     if job.weights_from == "random":
         random_weights.draw(network, graph.normalised(samples, job))
     reference = graph.reference(network, job, samples)

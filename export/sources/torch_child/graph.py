@@ -33,6 +33,17 @@ def normalised(samples: torch.Tensor, job: TorchJob) -> torch.Tensor:
     return (values - _per_channel(job.mean)) / _per_channel(job.std)
 
 
+def settle(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor) -> None:
+    """Run lazy layers once, which learn their shapes from what they are given. Raises JobError where that fails."""
+    import torch
+
+    lazy = torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer
+    if any(isinstance(one, lazy) for one in (*network.parameters(), *network.buffers())):
+        network.eval()
+        with torch.no_grad():
+            _forward(network, normalised(samples[:2], job), job)
+
+
 def reference(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor) -> torch.Tensor:
     """float32 [N, classes] of the bare network; the normalisation is written out, not the front's, to prove it."""
     import torch
@@ -171,6 +182,11 @@ def write_onnx(
         raise
     except Exception as error:  # the exporter's errors share no base class
         raise JobError(_why_not(error)) from error
+    if isinstance(program.model.graph.inputs[0].shape[0], int):
+        raise JobError(
+            "the network takes only as many images at a time as it was exported with; let its forward() read their "
+            "number as images.shape[0], and not by len() or as a constant"
+        )
     tensors = [*network.parameters(), *network.buffers()]
     if sum(tensor.nbytes for tensor in tensors) <= job.inline_bytes:
         path.write_bytes(portable(program.model_proto).SerializeToString())
