@@ -35,10 +35,11 @@ class HardNetwork:
     epochs: int
 
 
+# So often that more is gained by little; half of the half hour that a network has on two slow cores, or less.
 NETWORKS = (
-    HardNetwork("mobilenet_v2", 2),
-    HardNetwork("mobilenet_v3", 2),
-    HardNetwork("efficientnet_b0", 2),
+    HardNetwork("mobilenet_v2", 6),
+    HardNetwork("mobilenet_v3", 10),
+    HardNetwork("efficientnet_b0", 8),
     HardNetwork("regnet", 2),
     HardNetwork("convnext", 3),
     HardNetwork("repvgg", 2),
