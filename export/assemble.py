@@ -122,6 +122,7 @@ def _variant(
         kept_layers=one.made.kept_layers if len(one.made.trade_offs) > 1 else None,
         is_recovered=is_recovered if len(one.made.trade_offs) > 1 else None,
         drift=one.made.drift,
+        search=one.made.search,
     )
 
 

@@ -89,7 +89,12 @@ def summary(manifest: Manifest) -> Group:
         for variant in manifest.variants
         if (said := variant.builder) is not None and said.in_words not in variant.reason
     ]
-    return Group(Text(), table, Text(), *reasons, *built, *told(manifest))
+    eight = [
+        Text(f"{variant.file}: {'; '.join(filter(None, (variant.audit.share_in_words, variant.search)))}")
+        for variant in manifest.variants
+        if variant.audit and (variant.audit.share_in_words or variant.search)
+    ]
+    return Group(Text(), table, Text(), *reasons, *eight, *built, *told(manifest))
 
 
 def told(manifest: Manifest) -> list[Text]:

@@ -46,6 +46,7 @@ def prepare(fp32: Path, target: Path) -> Path:
 
     quant_pre_process(str(fp32), str(target), skip_symbolic_shape=True)
     model = onnx.load(str(target))
+    _drop_copies_in_order(model)
     seen: set[str] = set()
     for index, node in enumerate(model.graph.node):
         if not node.name or node.name in seen:
@@ -53,6 +54,49 @@ def prepare(fp32: Path, target: Path) -> Path:
         seen.add(node.name)
     onnx.save(model, str(target))
     return target
+
+
+def _drop_copies_in_order(model: Any) -> None:
+    """Take out gathers of all values in the order that they have: what the exporter makes of a pool's new strides.
+
+    Nothing sees through them, and a runtime walks over every value.
+    """
+    graph, makers, constants = model.graph, producers(model.graph), initializers(model.graph)
+    batch = 3
+    for node in list(graph.node):
+        flat = makers.get(node.input[0]) if node.op_type == "Gather" and attribute(node, "axis", 0) == 0 else None
+        readers = consumers(graph)[node.output[0]] if flat is not None else []
+        if flat is None or flat.op_type != "Reshape" or [one.op_type for one in readers] != ["Reshape"]:
+            continue
+        shapes = [constants.get(one.input[1]) for one in (flat, readers[0])]
+        if any(shape is None for shape in shapes) or array(shapes[0]).tolist() != [-1] or array(shapes[1])[0] != -1:
+            continue
+        order = _computed(model, node.input[1], batch)
+        per_image = int(np.prod(array(shapes[1])[1:]))
+        if order is not None and np.array_equal(order.reshape(-1), np.arange(batch * per_image)):
+            readers[0].input[0] = flat.input[0]
+    tidy(graph)
+
+
+def _computed(model: Any, name: str, batch: int) -> np.ndarray | None:
+    """What a tensor is that depends on the number of images alone; None where that cannot be told."""
+    import onnx
+    import onnxruntime as ort
+
+    found = initializers(model.graph).get(name)
+    given = model.graph.input[0].type.tensor_type
+    dims = [dim.dim_value for dim in given.shape.dim]
+    if found is not None or len(model.graph.input) != 1 or not all(dims[1:]):
+        return None
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    copy.graph.output.append(onnx.ValueInfoProto(name=name))
+    tidy(copy.graph)
+    images = np.zeros([batch, *dims[1:]], onnx.helper.tensor_dtype_to_np_dtype(given.elem_type))
+    session = ort.InferenceSession(copy.SerializeToString(), providers=["CPUExecutionProvider"])
+    values: np.ndarray = session.run(None, {model.graph.input[0].name: images})[0]
+    return values
 
 
 def producers(graph: Any) -> dict[str, Any]:
