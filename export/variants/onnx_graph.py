@@ -62,41 +62,41 @@ def _drop_copies_in_order(model: Any) -> None:
     Nothing sees through them, and a runtime walks over every value.
     """
     graph, makers, constants = model.graph, producers(model.graph), initializers(model.graph)
-    batch = 3
-    for node in list(graph.node):
+    found: dict[str, str] = {}
+    for node in graph.node:
         flat = makers.get(node.input[0]) if node.op_type == "Gather" and attribute(node, "axis", 0) == 0 else None
-        readers = consumers(graph)[node.output[0]] if flat is not None else []
-        if flat is None or flat.op_type != "Reshape" or [one.op_type for one in readers] != ["Reshape"]:
+        if flat is None or flat.op_type != "Reshape" or flat.input[1] not in constants:
             continue
-        shapes = [constants.get(one.input[1]) for one in (flat, readers[0])]
-        if any(shape is None for shape in shapes) or array(shapes[0]).tolist() != [-1] or array(shapes[1])[0] != -1:
+        if array(constants[flat.input[1]]).tolist() == [-1] and node.input[1] in makers:
+            found[node.output[0]] = flat.input[0]
+    orders = {node.output[0]: node.input[1] for node in graph.node if node.output[0] in found}
+    values = _computed(model, [*found.values(), *orders.values()]) if found else {}
+    for name, source in found.items():
+        order, before = values.get(orders[name]), values.get(source)
+        if order is None or before is None or order.shape != before.shape:
             continue
-        order = _computed(model, node.input[1], batch)
-        per_image = int(np.prod(array(shapes[1])[1:]))
-        if order is not None and np.array_equal(order.reshape(-1), np.arange(batch * per_image)):
-            readers[0].input[0] = flat.input[0]
+        if np.array_equal(order.reshape(-1), np.arange(order.size)):
+            rewire(graph, name, source)
     tidy(graph)
 
 
-def _computed(model: Any, name: str, batch: int) -> np.ndarray | None:
-    """What a tensor is that depends on the number of images alone; None where that cannot be told."""
+def _computed(model: Any, names: list[str], batch: int = 3) -> dict[str, np.ndarray]:
+    """What tensors are for so many images of zeros; none where the images' size is open."""
     import onnx
     import onnxruntime as ort
 
-    found = initializers(model.graph).get(name)
     given = model.graph.input[0].type.tensor_type
     dims = [dim.dim_value for dim in given.shape.dim]
-    if found is not None or len(model.graph.input) != 1 or not all(dims[1:]):
-        return None
+    if len(model.graph.input) != 1 or not all(dims[1:]):
+        return {}
+    wanted = sorted(set(names))
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     del copy.graph.output[:]
-    copy.graph.output.append(onnx.ValueInfoProto(name=name))
-    tidy(copy.graph)
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
     images = np.zeros([batch, *dims[1:]], onnx.helper.tensor_dtype_to_np_dtype(given.elem_type))
     session = ort.InferenceSession(copy.SerializeToString(), providers=["CPUExecutionProvider"])
-    values: np.ndarray = session.run(None, {model.graph.input[0].name: images})[0]
-    return values
+    return dict(zip(wanted, session.run(wanted, {model.graph.input[0].name: images}), strict=True))
 
 
 def producers(graph: Any) -> dict[str, Any]:

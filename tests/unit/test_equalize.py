@@ -345,7 +345,7 @@ def test_a_gather_of_all_values_in_their_order_is_taken_out(tmp_path, is_in_orde
         helper.make_node("Gemm", ["f", "head.w"], ["y"], "head", transB=1),
     ]
     steps = np.arange(WIDTH) if is_in_order else np.arange(WIDTH)[::-1].copy()
-    integers = {"zero": 0, "one": 1, "width": WIDTH, "one_axis": [1], "steps": steps[None]}
+    integers = {"zero": 0, "one": 1, "width": WIDTH, "one_axis": [1, 2, 3], "steps": steps.reshape(1, -1, 1, 1)}
     integers |= {"axes": [2, 3], "flat": [-1], "rows": [-1, WIDTH]}
     constants = weights("first", WIDTH, 3, gains=UNBALANCED) | {"head.w": np.ones((4, WIDTH))}
     path = saved(tmp_path / "fp32.onnx", nodes, constants)
