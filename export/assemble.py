@@ -135,6 +135,7 @@ def _variant(
         drift=one.made.drift,
         passes_gate=passes,
         proof=proof,
+        search=one.made.search,
     )
 
 

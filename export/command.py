@@ -173,7 +173,8 @@ def _prove_and_publish(
     if len(recipes) > 1:
         assert data.calibration is not None, "recipes that need images were chosen without any; this is a bug"
         budget_points = plan.asked.accuracy_budget_points
-        maker = Maker(spec, folder, data.calibration, plan.calibration_method, budget_points, progress, cache)
+        search_s = plan.asked.int8_budget_s
+        maker = Maker(spec, folder, data.calibration, plan.calibration_method, budget_points, progress, cache, search_s)
     rows = Prover(spec, folder, data, gate, progress, cache).make_and_score(recipes, maker)
     outcomes = rows[0][1].outcomes
     sanity = _sanity(plan, torch, outcomes, expected)

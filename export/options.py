@@ -47,6 +47,9 @@ class ExportOptions:
     class_map: Annotated[Path | None, Option("JSON file: what data sets call a class, to its label.")] = None
     precisions: Annotated[str | None, Option("Variants to make, of fp32,bf16,fp16,int8,fp8.")] = None
     calibration_method: Annotated[str, Option("auto, minmax, entropy or percentile.")] = "auto"
+    int8_budget_s: Annotated[
+        float, Option("Seconds that the search for layers to keep may take, for each file of 8 bits.")
+    ] = 1800.0
     allow_random_calibration: Annotated[bool, Option("Without images, take ranges from noise.")] = False
     accuracy_budget_points: Annotated[
         float, Option("Points of top-1 a variant may lose.", name="--accuracy-budget")

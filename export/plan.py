@@ -68,6 +68,8 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     check_max_batch(options.max_batch)
     if not 0 <= options.accuracy_budget_points <= 100:
         raise UsageError(f"--accuracy-budget must be from 0 to 100 points, got {options.accuracy_budget_points}")
+    if options.int8_budget_s <= 0:
+        raise UsageError(f"--int8-budget-s must be more than 0 seconds, got {options.int8_budget_s:g}")
     asked = parse_input(options.input) if options.input is not None else None
     size = asked.of_pictures if asked else None
     front = parse_front(options.front)

@@ -99,7 +99,12 @@ def summary(manifest: Manifest) -> Group:
     ]
     verdict = verdict_of(manifest)
     sentence = Text(verdict.sentence, style="bold red" if verdict.tone == "alarm" else "bold")
-    return Group(Text(), sentence, Text(), table, Text(), *reasons, *built, *told(manifest))
+    eight = [
+        Text(f"{variant.file}: {'; '.join(filter(None, (variant.audit.share_in_words, variant.search)))}")
+        for variant in manifest.variants
+        if variant.audit and (variant.audit.share_in_words or variant.search)
+    ]
+    return Group(Text(), sentence, Text(), table, Text(), *reasons, *eight, *built, *told(manifest))
 
 
 def told(manifest: Manifest) -> list[Text]:

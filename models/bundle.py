@@ -145,10 +145,19 @@ class Roofline:
 @dataclass(frozen=True, slots=True)
 class NodeAudit:
     """What of a quantised or converted graph really runs in which precision: node counts by dtype of the
-    computation, and the names of the layers that were kept in a higher precision, with the reason."""
+    computation, and the names of the layers that were kept in a higher precision, with the reason.
+
+    `eight_bit_share` is that of the multiply-adds of convolutions and matrix products, None where it was not counted.
+    """
 
     by_precision: dict[str, int]
     kept: dict[str, str]
+    eight_bit_share: float | None = None
+
+    @property
+    def share_in_words(self) -> str:
+        """Empty where it was not counted."""
+        return "" if self.eight_bit_share is None else f"{100 * self.eight_bit_share:.0f} % of multiply-adds in 8 bits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +211,9 @@ class Variant:
     `max_relative_error` is against the fp32 reference on real inputs: ||a - b|| / ||b||, worst sample.
     `trade_offs` are the files that were tried until one kept the accuracy, and `kept_layers` names the one of them
     that this is; `is_recovered` None where nothing had to be tried. `drift` says how the calibration images differ from
-    those of the evaluation, where a variant lost too much and they do. `builder` None: no TensorRT was there to ask.
-    `passes_gate`: its answers are good enough, whatever its speed, and `proof` says why, for people; None in
-    bundles of older versions.
+    those of the evaluation, where a variant lost too much and they do. `search` says how long was looked for the layers
+    to keep, of how long it might have taken. `builder` None: no TensorRT was there to ask. `passes_gate`: its answers
+    are good enough, whatever its speed, and `proof` says why, for people; None in bundles of older versions.
     """
 
     file: str
@@ -221,6 +230,7 @@ class Variant:
     kept_layers: int | None = None
     is_recovered: bool | None = None
     drift: str = ""
+    search: str = ""
     builder: BuilderVerdict | None = None
     passes_gate: bool | None = None
     proof: str = ""

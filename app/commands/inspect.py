@@ -213,7 +213,9 @@ def _precisions(manifest: Manifest) -> list[RenderableType]:
     for variant in manifest.variants:
         if variant.audit:
             counts = counted(variant.audit.by_precision)
-            lines.append(Text(f"{variant.file}: operators {counts}; kept higher: {_names(list(variant.audit.kept))}"))
+            share = f"{variant.audit.share_in_words}; " if variant.audit.share_in_words else ""
+            kept = _names(list(variant.audit.kept))
+            lines.append(Text(f"{variant.file}: {share}operators {counts}; kept higher: {kept}"))
         if variant.builder:
             lines.append(Text(f"{variant.file}: {variant.builder.in_words}"))
     return lines

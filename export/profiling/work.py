@@ -21,6 +21,7 @@ import onnxruntime as ort
 from convoy.models.errors import JobError
 from convoy.models.spec import TensorSpec
 
+_TIMED = "_kernel_time"
 _MOVES = {
     *("Cast", "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Gather"),
     *("Identity", "Pad", "QuantizeLinear", "Range", "Reshape", "Shape", "Slice", "Split", "Squeeze", "Transpose"),
@@ -30,6 +31,7 @@ _READERS = {
     *("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "MaxPool", "ReduceMax", "ReduceMean"),
     *("ReduceSum", "Softmax"),
 }
+_PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 # Runtimes compute these where they stand: in the operator before, or over its output.
 _IN_PLACE = {"BatchNormalization", "Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid"}
 
@@ -47,6 +49,7 @@ class Work:
 class Operator:
     """One operator's run: the shapes it read and wrote, and the bytes of its weights and of what it wrote."""
 
+    name: str
     kind: str
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
@@ -97,7 +100,8 @@ def int8_share(path: Path, inputs: tuple[TensorSpec, ...]) -> float:
     """
     arrays = {spec.name: np.zeros((1, *spec.drawn_shape), spec.numpy_dtype) for spec in inputs}
     work = {"float": 0.0, "int8": 0.0}
-    for operator in _run_once(path, arrays, is_fused=True):
+    # Beyond extended only layouts change, with channels filled up to whole blocks, which would count.
+    for operator in _run_once(path, arrays, ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED):
         for kind, kernels in (("float", _FLOAT_KERNELS), ("int8", _INT8_KERNELS)):
             if operator.kind in kernels:
                 work[kind] += _multiplications(operator, kernels[operator.kind])
@@ -113,6 +117,16 @@ def _multiplications(operator: Operator, weights: int) -> float:
     if "Gemm" in operator.kind:
         return math.sqrt(math.prod(operator.inputs[0]) * math.prod(operator.inputs[weights]) * written)
     return float(written * operator.inputs[0][-1])
+
+
+def multiply_adds(path: Path, inputs: tuple[TensorSpec, ...]) -> dict[str, float]:
+    """Of one sample, by name of the node, for each convolution and matrix product of a float graph.
+
+    `inputs` are per-sample specs. Raises JobError where the runtime does not run the graph on zeros.
+    """
+    arrays = {spec.name: np.zeros((1, *spec.drawn_shape), spec.numpy_dtype) for spec in inputs}
+    found = _run_once(path, arrays, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    return {operator.name: flop(operator) / 2 for operator in found if operator.kind in _PRODUCTS}
 
 
 def flop(operator: Operator) -> float:
@@ -133,16 +147,18 @@ def flop(operator: Operator) -> float:
     return float(math.prod(first) if operator.kind in _READERS else written)
 
 
-def _run_once(path: Path, arrays: dict[str, np.ndarray], *, is_fused: bool = False) -> list[Operator]:
+def _run_once(
+    path: Path,
+    arrays: dict[str, np.ndarray],
+    # Folds what is constant, and batch normalisation into convolutions, but fuses nothing beyond the standard.
+    level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+) -> list[Operator]:
     with tempfile.TemporaryDirectory(prefix="convoy-work-") as folder:
         options = ort.SessionOptions()
         options.log_severity_level = 3
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
-        # Folds what is constant, and batch normalisation into convolutions, but fuses nothing beyond the standard.
-        levels = ort.GraphOptimizationLevel
-        # Beyond extended only layouts change, with channels filled up to whole blocks, which would count.
-        options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED if is_fused else levels.ORT_ENABLE_BASIC
+        options.graph_optimization_level = level
         # Weights that were packed for a kernel would not be in the profile.
         options.add_session_config_entry("session.disable_prepacking", "1")
         try:
@@ -152,14 +168,17 @@ def _run_once(path: Path, arrays: dict[str, np.ndarray], *, is_fused: bool = Fal
         except Exception as error:  # onnxruntime's errors share no base class
             raise JobError(f"ONNX Runtime cannot run {path.name} once to count its work ({error})") from error
     events = json.loads(profile)
-    return [_operator(e["args"]) for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
+    return [_operator(e) for e in events if e.get("cat") == "Node" and e["name"].endswith(_TIMED)]
 
 
-def _operator(arguments: dict[str, Any]) -> Operator:
+def _operator(event: dict[str, Any]) -> Operator:
+    arguments = event["args"]
+
     def shapes(key: str) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(shape) for tensor in arguments[key] for shape in tensor.values())
 
     return Operator(
+        name=event["name"].removesuffix(_TIMED),
         kind=arguments["op_name"],
         inputs=shapes("input_type_shape") or ((),),
         outputs=shapes("output_type_shape"),

@@ -14,10 +14,10 @@ _MOST_LAYERS = 40
 
 def kept_layers(variants: Sequence[Variant]) -> list[Element]:
     """For each variant that was audited: its operators by precision, and the layers kept in a higher one."""
-    return [part for variant in variants if variant.audit for part in _audited(variant.file, variant.audit)]
+    return [part for one in variants if one.audit for part in _audited(one.file, one.audit, one.search)]
 
 
-def _audited(file: str, audit: NodeAudit) -> list[Element]:
+def _audited(file: str, audit: NodeAudit, search: str) -> list[Element]:
     total = max(1, sum(audit.by_precision.values()))
     counts = sorted(audit.by_precision.items(), key=lambda pair: -pair[1])
     bar, legend = element("div", class_="stack", aria_hidden="true"), element("div", class_="legend flush")
@@ -27,6 +27,8 @@ def _audited(file: str, audit: NodeAudit) -> list[Element]:
         text = f"{nodes} of {total} operators {_named(precision)} ({100 * nodes / total:.0f} %)"
         add(legend, element("span", element("i", class_=f"swatch {colour}"), text))
     parts = [element("h3", file), bar, legend]
+    if told := "; ".join(filter(None, (audit.share_in_words, search))):
+        parts.append(element("p", f"{told[0].upper()}{told[1:]}.", class_="note"))
     if not audit.kept:
         return [*parts, element("p", "No layer was kept in a higher precision.", class_="note")]
     rows = list(audit.kept.items())

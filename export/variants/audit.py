@@ -37,8 +37,13 @@ _ONNX_NAMES = {
 _COMPUTING = frozenset({"int8", "fp8", "fp16", "fp32", "fp64", "bf16"})
 
 
-def audit(path: Path, target: Target, kept: Mapping[str, str]) -> NodeAudit:
-    """Counts of the nodes that compute, by precision; conversions between precisions count as "conversion"."""
+def audit(
+    path: Path, target: Target, kept: Mapping[str, str], multiply_adds: Mapping[str, float] | None = None
+) -> NodeAudit:
+    """Counts of the nodes that compute, by precision; conversions between precisions count as "conversion".
+
+    `multiply_adds` are those of the float graph's nodes; with them the share that is done in 8 bits is counted, too.
+    """
     if target == "cpu":
         with tempfile.TemporaryDirectory(prefix="convoy-audit-") as folder:
             graph = _optimised(path, Path(folder) / "optimised.onnx")
@@ -46,7 +51,18 @@ def audit(path: Path, target: Target, kept: Mapping[str, str]) -> NodeAudit:
         import onnx
 
         graph = onnx.load(str(path)).graph
-    return NodeAudit(dict(sorted(count_nodes(graph).items())), dict(kept))
+    share = _share(path, multiply_adds) if multiply_adds else None
+    return NodeAudit(dict(sorted(count_nodes(graph).items())), dict(kept), share)
+
+
+def _share(path: Path, multiply_adds: Mapping[str, float]) -> float:
+    """Of the multiply-adds those of layers that the file wants in 8 bits; the optimised graph has other names."""
+    import onnx
+
+    graph = onnx.load(str(path)).graph
+    makers = producers(graph)
+    in_eight = {node.name for node in graph.node if _eight_bits(node, makers, {})}
+    return sum(count for name, count in multiply_adds.items() if name in in_eight) / sum(multiply_adds.values())
 
 
 def _optimised(path: Path, aside: Path) -> Any:

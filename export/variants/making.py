@@ -7,6 +7,7 @@ Knows the order of making. What a file is worth it learns from the calibration i
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +17,7 @@ from typing import cast
 from convoy.export.cache import StepCache, step_key
 from convoy.export.data import Images
 from convoy.export.plan import MethodChoice
+from convoy.export.profiling.work import multiply_adds
 from convoy.export.progress import Progress
 from convoy.export.variants.audit import audit
 from convoy.export.variants.calibrate import METHODS, Calibration, Conversion, Method, Ranges, collect
@@ -24,7 +26,7 @@ from convoy.export.variants.equalize import Levels, equalize, measure_levels
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.precision import INT8_CPU, REFERENCE, Recipe
 from convoy.export.variants.quantize import layers
-from convoy.export.variants.recover import Ladder, Sensitivity, measure_sensitivity
+from convoy.export.variants.recover import Ladder, Sensitivity, TimeBudget, measure_sensitivity, ordered
 from convoy.export.variants.streams import streams
 from convoy.export.variants.trials import Bench, best_method
 from convoy.models.bundle import NodeAudit, Precision, TradeOff, sha256_file
@@ -49,6 +51,7 @@ class Made:
     kept_layers: int = 0
     trade_offs: tuple[TradeOff, ...] = ()
     drift: str = ""
+    search: str = ""
 
 
 def plain_calibration(folder: Path, images: Images, progress: Progress) -> Calibration:
@@ -69,11 +72,13 @@ class Maker:
     budget_points: float
     progress: Progress
     cache: StepCache
+    search_budget_s: float = math.inf
     _plain: Calibration | None = None
     _balanced: Calibration | None = None
     _bench: Bench | None = None
     _sensitivities: dict[Precision, Sensitivity] = field(default_factory=dict)
     _ladders: dict[str, Ladder] = field(default_factory=dict)
+    _multiply_adds: Mapping[str, float] = field(default_factory=dict)
 
     def make(self, recipe: Recipe) -> Made:
         """Write the variant; one of 8 bits with as many layers kept as the calibration images ask for.
@@ -114,7 +119,7 @@ class Maker:
 
     def _kept(self, recipe: Recipe, count: int) -> Made:
         ladder = self._ladders[recipe.file]
-        made = Made(recipe, None, ladder.method, count, ladder.trade_offs)
+        made = Made(recipe, None, ladder.method, count, ladder.trade_offs, search=ladder.budget.in_words)
         return self._written(made, ladder.sensitivity().worst(count) if count else {})
 
     def _written(self, made: Made, kept: Mapping[str, str]) -> Made:
@@ -123,14 +128,24 @@ class Maker:
         conversion = Conversion(self._calibrated(made.recipe), made.method or "minmax", frozenset(kept))
         with self.progress.step(f"write {made.recipe.file}"), disk_errors(self.folder):
             by_rule = made.recipe.make(conversion, path)
-        return replace(made, audit=audit(path, made.recipe.target, {**by_rule, **kept}))
+        counts = self._counts() if made.recipe.has_eight_bits else None
+        return replace(made, audit=audit(path, made.recipe.target, {**by_rule, **kept}, counts))
+
+    def _counts(self) -> Mapping[str, float]:
+        """The multiply-adds of each layer that 8 bits are made of."""
+        if not self._multiply_adds:
+            self._multiply_adds = multiply_adds(self._calibrated(INT8_CPU).graph, self.spec.inputs)
+        return self._multiply_adds
 
     def _ladder(self, recipe: Recipe) -> Ladder:
         if recipe.file not in self._ladders:
             bench = self._ready_bench()
             method = best_method(bench, recipe, self._methods(recipe), self.progress)
             sensitivity = partial(self._sensitive_layers, recipe)
-            self._ladders[recipe.file] = Ladder(bench, recipe, method, self.budget_points, sensitivity, self.progress)
+            budget = TimeBudget(self.search_budget_s)
+            self._ladders[recipe.file] = Ladder(
+                bench, recipe, method, self.budget_points, sensitivity, budget, self.progress
+            )
         return self._ladders[recipe.file]
 
     def _methods(self, recipe: Recipe) -> tuple[Method, ...]:
@@ -147,12 +162,16 @@ class Maker:
             bench, method = self._ready_bench(), self._ladder(tried).method
             step = "sensitivity" if precision == "int8" else f"sensitivity {precision}"
             key = step_key(step, sha256_file(bench.calibration.graph), self.images.key, method)
+            counts = self._counts()
+            shares = {name: counts.get(name, 0.0) / sum(counts.values()) for name in layers(bench.calibration)}
             kept = self.cache.read(key)
             if kept is None:
-                found = measure_sensitivity(bench, tried, method, layers(bench.calibration), self.progress)
-                self.cache.write(key, json.dumps(found.errors).encode())
+                budget = self._ladder(recipe).budget
+                found = measure_sensitivity(bench, tried, method, shares, budget, self.progress)
+                if not budget.unseen:
+                    self.cache.write(key, json.dumps(dict(found.errors)).encode())
             else:
-                found = Sensitivity(tuple((name, error) for name, error in json.loads(kept)))
+                found = ordered(json.loads(kept), shares)
             self._sensitivities[precision] = found
         return self._sensitivities[precision]
 

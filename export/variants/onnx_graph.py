@@ -46,6 +46,7 @@ def prepare(fp32: Path, target: Path) -> Path:
 
     quant_pre_process(str(fp32), str(target), skip_symbolic_shape=True)
     model = onnx.load(str(target))
+    _drop_copies_in_order(model)
     seen: set[str] = set()
     for index, node in enumerate(model.graph.node):
         if not node.name or node.name in seen:
@@ -53,6 +54,49 @@ def prepare(fp32: Path, target: Path) -> Path:
         seen.add(node.name)
     onnx.save(model, str(target))
     return target
+
+
+def _drop_copies_in_order(model: Any) -> None:
+    """Take out gathers of all values in the order that they have: what the exporter makes of a pool's new strides.
+
+    Nothing sees through them, and a runtime walks over every value.
+    """
+    graph, makers, constants = model.graph, producers(model.graph), initializers(model.graph)
+    found: dict[str, str] = {}
+    for node in graph.node:
+        flat = makers.get(node.input[0]) if node.op_type == "Gather" and attribute(node, "axis", 0) == 0 else None
+        if flat is None or flat.op_type != "Reshape" or flat.input[1] not in constants:
+            continue
+        if array(constants[flat.input[1]]).tolist() == [-1] and node.input[1] in makers:
+            found[node.output[0]] = flat.input[0]
+    orders = {node.output[0]: node.input[1] for node in graph.node if node.output[0] in found}
+    values = _computed(model, [*found.values(), *orders.values()]) if found else {}
+    for name, source in found.items():
+        order, before = values.get(orders[name]), values.get(source)
+        if order is None or before is None or order.shape != before.shape:
+            continue
+        if np.array_equal(order.reshape(-1), np.arange(order.size)):
+            rewire(graph, name, source)
+    tidy(graph)
+
+
+def _computed(model: Any, names: list[str], batch: int = 3) -> dict[str, np.ndarray]:
+    """What tensors are for so many images of zeros; none where the images' size is open."""
+    import onnx
+    import onnxruntime as ort
+
+    given = model.graph.input[0].type.tensor_type
+    dims = [dim.dim_value for dim in given.shape.dim]
+    if len(model.graph.input) != 1 or not all(dims[1:]):
+        return {}
+    wanted = sorted(set(names))
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+    images = np.zeros([batch, *dims[1:]], onnx.helper.tensor_dtype_to_np_dtype(given.elem_type))
+    session = ort.InferenceSession(copy.SerializeToString(), providers=["CPUExecutionProvider"])
+    return dict(zip(wanted, session.run(wanted, {model.graph.input[0].name: images}), strict=True))
 
 
 def producers(graph: Any) -> dict[str, Any]:

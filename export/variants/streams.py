@@ -137,7 +137,7 @@ class _Search:
         """Whether of [N, channels, ...] it makes [N, channels * ...]."""
         if node.op_type == "Reshape" and node.input[1] in self._constants:
             shape = array(self._constants[node.input[1]]).tolist()
-            return len(shape) == 2 and -1 in shape and attribute(node, "allowzero", 0) == 0
+            return len(shape) == 2 and -1 in shape and (0 not in shape or attribute(node, "allowzero", 0) == 0)
         return node.op_type == "Flatten" and bool(attribute(node, "axis", 1) == 1)
 
     def _is_pool(self, node: Any) -> bool:

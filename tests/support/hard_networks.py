@@ -96,7 +96,7 @@ class _Builder:
         spread = features.std(axis=0) + 1e-6
         whitened = np.c_[(features - features.mean(axis=0)) / spread, np.ones(len(features))]
         targets = 2.0 * np.eye(10)[labels] - 1
-        normal = whitened.T @ whitened + 3.0 * np.eye(whitened.shape[1])
+        normal = whitened.T @ whitened + 30.0 * np.eye(whitened.shape[1])
         solved = np.linalg.solve(normal, whitened.T @ targets)
         weight = solved[:-1] / spread[:, None]
         self._constants |= {"head.w": weight.T, "head.b": solved[-1] - features.mean(axis=0) @ weight}

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from convoy.export.data import Chunk
 from convoy.export.variants.calibrate import Calibration, Conversion, collect, observed
 from convoy.export.variants.equalize import equalize, measure_levels, scales_for
+from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.export.variants.streams import Stream, streams
 
@@ -326,3 +327,34 @@ def test_scales_are_powers_of_two_with_a_limit():
     assert scales_for(np.zeros(4)) is None
     assert scales_for(np.array([1.0, 1e-4, np.nan])) is None
     assert scales_for(np.array([1.0, 0.5, 0.25])) is None
+
+
+@pytest.mark.parametrize("is_in_order", [True, False])
+def test_a_gather_of_all_values_in_their_order_is_taken_out(tmp_path, is_in_order):
+    """As PyTorch writes a pool whose result had the strides of channels-last."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["batch"], "shape", start=0, end=1),
+        helper.make_node("Squeeze", ["batch"], ["n"], "squeeze"),
+        helper.make_node("Range", ["zero", "n", "one"], ["range"], "range"),
+        helper.make_node("Mul", ["range", "width"], ["starts"], "starts"),
+        helper.make_node("Unsqueeze", ["starts", "one_axis"], ["column"], "unsqueeze"),
+        helper.make_node("Add", ["column", "steps"], ["order"], "order"),
+        conv("first", "x", "a"),
+        helper.make_node("ReduceMean", ["a", "axes"], ["p"], "pool"),
+        helper.make_node("Reshape", ["p", "flat"], ["values"], "flatten"),
+        helper.make_node("Gather", ["values", "order"], ["g"], "gather", axis=0),
+        helper.make_node("Reshape", ["g", "rows"], ["f"], "rows"),
+        helper.make_node("Gemm", ["f", "head.w"], ["y"], "head", transB=1),
+    ]
+    steps = np.arange(WIDTH) if is_in_order else np.arange(WIDTH)[::-1].copy()
+    integers = {"zero": 0, "one": 1, "width": WIDTH, "one_axis": [1, 2, 3], "steps": steps.reshape(1, -1, 1, 1)}
+    integers |= {"axes": [2, 3], "flat": [-1], "rows": [-1, WIDTH]}
+    constants = weights("first", WIDTH, 3, gains=UNBALANCED) | {"head.w": np.ones((4, WIDTH))}
+    path = saved(tmp_path / "fp32.onnx", nodes, constants)
+    model = onnx.load(path)
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v, np.int64), k) for k, v in integers.items())
+    onnx.save(model, path)
+    prepared = prepare(path, tmp_path / "prepared.onnx")
+    assert ("Gather" in {node.op_type for node in onnx.load(prepared).graph.node}) != is_in_order
+    assert [stream.readers for stream in found_in(prepared)] == ([("head",)] if is_in_order else [])
+    assert np.allclose(run(prepared), run(path), rtol=1e-6)

@@ -20,7 +20,7 @@ from convoy.export.variants.calibrate import METHODS, Method, collect
 from convoy.export.variants.making import Maker
 from convoy.export.variants.onnx_graph import array, initializers
 from convoy.export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recipe
-from convoy.export.variants.recover import Ladder, Sensitivity
+from convoy.export.variants.recover import Ladder, Sensitivity, TimeBudget, measure_sensitivity, ordered
 from convoy.export.variants.trials import Bench, Trial, best_method
 from convoy.models.bundle import Accuracy
 from convoy.models.datasets import load
@@ -49,7 +49,7 @@ def ladder(bench: FakeBench) -> Ladder:
     return Ladder(cast(Bench, bench), INT8_CPU, "minmax", 1.0, lambda: Sensitivity(LAYERS))
 
 
-@pytest.mark.parametrize("enough", range(1, 16))
+@pytest.mark.parametrize("enough", range(1, 20))
 def test_the_smallest_number_of_kept_layers_is_found(enough):
     bench = FakeBench(lambda kept: 0.5 if kept >= enough else 50.0)
     found = ladder(bench)
@@ -58,10 +58,66 @@ def test_the_smallest_number_of_kept_layers_is_found(enough):
     assert [step.layers_kept for step in found.trade_offs] == sorted(bench.tried)
 
 
-def test_three_quarters_of_the_layers_are_the_most_that_is_kept():
+def test_half_of_the_multiply_adds_are_the_most_that_is_kept():
     bench = FakeBench(lambda kept: 0.5 if kept >= 16 else 50.0)
-    assert ladder(bench).climb(1) is None
-    assert max(bench.tried) == 15
+    # The first four have none.
+    shares = {name: 1 / 16 for name, _ in LAYERS[4:]}
+    found = dataclasses.replace(ladder(bench), sensitivity=lambda: Sensitivity(LAYERS, shares))
+    assert found.climb(1) is None
+    assert max(bench.tried) == 12
+
+
+def test_layers_are_kept_by_their_error_for_what_they_multiply_and_add():
+    errors = {"product": 0.0, "sigmoid": 0.1, "pointwise": 0.2, "depthwise": 0.2, "quiet": 0.001}
+    shares = {"pointwise": 0.8, "depthwise": 0.05, "quiet": 0.15}
+    assert [name for name, _ in ordered(errors, shares).errors] == [
+        "sigmoid",
+        "depthwise",
+        "pointwise",
+        "quiet",
+        "product",
+    ]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_search_ends_when_its_time_is_up_with_the_cheapest_layers_looked_at():
+    clock = Clock()
+    looked: list[str] = []
+
+    class Slow:
+        def try_out(self, recipe: Recipe, method: Method, *, only: frozenset[str]) -> Trial:
+            clock.now_s += 10
+            looked.extend(only)
+            return Trial(Accuracy(200, 0.9, 1.0, 0.0), 0.1, 1.0, {})
+
+    budget = TimeBudget(25, clock)
+    shares = {"large": 0.7, "small": 0.1, "middle": 0.2, "none": 0.0}
+    with budget:
+        found = measure_sensitivity(cast(Bench, Slow()), INT8_CPU, "minmax", shares, budget, SILENT)
+    assert looked == ["none", "small", "middle"]
+    assert {name for name, _ in found.errors} == set(looked)
+    assert budget.in_words == "looking for layers to keep took 30 s of 25 s, so that 1 layers were not looked at"
+
+
+def test_a_ladder_without_time_takes_what_is_known_to_pass():
+    clock = Clock()
+
+    def loss(kept: int) -> float:
+        clock.now_s += 10
+        return 0.5 if kept >= 5 else 50.0
+
+    bench = FakeBench(loss)
+    found = dataclasses.replace(ladder(bench), budget=TimeBudget(35, clock))
+    assert found.climb(1) == 8
+    assert bench.tried == [1, 2, 4, 8]
+    assert dataclasses.replace(found, budget=TimeBudget(5, clock), trials={}).climb(1) is None
 
 
 def test_where_nothing_is_enough_the_best_that_was_tried_is_known():
@@ -131,6 +187,8 @@ def lopsided(path: Path, *, clipped: bool, channels: int = 3, quiet: float = 1.0
         "narrow.w": padded(
             [[1 / quiet, 0, 1e-6], [0, 1 / quiet, 1e-6], [1 / quiet, 1 / quiet, 1e-6]], (channels, channels)
         )[..., None, None],
+        "calm.w": np.eye(channels)[..., None, None],
+        "calmer.w": np.eye(channels)[..., None, None],
         "head.w": padded([[1, 0, 0], [0, 1, 0]], (2, channels)),
     }
     nodes = [
@@ -141,7 +199,10 @@ def lopsided(path: Path, *, clipped: bool, channels: int = 3, quiet: float = 1.0
         helper.make_node("Conv", ["normalised", "wide.w"], ["a"], "wide"),
         clip if clipped else helper.make_node("Relu", ["a"], ["b"], "relu"),
         helper.make_node("Conv", ["b", "narrow.w"], ["c"], "narrow"),
-        helper.make_node("GlobalAveragePool", ["c"], ["p"], "pool"),
+        # They hurt nothing, so that half of the multiply-adds can be in 8 bits.
+        helper.make_node("Conv", ["c", "calm.w"], ["d"], "calm"),
+        helper.make_node("Conv", ["d", "calmer.w"], ["e"], "calmer"),
+        helper.make_node("GlobalAveragePool", ["e"], ["p"], "pool"),
         helper.make_node("Flatten", ["p"], ["f"], "flatten"),
         helper.make_node("Gemm", ["f", "head.w"], ["logits"], "head", transB=1),
     ]
@@ -179,6 +240,9 @@ def test_a_network_that_cannot_be_balanced_keeps_the_layers_that_hurt(tmp_path):
     assert made.trade_offs[0].accuracy.loss_points > 10
     assert made.kept_layers in (1, 2)
     assert made.audit is not None
+    assert made.audit.eight_bit_share is not None
+    assert 0 < made.audit.eight_bit_share < 1
+    assert made.search.startswith("looking for layers to keep took ")
     assert set(made.audit.kept) <= {"wide", "narrow"}
     assert all(reason.startswith("alone moves the answers by") for reason in made.audit.kept.values())
 
@@ -192,7 +256,7 @@ def test_fp8_has_its_own_ladder_for_what_even_floats_are_too_coarse_for(tmp_path
     assert made.trade_offs[0].accuracy.loss_points > 10
     assert made.audit is not None
     assert made.audit.kept["narrow"].startswith("alone moves the answers by")
-    assert "fp8" not in made.audit.by_precision
+    assert made.audit.by_precision["fp8"] == 2
 
 
 def test_a_network_that_can_be_balanced_keeps_none_and_its_fp16_file_is_as_it_was(tmp_path):
@@ -200,6 +264,10 @@ def test_a_network_that_can_be_balanced_keeps_none_and_its_fp16_file_is_as_it_wa
     for recipe in RECIPES:
         made = making.make(recipe)
         assert made.kept_layers == 0
+        if recipe is INT8_CPU:
+            assert made.audit is not None
+            assert made.audit.share_in_words == "100 % of multiply-adds in 8 bits"
+            assert made.search == ""
         if recipe.precision == "int8":
             assert [(step.layers_kept, step.accuracy.loss_points) for step in made.trade_offs] == [(0, 0.0)]
     half = constants(tmp_path / "fp16.onnx")

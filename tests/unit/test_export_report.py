@@ -226,7 +226,7 @@ def test_the_report_is_in_the_bundle_and_one_changed_byte_is_refused(exported):
 
 def test_products_are_counted_exactly():
     def operator(kind: str, *inputs: tuple[int, ...], output: tuple[int, ...]) -> Operator:
-        return Operator(kind, inputs, (output,), 0, 0)
+        return Operator("", kind, inputs, (output,), 0, 0)
 
     # The first convolution of ResNet: 118 million multiplications.
     assert flop(operator("Conv", (1, 3, 224, 224), (64, 3, 7, 7), output=(1, 64, 112, 112))) == 2 * 118_013_952
