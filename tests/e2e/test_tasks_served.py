@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 
 import convoy
+from convoy.app.edge.oip import answering
 from convoy.models.errors import ImageError, InvalidRequest
 from convoy.models.tasks import DetectionOutputs
 from tests.support.servers import Server, run_convoy, start_server
@@ -283,6 +285,22 @@ def test_python_gets_the_same_boxes(engine: convoy.Engine, server: Server) -> No
 def test_python_says_how_to_ask_instead(engine: convoy.Engine, model: str, method: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         getattr(engine, method)(model, Image.new("RGB", (20, 20)))
+
+
+def test_reading_the_outputs_is_done_by_the_decoders(engine: convoy.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not on the event loop, which others wait for."""
+    threads: list[str] = []
+    for name in ("segmented", "detections"):
+        real = getattr(answering, name)
+
+        def noted(*given: Any, real: Any = real) -> Any:
+            threads.append(threading.current_thread().name)
+            return real(*given)
+
+        monkeypatch.setattr(answering, name, noted)
+    engine.segment("stretched", flag(30, 20, "red"))
+    engine.detect("raw", flag(30, 20, "red"))
+    assert [name.partition("_")[0] for name in threads] == ["decode", "decode"]
 
 
 # The command line
