@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import pytest
 from PIL import Image
 
 import convoy
+from convoy.app.edge.oip import answering
+from convoy.app.ray.handle import HandleCalls
 from convoy.models.errors import ImageError, InvalidRequest
 from convoy.models.tasks import DetectionOutputs
 from tests.support.servers import Server, run_convoy, start_server
@@ -283,6 +287,39 @@ def test_python_gets_the_same_boxes(engine: convoy.Engine, server: Server) -> No
 def test_python_says_how_to_ask_instead(engine: convoy.Engine, model: str, method: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         getattr(engine, method)(model, Image.new("RGB", (20, 20)))
+
+
+def test_reading_the_outputs_is_done_by_the_decoders(engine: convoy.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not on the event loop, which others wait for."""
+    threads: list[str] = []
+    for name in ("segmented", "detections"):
+        real = getattr(answering, name)
+
+        def noted(*given: Any, real: Any = real) -> Any:
+            threads.append(threading.current_thread().name)
+            return real(*given)
+
+        monkeypatch.setattr(answering, name, noted)
+    engine.segment("stretched", flag(30, 20, "red"))
+    engine.detect("raw", flag(30, 20, "red"))
+    assert [name.partition("_")[0] for name in threads] == ["decode", "decode"]
+
+
+def test_a_handle_of_rays_asks_the_same(engine: convoy.Engine) -> None:
+    """Its calls, on the core of an engine and without a cluster."""
+
+    class Here(HandleCalls):
+        def __init__(self) -> None:
+            self._core, self._asking, self._ways = engine._inside._core, engine._inside, SimpleNamespace(by_handle=0)
+
+    handle, picture = Here(), flag(128, 32, "red", "blue")
+    mapped = engine._loop.result(lambda: handle.segment(picture, model="stretched"))
+    assert mapped.class_map.tolist() == engine.segment("stretched", picture).class_map.tolist()
+    (found,) = engine._loop.result(lambda: handle.detect([picture], model="raw", top_k=1))
+    assert found.detections == engine.detect("raw", picture, top_k=1).detections
+    assert handle._ways.by_handle == 2
+    with pytest.raises(InvalidRequest, match=r"ask it with detect\(\)"):
+        engine._loop.result(lambda: handle.predict(picture, model="raw"))
 
 
 # The command line

@@ -76,7 +76,7 @@ class _ClassMap(Answering):
         return found if wanted.finish is None else wanted.finish(found)
 
     def working_bytes(self, spec: ModelSpec, size: Extent) -> int:
-        return rendering_bytes(_known_bytes(self, spec), _placement(size, spec))
+        return rendering_bytes(_placement(size, spec))
 
 
 class _Boxes(Answering):
@@ -92,7 +92,8 @@ class _Boxes(Answering):
         return detections(by_name, spec, _placement(size, spec), wanted.threshold, wanted.top_k)
 
     def working_bytes(self, spec: ModelSpec, size: Extent) -> int:
-        return 2 * _known_bytes(self, spec)
+        # As far as the outputs' sizes are fixed.
+        return 2 * sum(spec.outputs[index].sample_bytes or 0 for index in self.outputs(spec))
 
 
 CLASSES, CLASS_MAP, BOXES = _Classes(), _ClassMap(), _Boxes()
@@ -114,8 +115,3 @@ def why_no_predictions(spec: ModelSpec) -> str | None:
 def _placement(size: Extent, spec: ModelSpec) -> ImagePlacement:
     assert spec.image is not None, "whoever asks has seen to it; this is a bug"
     return ImagePlacement.of(size, spec.image)
-
-
-def _known_bytes(answering: Answering, spec: ModelSpec) -> int:
-    """Of the outputs of one sample, as far as their sizes are fixed."""
-    return sum(spec.outputs[index].sample_bytes or 0 for index in answering.outputs(spec))
