@@ -93,7 +93,9 @@ def suppressed(boxes: Floats, classes: Integers, iou_threshold: float, most: int
         wide = (np.minimum(x2[left], x2[best]) - np.maximum(x1[left], x1[best])).clip(0)
         high = (np.minimum(y2[left], y2[best]) - np.maximum(y1[left], y1[best])).clip(0)
         shared = wide * high
-        is_near = shared > iou_threshold * (areas[left] + areas[best] - shared)
+        union = areas[left] + areas[best] - shared
+        # Divided, as everybody does: at the very threshold a product is rounded another way.
+        is_near = np.divide(shared, union, out=np.zeros_like(union), where=union > 0) > iou_threshold
         left = left[~(is_near & (classes[left] == classes[best]))]
     return np.array(kept, np.int64)
 

@@ -120,7 +120,8 @@ def test_the_api_description_lists_the_routes_that_infer(server: Server) -> None
     predict = document["paths"]["/predictions/{model}"]["post"]
     infer = document["paths"]["/v2/models/{model}/infer"]["post"]
     assert {"image/jpeg", "image/png", "multipart/form-data"} <= set(predict["requestBody"]["content"])
-    assert {parameter["name"] for parameter in predict["parameters"]} == {"model", "top_k", "threshold", "timeout_ms"}
+    names = {parameter["name"] for parameter in predict["parameters"]}
+    assert names == {"model", "top_k", "threshold", "format", "timeout_ms"}
     assert predict["responses"]["200"]["content"]["application/json"]["example"]
     assert infer["requestBody"]["content"]["application/json"]["example"]["inputs"]
     assert {"400", "404", "413", "429", "500", "503", "504"} <= set(infer["responses"])

@@ -218,8 +218,8 @@ def test_an_activation_that_is_not_homogeneous_is_crossed(tmp_path, activation):
     (stream,) = found_in(path)
     assert {"a", "b"} <= set(stream.tensors)
     target = equalised(path)
-    (after,) = observed(target, [Chunk(IMAGES[:1], np.zeros(1, np.int64))], {"a"})
-    (before,) = observed(path, [Chunk(IMAGES[:1], np.zeros(1, np.int64))], {"a"})
+    (after,) = observed(target, [Chunk(IMAGES[:1], np.zeros(1, np.int64), np.zeros(1, np.int64))], {"a"})
+    (before,) = observed(path, [Chunk(IMAGES[:1], np.zeros(1, np.int64), np.zeros(1, np.int64))], {"a"})
     largest, largest_before = (np.abs(values["a"]).max(axis=(0, 2, 3)).tolist() for values in (after, before))
     assert spread(largest) < spread(largest_before) / 100
     assert np.allclose(run(target), run(path), rtol=1e-5, atol=1e-6)

@@ -39,7 +39,8 @@ def agreement(graph: Path, chunk: Chunk, images: np.ndarray, expected: np.ndarra
 def test_int8_answers_as_fp32_does_where_channels_span_three_decades(tmp_path, name):
     fp32 = write_hard_network(tmp_path / "fp32.onnx", name, *pixels("train"))
     images, _ = pixels("test")
-    chunk = Chunk(*pixels("calibration"))
+    known, labels = pixels("calibration")
+    chunk = Chunk(known, labels, np.arange(len(labels)))
     graph = prepare(fp32, tmp_path / "prepared.onnx")
     expected = run(graph, images)
     levels = measure_levels(graph, streams(onnx.load(graph).graph), [chunk])
