@@ -91,7 +91,7 @@ def eventually(read: Callable[[], Any], expected: Any) -> None:
 def test_keys_come_and_go_also_on_connections_that_are_open(file: File, edges: int) -> None:
     first, second = file.key("first", "open sesame"), file.key("second", "abracadabra")
     with fake_server(file, edges, {"keys": {"team-a": first}}) as server, server.client() as client:
-        for _ in range(3):  # the third is known byte by byte
+        for _ in range(3):
             assert (status(client, "open sesame"), status(client, "abracadabra")) == (200, 401)
         for _ in range(3):
             assert status(client, "open sesame") == 200

@@ -50,7 +50,7 @@ def test_a_browser_is_told_beforehand_what_it_may_ask(server: FakeServer) -> Non
 
 def test_answers_say_which_page_may_read_them(server: FakeServer) -> None:
     with server.client() as client:
-        for _ in range(3):  # known byte by byte at the third
+        for _ in range(3):
             answers = [infer(client, PAGE), infer(client, PAGE, "wrong"), client.get("/ping", headers={"Origin": PAGE})]
             answers.append(client.post("/nowhere", headers={"Origin": PAGE}))
             assert [answer.status_code for answer in answers] == [200, 401, 200, 401]

@@ -585,6 +585,41 @@ def test_another_tenants_key_is_asked_for_again(workshop: Workshop) -> None:
     play(workshop, scene, api_keys=(ApiKey("default", "sesame"),))
 
 
+def test_a_key_that_is_taken_away_ends_the_repetition(workshop: Workshop) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        key = {"Authorization": "Bearer sesame"}
+        connection = house.connect()
+        connection.protocol.parser = parser = Parser(connection.protocol.parser)
+        for _ in range(3):
+            assert shift(await connection.ask(rows(1.0, headers=key))) == 101.0
+        parser.fed = []
+        assert shift(await connection.ask(rows(2.0, headers=key))) == 102.0
+        assert not parser.fed, "it is known byte by byte"
+        options = house.way.options
+        options.change(replace(options, api_keys=(ApiKey("other", "open"),)))
+        assert (await connection.ask(rows(2.0, headers=key))).status == 401
+        assert house.usual == 0
+
+    play(workshop, scene, api_keys=(ApiKey("default", "sesame"),))
+
+
+def test_pages_that_may_ask_from_now_on_go_the_way_of_asgi(workshop: Workshop) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        connection, parser = await repeating(house, headers={"Origin": "https://app.example"})
+        assert shift(await connection.ask(rows(2.0, headers={"Origin": "https://app.example"}))) == 102.0
+        assert (parser.fed, house.usual) == ([], 0)
+        options = house.way.options
+        options.change(replace(options, cors_origins=("https://app.example",)))
+        for number in (1, 2, 3):
+            reply = await connection.ask(rows(2.0, headers={"Origin": "https://app.example"}))
+            assert (shift(reply), house.usual) == (102.0, number)
+        for _ in range(3):
+            assert (await connection.ask(rows(2.0))).headers["vary"] == "Origin"
+        assert house.usual == 3
+
+    play(workshop, scene)
+
+
 def test_a_refusal_does_not_end_the_repetition(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
         connection, parser = await repeating(house)
