@@ -150,7 +150,9 @@ def test_labels_of_builtin_sources_need_no_data() -> None:
 
 
 def test_an_unknown_source_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="no data set or folder 'digitz'; use one of digits, cifar10, or a folder"):
+    with pytest.raises(
+        UsageError, match="no data set or folder 'digitz'; use one of digits, cifar10, glyphs, or a folder"
+    ):
         load("digitz")
 
 
