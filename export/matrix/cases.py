@@ -193,7 +193,7 @@ _ONNX: dict[str, Prepare] = {
     "bytes": _onnx("bytes"),
     "FP16 tensors": _onnx("half"),
     "BF16 tensors": _onnx("bfloat16"),
-    "BF16 tensors, for pictures": _onnx("bfloat16", *_UNIT),
+    "BF16 tensors, for pictures": _onnx("bfloat16", *_SEEN),
     "FP64 tensors": _onnx("double"),
     "numbers of words": _onnx("ids"),
     "strings": _onnx("strings"),
@@ -226,7 +226,7 @@ _FREE_SIZES: dict[str, Prepare] = {
 
 _SEVERAL: dict[str, Prepare] = {
     "an ONNX file with two inputs": _onnx("two_inputs"),
-    "an ONNX file with two inputs, for pictures": _onnx("two_inputs", *_UNIT),
+    "an ONNX file with two inputs, for pictures": _onnx("two_inputs", *_SEEN),
     "an ONNX file with two outputs": _onnx("two_outputs"),
     "an ONNX file with two outputs, for pictures": _onnx("two_outputs", *_UNIT),
     "a factory whose network has two inputs": _untrained("two_inputs"),

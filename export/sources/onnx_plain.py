@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from convoy.app.engines.base import run_arrays
 from convoy.app.engines.batching import random_rows
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size, at_size, with_examples
-from convoy.app.engines.onnxruntime import LIBRARY, open_session, read_signature
+from convoy.app.engines.onnxruntime import LIBRARY, first_line, open_session, read_signature
 from convoy.export.ahead import accepted
 from convoy.export.assemble import publish
 from convoy.export.class_names import read_labels
@@ -176,11 +177,23 @@ def _record(original: Path, spec: ModelSpec, samples: int) -> Canary:
         rows = random_rows(np.random.default_rng(20 + index), whole, samples)
         inputs[tensor.name] = rows if spec.max_batch_size else rows[0]
     if not spec.max_batch_size:
-        return Canary(inputs, dict(zip(names, session.run(names, inputs), strict=True)))
-    runs = [session.run(names, {n: a[row : row + 1] for n, a in inputs.items()}) for row in range(samples)]
+        return Canary(inputs, dict(zip(names, _run(session, names, inputs, original), strict=True)))
+    alone = [{name: array[row : row + 1] for name, array in inputs.items()} for row in range(samples)]
+    runs = [_run(session, names, one, original) for one in alone]
     return Canary(
         inputs, {name: np.concatenate(parts) for name, parts in zip(names, zip(*runs, strict=True), strict=True)}
     )
+
+
+def _run(session: Any, names: Sequence[str], inputs: Mapping[str, np.ndarray], original: Path) -> list[np.ndarray]:
+    try:
+        answers: list[np.ndarray] = session.run(names, inputs)
+    except Exception as error:  # onnxruntime's errors share no base class
+        raise JobError(
+            f"{original.name} does not run on random numbers from 0 to 100 ({first_line(error)}), and with others "
+            "nothing can be proved; let the graph take any number, as with a Clip before a Gather"
+        ) from error
+    return answers
 
 
 def _worst_error(served: OpenVariant, canary: Canary, *, batched: bool) -> float:
