@@ -69,7 +69,7 @@ def test_the_report_and_its_document_have_the_same_words():
             accuracy = replace(one.accuracy, is_proved=is_proved)
             variant = replace(one, file=recipe.file, precision=recipe.precision, target=recipe.target, serve=serve)
             page = render(replace(manifest, variants=(manifest.variants[0], replace(variant, accuracy=accuracy))))
-            (verdict,) = re.findall(rf'<span class="verdict \w+">([^<]+)</span><b>{recipe.file}</b>', page)[-1:]
+            (verdict,) = re.findall(rf'<b>{recipe.file}</b><span class="verdict \w+">([^<]+)</span>', page)[-1:]
             assert f"*{verdict}*" in text
             cells = re.findall(rf'<th scope="row">{recipe.file}</th><td>([\w ]+)</td>', page)
             assert told[recipe.file].strip() in cells
