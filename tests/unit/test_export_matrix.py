@@ -76,7 +76,13 @@ def test_the_page_says_verdicts_and_what_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["ONNX files: a free batch", "ONNX files: strings", "ONNX files: numbers of words", "Odd sources: a word that is no source"]
+    "name",
+    [
+        "ONNX files: a free batch",
+        "ONNX files: strings",
+        "ONNX files: numbers of words",
+        "Odd sources: a word that is no source",
+    ],
 )
 def test_a_case_comes_out_as_it_was_kept(name):
     tried, kept = try_case(CASES[name]), read_matrix(DOCS).find(name)

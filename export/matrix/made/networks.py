@@ -62,8 +62,18 @@ def oblong() -> nn.Module:
     return nn.Sequential(conv(3, 8), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(8 * 6 * 10, CLASSES))
 
 
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body, self.head = conv(3, 8), nn.Sequential(conv(8, 8), conv(8, 8)), head(8)
+
+    def forward(self, images: Tensor) -> object:
+        features = self.stem(images)
+        return self.head(F.relu(self.body(features) + features))
+
+
 def residual() -> nn.Module:
-    return Applied(lambda x, a, b, c, end: end(F.relu(c(b(a(x))) + a(x))), conv(3, 8), conv(8, 8), conv(8, 8), head(8))
+    return _Residual()
 
 
 def bottleneck() -> nn.Module:
