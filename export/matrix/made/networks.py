@@ -307,7 +307,7 @@ def scripted() -> object:
 
 
 def length_of_the_batch() -> nn.Module:
-    return Applied(lambda x, a, end: end(a(x).view(len(x), -1)), conv(3, 8, stride=8), nn.Linear(8 * 16, CLASSES))
+    return Applied(lambda x, a, end: end(a(x).reshape(len(x), -1)), conv(3, 8, stride=8), nn.Linear(8 * 16, CLASSES))
 
 
 def branch_on_the_values() -> nn.Module:
