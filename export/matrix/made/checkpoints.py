@@ -95,7 +95,7 @@ MAKERS: dict[str, Maker] = {
     "whole_network": lambda network, weights, path: torch.save(network, path),
     "two_networks": _saved(lambda weights: with_prefix("student.", weights) | with_prefix("teacher.", weights)),
     "other_classes": _saved(
-        lambda weights: dict(weights) | {"1.2.weight": torch.ones(7, 8), "1.2.bias": torch.ones(7)}
+        lambda weights: dict(weights) | {"head.2.weight": torch.ones(7, 8), "head.2.bias": torch.ones(7)}
     ),
     "half_of_it": _saved(lambda weights: dict(list(weights.items())[:3])),
     "no_weights": _saved(lambda weights: {"epoch": 3, "args": _ARGUMENTS}),

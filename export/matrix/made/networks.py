@@ -62,8 +62,18 @@ def oblong() -> nn.Module:
     return nn.Sequential(conv(3, 8), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(8 * 6 * 10, CLASSES))
 
 
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body, self.head = conv(3, 8), nn.Sequential(conv(8, 8), conv(8, 8)), head(8)
+
+    def forward(self, images: Tensor) -> object:
+        features = self.stem(images)
+        return self.head(F.relu(self.body(features) + features))
+
+
 def residual() -> nn.Module:
-    return Applied(lambda x, a, b, c, end: end(F.relu(c(b(a(x))) + a(x))), conv(3, 8), conv(8, 8), conv(8, 8), head(8))
+    return _Residual()
 
 
 def bottleneck() -> nn.Module:
@@ -297,7 +307,7 @@ def scripted() -> object:
 
 
 def length_of_the_batch() -> nn.Module:
-    return Applied(lambda x, a, end: end(a(x).view(len(x), -1)), conv(3, 8, stride=8), nn.Linear(8 * 16, CLASSES))
+    return Applied(lambda x, a, end: end(a(x).reshape(len(x), -1)), conv(3, 8, stride=8), nn.Linear(8 * 16, CLASSES))
 
 
 def branch_on_the_values() -> nn.Module:
