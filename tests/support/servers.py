@@ -58,9 +58,8 @@ class Server:
 
     @property
     def grpc_address(self) -> str:
-        """Where gRPC listens; a server that is ready listens there."""
-        found = _GRPC_LISTENING.search(self.log)
-        assert found, f"the server has no gRPC port; its log:\n{self.log}"
+        """Where gRPC listens; a server that is ready listens there, and its line may come a moment later."""
+        found = wait_until(lambda: _GRPC_LISTENING.search(self.log), "it listens for gRPC")
         return f"127.0.0.1:{found[1]}"
 
     @property
