@@ -36,6 +36,8 @@ CANARY = "canary.safetensors"
 REPORT = "report.html"
 _SEAL = "manifest_sha256"
 
+# What an accuracy measures unless it says otherwise.
+TOP_1 = "top-1"
 Precision = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
 # What a variant was made for: any engine on a CPU, OpenVINO there, ONNX Runtime on CUDA, or TensorRT.
 Target = Literal["cpu", "openvino", "cuda", "tensorrt"]
@@ -59,6 +61,9 @@ class Accuracy:
     `loss_points` is the top-1 lost against fp32 in percentage points, and `loss_bound_points` the upper end
     of its one-sided 95 % confidence interval, exact and paired; None where it was not computed. `is_proved`:
     the bound, too, is within the budget.
+
+    Where samples are not simply right or wrong, `metric` names what their score is. Then `top1` is its mean, a point a
+    hundredth of it, the bound a bootstrap's, and `agreement` in 0..1 how alike fp32's the answers are on average.
     """
 
     images: int
@@ -69,6 +74,7 @@ class Accuracy:
     loss_bound_points: float | None = None
     is_proved: bool = False
     per_class: tuple[ClassAccuracy, ...] = ()
+    metric: str = TOP_1
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +189,8 @@ class Variant:
     `trade_offs` are the files that were tried until one kept the accuracy, and `kept_layers` names the one of them
     that this is; `is_recovered` None where nothing had to be tried. `drift` says how the calibration images differ from
     those of the evaluation, where a variant lost too much and they do. `builder` None: no TensorRT was there to ask.
+    `output_errors` are the relative errors of each output by name, where there are several. `agreement` in 0..1 is with
+    fp32's answers to samples without labels; None where nobody looked.
     """
 
     file: str
@@ -200,6 +208,8 @@ class Variant:
     is_recovered: bool | None = None
     drift: str = ""
     builder: BuilderVerdict | None = None
+    output_errors: dict[str, float] = field(default_factory=dict)
+    agreement: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

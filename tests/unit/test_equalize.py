@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from convoy.export.data import Chunk
+from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import Calibration, Conversion, collect
 from convoy.export.variants.equalize import Stream, equalize, measure_levels, scales_for, streams
 from convoy.export.variants.quantize import quantize_for_cpu
@@ -65,7 +65,7 @@ def found_in(path: Path) -> tuple[Stream, ...]:
 
 
 def levels_of(path: Path) -> Mapping[str, list[float]]:
-    return measure_levels(path, found_in(path), [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64))])
+    return measure_levels(path, found_in(path), [Chunk({"x": IMAGES}, None)])
 
 
 def equalised(path: Path) -> Path:
@@ -183,7 +183,7 @@ def test_int8_of_an_unbalanced_network_is_many_times_closer_than_before(tmp_path
     path = residual(tmp_path / "fp32.onnx")
     errors = []
     for graph in (path, equalised(path)):
-        ranges = collect(graph, [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64))], ["minmax"])
+        ranges = collect(graph, [Chunk({"x": IMAGES}, None)], ["minmax"])
         quantize_for_cpu(Conversion(Calibration(graph, ranges), keep=frozenset({"last"})), tmp_path / "int8.onnx")
         errors.append(float(np.linalg.norm(run(tmp_path / "int8.onnx") - run(path)) / np.linalg.norm(run(path))))
     plain, balanced = errors

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convoy.export.sources import torch_job as files
-from convoy.export.sources.torch_child import graph, networks, registries, untrained, weights
-from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, TorchJob, TorchOutcome, one_line
+from convoy.export.sources.torch_child import graph, networks, outputs, registries, untrained, weights
+from convoy.export.sources.torch_job import IN, OUT, Description, Inquiry, TorchJob, TorchOutcome, one_line
 from convoy.models.errors import ConvoyError, JobError, UsageError
 from convoy.models.records import from_jsonable, to_jsonable
 
@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
     try:
         outcome = _export(job, folder)
     except (ConvoyError, OSError, MemoryError, RuntimeError) as error:
-        outcome = TorchOutcome(_complaint(error, folder), 0, "")
+        outcome = TorchOutcome(_complaint(error, folder), (), "")
     (folder / files.OUTCOME).write_text(json.dumps(to_jsonable(outcome)))
 
 
@@ -91,24 +91,27 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         network.eval()
         entry = "; ".join(filter(None, (entry, networks.in_float32(network))))
     given = load((folder / files.SAMPLES).read_bytes())
-    samples = given.pop(TENSOR)
+    samples = tuple(given.pop(f"{IN}{name}") for name in job.inputs)
+    outputs.check_names(network, job.inputs, is_program=job.kind == "pt2")
     if job.refuse_random and job.kind == "file" and job.weights_from != "file":
-        few = graph.normalised(samples[:2], job)
-        untrained.refuse(network, lambda: _again(job), few, f"{Path(job.file or '').name}:{job.name}")
+        few = graph.normalised([one[:2] for one in samples], job)
+        shown = f"{Path(job.file or '').name}:{job.name}"
+        untrained.refuse(network, lambda: _again(job), lambda one: graph.answer(one, job, few), shown)
     if job.weights_from == "random":
-        weights.draw(network, graph.normalised(samples, job))
+        weights.draw(network, lambda: outputs.call(network, job.inputs, graph.normalised(samples, job)))
     reference = graph.reference(network, job, samples)
     answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free else ({}, "")
     if not why_fixed and answers:
         # Sizes that differ, where the network allows it, are not taken for one.
         oblong = given[next(iter(answers))]
-        why_fixed = graph.write_free_onnx(network, job, oblong, folder / files.ONNX)
+        why_fixed = graph.write_free_onnx(network, job, (oblong,), tuple(reference), folder / files.ONNX)
     if why_fixed or not answers:
-        graph.write_onnx(network, job, samples, folder / files.ONNX)
+        graph.write_onnx(network, job, samples, tuple(reference), folder / files.ONNX)
         answers = {}
-    named = {TENSOR: reference, **answers}
+    named = {f"{OUT}{name}": one for name, one in reference.items()}
+    named |= {f"{other}:{name}": one for other, own in answers.items() for name, one in own.items()}
     (folder / files.REFERENCE).write_bytes(save({name: one.contiguous() for name, one in named.items()}))
     if why_fixed:
-        height, width = samples.shape[1:3] if job.uint8_front else samples.shape[2:]
+        height, width = samples[0].shape[1:3] if job.uint8_front else samples[0].shape[2:]
         why_fixed = f"height and width are fixed at {height}x{width}: {why_fixed}"
-    return TorchOutcome(None, reference.shape[1], str(torch.__version__), entry, why_fixed)
+    return TorchOutcome(None, tuple(reference), str(torch.__version__), entry, why_fixed)
