@@ -76,6 +76,11 @@ class Accuracy:
     per_class: tuple[ClassAccuracy, ...] = ()
     metric: str = TOP_1
 
+    @property
+    def in_words(self) -> str:
+        """The top-1 in percent; a score of another kind as the number that it is."""
+        return f"{100 * self.top1:.2f} %" if self.metric == TOP_1 else f"{self.top1:.4g}"
+
 
 @dataclass(frozen=True, slots=True)
 class LatencyPoint:
@@ -265,6 +270,11 @@ class Manifest:
     scores: str = ""
     findings: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
+
+    @property
+    def metric(self) -> str:
+        """What the accuracies measure; top-1 where there are none."""
+        return next((variant.accuracy.metric for variant in self.variants if variant.accuracy), TOP_1)
 
     def variant(self, file: str) -> Variant:
         """The variant stored in `file`. Raises KeyError."""

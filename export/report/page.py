@@ -14,7 +14,7 @@ from convoy.app.engines.limits import limit, share_of_limit
 from convoy.app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
 from convoy.export.report import charts
 from convoy.export.report.layers import kept_layers, recovery
-from convoy.models.bundle import ON_CPU, BuilderVerdict, ClassAccuracy, Manifest, Roofline, Variant, counted
+from convoy.models.bundle import ON_CPU, TOP_1, BuilderVerdict, ClassAccuracy, Manifest, Roofline, Variant, counted
 from convoy.models.page.axis import number
 from convoy.models.page.markup import Content, element, page, section, table
 
@@ -83,7 +83,7 @@ def _verdict(variant: Variant) -> str:
 
 
 def _overview(manifest: Manifest) -> Element:
-    accuracy = ("top-1, %", "top-5, %", "agrees with fp32, %", "points lost", "at most (95 %)")
+    accuracy = (manifest.metric, "top-5, %", "agrees with fp32, %", "points lost", "at most (95 %)")
     speed = ("ms, batch 1", "images / s", "times fp32", "95 % interval")
     headings = ("variant", "for", "MB", *accuracy, *speed)
     return table(headings, [_overview_row(manifest, variant) for variant in manifest.variants])
@@ -98,10 +98,11 @@ def _overview_row(manifest: Manifest, variant: Variant) -> list[str]:
 def _accuracy_cells(variant: Variant) -> list[str]:
     accuracy = variant.accuracy
     if accuracy is None:
-        return ["not measured", *["–"] * 4]
+        agreement = "–" if variant.agreement is None else f"{100 * variant.agreement:.2f}"
+        return ["not measured", "–", agreement, "–", "–"]
     top5 = "–" if accuracy.top5 is None else f"{100 * accuracy.top5:.2f}"
     bound = "–" if accuracy.loss_bound_points is None else f"{accuracy.loss_bound_points:.2f}"
-    shares = [f"{100 * accuracy.top1:.2f}", top5, f"{100 * accuracy.agreement:.2f}"]
+    shares = [accuracy.in_words, top5, f"{100 * accuracy.agreement:.2f}"]
     return [*shares, f"{accuracy.loss_points:.2f}", bound]
 
 
@@ -116,13 +117,40 @@ def _speed_cells(variant: Variant) -> list[str]:
 def _accuracy(manifest: Manifest) -> list[Element | None]:
     fp32 = manifest.variants[0]
     if fp32.accuracy is None:
-        return [element("p", "Not verified on labels: no labelled images were given. Export again with --evaluate.")]
+        return [
+            element("p", "Not verified on labels: no labelled samples were given. Export again with --evaluate."),
+            *_outputs(manifest.variants),
+        ]
+    is_of_classes = fp32.accuracy.metric == TOP_1
+    what = (
+        "labelled images, from encoded bytes through the server's own preprocessing"
+        if is_of_classes
+        else f"samples by {fp32.accuracy.metric}, a number for each, more is better; a point is a hundredth of it"
+    )
     about = (
-        f"Measured on {fp32.accuracy.images:,} labelled images, from encoded bytes through the server's own "
-        "preprocessing. A whisker reaches down to what is left if the loss is as large as its 95 % bound."
+        f"Measured on {fp32.accuracy.images:,} {what}. "
+        "A whisker reaches down to what is left if the loss is as large as its 95 % bound."
     )
     checks = [element("p", f"The reference itself: {one}.") for one in manifest.findings]
-    return [*checks, element("p", about, class_="note"), charts.pareto(manifest.variants), *_classes(manifest.variants)]
+    drawn = [element("p", about, class_="note"), charts.pareto(manifest.variants)]
+    return [*checks, *drawn, *_classes(manifest.variants), *_outputs(manifest.variants)]
+
+
+def _outputs(variants: Sequence[Variant]) -> list[Element]:
+    """The error of each output, where there are several."""
+    names = list(variants[0].output_errors)
+    if not names:
+        return []
+    rows = [[variant.file, *(f"{variant.output_errors[name]:.2g}" for name in names)] for variant in variants]
+    about = (
+        "||a - b|| / ||b|| of the worst sample: of fp32 against the original, of the others against fp32. Of whole "
+        "numbers it is the share that differs."
+    )
+    return [
+        element("h3", "Largest error of each output"),
+        element("p", about, class_="note"),
+        table(("variant", *names), rows),
+    ]
 
 
 def _classes(variants: Sequence[Variant]) -> list[Element]:
