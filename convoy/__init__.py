@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from convoy.app.edge.boxes import Detection as Detection
+    from convoy.app.edge.class_map import ClassShare as ClassShare
     from convoy.app.edge.scores import Prediction as Prediction
     from convoy.app.python.engine import PythonEngine as Engine
     from convoy.app.python.records import Classification as Classification
+    from convoy.app.python.records import Detections as Detections
     from convoy.app.python.records import ModelSummary as ModelSummary
+    from convoy.app.python.records import Segmentation as Segmentation
     from convoy.models.errors import ConvoyError as ConvoyError
     from convoy.models.errors import RequestError as RequestError
 
@@ -26,13 +30,28 @@ IMPORT_ROOT = Path(__file__).parent.parent
 IS_CHECKOUT = Path(__file__).with_name("app").is_symlink()
 _PLACES = {
     "Classification": "convoy.app.python.records:Classification",
+    "ClassShare": "convoy.app.edge.class_map:ClassShare",
     "ConvoyError": "convoy.models.errors:ConvoyError",
+    "Detection": "convoy.app.edge.boxes:Detection",
+    "Detections": "convoy.app.python.records:Detections",
     "Engine": "convoy.app.python.engine:PythonEngine",
     "ModelSummary": "convoy.app.python.records:ModelSummary",
     "Prediction": "convoy.app.edge.scores:Prediction",
     "RequestError": "convoy.models.errors:RequestError",
+    "Segmentation": "convoy.app.python.records:Segmentation",
 }
-__all__ = ["Classification", "ConvoyError", "Engine", "ModelSummary", "Prediction", "RequestError"]
+__all__ = [
+    "ClassShare",
+    "Classification",
+    "ConvoyError",
+    "Detection",
+    "Detections",
+    "Engine",
+    "ModelSummary",
+    "Prediction",
+    "RequestError",
+    "Segmentation",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -134,10 +134,12 @@ def predict(
     name: Annotated[str, typer.Argument(help="The model.")],
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
-    top_k: Annotated[int, typer.Option(help="Classes to show per image.")] = 5,
+    top_k: Annotated[
+        int | None, typer.Option(help="Classes or boxes to show per image; by default five classes, or all boxes.")
+    ] = None,
     api_key_file: KeyFile = None,
 ) -> None:
-    """Ask a running server to classify images."""
+    """Ask a running server what is in images."""
     from convoy.app.commands.predict import predict as ask
 
     raise typer.Exit(ask(url, name, images, top_k, _read_key(api_key_file)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from convoy.loadtest.problems import MAX_TEXT_CHARS, Fault, Problem, one_line
 
@@ -19,7 +19,7 @@ Form = Literal["predictions", "infer", "plain"]
 FULL_FIRST = 100
 FULL_EVERY = 64
 HEAD_BYTES = 64 * 1024
-WORDS: dict[Form, bytes] = {"predictions": b'"predictions"', "infer": b'"outputs"', "plain": b""}
+WORDS: dict[Form, bytes] = {"predictions": b'"model"', "infer": b'"outputs"', "plain": b""}
 
 
 class AnswerCheck:
@@ -68,10 +68,13 @@ def error_text(body: bytes) -> str:
     return _excerpt(body)
 
 
-def _good_predictions(answer: dict[str, list[dict[str, object]]]) -> bool:
-    return bool(answer["predictions"]) and all(
-        "class_id" in found and "score" in found for found in answer["predictions"]
-    )
+def _good_predictions(answer: dict[str, Any]) -> bool:
+    """Classes, boxes or a class map, by the model's task. A picture may be without any box, and not without a class."""
+    if "detections" in answer:
+        return all({"box", "class_id", "score"} <= found.keys() for found in answer["detections"])
+    if "segmentation" in answer:
+        return all({"class_id", "share", "rle"} <= found.keys() for found in answer["segmentation"]["classes"])
+    return bool(answer["predictions"]) and all({"class_id", "score"} <= found.keys() for found in answer["predictions"])
 
 
 def _good_outputs(answer: dict[str, list[dict[str, object]]], behind: str) -> bool:

@@ -36,6 +36,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from convoy.models.errors import ImageError
+from convoy.models.geometry import Extent, crop_corner, full_size
 from convoy.models.headers import JPEG_SEGMENT, Header
 from convoy.models.jpeg import decode_small_jpeg, jpeg_pixels, plain_jpeg
 from convoy.models.png import decode_small_png
@@ -125,8 +127,8 @@ def sniff(encoded: bytes | memoryview) -> str | None:
 
 def decode_image_into(
     encoded: bytes | memoryview, image: ImageSpec, out: memoryview, max_pixels: int = DEFAULT_MAX_PIXELS
-) -> None:
-    """Decodes one image and writes one sample into `out`.
+) -> Extent:
+    """Decodes one image and writes one sample into `out`. Returns the width and height that a viewer would show.
 
     `out` is a writable view of exactly the sample's bytes: uint8 [height, width, channels] for front
     "uint8_nhwc", else float32 [channels, height, width]. When an error is raised, what `out` holds is
@@ -139,14 +141,16 @@ def decode_image_into(
     whole = bytes(encoded)
     window = _window_as_it_is(whole, image, max_pixels)
     if window is None:
-        _write(_resized(_upright_pixels(whole, image.channels, max_pixels), image), image, out)
-    else:
-        _write_window(window, image, out)
+        pixels = _upright_pixels(whole, image.channels, max_pixels)
+        _write(_resized(pixels, image), image, out)
+        return pixels.size
+    _write_window(window.pixels, image, out)
+    return window.of_size
 
 
 def fit_image_into(
     opened: Image.Image, image: ImageSpec, out: memoryview, max_pixels: int = DEFAULT_MAX_PIXELS
-) -> None:
+) -> Extent:
     """The same for an image that is open in Pillow, by the rules behind the first: what its file would give.
 
     Of several frames the one counts that it stands at. The image stays as it is, but for being loaded, which one
@@ -165,6 +169,7 @@ def fit_image_into(
     except Exception as error:  # its file may be broken or gone, and Pillow raises nearly anything then
         raise ImageError(f"this image is broken or cut off and cannot be decoded ({_brief(error)})") from error
     _write(_resized(pixels, image), image, out)
+    return pixels.size
 
 
 def header_of(opened: Image.Image) -> Header:
@@ -212,7 +217,7 @@ def decoding_bytes(header: Header, image: ImageSpec) -> int:
         pixel_bytes += 9  # as RGBA, the mask of that, and white below it
     elif image.channels == 1 or not header.is_rgb:
         pixel_bytes += 4
-    resized_bytes = 4 * _full_size((max(1, header.width), max(1, header.height)), image)[0] * header.height
+    resized_bytes = 4 * full_size((max(1, header.width), max(1, header.height)), image)[0] * header.height
     if not (image.antialias or image.interpolation == "nearest"):
         pixel_bytes, resized_bytes = max(pixel_bytes, 10), 0
     return pixel_bytes * header.pixels + resized_bytes + 16 * image.width * image.height
@@ -254,7 +259,7 @@ def _jpeg_ns(encoded: bytes, image: ImageSpec) -> float:
     if plain is None or not plain.is_baseline or not plain.width * plain.height:
         return math.inf
     size = plain.width, plain.height
-    if (full := _full_size(size, image)) == size:
+    if (full := full_size(size, image)) == size:
         return plain.decode_ns(len(encoded))
     dearness = _DEAR_FILTERS.get(image.interpolation, 1.0)
     resize_ns = dearness * (_READ_NS * plain.width * plain.height + _WRITTEN_NS * full[0] * full[1])
@@ -310,18 +315,25 @@ def _upright_pixels(encoded: bytes, channels: int, max_pixels: int) -> Image.Ima
         raise ImageError(f"this {name} image is broken or cut off and cannot be decoded ({_brief(error)})") from error
 
 
-def _window_as_it_is(encoded: bytes, image: ImageSpec, max_pixels: int) -> npt.NDArray[np.uint8] | None:
+class _Window(NamedTuple):
+    """What a crop keeps of an image: uint8 [height, width, channels], and the width and height of it all."""
+
+    pixels: npt.NDArray[np.uint8]
+    of_size: Extent
+
+
+def _window_as_it_is(encoded: bytes, image: ImageSpec, max_pixels: int) -> _Window | None:
     """What the crop keeps of a plain JPEG that need not be resized; None for all else, broken ones included."""
     if sniff(encoded) != "JPEG" or (plain := plain_jpeg(encoded)) is None or plain.channels != image.channels:
         return None
     size = width, height = plain.width, plain.height
-    if not width * height or _full_size(size, image) != size:
+    if not width * height or full_size(size, image) != size:
         return None
     _refuse_endless(encoded)
     refuse_oversized(size, max_pixels)
-    left, top = _corner(size, image)
+    left, top = crop_corner(size, image)
     pixels = jpeg_pixels(encoded, plain)
-    return None if pixels is None else pixels[top : top + image.height, left : left + image.width]
+    return None if pixels is None else _Window(pixels[top : top + image.height, left : left + image.width], size)
 
 
 def _decode_small(name: str, encoded: bytes, max_pixels: int) -> Image.Image | None:
@@ -384,28 +396,13 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 def _resized(source: Image.Image, image: ImageSpec) -> bytes:
     """Rule 9: the pixels of uint8 [height, width, channels]."""
-    width, height = _full_size(source.size, image)
-    left, top = _corner((width, height), image)
+    width, height = full_size(source.size, image)
+    left, top = crop_corner((width, height), image)
     window = (left, top, left + image.width, top + image.height)
     if image.antialias or image.interpolation == "nearest":
         kernel = Image.Resampling[image.interpolation.upper()]
         return resized_window(source, (width, height), window, kernel).tobytes()
     return sample_without_antialias(np.asarray(source), (width, height), window, image.interpolation).tobytes()
-
-
-def _corner(size: tuple[int, int], image: ImageSpec) -> tuple[int, int]:
-    """Left and top of the crop. torchvision's CenterCrop rounds halves to even, as Python does."""
-    return round((size[0] - image.width) / 2), round((size[1] - image.height) / 2)
-
-
-def _full_size(size: tuple[int, int], image: ImageSpec) -> tuple[int, int]:
-    """Width and height before the crop."""
-    if image.resize_mode == "exact":
-        return image.width, image.height
-    width, height = size
-    if width <= height:
-        return image.resize_px, int(image.resize_px * height / width)
-    return int(image.resize_px * width / height), image.resize_px
 
 
 def _or(names: tuple[str, ...]) -> str:

@@ -205,6 +205,10 @@ class ModelSpec:
         """Whether one output tells two classes apart."""
         return len(self.labels) == 2 and self.outputs[0].shape[-1:] == (1,)
 
+    def output_index(self, name: str) -> int:
+        """Which of the outputs has this name. Raises ValueError."""
+        return [output.name for output in self.outputs].index(name)
+
     def __post_init__(self) -> None:
         if not self.inputs or not self.outputs:
             raise BundleError(f"model {self.name!r} needs at least one input and one output")
@@ -242,9 +246,10 @@ class ModelSpec:
         except BundleError as error:
             raise BundleError(f"model {self.name!r}: {error}") from error
         is_single = self.segmentation is not None and classes == 1
-        if self.labels and classes not in (None, len(self.labels)) and not (is_single and len(self.labels) == 2):
+        told_apart = 2 if is_single else classes
+        if self.labels and told_apart not in (None, len(self.labels)):
             raise BundleError(
-                f"model {self.name!r}: there are {len(self.labels)} labels, but its outputs tell {classes} classes "
+                f"model {self.name!r}: there are {len(self.labels)} labels, but its outputs tell {told_apart} classes "
                 "apart; pass as many labels"
             )
         if self.activation == "softmax" and (is_single or (self.detection is not None and classes is None)):

@@ -45,8 +45,8 @@ class SegmentationOutput:
     """Which output holds a class for each pixel.
 
     `class_map` is float [C, H, W], a score per class, of which the largest counts; or integer [H, W], the class itself.
-    With C = 1 and two labels, a score of 0.5 and more (after the spec's activation) is the second. H and W need not be
-    the input's: the map covers the input all the same.
+    With C = 1, a score of 0.5 and more (after the spec's activation) is class 1, and less is class 0. H and W need not
+    be the input's: the map covers the input all the same.
     """
 
     class_map: str

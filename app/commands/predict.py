@@ -1,7 +1,7 @@
 """The client behind `convoy predict`: images in, one table out.
 
-Knows the predictions route and its answers. Knows nothing of the server's inside; it could be copied into
-anybody's program.
+Knows the predictions route and its answers, of every task. Knows nothing of the server's inside; it could be copied
+into anybody's program.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -23,52 +24,54 @@ NOT_A_SERVER = "is it a Convoy server?"
 
 
 @dataclass(frozen=True, slots=True)
-class PredictedClass:
-    """`score` as the model's activation gives it; `label` None where the model has none."""
+class FoundInImage:
+    """What an image's answer says, as cells of a table: label, class, and what the task has beside them."""
 
-    class_id: int
-    label: str | None
-    score: float
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
 
 
 def predict(
     url: str,
     model: str,
     images: Sequence[Path],
-    top_k: int,
+    top_k: int | None,
     api_key: str | None,
     console: Console | None = None,
     errors: Console | None = None,
 ) -> int:
-    """Asks for each image and prints label and score of its `top_k` best classes. Gives the exit code.
+    """Asks for each image and prints what is in it: the `top_k` best classes or boxes, or how much of it each class
+    covers. Gives the exit code. `top_k` None leaves it to the server.
 
     An image that cannot be read or is refused is one line on stderr, and the others go on: exit code 1. Raises JobError
     where going on makes no sense (no server, no such model, wrong key), UsageError for a wrong call.
     """
     if not images:
         raise UsageError("name at least one image file")
-    if top_k < 1:
+    if top_k is not None and top_k < 1:
         raise UsageError(f"--top-k must be at least 1, not {top_k}")
     console, errors = console or Console(), errors or Console(stderr=True)
-    table = Table("image", "label", "class", "score")
+    table: Table | None = None
     problems: list[str] = []
     with _open(url, api_key) as http:
         for image in images:
             try:
-                _add_rows(table, image, ask(http, model, image, top_k))
+                found = ask(http, model, image, top_k)
+                table = table or Table("image", *found.headings)
+                _add_rows(table, image, found)
             except (NotFound, Unauthorized) as error:
                 raise JobError(str(error)) from None
             except RequestError as error:
                 problems.append(f"{image}: {error}")
-    if table.row_count:
+    if table is not None and table.row_count:
         console.print(table)
     for problem in problems:
         errors.print(escape(problem), style="red", soft_wrap=True)
     return 1 if problems else 0
 
 
-def ask(http: httpx.Client, model: str, image: Path, top_k: int) -> list[PredictedClass]:
-    """One image's predictions, best first.
+def ask(http: httpx.Client, model: str, image: Path, top_k: int | None) -> FoundInImage:
+    """What is in one image, the best or the most first.
 
     Raises RequestError for what is wrong with this image or this answer, NotFound and Unauthorized for what
     would go wrong with every image, JobError where there is no server.
@@ -77,9 +80,9 @@ def ask(http: httpx.Client, model: str, image: Path, top_k: int) -> list[Predict
         body = image.read_bytes()
     except OSError as error:
         raise RequestError(f"cannot be read ({error.strerror}); check the path") from None
-    response = _post(http, f"/predictions/{quote(model, safe='')}", body, {"top_k": top_k})
+    response = _post(http, f"/predictions/{quote(model, safe='')}", body, {} if top_k is None else {"top_k": top_k})
     if response.status_code == 200:
-        return _predictions(response)
+        return _found(response)
     words = _error_words(response)
     if response.status_code == 404:
         raise NotFound(f"{words}; {_what_is_served(http)}")
@@ -114,12 +117,29 @@ def _post(http: httpx.Client, path: str, body: bytes, query: dict[str, int] | No
         raise JobError(f"the connection to {http.base_url} broke off ({error}); {NOT_A_SERVER}") from None
 
 
-def _predictions(response: httpx.Response) -> list[PredictedClass]:
+def _found(response: httpx.Response) -> FoundInImage:
     try:
-        rows = response.json()["predictions"]
-        return [PredictedClass(int(row["class_id"]), row["label"], float(row["score"])) for row in rows]
+        document = response.json()
+        if "detections" in document:
+            boxes = [(*_class(row), f"{row['score']:.4f}", _numbers(row["box"])) for row in document["detections"]]
+            return FoundInImage(("label", "class", "score", "box: x1, y1, x2, y2"), boxes)
+        if "segmentation" in document:
+            classes = sorted(document["segmentation"]["classes"], key=lambda row: -float(row["share"]))
+            return FoundInImage(
+                ("label", "class", "share"), [(*_class(row), f"{100 * row['share']:.1f} %") for row in classes]
+            )
+        rows = [(*_class(row), f"{row['score']:.4f}") for row in document["predictions"]]
+        return FoundInImage(("label", "class", "score"), rows)
     except (ValueError, KeyError, TypeError):
         raise RequestError(f"the answer is not a prediction; {NOT_A_SERVER}") from None
+
+
+def _class(row: dict[str, Any]) -> tuple[str, str]:
+    return "" if row["label"] is None else escape(row["label"]), str(int(row["class_id"]))
+
+
+def _numbers(values: list[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def _error_words(response: httpx.Response) -> str:
@@ -139,9 +159,7 @@ def _what_is_served(http: httpx.Client) -> str:
     return f"the server has {', '.join(names)}" if names else "the server has no model ready"
 
 
-def _add_rows(table: Table, image: Path, predictions: Sequence[PredictedClass]) -> None:
-    for rank, found in enumerate(predictions):
-        name = "" if found.label is None else escape(found.label)
-        last = rank == len(predictions) - 1
+def _add_rows(table: Table, image: Path, found: FoundInImage) -> None:
+    for rank, cells in enumerate(found.rows or [("nothing found",)]):
         shown = escape(str(image)) if rank == 0 else ""
-        table.add_row(shown, name, str(found.class_id), f"{found.score:.4f}", end_section=last)
+        table.add_row(shown, *cells, end_section=rank >= len(found.rows) - 1)

@@ -11,7 +11,7 @@ import numpy as np
 from convoy.models.errors import ModelFailed
 from convoy.models.spec import Activation, ModelSpec
 
-_NAN = "the model produced NaN"
+NAN = "the model produced NaN"
 _FEW_IN = 20  # a share of the classes that is cheaper to find than to sort
 
 
@@ -49,10 +49,10 @@ def _best(scores: np.ndarray, top_k: int | None) -> np.ndarray:
     if top_k is None or _FEW_IN * top_k > count:
         order: np.ndarray = negated.argsort(kind="stable")  # behind all others comes what is not a number
         if count and math.isnan(scores[order[-1]]):
-            raise ModelFailed(_NAN)
+            raise ModelFailed(NAN)
         return order[:top_k]
     if math.isnan(np.minimum.reduce(scores)):
-        raise ModelFailed(_NAN)
+        raise ModelFailed(NAN)
     # Of many the few that count are found without sorting the others; equals of the last one stay in their order.
     among: np.ndarray = (negated <= np.partition(negated, top_k - 1)[top_k - 1]).nonzero()[0]
     best: np.ndarray = among[negated[among].argsort(kind="stable")][:top_k]

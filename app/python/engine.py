@@ -17,15 +17,16 @@ import numpy as np
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from convoy.app.edge.oip.predicting import check_timeout_ms, check_top_k
+from convoy.app.edge.oip.predicting import check_timeout_ms
 from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO
 from convoy.app.loading.load import DEFAULT_LIMIT_S
 from convoy.app.python.arrays import request_of
 from convoy.app.python.inside import Asked, Inside
-from convoy.app.python.pictures import OneImage, is_one, several_of
+from convoy.app.python.pictures import OneImage, one_or_several
 from convoy.app.python.private_loop import PrivateLoop
-from convoy.app.python.records import Classification, ModelSummary
+from convoy.app.python.questions import Question, WhichBoxes, WhichClasses, WhichPixels
+from convoy.app.python.records import Classification, Detections, ImageAnswer, ModelSummary, Segmentation
 from convoy.app.settings import Settings, not_valid
 from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
@@ -199,12 +200,7 @@ class PythonEngine:
         Raises what `infer` raises, and ImageError for one image that cannot be read. Of several each has its own
         `error` instead, and raised is only what is wrong with the call. A score that is NaN is ModelFailed.
         """
-        checked = None if top_k is None else check_top_k(top_k, top_k)
-        asked, inside = _asked(model, version, timeout_ms), self._inside
-        if is_one(images):
-            return self._loop.result(lambda: inside.predict(asked, images, checked, threshold))
-        several = several_of(images)
-        return self._loop.result(lambda: inside.predict_many(asked, several, checked, threshold))
+        return self._ask(_asked(model, version, timeout_ms), images, WhichClasses(top_k, threshold))
 
     @overload
     async def apredict(  # type: ignore[overload-overlap]
@@ -241,12 +237,162 @@ class PythonEngine:
         timeout_ms: float | None = None,
     ) -> Classification | list[Classification]:
         """`predict` for who awaits. Cancelling takes what waits out of the queue."""
-        checked = None if top_k is None else check_top_k(top_k, top_k)
-        asked, inside = _asked(model, version, timeout_ms), self._inside
-        if is_one(images):
-            return await self._loop.ask(lambda: inside.predict(asked, images, checked, threshold))
-        several = several_of(images)
-        return await self._loop.ask(lambda: inside.predict_many(asked, several, checked, threshold))
+        return await self._aask(_asked(model, version, timeout_ms), images, WhichClasses(top_k, threshold))
+
+    @overload
+    def segment(  # type: ignore[overload-overlap]
+        self,
+        model: str,
+        images: OneImage,
+        *,
+        version: int | str | None = None,
+        timeout_ms: float | None = None,
+    ) -> Segmentation: ...
+
+    @overload
+    def segment(
+        self,
+        model: str,
+        images: Iterable[OneImage],
+        *,
+        version: int | str | None = None,
+        timeout_ms: float | None = None,
+    ) -> list[Segmentation]: ...
+
+    def segment(
+        self,
+        model: str,
+        images: OneImage | Iterable[OneImage],
+        *,
+        version: int | str | None = None,
+        timeout_ms: float | None = None,
+    ) -> Segmentation | list[Segmentation]:
+        """Images in, the class of each pixel out, on the image's own pixels: `POST /predictions/{model}`.
+
+        Images are as for `predict`, and so is what is raised; of several, each has its `class_map` or its `error`.
+        """
+        return self._ask(_asked(model, version, timeout_ms), images, WhichPixels())
+
+    @overload
+    async def asegment(  # type: ignore[overload-overlap]
+        self,
+        model: str,
+        images: OneImage,
+        *,
+        version: int | str | None = None,
+        timeout_ms: float | None = None,
+    ) -> Segmentation: ...
+
+    @overload
+    async def asegment(
+        self,
+        model: str,
+        images: Iterable[OneImage],
+        *,
+        version: int | str | None = None,
+        timeout_ms: float | None = None,
+    ) -> list[Segmentation]: ...
+
+    async def asegment(
+        self,
+        model: str,
+        images: OneImage | Iterable[OneImage],
+        *,
+        version: int | str | None = None,
+        timeout_ms: float | None = None,
+    ) -> Segmentation | list[Segmentation]:
+        """`segment` for who awaits. Cancelling takes what waits out of the queue."""
+        return await self._aask(_asked(model, version, timeout_ms), images, WhichPixels())
+
+    @overload
+    def detect(  # type: ignore[overload-overlap]
+        self,
+        model: str,
+        images: OneImage,
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_ms: float | None = None,
+    ) -> Detections: ...
+
+    @overload
+    def detect(
+        self,
+        model: str,
+        images: Iterable[OneImage],
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_ms: float | None = None,
+    ) -> list[Detections]: ...
+
+    def detect(
+        self,
+        model: str,
+        images: OneImage | Iterable[OneImage],
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_ms: float | None = None,
+    ) -> Detections | list[Detections]:
+        """Images in, the objects in them out, boxes in the image's own pixels: `POST /predictions/{model}`.
+
+        Images are as for `predict`, and so is what is raised; of several, each has its `detections` or its `error`.
+        `top_k` None: at most as many as the model declares, and `threshold` None: from the score that it declares.
+        """
+        return self._ask(_asked(model, version, timeout_ms), images, WhichBoxes(top_k, threshold))
+
+    @overload
+    async def adetect(  # type: ignore[overload-overlap]
+        self,
+        model: str,
+        images: OneImage,
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_ms: float | None = None,
+    ) -> Detections: ...
+
+    @overload
+    async def adetect(
+        self,
+        model: str,
+        images: Iterable[OneImage],
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_ms: float | None = None,
+    ) -> list[Detections]: ...
+
+    async def adetect(
+        self,
+        model: str,
+        images: OneImage | Iterable[OneImage],
+        *,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_ms: float | None = None,
+    ) -> Detections | list[Detections]:
+        """`detect` for who awaits. Cancelling takes what waits out of the queue."""
+        return await self._aask(_asked(model, version, timeout_ms), images, WhichBoxes(top_k, threshold))
+
+    def _ask(
+        self, asked: Asked, images: OneImage | Iterable[OneImage], question: Question[ImageAnswer]
+    ) -> ImageAnswer | list[ImageAnswer]:
+        given, inside = one_or_several(images), self._inside
+        return self._loop.result(lambda: inside.ask(asked, given, question))
+
+    async def _aask(
+        self, asked: Asked, images: OneImage | Iterable[OneImage], question: Question[ImageAnswer]
+    ) -> ImageAnswer | list[ImageAnswer]:
+        given, inside = one_or_several(images), self._inside
+        return await self._loop.ask(lambda: inside.ask(asked, given, question))
 
     # Knowing
 

@@ -18,16 +18,17 @@ from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.inference import InferRequest, is_heavy, request_for, understand, within
 from convoy.app.edge.oip.lookup import find_served
-from convoy.app.edge.oip.predicting import Predictor, Wanted, check_threshold, wanted_classes, why_no_classes
+from convoy.app.edge.oip.predicting import Predictor
 from convoy.app.edge.oip.tensors import RawRequest
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, Refusal, ending_of
 from convoy.app.python.arrays import array_of, bytes_of
 from convoy.app.python.pictures import OneImage, picture_of
-from convoy.app.python.records import Classification, ModelSummary
+from convoy.app.python.questions import Question
+from convoy.app.python.records import ImageAnswer, ModelSummary
 from convoy.app.settings import Settings
 from convoy.app.submission.inference import ServedLike
-from convoy.models.errors import DeadlineExceeded, InvalidRequest, JobError, Overloaded, RequestError
+from convoy.models.errors import DeadlineExceeded, JobError, Overloaded, RequestError
 
 PROTOCOL = "python"
 # What was begun may end, as when a server drains.
@@ -77,26 +78,30 @@ class Asking:
             done = await call.run(request_for(meaning, served, call, within(meaning.terms, timeout_ms)))
             return {answer.spec.name: array_of(answer) for answer in answers_of(meaning, served, done)}
 
-    async def predict(
-        self, asked: Asked, given: OneImage, top_k: int | None, threshold: float | None
-    ) -> Classification:
-        """Raises RequestError."""
-        return await self._predict(asked, given, top_k, threshold, is_alone=True)
+    async def ask(
+        self, asked: Asked, images: OneImage | list[OneImage], question: Question[ImageAnswer]
+    ) -> ImageAnswer | list[ImageAnswer]:
+        """Of one image its answer; of several theirs in the images' order, each with what was found or its error.
 
-    async def predict_many(
-        self, asked: Asked, images: Sequence[OneImage], top_k: int | None, threshold: float | None
-    ) -> list[Classification]:
-        """In the images' order, each with its classes or its error. Raises RequestError where none could have any."""
+        Raises RequestError: for one image, and of several where none could have an answer.
+        """
+        if isinstance(images, list):
+            return await self._ask_of_many(asked, images, question)
+        return await self._ask(asked, images, question, is_alone=True)
+
+    async def _ask_of_many(
+        self, asked: Asked, images: Sequence[OneImage], question: Question[ImageAnswer]
+    ) -> list[ImageAnswer]:
         served = find_served(self._core.catalog, asked.model, asked.version)
-        _wanted(top_k, threshold, served)
+        question.wanted(served)
         arrival_s = asyncio.get_running_loop().time()
-        results: list[Classification | None] = [None] * len(images)
+        results: list[ImageAnswer | None] = [None] * len(images)
         left = iter(range(len(images)))
 
         async def work() -> None:
             for index in left:
                 async with self._many:
-                    results[index] = await self._one_of_many(asked, arrival_s, served, images[index], top_k, threshold)
+                    results[index] = await self._one_of_many(asked, arrival_s, served, images[index], question)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(len(images), self._window(served))):
@@ -113,9 +118,8 @@ class Asking:
         arrival_s: float,
         served: ServedLike,
         given: OneImage,
-        top_k: int | None,
-        threshold: float | None,
-    ) -> Classification:
+        question: Question[ImageAnswer],
+    ) -> ImageAnswer:
         timeout_ms = self._timeout_ms(asked)
         while True:
             own = asked
@@ -124,22 +128,22 @@ class Asking:
             try:
                 if own.timeout_ms is not None and own.timeout_ms <= 0:
                     raise DeadlineExceeded("Request timeout expired before the image's turn came")
-                return await self._predict(own, given, top_k, threshold, is_alone=False)
+                return await self._ask(own, given, question, is_alone=False)
             except RequestError as error:
                 is_for_want_of_room = isinstance(error, Overloaded) and error.reason in _MAY_FIT_LATER
                 if not is_for_want_of_room or not self._core.open_calls:
-                    return Classification(served.key.model, served.key.version, (), error=error)
+                    return question.failure(served.key, error)
             await self._ended.wait()
 
-    async def _predict(
-        self, asked: Asked, given: OneImage, top_k: int | None, threshold: float | None, *, is_alone: bool
-    ) -> Classification:
+    async def _ask(
+        self, asked: Asked, given: OneImage, question: Question[ImageAnswer], *, is_alone: bool
+    ) -> ImageAnswer:
         with self._call() as call:
             served = call.begin(asked.model, asked.version)
-            wanted = _wanted(top_k, threshold, served)
+            wanted = question.wanted(served)
             picture, terms = await picture_of(given), Terms(self._timeout_ms(asked))
             found = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=is_alone)
-            return Classification(served.key.model, served.key.version, tuple(found.predictions), found.timing)
+            return question.answer(served.key, found)
 
     async def _understood(
         self, call: Call, served: ServedLike, request: RawRequest, timeout_ms: float | None
@@ -207,13 +211,3 @@ class Inside(Asking):
         """From any thread. What could not be loaded is told by `open`."""
         if self._core.load_failure is None:
             self._on_fatal(reason)
-
-
-def _wanted(top_k: int | None, threshold: float | None, served: ServedLike) -> Wanted:
-    """Raises InvalidRequest."""
-    why = why_no_classes(served.spec)
-    if why is not None:
-        raise InvalidRequest(f"'{served.key.model}' {why}; give tensors to infer()")
-    if threshold is not None:
-        check_threshold(threshold, threshold, served)
-    return wanted_classes(top_k, threshold)

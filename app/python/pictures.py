@@ -16,6 +16,7 @@ from PIL import Image
 
 from convoy.app.edge.oip.pictures import EncodedPicture, Picture
 from convoy.models.errors import ImageError, InvalidRequest
+from convoy.models.geometry import Extent
 from convoy.models.headers import Header
 from convoy.models.image_files import read_image_file
 from convoy.models.images import fit_image_into, header_of
@@ -41,9 +42,9 @@ class OpenedPicture(Picture):
     def is_quick(self, image: ImageSpec) -> bool:
         return False
 
-    def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> None:
+    def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> Extent:
         with _LOADING[(id(self._opened) >> 4) % len(_LOADING)]:
-            fit_image_into(self._opened, image, out, max_pixels)
+            return fit_image_into(self._opened, image, out, max_pixels)
 
 
 def is_one(images: OneImage | Iterable[OneImage]) -> TypeGuard[OneImage]:
@@ -51,8 +52,15 @@ def is_one(images: OneImage | Iterable[OneImage]) -> TypeGuard[OneImage]:
     return isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | np.ndarray)
 
 
-def several_of(images: object) -> list[OneImage]:
-    """Images in their order. Raises InvalidRequest."""
+def one_or_several(images: OneImage | Iterable[OneImage]) -> OneImage | list[OneImage]:
+    """Several as a list in their order, which is read here and not in the thread that they are needed in.
+
+    Raises InvalidRequest.
+    """
+    return images if is_one(images) else _several_of(images)
+
+
+def _several_of(images: object) -> list[OneImage]:
     try:
         return list(images)  # type: ignore[call-overload, no-any-return]
     except TypeError as error:

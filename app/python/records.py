@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
+import numpy as np
+
+from convoy.app.edge.boxes import Detection
+from convoy.app.edge.class_map import ClassShare
 from convoy.app.edge.scores import Prediction
 from convoy.app.edge.timing import Timing
 from convoy.models.errors import RequestError
@@ -29,6 +34,39 @@ class Classification:
         if self.error is not None:
             raise self.error
         return self.predictions[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Segmentation:
+    """The class of each pixel of one image, or why there is none.
+
+    `class_map` is uint8 [height, width] of the image as a viewer shows it, 255 where the network was not shown a pixel,
+    which `unseen_share` counts; `classes` are those that occur, with their share of all pixels. With an `error` the map
+    has no pixels and `timing_ms` is None.
+    """
+
+    model: str
+    version: int
+    class_map: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
+    classes: tuple[ClassShare, ...] = ()
+    unseen_share: float = 0.0
+    timing_ms: Timing | None = None
+    error: RequestError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Detections:
+    """The objects in one image, best first, or why there are none: then `timing_ms` is None."""
+
+    model: str
+    version: int
+    detections: tuple[Detection, ...] = ()
+    timing_ms: Timing | None = None
+    error: RequestError | None = None
+
+
+# What a call for several images gives for each.
+ImageAnswer = TypeVar("ImageAnswer", Classification, Segmentation, Detections)
 
 
 @dataclass(frozen=True, slots=True)

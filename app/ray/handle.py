@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from convoy.app.core import Core
-from convoy.app.edge.oip.predicting import check_timeout_ms, check_top_k
+from convoy.app.edge.oip.predicting import check_timeout_ms
 from convoy.app.python.arrays import request_of
 from convoy.app.python.inside import Asked, Asking
-from convoy.app.python.pictures import OneImage, is_one, several_of
-from convoy.app.python.records import Classification
+from convoy.app.python.pictures import OneImage, one_or_several
+from convoy.app.python.questions import WhichBoxes, WhichClasses, WhichPixels
+from convoy.app.python.records import Classification, Detections, Segmentation
 from convoy.app.ray.ways import Ways
 from convoy.models.errors import InvalidRequest
 
@@ -41,10 +42,35 @@ class HandleCalls:
         `model` may be left out where one is loaded. A path is one on the replica's node. Raises what the engine raises.
         """
         self._ways.by_handle += 1
-        asked, checked = self._asked(model, version, timeout_ms), None if top_k is None else check_top_k(top_k, top_k)
-        if is_one(images):
-            return await self._asking.predict(asked, images, checked, threshold)
-        return await self._asking.predict_many(asked, several_of(images), checked, threshold)
+        asked, question = self._asked(model, version, timeout_ms), WhichClasses(top_k, threshold)
+        return await self._asking.ask(asked, one_or_several(images), question)
+
+    async def segment(
+        self,
+        images: OneImage | Iterable[OneImage],
+        *,
+        model: str | None = None,
+        version: int | str | None = None,
+        timeout_ms: float | None = None,
+    ) -> Segmentation | list[Segmentation]:
+        """As `convoy.Engine.segment`."""
+        self._ways.by_handle += 1
+        return await self._asking.ask(self._asked(model, version, timeout_ms), one_or_several(images), WhichPixels())
+
+    async def detect(
+        self,
+        images: OneImage | Iterable[OneImage],
+        *,
+        model: str | None = None,
+        version: int | str | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        timeout_ms: float | None = None,
+    ) -> Detections | list[Detections]:
+        """As `convoy.Engine.detect`."""
+        self._ways.by_handle += 1
+        asked, question = self._asked(model, version, timeout_ms), WhichBoxes(top_k, threshold)
+        return await self._asking.ask(asked, one_or_several(images), question)
 
     async def infer(
         self,

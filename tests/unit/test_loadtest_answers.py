@@ -27,6 +27,9 @@ TWO_FLOATS = struct.pack("<2f", 1, 2)
     ("route", "body"),
     [
         ("predictions", PREDICTION),
+        ("predictions", b'{"model": "m", "detections": []}'),
+        ("predictions", b'{"model": "m", "detections": [{"box": [0, 0, 1, 1], "class_id": 1, "score": 0.5}]}'),
+        ("predictions", b'{"model": "m", "segmentation": {"classes": [{"class_id": 1, "share": 1.0, "rle": {}}]}}'),
         ("infer", outputs(JSON_OUTPUT)),
         ("infer", outputs({**JSON_OUTPUT, "data": [[1.0, 2.0]]})),
         ("infer", outputs(JSON_OUTPUT) + b"\n"),
@@ -46,10 +49,13 @@ def test_good_answers_are_good(route, body):
     [
         ("predictions", b""),
         ("predictions", b"<html>ok</html>"),
-        ("predictions", b'{"predictions": []}'),
-        ("predictions", b'{"predictions": [{"class_id": 1}]}'),
-        ("predictions", b'{"predictions": 7}'),
-        ("predictions", b'["predictions"]'),
+        ("predictions", b'{"predictions": [{"class_id": 1, "score": 0.5}]}'),
+        ("predictions", b'{"model": "m", "predictions": []}'),
+        ("predictions", b'{"model": "m", "predictions": [{"class_id": 1}]}'),
+        ("predictions", b'{"model": "m", "predictions": 7}'),
+        ("predictions", b'{"model": "m", "detections": [{"class_id": 1, "score": 0.5}]}'),
+        ("predictions", b'{"model": "m", "segmentation": {"classes": [{"class_id": 1}]}}'),
+        ("predictions", b'["model"]'),
         ("predictions", PREDICTION[:-3]),
         ("infer", b'{"outputs": []}'),
         ("infer", outputs({**JSON_OUTPUT, "data": [1.0]})),
@@ -67,7 +73,7 @@ def test_a_200_that_is_no_answer_is_garbage(route, body):
 
 def test_every_answer_is_searched_and_a_sample_read_in_full():
     check = AnswerCheck("predictions")
-    half = b'{"predictions": [{"class'
+    half = b'{"model": "m", "predictions": [{"class'
     assert check(UNREAD, 200, b"nonsense") is not None
     assert check(UNREAD, 200, half) is None
     assert check(FULL_EVERY * 100, 200, half) is not None

@@ -111,7 +111,7 @@ def response_encoding(accepted: bytes) -> bytes | None:
     best, best_q, identity_q = None, 0.0, 0.0
     for entry in accepted.lower().split(b","):
         name, _, parameter = entry.partition(b";")
-        name, q = name.strip(), _q(parameter)
+        name, q = name.strip(), quality(parameter)
         if name == b"identity":
             identity_q = q
         elif name in _WINDOW_BITS and q > best_q:
@@ -120,7 +120,7 @@ def response_encoding(accepted: bytes) -> bytes | None:
 
 
 def is_worthwhile(reply: Reply) -> bool:
-    return reply.status == 200 and is_long_enough(reply.length)
+    return reply.status == 200 and is_long_enough(reply.length) and reply.content_type != "image/png"
 
 
 def is_long_enough(nbytes: int) -> bool:
@@ -139,8 +139,8 @@ def compress(reply: Reply, encoding: bytes) -> Reply:
     return reply._replace(pieces=(body,), headers=headers)
 
 
-def _q(parameter: bytes) -> float:
-    """How much an encoding is wanted, from 0 to 1; 0 for a weight that cannot be read."""
+def quality(parameter: bytes) -> float:
+    """How much an encoding or a type is wanted, from 0 to 1; 0 for a weight that cannot be read."""
     name, _, value = parameter.partition(b"=")
     if not name.strip():
         return 1.0

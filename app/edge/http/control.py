@@ -16,6 +16,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from convoy.app.edge.http.error_docs import ERRORS
 from convoy.app.edge.http.replies import json_response
 from convoy.app.edge.oip import documents
+from convoy.app.edge.oip.answering import why_no_predictions
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.model_config import model_config
 from convoy.app.submission.listing import WHOLE_MODEL, Listing
@@ -128,7 +129,8 @@ def _last_minute(core: ManagedCore, served: ManagedVersion) -> _Json:
         "name": served.key.model,
         "version": str(served.key.version),
         "ready": served.ready,
-        "takes_images": served.spec.image is not None,
+        "task": served.spec.task,
+        "takes_images": why_no_predictions(served.spec) is None,
         "published_although": list(served.loaded.objections),
         **first,
         "engines": engines,

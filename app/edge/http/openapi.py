@@ -56,11 +56,35 @@ _PREDICTION = _object(
     label={"type": ["string", "null"]},
     score={"type": "number"},
 )
+_DETECTION = _object(
+    *("box", "class_id", "label", "score"),
+    box={**_list({"type": "number"}), "minItems": 4, "maxItems": 4},
+    class_id={"type": "integer"},
+    label={"type": ["string", "null"]},
+    score={"type": "number"},
+)
+_WHOLE_NUMBERS = _list({"type": "integer", "minimum": 0})
+_MAPPED_CLASS = _object(
+    *("class_id", "label", "share", "rle"),
+    class_id={"type": "integer"},
+    label={"type": ["string", "null"]},
+    share={"type": "number"},
+    rle=_object("size", "counts", size=_WHOLE_NUMBERS, counts=_WHOLE_NUMBERS),
+)
+_SEGMENTATION = _object(
+    *("height", "width", "unseen_share", "classes"),
+    height={"type": "integer"},
+    width={"type": "integer"},
+    unseen_share={"type": "number"},
+    classes=_list(_MAPPED_CLASS),
+)
 _PREDICTED = _object(
     *("model", "version"),
     model=_TEXT,
     version=_TEXT,
     predictions=_list(_PREDICTION),
+    detections=_list(_DETECTION),
+    segmentation=_SEGMENTATION,
     timing_ms={"type": "object", "additionalProperties": {"type": "number"}},
     results=_list(_OBJECT),
 )
@@ -113,15 +137,24 @@ def _hot_paths(routes: Mapping[str, HotRoute]) -> _Json:
 
 def _predictions(path: list[_Json]) -> _Json:
     form = {"type": "object", "properties": {"file": _list(_FILE)}}
+    responses = _responses(_PREDICTED, _PREDICTED_EXAMPLE)
+    responses["200"]["content"]["image/png"] = {"schema": _FILE}
     return {
         "tags": ["inference"],
-        "summary": "Classify an image, or several in a form",
+        "summary": "What is in an image, or in several in a form: classes, boxes, or a class of each pixel",
         "operationId": f"predict_{len(path)}",
-        "description": "The best top_k classes; with a threshold, all that score at least that, or top_k of them.",
+        "description": (
+            "By the model's task. Predictions: the best top_k classes, five by default; with a threshold, all that "
+            "score at least that, or top_k of them. Detections: boxes (x1, y1, x2, y2) in pixels of the upright "
+            "picture, the best top_k of those that score at least the threshold, both by default as the model says. "
+            "Segmentation: the class of each pixel of the upright picture, as run lengths of COCO, or as a palette "
+            "PNG for format=png or Accept: image/png, in which 255 is what the network was not shown."
+        ),
         "parameters": [
             *path,
-            _query("top_k", {"type": "integer", "minimum": 1, "default": 5}),
+            _query("top_k", {"type": "integer", "minimum": 1}),
             _query("threshold", {"type": "number"}),
+            _query("format", {"type": "string", "enum": ["json", "png"]}),
             _TIMEOUT,
         ],
         "requestBody": {
@@ -131,7 +164,7 @@ def _predictions(path: list[_Json]) -> _Json:
                 "multipart/form-data": {"schema": form},
             },
         },
-        "responses": _responses(_PREDICTED, _PREDICTED_EXAMPLE),
+        "responses": responses,
     }
 
 

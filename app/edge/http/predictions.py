@@ -1,4 +1,4 @@
-"""`POST /predictions/{model}[/{version}]`: an image in, classes out.
+"""`POST /predictions/{model}[/{version}]`: an image in, what is in it out: classes, boxes, or a class of each pixel.
 
 The body is one image, told by its bytes and not by its content type, or a multipart form with one or
 more files. Each file is a request of its own: it is decoded, queued and answered by itself, and one that
@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from convoy.app.edge.http.body import Body
+from convoy.app.edge.http.class_maps import as_png, wanted_map
 from convoy.app.edge.http.hot_route import HotRoute, HttpHead
 from convoy.app.edge.http.multipart import boundary_of, split_files
 from convoy.app.edge.http.replies import Reply, error_reply
+from convoy.app.edge.oip.answering import BOXES, Wanted, why_no_predictions
 from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.pictures import EncodedPicture, Picture
 from convoy.app.edge.oip.predicting import (
     Predictor,
-    Wanted,
     check_threshold,
     check_top_k,
     wanted_classes,
-    why_no_classes,
 )
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import Timing, server_timing, timing_document
@@ -35,6 +36,7 @@ from convoy.app.scheduling.slab import Slot
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import InvalidRequest, RequestError
 from convoy.models.images import sniff
+from convoy.models.tasks import Task
 
 _Answer = dict[str, Any]
 
@@ -48,7 +50,7 @@ class _FailedFile:
 
 
 class PredictionsRoute(HotRoute):
-    """Images in, labels out."""
+    """Images in, what is in them out."""
 
     protocol = "predictions"
 
@@ -57,22 +59,27 @@ class PredictionsRoute(HotRoute):
         self._predictor = Predictor(decoder, options.max_pixels)
 
     def admit(self, served: ServedLike) -> None:
-        why = why_no_classes(served.spec)
+        why = why_no_predictions(served.spec)
         if why is not None:
             name, version = served.key.model, served.key.version
             raise InvalidRequest(f"'{name}' {why}; send tensors to /v2/models/{name}/versions/{version}/infer")
 
     async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
-        wanted = _wanted(head, served)
+        wanted = _WANTED[served.spec.task](head, served)
         terms = Terms(self.timeout_ms(head))
         boundary = boundary_of(head.headers.get(b"content-type", b""))
         name, version = served.key.model, served.key.version
         envelope: _Answer = {"model": name, "version": str(version)}
         if boundary is None or sniff(body.view) is not None:
             picture = EncodedPicture(body.view, (body.slot,))
+            if wanted.finish is as_png:
+                found = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=True)
+                return Reply(200, (found.found,), "image/png", (server_timing(found.timing),))
             answer = await self._predict(call, served, picture, terms, wanted, is_alone=True)
             headers = (server_timing(Timing(**answer["timing_ms"])),)
             return Reply(200, (orjson.dumps({**envelope, **answer}),), headers=headers)
+        if wanted.finish is as_png:
+            raise InvalidRequest("a PNG has the class map of one image; send one alone, or ask for JSON")
         work = DecodeWork("form", body.nbytes, (body.slot,), call.deadline_ns(terms.timeout_ms))
         files = (await self.decoder.run(call, work, split_files, body.view, boundary)).result
         outcomes = await asyncio.gather(
@@ -94,7 +101,7 @@ class PredictionsRoute(HotRoute):
         self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
     ) -> _Answer:
         found = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=is_alone)
-        return {"predictions": found.predictions, "timing_ms": timing_document(found.timing)}
+        return {wanted.answering.key: found.found, "timing_ms": timing_document(found.timing)}
 
 
 def _several(call: Call, envelope: _Answer, outcomes: list[_Answer | _FailedFile | BaseException]) -> Reply:
@@ -122,10 +129,23 @@ def _several(call: Call, envelope: _Answer, outcomes: list[_Answer | _FailedFile
     return first.reply._replace(pieces=(body,))
 
 
-def _wanted(head: HttpHead, served: ServedLike) -> Wanted:
-    """Raises InvalidRequest."""
+def _wanted_classes(head: HttpHead, served: ServedLike) -> Wanted:
     threshold = _threshold(head, served)
     return wanted_classes(_top_k(head), threshold)
+
+
+def _wanted_boxes(head: HttpHead, served: ServedLike) -> Wanted:
+    threshold = _threshold(head, served)
+    return Wanted(BOXES, _top_k(head), threshold)
+
+
+# What a request may say, by the task of its model. All raise InvalidRequest.
+_WANTED: dict[Task, Callable[[HttpHead, ServedLike], Wanted]] = {
+    "classify": _wanted_classes,
+    "multilabel": _wanted_classes,
+    "segment": wanted_map,
+    "detect": _wanted_boxes,
+}
 
 
 def _threshold(head: HttpHead, served: ServedLike) -> float | None:

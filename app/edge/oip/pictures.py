@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from convoy.app.scheduling.slab import Slot
+from convoy.models.geometry import Extent
 from convoy.models.headers import Header, read_header
 from convoy.models.images import decode_image_into, is_quickly_decoded, sniff
 from convoy.models.spec import ImageSpec
@@ -28,8 +29,11 @@ class Picture(ABC):
         """Whether decoding it surely takes less than handing it to another thread would."""
 
     @abstractmethod
-    def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> None:
-        """Write the model's input. Any thread may call it. Raises ImageError."""
+    def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> Extent:
+        """Write the model's input. Any thread may call it. Returns the picture's upright width and height.
+
+        Raises ImageError.
+        """
 
 
 class EncodedPicture(Picture):
@@ -45,5 +49,5 @@ class EncodedPicture(Picture):
     def is_quick(self, image: ImageSpec) -> bool:
         return is_quickly_decoded(self._encoded, image)
 
-    def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> None:
-        decode_image_into(self._encoded, image, out, max_pixels)
+    def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> Extent:
+        return decode_image_into(self._encoded, image, out, max_pixels)

@@ -1,46 +1,37 @@
-"""One image to classes: measured, decoded, queued, computed, scored; the same wherever the image comes from.
+"""One image to its answer: measured, decoded, queued, computed, read; the same wherever the image comes from.
 
-Knows calls, slots and scores. Knows no wire, no form and no file.
+Knows calls and slots, and of a task only where its outputs are to be read. Knows no wire, no form and no file.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
+from convoy.app.edge.oip.answering import CLASSES, Wanted
 from convoy.app.edge.oip.call import Call, Inputs, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.pictures import Picture
 from convoy.app.edge.oip.tensors import TensorRef
-from convoy.app.edge.scores import Prediction, best_classes
 from convoy.app.edge.timing import Timing, timing_ms
 from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import ImageTooLarge, InvalidRequest
 from convoy.models.images import decoding_bytes, refuse_oversized
-from convoy.models.spec import ImageSpec, ModelSpec
+from convoy.models.spec import ImageSpec
 
 _DEFAULT_TOP_K = 5
 
 
-class Wanted(NamedTuple):
-    """Which classes to answer: the best `top_k`, or all for None, of those that reach `threshold`."""
-
-    top_k: int | None
-    threshold: float | None
-
-
 class Predicted(NamedTuple):
-    """One image's classes, best first, and where the time went."""
+    """What was found in one image, as its task says (`answering`), and where the time went."""
 
-    predictions: list[Prediction]
+    found: Any
     timing: Timing
 
 
 class Predictor:
-    """Whoever has pictures asks it for classes. Belongs to one event loop, as its decoder does."""
+    """Whoever has pictures asks it for what is in them. Belongs to one event loop, as its decoder does."""
 
     def __init__(self, decoder: Decoder, max_pixels: int) -> None:
         self._decoder, self._max_pixels = decoder, max_pixels
@@ -50,35 +41,39 @@ class Predictor:
     ) -> Predicted:
         """Raises RequestError or ClientGone. `is_alone`: nobody else's image comes with it.
 
-        The version must take images.
+        The version must take images, and have the task that `wanted` is of.
         """
         started_ns = time.monotonic_ns()
         wait_ns = 0
         spec, image, key, decoder = served.spec, served.spec.image, served.key, self._decoder
         assert image is not None, "whoever asks has seen to it; this is a bug"
         nbytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
-        slot = call.reserve(nbytes)
+        slot, answering = call.reserve(nbytes), wanted.answering
         is_here = is_alone and picture.is_quick(image) and decoder.begin_here(served)
         if not is_here:
             pixels, needs_bytes = self._measure(call, picture, image)
             slots = (*picture.slots, slot)
             work = DecodeWork(picture.kind, pixels, slots, call.deadline_ns(terms.timeout_ms), served, needs_bytes)
             decoded = await decoder.run(call, work, picture.decode_into, image, slot.view, self._max_pixels)
-            wait_ns = decoded.wait_ns
+            wait_ns, size = decoded.wait_ns, decoded.result
         try:
             if is_here:
-                picture.decode_into(image, slot.view, self._max_pixels)
+                size = picture.decode_into(image, slot.view, self._max_pixels)
             decode_ns = time.monotonic_ns() - started_ns - wait_ns
             call.decoded(decode_ns, wait_ns)
             inputs = Inputs(1, (image.tensor_shape,), (TensorRef(slot.ref, 0, nbytes),))
-            done = await call.run(call.build_request(served, inputs, (0,), terms))
+            if answering.is_long:
+                call.reserve(answering.working_bytes(spec, size))  # before it is computed, as it may not be had
+            done = await call.run(call.build_request(served, inputs, answering.outputs(spec), terms))
         except BaseException:  # and no `finally` for both: compiled, its `done` would have no room for None
             decoder.answered(key)
             raise
         decoder.answered(key, done)
-        logits = np.frombuffer(done.answers[0].data, spec.outputs[0].numpy_dtype)
-        timing = timing_ms(done, wait_ns, decode_ns, time.monotonic_ns() - call.arrival_ns)
-        return Predicted(best_classes(logits, spec, wanted.top_k, wanted.threshold), timing)
+        if answering.is_long:
+            found = await decoder.run_owed(answering.read, done.answers, spec, size, wanted)
+        else:
+            found = answering.read(done.answers, spec, size, wanted)
+        return Predicted(found, timing_ms(done, wait_ns, decode_ns, time.monotonic_ns() - call.arrival_ns))
 
     def _measure(self, call: Call, picture: Picture, image: ImageSpec) -> tuple[int, int]:
         """How many pixels the header announces, and how much memory they take. Raises ImageError.
@@ -100,16 +95,9 @@ class Predictor:
         return header.pixels, needs_bytes
 
 
-def why_no_classes(spec: ModelSpec) -> str | None:
-    """Why a model does not turn images into classes, in words that go on from its name; None where it does."""
-    if spec.image is None:
-        return "has no image preprocessing, so it cannot take images"
-    return None if spec.gives_classes else f"has the task {spec.task!r}, so its outputs are no classes"
-
-
 def wanted_classes(top_k: int | None, threshold: float | None) -> Wanted:
     """Who asks for all that reach a threshold gets all of them; who asks for nothing gets the best five."""
-    return Wanted(_DEFAULT_TOP_K if top_k is None and threshold is None else top_k, threshold)
+    return Wanted(CLASSES, _DEFAULT_TOP_K if top_k is None and threshold is None else top_k, threshold)
 
 
 def check_top_k(top_k: object, given: object) -> int:

@@ -1,0 +1,332 @@
+"""Networks that segment and detect, over HTTP, in Python and from the command line: the answers that people expect."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import convoy
+from convoy.app.edge.oip import answering
+from convoy.models.errors import ImageError, InvalidRequest
+from convoy.models.tasks import DetectionOutputs
+from tests.support.servers import Server, run_convoy, start_server
+from tests.support.stores import StoreFolder
+from tests.support.task_models import FixedOutput, add_colours, add_detector, cropped, stretched
+
+RGB = {"black": (0, 0, 0), "red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
+# In a network's input of 32 x 64 pixels: two of a class that overlap, one of another class in the same place.
+BOXES = np.array([[8, 4, 24, 20], [9, 4, 25, 20], [8, 4, 24, 20], [-9, 30, 70, 99]], np.float32)
+SCORES = np.array([[0.9, 0.0], [0.8, 0.01], [0.0, 0.7], [0.0, 0.3]], np.float32)
+RAW = DetectionOutputs("boxes", "scores", iou_threshold=0.5)
+FINAL = DetectionOutputs("boxes", "scores", labels="labels", count="count")
+
+
+@pytest.fixture(scope="module")
+def filled_store(shared_store: StoreFolder) -> StoreFolder:
+    root = shared_store.root
+    add_colours(root, "stretched", stretched(30, 60))
+    add_colours(root, "cropped", cropped(40, 32, 32))
+    add_colours(root, "tensors", stretched(30, 60), task="none", segmentation=None)
+    raw = [FixedOutput("boxes", BOXES), FixedOutput("scores", SCORES)]
+    add_detector(root, "raw", stretched(32, 64), RAW, raw, labels=("cat", "dog"))
+    final = [
+        FixedOutput("count", np.array([3], np.int64)),
+        FixedOutput("boxes", BOXES),
+        FixedOutput("labels", np.array([1, 0, -1, 1], np.int64)),
+        FixedOutput("scores", np.array([0.6, 0.5, 0.9, 0.9], np.float32)),
+    ]
+    add_detector(root, "final", cropped(40, 32, 40), FINAL, final)
+    add_detector(root, "alone", stretched(32, 64), RAW, raw, max_batch_size=0)
+    add_detector(root, "flags", stretched(32, 64), RAW, raw, task="multilabel", detection=None, activation="none")
+    return shared_store
+
+
+@pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
+def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterator[Server]:
+    with start_server("--edges", request.param, store=filled_store.root) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def engine(filled_store: StoreFolder) -> Iterator[convoy.Engine]:
+    with convoy.Engine(filled_store.root, engine="cpu") as engine:
+        yield engine
+
+
+def flag(width: int, height: int, *colours: str) -> Image.Image:
+    """Upright stripes of one width."""
+    image = Image.new("RGB", (width, height))
+    for index, colour in enumerate(colours):
+        image.paste(RGB[colour], (index * width // len(colours), 0, (index + 1) * width // len(colours), height))
+    return image
+
+
+def saved(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def painted(segmentation: dict[str, Any]) -> np.ndarray:
+    """The class map of an answer's run lengths, by what the page on the protocol says of them; 255 where none is."""
+    whole = np.full((segmentation["height"], segmentation["width"]), 255, np.uint8)
+    for one in segmentation["classes"]:
+        assert one["rle"]["size"] == [segmentation["height"], segmentation["width"]]
+        counts = one["rle"]["counts"]
+        values = np.arange(len(counts)) % 2 == 1
+        whole[np.repeat(values, counts).reshape(whole.shape, order="F")] = one["class_id"]
+    return whole
+
+
+# Segmentation
+
+
+def test_a_class_map_has_the_size_of_the_picture(server: Server) -> None:
+    answer = server.post("/predictions/stretched", content=saved(flag(120, 50, "red", "black", "blue", "blue")))
+    assert answer.status_code == 200
+    document = answer.json()
+    assert (document["model"], document["version"]) == ("stretched", "1")
+    assert set(document["timing_ms"]) == {"decode_wait", "decode", "queue", "compute", "total"}
+    segmentation = document["segmentation"]
+    assert [(one["class_id"], one["label"], one["share"]) for one in segmentation["classes"]] == [
+        (0, "black", 0.25),
+        (1, "red", 0.25),
+        (3, "blue", 0.5),
+    ]
+    assert segmentation["unseen_share"] == 0
+    expected = np.repeat([[1] * 30 + [0] * 30 + [3] * 60], 50, axis=0)
+    assert painted(segmentation).tolist() == expected.tolist()
+    assert segmentation["classes"][1]["rle"]["counts"] == [0, 1500, 4500]
+
+
+@pytest.mark.parametrize(
+    ("query", "accept", "is_png"),
+    [
+        ("", "image/png", True),
+        ("?format=png", "application/json", True),
+        ("", "image/png;q=0.5, application/json", False),
+        ("", "application/json;q=0.5, image/png", True),
+        ("", "*/*", False),
+        ("?format=json", "image/png", False),
+    ],
+)
+def test_who_asks_for_a_png_gets_one(server: Server, query: str, accept: str, is_png: bool) -> None:
+    picture = saved(flag(40, 20, "green", "red"))
+    answer = server.post(
+        f"/predictions/stretched{query}", content=picture, headers={"accept": accept, "accept-encoding": "gzip"}
+    )
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == ("image/png" if is_png else "application/json")
+    if is_png:
+        assert "content-encoding" not in answer.headers
+        assert "total;dur=" in answer.headers["server-timing"]
+        with Image.open(io.BytesIO(answer.content)) as image:
+            assert np.asarray(image).tolist() == [[2] * 20 + [1] * 20] * 20
+
+
+def test_what_the_crop_does_not_show_is_unseen_and_the_picture_upright(server: Server) -> None:
+    """An upright picture of 40 x 80 is scaled to 40 x 80, of which the middle 32 x 32 is seen."""
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be turned by 90 degrees clockwise
+    upright = Image.new("RGB", (40, 80), RGB["green"])
+    upright.paste(RGB["blue"], (0, 40, 40, 80))
+    lying = saved(upright.transpose(Image.Transpose.ROTATE_90), "PNG", exif=turned)
+    segmentation = server.post("/predictions/cropped", content=lying).json()["segmentation"]
+    expected = np.full((80, 40), 255)
+    expected[24:40, 4:36], expected[40:56, 4:36] = 2, 3
+    assert painted(segmentation).tolist() == expected.tolist()
+    assert segmentation["unseen_share"] == pytest.approx(1 - 32 * 32 / 3200)
+    answer = server.post("/predictions/cropped?format=png", content=lying)
+    assert np.asarray(Image.open(io.BytesIO(answer.content))).tolist() == expected.tolist()
+
+
+def test_several_pictures_have_a_map_each_and_no_png(server: Server) -> None:
+    files = [("file", saved(flag(30, 20, colour))) for colour in ("red", "blue")] + [("file", b"no picture")]
+    results = server.post("/predictions/stretched", files=files).json()["results"]
+    assert [one["class_id"] for result in results[:2] for one in result["segmentation"]["classes"]] == [1, 3]
+    assert "not an image" in results[2]["error"]
+    refused = server.post("/predictions/stretched?format=png", files=files)
+    assert refused.status_code == 400
+    assert "one image" in refused.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [("format=gif", "format must be json or png"), ("top_k=3", "top_k is for classes"), ("threshold=0.1", "threshold")],
+)
+def test_words_that_mean_nothing_to_a_class_map_are_refused(server: Server, query: str, words: str) -> None:
+    answer = server.post(f"/predictions/stretched?{query}", content=saved(flag(30, 20, "red")))
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+
+
+# Detection
+
+
+def test_boxes_are_in_pixels_of_the_picture(server: Server) -> None:
+    """Of one class the better of two that overlap stays, and what is beyond the picture is cut off."""
+    picture = saved(Image.new("RGB", (128, 32)))
+    document = server.post("/predictions/raw", content=picture).json()
+    assert document["detections"] == [
+        {"box": [16, 4, 48, 20], "class_id": 0, "label": "cat", "score": pytest.approx(0.9)},
+        {"box": [16, 4, 48, 20], "class_id": 1, "label": "dog", "score": pytest.approx(0.7)},
+        {"box": [0, 30, 128, 32], "class_id": 1, "label": "dog", "score": pytest.approx(0.3)},
+    ]
+    for query, scores in (("threshold=0.5", [0.9, 0.7]), ("top_k=1", [0.9]), ("threshold=0.95", [])):
+        found = server.post(f"/predictions/raw?{query}", content=picture).json()["detections"]
+        assert [one["score"] for one in found] == pytest.approx(scores)
+
+
+def test_boxes_of_a_cropped_picture_that_the_graph_has_suppressed(server: Server) -> None:
+    """A picture of 160 x 80 is scaled to 80 x 40, of which the network sees 40 x 32 from (20, 4) on."""
+    found = server.post("/predictions/final", content=saved(Image.new("RGB", (160, 80)))).json()["detections"]
+    assert [(one["class_id"], one["label"], one["score"]) for one in found] == [
+        (1, None, pytest.approx(0.6)),
+        (0, None, pytest.approx(0.5)),
+    ]
+    assert [one["box"] for one in found] == [[56, 16, 88, 48], [58, 16, 90, 48]]
+
+
+def test_a_detector_that_cannot_be_batched_answers_the_same(server: Server) -> None:
+    picture = saved(Image.new("RGB", (128, 32)))
+    documents = [server.post(f"/predictions/{name}", content=picture).json() for name in ("raw", "alone")]
+    boxes = [[(one["box"], one["class_id"]) for one in document["detections"]] for document in documents]
+    assert boxes[0] == boxes[1]
+    assert len(boxes[0]) == 3
+
+
+@pytest.mark.parametrize("query", ["threshold=2x", "threshold=nan", "top_k=0"])
+def test_wrong_words_for_a_detector_are_refused(server: Server, query: str) -> None:
+    answer = server.post(f"/predictions/raw?{query}", content=saved(Image.new("RGB", (20, 20))))
+    assert answer.status_code == 400
+    assert query.partition("=")[0] in answer.json()["error"]
+
+
+# The others
+
+
+def test_a_model_of_which_nothing_is_known_takes_tensors(server: Server) -> None:
+    answer = server.post("/predictions/tensors", content=saved(flag(30, 20, "red")))
+    assert answer.status_code == 400
+    assert "has the task 'none'" in answer.json()["error"]
+    assert "/v2/models/tensors/versions/1/infer" in answer.json()["error"]
+    images = np.asarray(flag(60, 30, "red"))[None]
+    inputs = [{"name": "images", "shape": images.shape, "datatype": "UINT8", "data": images.reshape(-1).tolist()}]
+    outputs = server.post("/v2/models/tensors/infer", json={"inputs": inputs}).json()["outputs"]
+    assert outputs[0]["shape"] == [1, 4, 30, 60]
+
+
+def test_labels_that_stand_each_for_itself_are_answered_by_threshold(server: Server) -> None:
+    picture = saved(Image.new("RGB", (20, 20)))
+    found = server.post("/predictions/flags?threshold=20", content=picture).json()["predictions"]
+    assert [one["score"] for one in found] == [99, 70, 30, 25, 24, 24, 20, 20, 20]
+
+
+def test_the_description_tells_every_answer(server: Server) -> None:
+    described = server.get("/openapi.json").json()["paths"]["/predictions/{model}"]["post"]
+    content = described["responses"]["200"]["content"]
+    assert {"application/json", "image/png"} == set(content)
+    assert {"predictions", "detections", "segmentation"} <= set(content["application/json"]["schema"]["properties"])
+    assert {"top_k", "threshold", "format", "timeout_ms"} <= {one["name"] for one in described["parameters"]}
+
+
+def test_stats_name_the_task(server: Server) -> None:
+    tasks = {model["name"]: model["task"] for model in server.stats()["models"]}
+    assert (tasks["raw"], tasks["cropped"], tasks["tensors"], tasks["flags"]) == (
+        *("detect", "segment", "none", "multilabel"),
+    )
+
+
+# Python
+
+
+def test_python_gets_the_same_map(engine: convoy.Engine, server: Server, tmp_path: Path) -> None:
+    picture = flag(120, 50, "red", "black", "blue", "blue")
+    found = engine.segment("stretched", picture)
+    document = server.post("/predictions/stretched", content=saved(picture)).json()["segmentation"]
+    assert found.class_map.tolist() == painted(document).tolist()
+    assert [(one.class_id, one.label, one.share) for one in found.classes] == [
+        (one["class_id"], one["label"], one["share"]) for one in document["classes"]
+    ]
+    assert found.timing_ms is not None
+    several = engine.segment("stretched", [np.asarray(picture), b"no picture"])
+    assert several[0].class_map.tolist() == found.class_map.tolist()
+    assert isinstance(several[1].error, ImageError)
+    assert several[1].class_map.size == 0
+
+
+def test_python_gets_the_same_boxes(engine: convoy.Engine, server: Server) -> None:
+    picture = Image.new("RGB", (128, 32))
+    document = server.post("/predictions/raw?threshold=0.5", content=saved(picture)).json()["detections"]
+    for found in (engine.detect("raw", picture, threshold=0.5), *engine.detect("raw", [picture], threshold=0.5)):
+        assert [{"box": list(one.box), "class_id": one.class_id, "label": one.label} for one in found.detections] == [
+            {name: one[name] for name in ("box", "class_id", "label")} for one in document
+        ]
+    assert len(engine.detect("raw", picture, top_k=1).detections) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "words"),
+    [
+        ("raw", "predict", r"'raw' has the task 'detect'; ask it with detect\(\)"),
+        ("stretched", "detect", r"'stretched' has the task 'segment'; ask it with segment\(\)"),
+        ("flags", "segment", r"'flags' has the task 'multilabel'; ask it with predict\(\)"),
+        ("tensors", "predict", r"give tensors to infer\(\)"),
+    ],
+)
+def test_python_says_how_to_ask_instead(engine: convoy.Engine, model: str, method: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        getattr(engine, method)(model, Image.new("RGB", (20, 20)))
+
+
+def test_reading_the_outputs_is_done_by_the_decoders(engine: convoy.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not on the event loop, which others wait for."""
+    threads: list[str] = []
+    for name in ("segmented", "detections"):
+        real = getattr(answering, name)
+
+        def noted(*given: Any, real: Any = real) -> Any:
+            threads.append(threading.current_thread().name)
+            return real(*given)
+
+        monkeypatch.setattr(answering, name, noted)
+    engine.segment("stretched", flag(30, 20, "red"))
+    engine.detect("raw", flag(30, 20, "red"))
+    assert [name.partition("_")[0] for name in threads] == ["decode", "decode"]
+
+
+# The command line
+
+
+def test_predict_prints_boxes_and_classes(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "one.png"
+    path.write_bytes(saved(Image.new("RGB", (128, 32))))
+    boxes = run_convoy("predict", "raw", str(path), "--url", server.url, "--top-k", "2")
+    assert boxes.returncode == 0
+    assert "16, 4, 48, 20" in boxes.stdout
+    assert "dog" in boxes.stdout
+    assert "30, 128" not in boxes.stdout
+    path.write_bytes(saved(flag(120, 50, "red", "blue", "blue", "blue")))
+    shares = run_convoy("predict", "stretched", str(path), "--url", server.url)
+    assert shares.returncode == 0
+    assert "75.0 %" in shares.stdout
+    assert "blue" in shares.stdout
+
+
+def test_batch_says_that_it_labels_with_classes(filled_store: StoreFolder, tmp_path: Path) -> None:
+    (tmp_path / "one.png").write_bytes(saved(Image.new("RGB", (20, 20))))
+    ended = run_convoy(
+        *("batch", "raw", str(tmp_path / "one.png"), "--out", str(tmp_path / "out")),
+        *("--store", str(filled_store.root)),
+    )
+    assert ended.returncode == 1
+    assert "has the task 'detect', and this labels images with classes" in ended.stderr
+    assert not json.dumps(ended.stderr).count("Traceback")

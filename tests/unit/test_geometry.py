@@ -1,0 +1,101 @@
+"""Where the input lies in the picture: boxes and class maps go there and back."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from convoy.models.geometry import UNSEEN, ImagePlacement, crop_corner, full_size
+from convoy.models.images import preprocess
+from convoy.models.spec import ImageSpec
+
+sides = st.integers(1, 700)
+sizes = st.tuples(sides, sides).filter(lambda size: max(size) <= 100 * min(size))
+
+
+def shorter_side(resize_px: int, height: int, width: int) -> ImageSpec:
+    plain = ImageSpec.plain(height, width, 3, "uint8_nhwc")
+    return ImageSpec(
+        *(height, width, 3, "shorter_side", resize_px, "nearest", True, plain.mean, plain.std, plain.front),
+    )
+
+
+def exact(height: int, width: int) -> ImageSpec:
+    return ImageSpec.plain(height, width, 3, "uint8_nhwc")
+
+
+small = st.integers(1, 64)
+images = st.one_of(
+    st.builds(exact, small, small),
+    st.builds(lambda more, height, width: shorter_side(max(height, width) + more, height, width), small, small, small),
+)
+
+
+def to_input(boxes: np.ndarray, size: tuple[int, int], image: ImageSpec) -> np.ndarray:
+    """What resizing and cropping make of a box, written down by itself."""
+    full, corner = full_size(size, image), crop_corner(full_size(size, image), image)
+    scale = [full[0] / size[0], full[1] / size[1]]
+    return boxes * [*scale, *scale] - [*corner, *corner]
+
+
+@given(sizes, images, st.lists(st.floats(0, 1), min_size=4, max_size=4))
+def test_a_box_comes_back_to_where_it_was(size: tuple[int, int], image: ImageSpec, shares: list[float]) -> None:
+    boxes = np.array([shares]) * [*size, *size]
+    back = ImagePlacement.of(size, image).boxes_on_picture(to_input(boxes, size, image))
+    np.testing.assert_allclose(back, boxes, rtol=0, atol=1e-9 * max(size))
+
+
+@given(sizes, images)
+def test_boxes_end_at_the_picture(size: tuple[int, int], image: ImageSpec) -> None:
+    beyond = np.array([[-1e4, -1e4, 1e4 * size[0], 1e4 * size[1]]])
+    assert ImagePlacement.of(size, image).boxes_on_picture(beyond).tolist() == [[0, 0, *size]]
+
+
+@given(sizes, images, small, small)
+def test_a_class_map_covers_what_the_crop_shows_and_nothing_else(
+    size: tuple[int, int], image: ImageSpec, rows: int, columns: int
+) -> None:
+    placement = ImagePlacement.of(size, image)
+    numbers = np.arange(rows * columns, dtype=np.uint32).reshape(rows, columns)
+    placed = placement.map_on_picture((numbers % 200).astype(np.uint8))
+    assert placed.shape == (size[1], size[0])
+    # Each pixel's centre, forward, tells the cell.
+    y, x = np.mgrid[: size[1], : size[0]] + 0.5
+    forward = to_input(np.stack([x, y, x, y], axis=-1).reshape(-1, 4), size, image)[:, :2]
+    cells = forward * [columns / image.width, rows / image.height]
+    is_seen = ((forward >= 0) & (forward < [image.width, image.height])).all(axis=1)
+    # Where a centre lies on an edge to the last bit, either side is right.
+    is_clear = (np.abs(cells - np.round(cells)) > 1e-6).all(axis=1)
+    assert (placed.reshape(-1) == UNSEEN)[is_clear].tolist() == (~is_seen)[is_clear].tolist()
+    found = np.floor(cells[is_seen & is_clear]).astype(int)
+    assert placed.reshape(-1)[is_seen & is_clear].tolist() == (numbers[found[:, 1], found[:, 0]] % 200).tolist()
+
+
+@pytest.mark.parametrize("image", [exact(20, 30), shorter_side(40, 20, 30)], ids=["exact", "crop"])
+@pytest.mark.parametrize("size", [(80, 80), (160, 80), (80, 240)])
+def test_what_is_painted_in_the_picture_is_found_where_it_was(image: ImageSpec, size: tuple[int, int]) -> None:
+    """The way there is the real preprocessing, with nearest pixels so that edges stay sharp."""
+    sharp = ImageSpec(*(image.height, image.width, 3, image.resize_mode, image.resize_px, "nearest", True), *MEAN_STD)
+    box = (size[0] // 2 - 12, size[1] // 2 - 8, size[0] // 2 + 20, size[1] // 2 + 16)
+    picture = Image.new("RGB", size, "black")
+    picture.paste("white", box)
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    is_white = preprocess(file.getvalue(), sharp)[:, :, 0] > 128
+    rows, columns = np.flatnonzero(is_white.any(axis=1)), np.flatnonzero(is_white.any(axis=0))
+    found = np.array([[columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]], np.float32)
+    placement = ImagePlacement.of(size, sharp)
+    # A pixel of the input is so many of the picture.
+    one_px = max(size[0] / placement.full[0], size[1] / placement.full[1])
+    np.testing.assert_allclose(placement.boxes_on_picture(found)[0], box, atol=one_px)
+    on_picture = placement.map_on_picture(is_white.astype(np.uint8))
+    wrong = (on_picture != UNSEEN) & (on_picture != (np.asarray(picture)[:, :, 0] > 128))
+    assert wrong.sum() <= 2 * (32 + 24) * one_px
+
+
+MEAN_STD = ((0.0,) * 3, (1.0,) * 3, "uint8_nhwc")
