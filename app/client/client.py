@@ -16,9 +16,9 @@ from typing import TypeVar, overload
 
 import numpy as np
 
+from convoy.app.client import http_wire
 from convoy.app.client.asking import WireQuestion, arun, ask, run
 from convoy.app.client.http_transport import AsyncHttpTransport, HttpTransport, http_options
-from convoy.app.client.http_wire import HttpWire
 from convoy.app.client.images import encoded
 from convoy.app.client.records import RemoteModel, Sight
 from convoy.app.python.pictures import OneImage, one_or_several
@@ -68,7 +68,6 @@ class Client:
         verify: _Verify = True,
     ) -> None:
         self._manners = _Manners(timeout_s, retries, at_once)
-        self._wire = HttpWire()
         self._transport = HttpTransport(http_options(url, api_key, verify))
 
     @overload
@@ -164,7 +163,7 @@ class Client:
         timeout_s: float | None = None,
     ) -> Sight:
         """What is in an image, whatever the model's task is. Raises as `predict` does."""
-        return self._ask(self._wire.look(model, _text(version), encoded(image), top_k, threshold), timeout_s)
+        return self._ask(http_wire.look(model, _text(version), encoded(image), top_k, threshold), timeout_s)
 
     def infer(
         self,
@@ -182,11 +181,11 @@ class Client:
         bytes or str, BF16 is `V2`. `outputs` None: all of them.
         Raises the server's errors with its words, as `predict` does.
         """
-        return self._ask(self._wire.infer(model, _text(version), inputs, outputs, priority), timeout_s)
+        return self._ask(http_wire.infer(model, _text(version), inputs, outputs, priority), timeout_s)
 
     def models(self) -> tuple[RemoteModel, ...]:
         """What is served, and what was refused and why."""
-        return self._ask(self._wire.models(), None)
+        return self._ask(http_wire.models(), None)
 
     @property
     def at_once(self) -> int:
@@ -225,7 +224,6 @@ class AsyncClient:
         verify: _Verify = True,
     ) -> None:
         self._manners = _Manners(timeout_s, retries, at_once)
-        self._wire = HttpWire()
         self._transport = AsyncHttpTransport(http_options(url, api_key, verify))
 
     @overload
@@ -316,7 +314,7 @@ class AsyncClient:
     ) -> Sight:
         """As `Client.look`."""
         body = await asyncio.to_thread(encoded, image)  # it may be a file on a slow disk, or pixels to be packed
-        return await self._ask(self._wire.look(model, _text(version), body, top_k, threshold), timeout_s)
+        return await self._ask(http_wire.look(model, _text(version), body, top_k, threshold), timeout_s)
 
     async def infer(
         self,
@@ -329,11 +327,11 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> dict[str, np.ndarray]:
         """As `Client.infer`."""
-        return await self._ask(self._wire.infer(model, _text(version), inputs, outputs, priority), timeout_s)
+        return await self._ask(http_wire.infer(model, _text(version), inputs, outputs, priority), timeout_s)
 
     async def models(self) -> tuple[RemoteModel, ...]:
         """What is served, and what was refused and why."""
-        return await self._ask(self._wire.models(), None)
+        return await self._ask(http_wire.models(), None)
 
     async def close(self) -> None:
         """End the connections. A second time it does nothing."""

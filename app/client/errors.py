@@ -26,27 +26,15 @@ _KINDS = (
     DeadlineExceeded,
 )
 _BY_STATUS: dict[int, type[RequestError]] = {kind.http_status: kind for kind in _KINDS}
-_BY_CODE: dict[str, type[RequestError]] = {kind.grpc_code: kind for kind in reversed(_KINDS)}
 
 
 def of_status(status: int, words: str, retry_after: str | None) -> RequestError:
     """The error behind an HTTP status. `words` are the server's, which say what to do."""
-    return _error(_BY_STATUS.get(status), status == 429, status == 503, words, retry_after)
-
-
-def of_code(code: str, words: str, retry_after: str | None) -> RequestError:
-    """The error behind a gRPC code, by its name."""
-    return _error(_BY_CODE.get(code), code == "RESOURCE_EXHAUSTED", code == "UNAVAILABLE", words, retry_after)
-
-
-def _error(
-    kind: type[RequestError] | None, is_overload: bool, is_unavailable: bool, words: str, retry_after: str | None
-) -> RequestError:
-    if is_overload:
+    if status == Overloaded.http_status:
         return Overloaded(words, reason="", retry_after_s=seconds_of(retry_after) or 0.0)
-    if is_unavailable:
+    if status == Unavailable.http_status:
         return Unavailable(words, retry_after_s=seconds_of(retry_after) or 0.0)
-    return (kind or RequestError)(words)
+    return _BY_STATUS.get(status, RequestError)(words)
 
 
 def seconds_of(retry_after: str | None) -> float | None:

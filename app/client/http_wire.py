@@ -37,46 +37,42 @@ class HttpMessage(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class HttpWire:
-    """Makes the questions."""
+def look(
+    model: str, version: str | None, image: bytes, top_k: int | None, threshold: float | None
+) -> WireQuestion[Sight]:
+    """What is in an image, as the model's task has it."""
+    path = "/".join(("/predictions", *(quote(part, safe="") for part in (model, version) if part is not None)))
+    asked = [(name, f"{value}") for name, value in (("top_k", top_k), ("threshold", threshold)) if value is not None]
+    return WireQuestion(lambda left_s: HttpMessage("POST", path, image, (*asked, _within(left_s)), _BYTES), _sight)
 
-    def look(
-        self, model: str, version: str | None, image: bytes, top_k: int | None, threshold: float | None
-    ) -> WireQuestion[Sight]:
-        """What is in an image, as the model's task has it."""
-        path = "/".join(("/predictions", *(quote(part, safe="") for part in (model, version) if part is not None)))
-        asked = [
-            (name, f"{value}") for name, value in (("top_k", top_k), ("threshold", threshold)) if value is not None
-        ]
-        return WireQuestion(lambda left_s: HttpMessage("POST", path, image, (*asked, _within(left_s)), _BYTES), _sight)
 
-    def infer(
-        self,
-        model: str,
-        version: str | None,
-        inputs: Mapping[str, np.ndarray],
-        outputs: Sequence[str] | None,
-        priority: int,
-    ) -> WireQuestion[dict[str, np.ndarray]]:
-        """Raises InvalidRequest."""
-        tensors = tensors_of(inputs)
-        described = [
-            {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
-            for name, datatype, shape, data in tensors
-        ]
-        path = _model_path(model, version) + "/infer"
+def infer(
+    model: str,
+    version: str | None,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Sequence[str] | None,
+    priority: int,
+) -> WireQuestion[dict[str, np.ndarray]]:
+    """Raises InvalidRequest."""
+    tensors = tensors_of(inputs)
+    described = [
+        {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+        for name, datatype, shape, data in tensors
+    ]
+    path = _model_path(model, version) + "/infer"
+    parameters = {"binary_data_output": True, **({"priority": priority} if priority else {})}
+    document: dict[str, Any] = {"inputs": described, "parameters": parameters}
+    if outputs is not None:
+        document["outputs"] = [{"name": name} for name in outputs]
+    header = orjson.dumps(document)
+    body = b"".join((header, *(tensor.data for tensor in tensors)))
+    headers = (*_BYTES, (HEADER_LENGTH, f"{len(header)}"), ("Accept-Encoding", "identity"))
+    return WireQuestion(lambda left_s: HttpMessage("POST", path, body, (_within(left_s),), headers), _tensors)
 
-        parameters = {"binary_data_output": True, **({"priority": priority} if priority else {})}
-        document: dict[str, Any] = {"inputs": described, "parameters": parameters}
-        if outputs is not None:
-            document["outputs"] = [{"name": name} for name in outputs]
-        header = orjson.dumps(document)
-        body = b"".join((header, *(tensor.data for tensor in tensors)))
-        headers = (*_BYTES, (HEADER_LENGTH, f"{len(header)}"), ("Accept-Encoding", "identity"))
-        return WireQuestion(lambda left_s: HttpMessage("POST", path, body, (_within(left_s),), headers), _tensors)
 
-    def models(self) -> WireQuestion[tuple[RemoteModel, ...]]:
-        return WireQuestion(lambda _: HttpMessage("POST", "/v2/repository/index", b"{}"), _models)
+def models() -> WireQuestion[tuple[RemoteModel, ...]]:
+    """What is served, and what was refused and why."""
+    return WireQuestion(lambda _: HttpMessage("POST", "/v2/repository/index", b"{}"), _models)
 
 
 def _within(left_s: float) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from convoy.app.client.errors import NOT_A_SERVER
-from convoy.app.python.arrays import datatype_of
+from convoy.app.python.arrays import datatype_of, named_arrays, string_bytes
 from convoy.models.errors import InvalidRequest, RequestError
 from convoy.models.spec import NUMPY_DTYPES, TensorSpec
 from convoy.models.tensors import from_bytes, pack
@@ -25,9 +25,7 @@ class NamedTensor(NamedTuple):
 
 def tensors_of(inputs: Mapping[str, np.ndarray]) -> list[NamedTensor]:
     """In their order, little-endian. Raises InvalidRequest for what no tensor can hold."""
-    if not isinstance(inputs, Mapping):
-        raise InvalidRequest(f"inputs must be arrays by name, such as {{'images': array}}; got {type(inputs).__name__}")
-    return [_tensor_of(str(name), np.asarray(values)) for name, values in inputs.items()]
+    return [_tensor_of(name, array) for name, array in named_arrays(inputs)]
 
 
 def array_from(tensor: NamedTensor) -> np.ndarray:
@@ -54,9 +52,7 @@ def _tensor_of(name: str, array: np.ndarray) -> NamedTensor:
 
 def _strings(name: str, array: np.ndarray) -> Iterator[bytes]:
     for element in array.flat:
-        if isinstance(element, bytes):
-            yield element
-        elif isinstance(element, str):
-            yield element.encode()
-        else:
+        found = string_bytes(element)
+        if found is None:
             raise InvalidRequest(f"input '{name}' must hold str or bytes, got {type(element).__name__}")
+        yield found

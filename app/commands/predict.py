@@ -35,7 +35,7 @@ from convoy.models.errors import (
     Unavailable,
     UsageError,
 )
-from convoy.models.image_files import IMAGE_SUFFIXES, read_image_file
+from convoy.models.image_files import IMAGE_SUFFIXES
 
 STDIN = "-"
 
@@ -94,8 +94,7 @@ def _in_order(client: Client, model: str, given: Sequence[Given], top_k: int | N
 
     def ask(one: Given) -> Sight:
         try:
-            image = one.image if isinstance(one.image, bytes) else read_image_file(one.image)
-            return client.look(model, image, top_k=top_k)
+            return client.look(model, one.image, top_k=top_k)
         except NotFound as error:
             raise JobError(f"{error}; {_what_is_served(client)}") from None
         except Unauthorized as error:

@@ -37,17 +37,21 @@ def request_of(
     inputs: Mapping[str, np.ndarray], outputs: Sequence[str] | None, priority: int, request_id: str | None
 ) -> RawRequest:
     """What is asked, as every wire brings it. Raises InvalidRequest where the inputs are no arrays by name."""
-    if not isinstance(inputs, Mapping):
-        raise InvalidRequest(f"inputs must be arrays by name, such as {{'images': array}}; got {type(inputs).__name__}")
-    arrays = {name: np.asarray(values) for name, values in inputs.items()}
     return RawRequest(
         request_id,
         {"priority": priority} if priority else {},
-        [TensorIn(str(name), datatype_of(one), one.shape, ArraySource(one)) for name, one in arrays.items()],
+        [TensorIn(name, datatype_of(one), one.shape, ArraySource(one)) for name, one in named_arrays(inputs)],
         [OutputIn(name, {}) for name in outputs or ()],
         _NO_MEMORY,
         binary_by_default=True,
     )
+
+
+def named_arrays(inputs: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
+    """In their order. Raises InvalidRequest where they are no arrays by name."""
+    if not isinstance(inputs, Mapping):
+        raise InvalidRequest(f"inputs must be arrays by name, such as {{'images': array}}; got {type(inputs).__name__}")
+    return [(str(name), np.asarray(values)) for name, values in inputs.items()]
 
 
 def bytes_of(request: RawRequest) -> int:
@@ -70,9 +74,13 @@ def array_of(answer: TensorOut) -> np.ndarray:
     return from_bytes(answer.data, answer.spec, answer.shape).copy()
 
 
+def string_bytes(element: object) -> bytes | None:
+    """A string as it travels; None for what is none."""
+    return element.encode() if isinstance(element, str) else element if isinstance(element, bytes) else None
+
+
 def _string(element: object, target: Target) -> bytes:
-    if isinstance(element, bytes):
-        return element
-    if isinstance(element, str):
-        return element.encode()
-    raise target.wrong(f"input '{target.spec.name}' must hold str or bytes, got {type(element).__name__}")
+    found = string_bytes(element)
+    if found is None:
+        raise target.wrong(f"input '{target.spec.name}' must hold str or bytes, got {type(element).__name__}")
+    return found
