@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convoy.export.hard_networks.rows import ENOUGH, HardRow, HardTable
+from convoy.export.zoo_table.kept import shown_tools, table_head, table_line
 from convoy.models.checkpoint import write_whole
 
 BEGIN, END = "<!-- written by `make hard-networks` -->", "<!-- end of the hard networks -->"
@@ -26,13 +27,14 @@ def render(table: HardTable, networks: Sequence[str]) -> str:
     """The table with a line for each of `networks`, also for those that were not tried yet."""
     rows = [table.find(name) for name in networks]
     reached = sum(row is not None and not row.misses() for row in rows)
-    machines = sorted({f"{row.machine}; {_versions(row)}" for row in rows if row is not None and row.machine})
+    machines = sorted(
+        {f"{row.machine}; {shown_tools(row.versions or {})}" for row in rows if row is not None and row.machine}
+    )
     lines = [
         f"{reached} of {len(networks)} reach the goal, {ENOUGH} are to.",
         "",
-        _line((*_HEAD, "goal")),
-        "|---" * (len(_HEAD) + 1) + "|",
-        *(_line(_cells(name, row)) for name, row in zip(networks, rows, strict=True)),
+        *table_head(*_HEAD, "goal"),
+        *(table_line(*_cells(name, row)) for name, row in zip(networks, rows, strict=True)),
         "",
         *_reasons([row for row in rows if row is not None]),
         *(f"Machine: {machine}." for machine in machines),
@@ -54,7 +56,7 @@ def _cells(name: str, row: HardRow | None) -> tuple[str, ...]:
         "-" if row.int8_share is None else f"{100 * row.int8_share:.0f} %",
         str(row.layers_kept),
         "-" if row.speedup is None else f"{row.speedup.median:.2f} ({row.speedup.low:.2f} to {row.speedup.high:.2f})",
-        "reached" if not misses else "no: " + "; ".join(misses).replace("|", "/"),
+        "reached" if not misses else "no: " + "; ".join(misses),
     )
 
 
@@ -62,11 +64,3 @@ def _reasons(rows: Sequence[HardRow]) -> list[str]:
     """What the export says of each INT8 file that may not serve."""
     said = [f"- {row.network}: {row.why}." for row in rows if row.why]
     return ["Not served:", "", *said, ""] if said else []
-
-
-def _versions(row: HardRow) -> str:
-    return ", ".join(f"{name} {version}" for name, version in (row.versions or {}).items())
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

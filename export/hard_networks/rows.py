@@ -5,13 +5,11 @@ Knows the fields, the goal and the JSON form. Knows nothing of how a network is 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from convoy.export.zoo_table.kept import placed, read_kept, write_kept
 from convoy.models.bundle import Interval
-from convoy.models.checkpoint import write_whole
-from convoy.models.records import from_jsonable, to_jsonable
 
 # Of which at least so many networks are to reach the goal.
 ENOUGH = 9
@@ -71,19 +69,14 @@ class HardTable:
 
     def with_row(self, row: HardRow) -> HardTable:
         """The table with this row in the place of the network's former one, or at the end."""
-        if self.find(row.network) is None:
-            return replace(self, rows=(*self.rows, row))
-        return replace(self, rows=tuple(row if known.network == row.network else known for known in self.rows))
+        return replace(self, rows=placed(self.rows, row, lambda known: known.network))
 
 
 def read_table(path: Path) -> HardTable:
     """The table in this file, an empty one where there is none. Raises RecordError for a broken file."""
-    if not path.exists():
-        return HardTable()
-    return from_jsonable(HardTable, json.loads(path.read_text()), path.name)
+    return read_kept(path, HardTable())
 
 
 def write_table(table: HardTable, path: Path) -> None:
     """Raises JobError when the disk does not take it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(to_jsonable(table), indent=1) + "\n").encode())
+    write_kept(path, table)

@@ -76,15 +76,7 @@ def count_work(path: Path, inputs: tuple[TensorSpec, ...], *, batched: bool = Tr
 
 
 # Of kernels that multiply and add, the place of the weights among the inputs, by what they compute in.
-_FLOAT_KERNELS = {
-    "Conv": 1,
-    "FusedConv": 1,
-    "NhwcFusedConv": 1,
-    "Gemm": 1,
-    "FusedGemm": 1,
-    "MatMul": 1,
-    "FusedMatMul": 1,
-}
+_FLOAT_KERNELS = dict.fromkeys(("Conv", "FusedConv", "NhwcFusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"), 1)
 _INT8_KERNELS = {
     **{"QLinearConv": 3, "QGemm": 3, "QLinearMatMul": 3},
     **{"ConvInteger": 1, "MatMulInteger": 1, "MatMulIntegerToFloat": 1, "DynamicQuantizeMatMul": 1},
@@ -113,8 +105,10 @@ def int8_share(path: Path, inputs: tuple[TensorSpec, ...]) -> float:
 def _multiplications(operator: Operator, weights: int) -> float:
     written = math.prod(operator.outputs[0])
     if "Conv" in operator.kind:
+        # Weights [M, C / group, kernel...]: each output sums over all but the first.
         return float(written * math.prod(operator.inputs[weights][1:]))
     if "Gemm" in operator.kind:
+        # (MK)(KN)(MN) is the square of MKN, whichever of them is transposed.
         return math.sqrt(math.prod(operator.inputs[0]) * math.prod(operator.inputs[weights]) * written)
     return float(written * operator.inputs[0][-1])
 
@@ -134,16 +128,10 @@ def flop(operator: Operator) -> float:
     if operator.kind in _MOVES:
         return 0.0
     first, written = operator.inputs[0], sum(math.prod(shape) for shape in operator.outputs)
-    if operator.kind == "Conv":
-        # Weights [M, C / group, kernel...]: each output sums over all but the first.
-        return 2.0 * written * math.prod(operator.inputs[1][1:])
     if operator.kind == "ConvTranspose":
         return 2.0 * math.prod(first) * math.prod(operator.inputs[1][1:])
-    if operator.kind == "Gemm":
-        # (MK)(KN)(MN) is the square of MKN, whichever of them is transposed.
-        return 2.0 * math.sqrt(math.prod(first) * math.prod(operator.inputs[1]) * written)
-    if operator.kind == "MatMul":
-        return 2.0 * written * first[-1]
+    if operator.kind in _PRODUCTS:
+        return 2.0 * _multiplications(operator, _FLOAT_KERNELS[operator.kind])
     return float(math.prod(first) if operator.kind in _READERS else written)
 
 

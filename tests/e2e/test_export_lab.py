@@ -33,6 +33,7 @@ from convoy.models.datasets import load
 from convoy.models.train import train
 from convoy.models.train_options import TrainOptions
 from tests.support.pair_rules import violations
+from tests.support.torch_threads import one_torch_thread
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -43,13 +44,8 @@ FILES = ("fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx", "fp8.onnx")
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Several threads that wait for each other in a spin are slow where tests share the cores."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_torch_thread():
+        yield
 
 
 def trained(folder: Path, arch: str, epochs: int) -> Path:

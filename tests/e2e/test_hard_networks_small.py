@@ -11,6 +11,7 @@ from convoy.export.cache import StepCache
 from convoy.export.hard_networks.rows import HardRow
 from convoy.export.hard_networks.trial import HardNetwork, TrialPlace, try_network
 from convoy.models.bundle import open_bundle
+from tests.support.torch_threads import one_torch_thread
 
 # By hand, `pytest -m hard`: it trains for a quarter of an hour, and how well is not known yet on every machine.
 pytestmark = [pytest.mark.long, pytest.mark.hard, pytest.mark.timeout(1800)]
@@ -21,13 +22,8 @@ TEST_IMAGES = 62 * 31
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Several threads that wait for each other in a spin are slow where tests share the cores."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_torch_thread():
+        yield
 
 
 def tried(folder: Path, name: str, epochs: int) -> HardRow:
