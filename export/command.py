@@ -45,8 +45,9 @@ from convoy.export.sources.to_onnx import to_onnx
 from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchResult
 from convoy.export.terminal import RichProgress, summary
 from convoy.export.variants.fp8 import why_no_fp8
+from convoy.export.variants.int8_openvino import gains_from_pairs
 from convoy.export.variants.making import Maker
-from convoy.export.variants.precision import REFERENCE, Recipe, select
+from convoy.export.variants.precision import INT8_OPENVINO, REFERENCE, Recipe, select
 from convoy.export.variants.variant import OpenVariant, opened
 from convoy.models.bundle import busy_words, read_manifest
 from convoy.models.datasets import source_labels
@@ -105,6 +106,7 @@ def export_bundle(options: ExportOptions, progress: Progress = SILENT, cache: St
         with progress.step("export from torch"):
             torch = reused(plan, data.samples, folder, cache, to_onnx)
         torch.onnx.rename(folder / REFERENCE.file)
+        recipes = _without_needless_pairs(recipes, folder / REFERENCE.file)
         if plan.asked.precisions is None:
             recipes, torch = _without_fp8(recipes, torch, folder / REFERENCE.file)
         try:
@@ -123,17 +125,27 @@ def _without_fp8(
     return tuple(recipe for recipe in recipes if recipe.precision != "fp8"), replace(torch, remark=remark)
 
 
-def _without_bf16(
-    recipes: Sequence[Recipe], torch: TorchResult, spec: ModelSpec
+def _without_openvino(
+    recipes: Sequence[Recipe], torch: TorchResult, spec: ModelSpec, *, is_named: bool
 ) -> tuple[Sequence[Recipe], TorchResult]:
-    """The same for BF16, which needs an engine that does not take every network."""
-    found = [recipe for recipe in recipes if recipe.precision == "bf16"]
+    """The same for OpenVINO, which does not take every network; BF16 is made all the same where it `is_named`."""
+    found = [recipe for recipe in recipes if recipe is INT8_OPENVINO or (recipe.precision == "bf16" and not is_named)]
     try:
         with opened(spec, [replace(recipe, file=REFERENCE.file) for recipe in found], torch.onnx.parent):
             return recipes, torch
     except (BundleError, EngineFailure) as error:
-        remark = "; ".join(filter(None, (torch.remark, f"no bf16.onnx: {error}")))
+        files = " and no ".join(recipe.file for recipe in found)
+        remark = "; ".join(filter(None, (torch.remark, f"no {files}: {error}")))
     return [recipe for recipe in recipes if recipe not in found], replace(torch, remark=remark)
+
+
+def _without_needless_pairs(recipes: tuple[Recipe, ...], graph: Path) -> tuple[Recipe, ...]:
+    """Where all that is between layers has kernels of 8 bits, one INT8 file is right for both engines of CPUs."""
+    import onnx
+
+    if INT8_OPENVINO not in recipes or gains_from_pairs(onnx.load(str(graph), load_external_data=False).graph):
+        return recipes
+    return tuple(recipe for recipe in recipes if recipe is not INT8_OPENVINO)
 
 
 def _without_fixed_sizes(recipes: Sequence[Recipe], torch: TorchResult) -> tuple[Sequence[Recipe], TorchResult]:
@@ -157,8 +169,8 @@ def _prove_and_publish(
     spec = _spec(plan, torch, decision)
     if torch.elsewhere:
         recipes, torch = _without_fixed_sizes(recipes, torch)
-    elif plan.asked.precisions is None:
-        recipes, torch = _without_bf16(recipes, torch, spec)
+    else:
+        recipes, torch = _without_openvino(recipes, torch, spec, is_named=plan.asked.precisions is not None)
     expected = _expected(plan, data)
     with opened(spec, [REFERENCE], folder) as (fp32,):
         are_shares = decision.activation == "none" and decision.are_shares

@@ -69,12 +69,13 @@ def choose_on_cpu(candidates: Sequence[Variant], precision: PrecisionChoice, dev
 
 
 def _by_name(variants: Sequence[Variant], precision: Precision) -> Choice:
-    for variant in variants:
-        if variant.precision == precision:
-            reason = "asked for by name" + ("" if variant.serve else f", although: {variant.reason}")
-            return Choice((variant,), reason, ())
-    have = ", ".join(variant.precision for variant in variants) or "none"
-    raise BundleError(f"there is no {precision} variant for the CPU (there is: {have}); export it with --precisions")
+    named = [variant for variant in variants if variant.precision == precision]
+    if not named:
+        have = ", ".join(dict.fromkeys(variant.precision for variant in variants)) or "none"
+        raise BundleError(f"there is no {precision} variant for the CPU (there is: {have}); export it with --precisions")
+    proved = [variant for variant in named if variant.serve] or named[:1]
+    although = "" if proved[0].serve else f", although: {proved[0].reason}"
+    return Choice(tuple(proved), f"asked for by name{although}", ())
 
 
 def measured_here(variant: Variant, device_fingerprint: str) -> bool:

@@ -35,13 +35,17 @@ _MOST_BITS = 12
 Levels = Mapping[str, list[float]]
 
 
-def measure_levels(graph: Path, found: Iterable[Stream], chunks: Iterable[Chunk]) -> Levels:
-    """The largest magnitude of each channel over all images, for each tensor of the streams, of which there is one."""
-    widths = {name: len(places) for stream in found for name, places in stream.places.items()}
-    levels = {name: np.zeros(width) for name, width in widths.items()}
-    for values in observed(graph, chunks, set(widths)):
+def channels_of(found: Iterable[Stream]) -> dict[str, int]:
+    """How many channels there are in each tensor of the streams."""
+    return {name: len(places) for stream in found for name, places in stream.places.items()}
+
+
+def measure_levels(graph: Path, channels: Mapping[str, int], chunks: Iterable[Chunk]) -> Levels:
+    """The largest magnitude of each channel over all images, for each tensor of `channels`, of which there is one."""
+    levels = {name: np.zeros(count) for name, count in channels.items()}
+    for values in observed(graph, chunks, set(channels)):
         for name, level in levels.items():
-            largest = np.abs(values[name]).reshape(len(values[name]), widths[name], -1).max(axis=(0, 2))
+            largest = np.abs(values[name]).reshape(len(values[name]), channels[name], -1).max(axis=(0, 2))
             np.maximum(level, largest, out=level)
     return {name: level.tolist() for name, level in levels.items()}
 
@@ -98,10 +102,10 @@ def _scale(graph: Any, stream: Stream, scales: np.ndarray) -> list[str]:
         node = nodes[name]
         for constant in filter(None, node.input[1:]):
             own = scales[stream.places[node.output[0]]]
-            _multiply(constants[constant], own.reshape(-1, *[1] * (len(constants[constant].dims) - 1)))
+            multiply(constants[constant], own.reshape(-1, *[1] * (len(constants[constant].dims) - 1)))
     for name in stream.readers:
         node = nodes[name]
-        _multiply(constants[node.input[1]], _for_reader(node, constants, 1 / scales[stream.places[node.input[0]]]))
+        multiply(constants[node.input[1]], for_reader(node, constants, 1 / scales[stream.places[node.input[0]]]))
     added: list[str] = []
     for name in stream.crossings:
         own = scales[stream.places[nodes[name].input[0]]]
@@ -112,7 +116,7 @@ def _scale(graph: Any, stream: Stream, scales: np.ndarray) -> list[str]:
     return added
 
 
-def _for_reader(node: Any, constants: Mapping[str, Any], factors: np.ndarray) -> np.ndarray:
+def for_reader(node: Any, constants: Mapping[str, Any], factors: np.ndarray) -> np.ndarray:
     """Factors [channels] in the shape of the weights that multiply these channels."""
     dims = constants[node.input[1]].dims
     if node.op_type == "Gemm":
@@ -157,7 +161,8 @@ def _cross(graph: Any, node: Any, scales: np.ndarray) -> list[str]:
     return [before, gate]
 
 
-def _multiply(tensor: Any, factors: np.ndarray) -> None:
+def multiply(tensor: Any, factors: np.ndarray) -> None:
+    """Multiply a constant of the graph, in place."""
     from onnx import numpy_helper
 
     tensor.CopyFrom(numpy_helper.from_array(array(tensor) * factors, tensor.name))

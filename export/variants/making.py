@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from convoy.export.cache import StepCache, step_key
 from convoy.export.data import Images
@@ -22,14 +22,15 @@ from convoy.export.progress import Progress
 from convoy.export.variants.audit import audit
 from convoy.export.variants.calibrate import METHODS, Calibration, Conversion, Method, Ranges, collect
 from convoy.export.variants.drift import drift_of
-from convoy.export.variants.equalize import Levels, equalize, measure_levels
+from convoy.export.variants.equalize import Levels, channels_of, equalize, measure_levels
+from convoy.export.variants.level import level_inputs, read_channels
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.precision import INT8_CPU, REFERENCE, Recipe
 from convoy.export.variants.quantize import layers
 from convoy.export.variants.recover import Ladder, Sensitivity, TimeBudget, measure_sensitivity, ordered
 from convoy.export.variants.streams import streams
 from convoy.export.variants.trials import Bench, best_method
-from convoy.models.bundle import NodeAudit, Precision, TradeOff, sha256_file
+from convoy.models.bundle import NodeAudit, TradeOff, sha256_file
 from convoy.models.errors import JobError
 from convoy.models.spec import ModelSpec
 from convoy.models.store import disk_errors
@@ -75,8 +76,9 @@ class Maker:
     search_budget_s: float = math.inf
     _plain: Calibration | None = None
     _balanced: Calibration | None = None
+    _levelled: Calibration | None = None
     _bench: Bench | None = None
-    _sensitivities: dict[Precision, Sensitivity] = field(default_factory=dict)
+    _sensitivities: dict[str, Sensitivity] = field(default_factory=dict)
     _ladders: dict[str, Ladder] = field(default_factory=dict)
     _multiply_adds: Mapping[str, float] = field(default_factory=dict)
 
@@ -155,15 +157,17 @@ class Maker:
         return METHODS if recipe.precision == "int8" else ("minmax",)
 
     def _sensitive_layers(self, recipe: Recipe) -> Sensitivity:
-        """One pass for both INT8 files: the layers that hurt are the same, and the CPU's file tells them apart."""
-        precision = recipe.precision
-        if precision not in self._sensitivities:
-            tried = INT8_CPU if precision == "int8" else recipe
+        """One pass for the INT8 files of ONNX Runtime and TensorRT: the layers that hurt are the same."""
+        tried = INT8_CPU if recipe.precision == "int8" and recipe.target != "openvino" else recipe
+        if tried.file not in self._sensitivities:
             bench, method = self._ready_bench(), self._ladder(tried).method
-            step = "sensitivity" if precision == "int8" else f"sensitivity {precision}"
-            key = step_key(step, sha256_file(bench.calibration.graph), self.images.key, method)
+            step = "sensitivity" if tried is INT8_CPU else f"sensitivity {tried.file}"
+            calibration = self._calibrated(tried)
+            key = step_key(step, sha256_file(calibration.graph), self.images.key, method)
             counts = self._counts()
-            shares = {name: counts.get(name, 0.0) / sum(counts.values()) for name in layers(bench.calibration)}
+            # All that stands between layers is computed with one of them by OpenVINO, and can only go with it.
+            names = [name for name in layers(calibration) if name in counts or tried.target != "openvino"]
+            shares = {name: counts.get(name, 0.0) / sum(counts.values()) for name in names}
             kept = self.cache.read(key)
             if kept is None:
                 budget = self._ladder(recipe).budget
@@ -172,12 +176,12 @@ class Maker:
                     self.cache.write(key, json.dumps(dict(found.errors)).encode())
             else:
                 found = ordered(json.loads(kept), shares)
-            self._sensitivities[precision] = found
-        return self._sensitivities[precision]
+            self._sensitivities[tried.file] = found
+        return self._sensitivities[tried.file]
 
     def _ready_bench(self) -> Bench:
         if self._bench is None:
-            self._bench = Bench(self.spec, self._calibrated(INT8_CPU), self.images, self.folder, self.progress)
+            self._bench = Bench(self.spec, self._calibrated, self.images, self.folder, self.progress)
         return self._bench
 
     def _calibrated(self, recipe: Recipe) -> Calibration:
@@ -188,33 +192,42 @@ class Maker:
             self._plain = Calibration(graph, self._ranges(graph))
         if not recipe.has_eight_bits:
             return self._plain
+        if recipe.target == "openvino":
+            if self._levelled is None:
+                self._levelled = self._with_level_inputs(self._plain)
+            return self._levelled
         if self._balanced is None:
             self._balanced = self._with_balanced_channels(self._plain)
         return self._balanced
 
     def _with_balanced_channels(self, plain: Calibration) -> Calibration:
-        """Only what was scaled is measured again: all other tensors are what they were, to the bit."""
-        levels = self._levels(plain.graph)
+        channels = channels_of(streams(_graph(plain.graph)))
+        levels = self._levels("levels", plain.graph, channels)
         with disk_errors(self.folder):
-            graph, scaled = equalize(plain.graph, levels, self.folder / "equalised.onnx")
+            return self._changed(plain, *equalize(plain.graph, levels, self.folder / "equalised.onnx"))
+
+    def _with_level_inputs(self, plain: Calibration) -> Calibration:
+        levels = self._levels("levels read", plain.graph, read_channels(_graph(plain.graph)))
+        with disk_errors(self.folder):
+            return self._changed(plain, *level_inputs(plain.graph, levels, self.folder / "levelled.onnx"))
+
+    def _changed(self, plain: Calibration, graph: Path, scaled: tuple[str, ...]) -> Calibration:
+        """Only what was scaled is measured again: all other tensors are what they were, to the bit."""
         if not scaled:
             return plain
         again = self._ranges(graph, scaled)
         return Calibration(graph, {method: {**plain.ranges[method], **again[method]} for method in METHODS})
 
-    def _levels(self, graph: Path) -> Levels:
-        """The level of each channel of each stream, from one pass over the images or from the cache."""
-        import onnx
-
-        found = streams(onnx.load(str(graph)).graph)
-        if not found:
+    def _levels(self, step_name: str, graph: Path, channels: Mapping[str, int]) -> Levels:
+        """The level of each channel of these tensors, from one pass over the images or from the cache."""
+        if not channels:
             return {}
-        key = step_key("levels", sha256_file(graph), self.images.key)
+        key = step_key(step_name, sha256_file(graph), self.images.key)
         kept = self.cache.read(key)
         if kept is not None:
             return cast(Levels, json.loads(kept))
         with self.progress.step("measure channels", self.images.count) as step:
-            levels = measure_levels(graph, found, self.images.chunks(step, _CHUNK_IMAGES))
+            levels = measure_levels(graph, channels, self.images.chunks(step, _CHUNK_IMAGES))
         self.cache.write(key, json.dumps(levels).encode())
         return levels
 
@@ -228,6 +241,12 @@ class Maker:
             ranges = collect(graph, self.images.chunks(step, _CHUNK_IMAGES), METHODS, tensors or None)
         self.cache.write(key, json.dumps(ranges).encode())
         return ranges
+
+
+def _graph(path: Path) -> Any:
+    import onnx
+
+    return onnx.load(str(path)).graph
 
 
 def _prepared(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Quantise-dequantise pairs where TensorRT fuses them: symmetric, weights per channel, the rest of the graph FP16.
+"""Quantise-dequantise pairs where engines fuse them, weights per channel; for TensorRT symmetric, and the rest FP16.
 
 The rules (TensorRT documentation, "Explicit quantization"; NVIDIA's Model Optimizer is their executable form):
 pairs stand at the inputs of convolutions and matrix products and never at their outputs or biases, so that
@@ -31,15 +31,20 @@ SMALLEST_SCALE = 2.0**-18
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """One precision of 8 bits. A scale is a range over `largest`, the largest number of the 8 bits.
+    """One form of 8 bits. A scale is a range over `largest`, the largest number of the 8 bits.
 
     `unfit` names the layers that its kernels do not take or do not pay for, each with the reason. `rewrite` gets
-    the graph in FP32 with INT8 pairs, and gives it with pairs of this precision.
+    the graph in FP32 with INT8 pairs, and gives it with pairs of this form. `signed` are activations in symmetric
+    S8, others in U8 with a zero point. Where it `rounds_skips` residual additions and pools behind layers have pairs,
+    too. The rest of the graph is FP16 where `is_half`.
     """
 
     largest: float
     unfit: Callable[[Any], Mapping[str, str]]
     rewrite: Callable[[Any], Any]
+    signed: bool = True
+    rounds_skips: bool = True
+    is_half: bool = True
 
 
 def quantize_in_pairs(scheme: Scheme, conversion: Conversion, target: Path) -> Mapping[str, str]:
@@ -52,30 +57,34 @@ def quantize_in_pairs(scheme: Scheme, conversion: Conversion, target: Path) -> M
     calibration = conversion.calibration
     graph = onnx.load(str(calibration.graph)).graph
     unfit = scheme.unfit(graph)
-    wide = out_of_range(graph, calibration.ranges["minmax"], _RESULT_LIMIT)
-    wide |= _too_fine(graph, conversion.ranges, scheme)
+    wide: dict[str, str] = {}
+    if scheme.is_half:
+        wide = out_of_range(graph, calibration.ranges["minmax"], _RESULT_LIMIT)
+        wide |= _too_fine(graph, conversion.ranges, scheme)
     constant = {tensor.name for tensor in graph.initializer}
     by_weights = [node for node in graph.node if node.op_type in CONVOLUTIONS | PRODUCTS and len(node.input) > 1]
     weighted = [node.name for node in by_weights if node.input[1] in constant]
     chosen = [name for name in weighted if name not in unfit and name not in wide and conversion.takes(name)]
     left = conversion.keep | wide.keys()
-    followers = _additions(graph, set(chosen), left) + _pools(graph, set(chosen), left)
-    wide_rest = out_of_range(graph, calibration.ranges["minmax"])
+    followers = _additions(graph, set(chosen), left) + _pools(graph, set(chosen), left) if scheme.rounds_skips else []
     if chosen:
         quantize_with_ranges(
             calibration.graph,
             target,
             conversion.ranges,
-            activation_type="QInt8",
+            activation_type="QInt8" if scheme.signed else "QUInt8",
             nodes_to_quantize=[*chosen, *followers],
             nodes_to_exclude=front_nodes(graph),
-            extra_options=_options(graph),
+            extra_options=_options(graph, signed=scheme.signed),
         )
     model = onnx.load(str(target if chosen else calibration.graph))
     _free_the_others(model.graph, {*chosen, *followers})
     _free_the_convolutions_branch(model.graph)
-    in_fp32 = {name for name in wide_rest if name not in chosen}
-    onnx.save(as_fp16(scheme.rewrite(model), in_fp32), str(target))
+    model = scheme.rewrite(model)
+    if scheme.is_half:
+        in_fp32 = out_of_range(graph, calibration.ranges["minmax"]).keys() - set(chosen)
+        model = as_fp16(model, in_fp32)
+    onnx.save(model, str(target))
     return {name: reason for name, reason in (dict(unfit) | wide).items() if name in weighted}
 
 
@@ -115,12 +124,13 @@ def _pools(graph: Any, chosen: set[str], keep: frozenset[str]) -> list[str]:
     return [n.name for n in graph.node if n.op_type in _POOLS and n.name not in keep and follows(n.input[0])]
 
 
-def _options(graph: Any) -> dict[str, Any]:
+def _options(graph: Any, *, signed: bool) -> dict[str, Any]:
     return {
-        "ActivationSymmetric": True,
+        "ActivationSymmetric": signed,
         "WeightSymmetric": True,
         "QuantizeBias": False,
-        "AddQDQPairToWeight": True,
+        # Engines of CPUs take weights as they are stored, TensorRT rounds them itself.
+        "AddQDQPairToWeight": signed,
         "DedicatedQDQPair": False,
         "QDQDisableWeightAdjustForInt32Bias": True,
         "QDQOpTypePerChannelSupportToAxis": {"Conv": 0, "ConvTranspose": 1},

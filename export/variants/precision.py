@@ -16,6 +16,7 @@ from convoy.export.variants.bf16 import convert_to_bf16
 from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.fp8 import quantize_to_fp8
 from convoy.export.variants.fp16 import convert_to_fp16
+from convoy.export.variants.int8_openvino import quantize_for_openvino
 from convoy.export.variants.int8_trt import quantize_for_tensorrt
 from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.models.bundle import Precision, Target
@@ -44,8 +45,8 @@ class Recipe:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is made where no precisions are named. BF16 is for few processors, and made on these."""
-        return self.precision != "bf16" or self.row is not None
+        """Whether it is made where no precisions are named. What only OpenVINO runs is made where it can be."""
+        return self.target != "openvino" or self.row is not None
 
     @property
     def has_eight_bits(self) -> bool:
@@ -55,11 +56,13 @@ class Recipe:
 
 REFERENCE = Recipe("fp32.onnx", "fp32", "cpu", None)
 INT8_CPU = Recipe("int8-cpu.onnx", "int8", "cpu", quantize_for_cpu)
+INT8_OPENVINO = Recipe("int8-openvino.onnx", "int8", "openvino", quantize_for_openvino)
 RECIPES = (
     REFERENCE,
     Recipe("bf16.onnx", "bf16", "openvino", convert_to_bf16),
     Recipe("fp16.onnx", "fp16", "cuda", convert_to_fp16),
     INT8_CPU,
+    INT8_OPENVINO,
     Recipe("int8-trt.onnx", "int8", "tensorrt", quantize_for_tensorrt),
     Recipe("fp8.onnx", "fp8", "tensorrt", quantize_to_fp8),
 )
@@ -79,6 +82,8 @@ def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]
     if unknown:
         raise UsageError(f"--precisions {unknown[0]!r} is not known; choose from {','.join(known)}")
     chosen = tuple(recipe for recipe in RECIPES if recipe is REFERENCE or recipe.precision in asked)
+    # Of several files of one precision those that can be proved here are enough.
+    chosen = tuple(recipe for recipe in chosen if recipe is not INT8_OPENVINO or recipe.is_default)
     if not can_calibrate and any(recipe.make for recipe in chosen):
         named = " and ".join(sorted(asked - {"fp32"}))
         raise UsageError(

@@ -60,7 +60,7 @@ class _Search:
     def __init__(self, graph: Any) -> None:
         self._graph = graph
         self._makers = producers(graph)
-        self._weights = _own_weights(graph)
+        self._weights = own_weights(graph)
         self._constants = initializers(graph)
         self._channels: dict[str, np.ndarray] = {}
         self._flat: set[str] = set()
@@ -221,7 +221,7 @@ def _joined(count: int, pairs: list[np.ndarray]) -> np.ndarray:
     return groups
 
 
-def _own_weights(graph: Any) -> dict[str, Any]:
+def own_weights(graph: Any) -> dict[str, Any]:
     """The fp32 constants that one node reads, once: changing one changes nothing else."""
     given = {tensor.name for tensor in (*graph.input, *graph.output)}
     readers = consumers(graph)

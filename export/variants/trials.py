@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,13 +49,21 @@ class Trial:
 
 
 class Bench:
-    """A place to try files: decoded calibration images, fp32's answers to them, and a folder."""
+    """A place to try files: decoded calibration images, fp32's answers to them, and a folder.
+
+    `calibrated` gives what each recipe's files are made of.
+    """
 
     def __init__(
-        self, spec: ModelSpec, calibration: Calibration, images: Images, folder: Path, progress: Progress = SILENT
+        self,
+        spec: ModelSpec,
+        calibrated: Callable[[Recipe], Calibration],
+        images: Images,
+        folder: Path,
+        progress: Progress = SILENT,
     ) -> None:
         self._spec = replace(spec, max_batch_size=min(_BATCH, spec.max_batch_size))
-        self.calibration = calibration
+        self._calibrated = calibrated
         self._folder = folder
         nbytes = max(1, int(np.prod(spec.inputs[0].drawn_shape)) * spec.inputs[0].numpy_dtype.itemsize)
         chosen = images.thinned(max(2, min(_IMAGES, _IMAGES_BYTES // nbytes)))
@@ -87,7 +95,7 @@ class Bench:
         """Make the file and measure it; `step` advances by every image. Raises JobError where it cannot be made."""
         assert recipe.make is not None
         path = self._folder / f"trial-{recipe.file}"
-        kept = recipe.make(Conversion(self.calibration, method, keep, only), path)
+        kept = recipe.make(Conversion(self._calibrated(recipe), method, keep, only), path)
         try:
             with opened(self._spec, [replace(recipe, file=path.name)], self._folder) as (candidate,):
                 outcomes = self._outcomes(self._answers(candidate, step), self._labels)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 # Outputs and stride of each pair of a depthwise convolution and one of 1x1.
-_PAIRS = ((32, 1), (64, 2), (64, 1), (128, 2), (128, 1), (192, 2), (192, 1))
-_STEM = 24
+_PAIRS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
+_STEM = 32
 _DECADES = 3.0
 
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from convoy.export.data import Chunk
 from convoy.export.variants.calibrate import Calibration, Conversion, collect, observed
-from convoy.export.variants.equalize import equalize, measure_levels, scales_for
+from convoy.export.variants.equalize import channels_of, equalize, measure_levels, scales_for
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.export.variants.streams import Stream, streams
@@ -71,7 +71,7 @@ def found_in(path: Path) -> tuple[Stream, ...]:
 
 def levels_of(path: Path) -> Mapping[str, list[float]]:
     return measure_levels(
-        path, found_in(path), [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64), np.arange(len(IMAGES)))]
+        path, channels_of(found_in(path)), [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64), np.arange(len(IMAGES)))]
     )
 
 

@@ -11,7 +11,7 @@ from precision_fixtures import run
 
 from convoy.export.data import Chunk
 from convoy.export.variants.calibrate import Calibration, Conversion, collect
-from convoy.export.variants.equalize import equalize, measure_levels
+from convoy.export.variants.equalize import channels_of, equalize, measure_levels
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.export.variants.streams import streams
@@ -43,7 +43,7 @@ def test_int8_answers_as_fp32_does_where_channels_span_three_decades(tmp_path, n
     chunk = Chunk(known, labels, np.arange(len(labels)))
     graph = prepare(fp32, tmp_path / "prepared.onnx")
     expected = run(graph, images)
-    levels = measure_levels(graph, streams(onnx.load(graph).graph), [chunk])
+    levels = measure_levels(graph, channels_of(streams(onnx.load(graph).graph)), [chunk])
     balanced, _ = equalize(graph, levels, tmp_path / "equalised.onnx")
     assert np.allclose(run(balanced, images), expected, rtol=1e-4, atol=1e-5)
     assert agreement(graph, chunk, images, expected) < 0.5
