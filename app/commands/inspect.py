@@ -148,7 +148,7 @@ def variants_table(manifest: Manifest) -> Table:
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     # A name of ours stays whole, even where figures are long; a longer one, of somebody else's bundle, is folded.
-    table.add_column("variant", overflow="fold", min_width=len("int8-trt.onnx"))
+    table.add_column("variant", overflow="fold", min_width=len("int8-openvino.onnx"))
     for heading in ("serves", "top-1", "lost (95 %)", "ms b=1", "best/s", "times fp32"):
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in manifest.variants:

@@ -69,7 +69,7 @@ class OpenVinoEngine(StagedEngine):
         self._request = None
 
     def _open_request(self, model: Path, precision: Precision, threads: int) -> Any:
-        ov, core = self._ov, _core()
+        core = _core()
         options = {
             "INFERENCE_NUM_THREADS": threads,
             "NUM_STREAMS": 1,
@@ -82,9 +82,7 @@ class OpenVinoEngine(StagedEngine):
         if precision == "bf16" and not can_bf16:
             raise BundleError(f"{model}: this processor computes nothing in BF16")
         try:
-            # Asked for by name: else every reader that there is tries its luck with a broken file, and complains.
-            reader = ov.frontend.FrontEndManager().load_by_framework("onnx")
-            graph = reader.convert(reader.load(str(model)))
+            graph = _read(model)
             unchecked = _unchecked_lookup(graph)
             compiled = core.compile_model(graph, "CPU", options)
         except Exception as error:  # RuntimeError, and whatever the reader lets through
@@ -136,6 +134,32 @@ class OpenVinoEngine(StagedEngine):
         outputs = [self._ov.Tensor(one.array, shared_memory=True) for one in landed]
         bound = self._bindings[shapes] = _BoundTensors(inputs, outputs, landed)
         return bound
+
+
+def layers_in_8_bits(model: Path) -> frozenset[str]:
+    """The names of nodes of an ONNX file, and of tensors, that kernels of 8 bits compute on this processor.
+
+    As its compiled form tells, in which everything is fused that can be. Raises BundleError where it cannot be loaded,
+    JobError where OpenVINO is not installed.
+    """
+    core = _core()
+    try:
+        compiled = core.compile_model(_read(model), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    except Exception as error:  # RuntimeError, and whatever the reader lets through
+        raise BundleError(f"{model}: OpenVINO cannot load it ({_message(error)})") from error
+    found: set[str] = set()
+    for node in compiled.get_runtime_model().get_ops():
+        told = {key: str(value.astype(str)) for key, value in node.get_rt_info().items()}
+        if told.get("runtimePrecision") in ("u8", "i8"):
+            # What an operator was split into is named after it.
+            found |= {name.partition("/")[0] for name in told["originalLayersNames"].split(",")}
+    return frozenset(found)
+
+
+def _read(model: Path) -> Any:
+    # Asked for by name: else every reader that there is tries its luck with a broken file, and complains.
+    reader = load_openvino().frontend.FrontEndManager().load_by_framework("onnx")
+    return reader.convert(reader.load(str(model)))
 
 
 def _unchecked_lookup(graph: Any) -> str | None:

@@ -72,7 +72,8 @@ def _by_name(variants: Sequence[Variant], precision: Precision) -> Choice:
     named = [variant for variant in variants if variant.precision == precision]
     if not named:
         have = ", ".join(dict.fromkeys(variant.precision for variant in variants)) or "none"
-        raise BundleError(f"there is no {precision} variant for the CPU (there is: {have}); export it with --precisions")
+        what = f"there is no {precision} variant for the CPU (there is: {have})"
+        raise BundleError(f"{what}; export it with --precisions")
     proved = [variant for variant in named if variant.serve] or named[:1]
     although = "" if proved[0].serve else f", although: {proved[0].reason}"
     return Choice(tuple(proved), f"asked for by name{although}", ())

@@ -10,7 +10,8 @@ from convoy.export.zoo_table.kept import shown_tools, table_head, table_line
 from convoy.models.checkpoint import write_whole
 
 BEGIN, END = "<!-- written by `make hard-networks` -->", "<!-- end of the hard networks -->"
-_HEAD = ("network", "epochs", "minutes", "fp32", "INT8 loses", "at most (95 %)", "in INT8", "kept in float", "speed")
+_HEAD = ("network", "epochs", "minutes", "fp32", "INT8 loses", "at most (95 %)", "in INT8", "kept in float")
+_SPEED = ("speed", "INT8 in", "fp32 in", "goal")
 
 
 def write_page(table: HardTable, networks: Sequence[str], path: Path) -> None:
@@ -33,7 +34,7 @@ def render(table: HardTable, networks: Sequence[str]) -> str:
     lines = [
         f"{reached} of {len(networks)} reach the goal, {ENOUGH} are to.",
         "",
-        *table_head(*_HEAD, "goal"),
+        *table_head(*_HEAD, *_SPEED),
         *(table_line(*_cells(name, row)) for name, row in zip(networks, rows, strict=True)),
         "",
         *_reasons([row for row in rows if row is not None]),
@@ -44,7 +45,7 @@ def render(table: HardTable, networks: Sequence[str]) -> str:
 
 def _cells(name: str, row: HardRow | None) -> tuple[str, ...]:
     if row is None:
-        return (name, *["-"] * (len(_HEAD) - 1), "not run yet")
+        return (name, *["-"] * (len(_HEAD) + len(_SPEED) - 2), "not run yet")
     misses = row.misses()
     return (
         name,
@@ -56,6 +57,8 @@ def _cells(name: str, row: HardRow | None) -> tuple[str, ...]:
         "-" if row.int8_share is None else f"{100 * row.int8_share:.0f} %",
         str(row.layers_kept),
         "-" if row.speedup is None else f"{row.speedup.median:.2f} ({row.speedup.low:.2f} to {row.speedup.high:.2f})",
+        row.engine or "-",
+        row.fp32_engine or "-",
         "reached" if not misses else "no: " + "; ".join(misses),
     )
 

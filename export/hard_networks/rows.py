@@ -22,8 +22,10 @@ MOST_TRAINING_MINUTES = 30.0
 class HardRow:
     """One network. `accuracy` is fp32's on `images` test images; loss and bound are in points of top-1, paired with it.
 
-    `int8_share` is of the multiply-adds; `speedup` how many times faster than fp32; `has_vnni` whether the CPU of this
-    row has 8-bit dot products. None stands for what was not reached, and `why` says why.
+    `int8_share` is of the multiply-adds; `file` the INT8 file that the row is about, the fastest of those that lose
+    little, in its `engine`; `speedup` how many times faster it is than fp32 in `fp32_engine`, the faster one of those
+    that are here; `has_vnni` whether the CPU of this row has 8-bit dot products. None stands for what was not reached,
+    and `why` says why.
     """
 
     network: str
@@ -36,6 +38,9 @@ class HardRow:
     int8_share: float | None = None
     speedup: Interval | None = None
     layers_kept: int = 0
+    file: str = ""
+    engine: str = ""
+    fp32_engine: str = ""
     machine: str = ""
     has_vnni: bool = False
     versions: dict[str, str] | None = None

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from convoy.app.engines.openvino import layers_in_8_bits
 from convoy.export.variants.onnx_graph import producers
 from convoy.models.bundle import NodeAudit, Target
 
@@ -51,17 +52,24 @@ def audit(
         import onnx
 
         graph = onnx.load(str(path)).graph
-    share = _share(path, multiply_adds) if multiply_adds else None
+    share = _share(path, target, multiply_adds) if multiply_adds else None
     return NodeAudit(dict(sorted(count_nodes(graph).items())), dict(kept), share)
 
 
-def _share(path: Path, multiply_adds: Mapping[str, float]) -> float:
-    """Of the multiply-adds those of layers that the file wants in 8 bits; the optimised graph has other names."""
+def _share(path: Path, target: Target, multiply_adds: Mapping[str, float]) -> float:
+    """Of the multiply-adds those of layers in 8 bits: as OpenVINO has compiled them, for others as the file says.
+
+    The graph that ONNX Runtime has optimised has other names.
+    """
     import onnx
 
     graph = onnx.load(str(path)).graph
-    makers = producers(graph)
-    in_eight = {node.name for node in graph.node if _eight_bits(node, makers, {})}
+    if target == "openvino":
+        known = layers_in_8_bits(path)
+        in_eight = {node.name for node in graph.node if known & {node.name, *node.output}}
+    else:
+        makers = producers(graph)
+        in_eight = {node.name for node in graph.node if _eight_bits(node, makers, {})}
     return sum(count for name, count in multiply_adds.items() if name in in_eight) / sum(multiply_adds.values())
 
 

@@ -18,7 +18,10 @@ from convoy.export.variants.onnx_graph import attribute, consumers, tidy
 from convoy.export.variants.pairs import Scheme, quantize_in_pairs
 
 # Between two layers these have no kernel of 8 bits in ONNX Runtime, or only one that is dearer than floats.
-_GATED = frozenset({"Sigmoid", "HardSigmoid", "HardSwish", "Gelu", "Erf", "Tanh", "Softplus", "LayerNormalization"})
+_IN_FLOAT = frozenset(
+    {"Sigmoid", "HardSigmoid", "HardSwish", "Gelu", "Erf", "Tanh", "Softplus", "LayerNormalization"}
+    | {"BatchNormalization"}
+)
 
 
 def quantize_for_openvino(conversion: Conversion, target: Path) -> Mapping[str, str]:
@@ -31,7 +34,7 @@ def quantize_for_openvino(conversion: Conversion, target: Path) -> Mapping[str, 
 
 def gains_from_pairs(graph: Any) -> bool:
     """Whether the graph has what makes this file differ from the one for ONNX Runtime."""
-    return any(node.op_type in _GATED for node in graph.node)
+    return any(node.op_type in _IN_FLOAT for node in graph.node)
 
 
 def _with_whole_hardswish(model: Any) -> Any:

@@ -55,14 +55,19 @@ def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator
         candidates = []
         for recipe in recipes:
             row, path = recipe.row, folder / recipe.file
-            engine = _open(spec, recipe, row, path) if row else _open(spec, recipe, REFERENCE, _twin(stack, path))
+            engine = (
+                open_engine(spec, recipe, row, path)
+                if row
+                else open_engine(spec, recipe, REFERENCE, _twin(stack, path))
+            )
             stack.callback(engine.close)
             engine.warm_up()
             candidates.append(OpenVariant(recipe, path, engine, spec.activation, is_twin=row is None))
         yield tuple(candidates)
 
 
-def _open(spec: ModelSpec, recipe: Recipe, row: Row, path: Path) -> Engine:
+def open_engine(spec: ModelSpec, recipe: Recipe, row: Row, path: Path) -> Engine:
+    """The row's engine for a variant's file on this CPU. Raises BundleError."""
     variant = Variant(path.name, recipe.precision, recipe.target, True, "", 0.0, None, None)
     of_model = (path.parent, spec, (variant,), None)
     job = Job(*of_model, spec.max_batch_size, "auto", find_cpu(), plan_cache=None, threads=cpu_budget())

@@ -32,6 +32,9 @@ GOOD = HardRow(
     loss_bound_points=0.45,
     int8_share=0.97,
     speedup=Interval(1.4, 1.3, 1.5),
+    file="int8-openvino.onnx",
+    engine="openvino",
+    fp32_engine="onnxruntime-cpu",
     machine="CPU, 2 cores, with VNNI",
     has_vnni=True,
     versions={"convoy": "0.1.0"},
@@ -72,10 +75,13 @@ def test_the_page_is_written_between_its_marks_and_names_what_was_not_run(tmp_pa
     assert text.endswith(f"{END}\n\nmore words\n")
     assert "old" not in text
     assert "1 of 3 reach the goal, 9 are to." in text
-    assert "| ghostnet | 3 | 12.0 | 93.00 % | 0.20 | 0.45 | 97 % | 0 | 1.40 (1.30 to 1.50) | reached |" in text
+    assert (
+        "| ghostnet | 3 | 12.0 | 93.00 % | 0.20 | 0.45 | 97 % | 0 | 1.40 (1.30 to 1.50) "
+        "| openvino | onnxruntime-cpu | reached |" in text
+    )
     assert "| no: loses up to 3.00 points |" in text
     assert "- convnext: loses 2.9 points." in text
-    assert "| repvgg | - | - | - | - | - | - | - | - | not run yet |" in text
+    assert "| repvgg | - | - | - | - | - | - | - | - | - | - | not run yet |" in text
     assert "Machine: CPU, 2 cores, with VNNI; convoy 0.1.0." in text
 
 
