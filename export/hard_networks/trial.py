@@ -48,14 +48,14 @@ class HardNetwork:
 # So often that more is gained by little; half of the half hour that a network has on two slow cores, or less.
 NETWORKS = (
     HardNetwork("mobilenet_v2", 6),
-    HardNetwork("mobilenet_v3", 10),
-    HardNetwork("efficientnet_b0", 8),
+    HardNetwork("mobilenet_v3", 5),
+    HardNetwork("efficientnet_b0", 4),
     HardNetwork("regnet", 2),
-    HardNetwork("convnext", 3),
+    HardNetwork("convnext", 2),
     HardNetwork("repvgg", 2),
     HardNetwork("ghostnet", 3),
-    HardNetwork("wide_range_silu", 4),
-    HardNetwork("wide_range_hardswish", 4),
+    HardNetwork("wide_range_silu", 3),
+    HardNetwork("wide_range_hardswish", 3),
     HardNetwork("densenet", 2),
 )
 
