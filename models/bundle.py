@@ -36,6 +36,8 @@ CANARY = "canary.safetensors"
 REPORT = "report.html"
 _SEAL = "manifest_sha256"
 
+# What an accuracy measures unless it says otherwise.
+TOP_1 = "top-1"
 Precision = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
 # What a variant was made for: any engine on a CPU, OpenVINO there, ONNX Runtime on CUDA, or TensorRT.
 Target = Literal["cpu", "openvino", "cuda", "tensorrt"]
@@ -59,6 +61,9 @@ class Accuracy:
     `loss_points` is the top-1 lost against fp32 in percentage points, and `loss_bound_points` the upper end
     of its one-sided 95 % confidence interval, exact and paired; None where it was not computed. `is_proved`:
     the bound, too, is within the budget.
+
+    Where samples are not simply right or wrong, `metric` names what their score is. Then `top1` is its mean, a point a
+    hundredth of it, the bound a bootstrap's, and `agreement` in 0..1 how alike fp32's the answers are on average.
     """
 
     images: int
@@ -69,6 +74,7 @@ class Accuracy:
     loss_bound_points: float | None = None
     is_proved: bool = False
     per_class: tuple[ClassAccuracy, ...] = ()
+    metric: str = TOP_1
 
 
 # With more of the CPUs taken by others, a latency says as much about them as about the model.
@@ -214,6 +220,8 @@ class Variant:
     those of the evaluation, where a variant lost too much and they do. `search` says how long was looked for the layers
     to keep, of how long it might have taken. `builder` None: no TensorRT was there to ask. `passes_gate`: its answers
     are good enough, whatever its speed, and `proof` says why, for people; None in bundles of older versions.
+    `output_errors` are the relative errors of each output by name, where there are several. `agreement` in 0..1 is with
+    fp32's answers to samples without labels; None where nobody looked.
     """
 
     file: str
@@ -234,6 +242,8 @@ class Variant:
     builder: BuilderVerdict | None = None
     passes_gate: bool | None = None
     proof: str = ""
+    output_errors: dict[str, float] = field(default_factory=dict)
+    agreement: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,13 +168,20 @@ def _at(spec: ModelSpec, size: Size) -> ModelSpec:
 
 def _record(original: Path, spec: ModelSpec, samples: int) -> Canary:
     """Random inputs and the original file's own answers, a row at a time where there are rows."""
+    try:
+        return _record_random(original, spec, samples, are_indices=False)
+    except Exception:  # onnxruntime's errors share no base class
+        return _record_random(original, spec, samples, are_indices=True)
+
+
+def _record_random(original: Path, spec: ModelSpec, samples: int, *, are_indices: bool) -> Canary:
     session = open_session(original, cpu_budget())
     names = [output.name for output in spec.outputs]
     inputs: dict[str, np.ndarray] = {}
     for index, tensor in enumerate(spec.inputs):
         # A dimension in front for the rows; a model without a batch has one row, and gets it without the dimension.
         whole = replace(tensor, shape=(-1, *tensor.shape), example=(1, *tensor.drawn_shape))
-        rows = random_rows(np.random.default_rng(20 + index), whole, samples)
+        rows = random_rows(np.random.default_rng(20 + index), whole, samples, are_indices=are_indices)
         inputs[tensor.name] = rows if spec.max_batch_size else rows[0]
     if not spec.max_batch_size:
         return Canary(inputs, dict(zip(names, _run(session, names, inputs, original), strict=True)))

@@ -10,12 +10,13 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convoy.export.sources import torch_job as files
-from convoy.export.sources.torch_child import graph, networks, random_weights, registries, untrained
-from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, TorchJob, TorchOutcome, one_line
+from convoy.export.sources.torch_child import graph, networks, outputs, random_weights, registries, untrained
+from convoy.export.sources.torch_job import IN, OUT, Description, Inquiry, TorchJob, TorchOutcome, one_line
 from convoy.models.errors import ConvoyError, JobError, UsageError
 from convoy.models.records import from_jsonable, to_jsonable
 from convoy.models.weights.reading import fitted, read_weights
@@ -39,7 +40,7 @@ def main(folder: Path) -> None:
     try:
         outcome = _export(job, folder)
     except (ConvoyError, OSError, MemoryError, RuntimeError) as error:
-        outcome = TorchOutcome(_complaint(error, folder), 0, "")
+        outcome = TorchOutcome(_complaint(error, folder), (), "")
     (folder / files.OUTCOME).write_text(json.dumps(to_jsonable(outcome)))
 
 
@@ -67,7 +68,7 @@ def _complaint(error: BaseException, folder: Path) -> str:
     raise error
 
 
-def _again(job: TorchJob, samples: torch.Tensor) -> torch.nn.Module:
+def _again(job: TorchJob, samples: Sequence[torch.Tensor]) -> torch.nn.Module:
     network = networks.build(job)
     graph.settle(network, job, samples)
     networks.in_float32(network)
@@ -95,7 +96,8 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     torch.manual_seed(0)
     network = networks.build(job)
     given = load((folder / files.SAMPLES).read_bytes())
-    samples = given.pop(TENSOR)
+    samples = tuple(given.pop(f"{IN}{name}") for name in job.inputs)
+    outputs.check_names(network, job.inputs, is_program=job.kind == "pt2")
     graph.settle(network, job, samples)
     entry = ""
     if job.weights_from == "file":
@@ -104,10 +106,11 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         network.eval()
         entry = "; ".join(filter(None, (entry, networks.in_float32(network))))
     if job.refuse_random and job.kind == "file" and job.weights_from != "file":
-        few = graph.normalised(samples[:2], job)
-        untrained.refuse(network, lambda: _again(job, samples), few, f"{Path(job.file or '').name}:{job.name}")
+        few = graph.normalised([one[:2] for one in samples], job)
+        shown = f"{Path(job.file or '').name}:{job.name}"
+        untrained.refuse(network, lambda: _again(job, samples), lambda one: graph.answer(one, job, few), shown)
     if job.weights_from == "random":
-        random_weights.draw(network, graph.normalised(samples, job))
+        random_weights.draw(network, lambda: outputs.call(network, job.inputs, graph.normalised(samples, job)))
     reference = graph.reference(network, job, samples)
     answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free else ({}, "")
     if job.kind != "pt2":
@@ -116,13 +119,14 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     if not why_fixed and answers:
         # Sizes that differ, where the network allows it, are not taken for one.
         oblong = given[next(iter(answers))]
-        why_fixed = graph.write_free_onnx(network, job, oblong, folder / files.ONNX)
+        why_fixed = graph.write_free_onnx(network, job, (oblong,), tuple(reference), folder / files.ONNX)
     if why_fixed or not answers:
-        graph.write_onnx(network, job, samples, folder / files.ONNX)
+        graph.write_onnx(network, job, samples, tuple(reference), folder / files.ONNX)
         answers = {}
-    named = {TENSOR: reference, **answers}
+    named = {f"{OUT}{name}": one for name, one in reference.items()}
+    named |= {f"{other}:{name}": one for other, own in answers.items() for name, one in own.items()}
     (folder / files.REFERENCE).write_bytes(save({name: one.contiguous() for name, one in named.items()}))
     if why_fixed:
-        height, width = samples.shape[1:3] if job.uint8_front else samples.shape[2:]
+        height, width = samples[0].shape[1:3] if job.uint8_front else samples[0].shape[2:]
         why_fixed = f"height and width are fixed at {height}x{width}: {why_fixed}"
-    return TorchOutcome(None, reference.shape[1], str(torch.__version__), entry, why_fixed)
+    return TorchOutcome(None, tuple(reference), str(torch.__version__), entry, why_fixed)
