@@ -76,6 +76,11 @@ class Accuracy:
     per_class: tuple[ClassAccuracy, ...] = ()
     metric: str = TOP_1
 
+    @property
+    def in_words(self) -> str:
+        """The top-1 in percent; a score of another kind as the number that it is."""
+        return f"{100 * self.top1:.2f} %" if self.metric == TOP_1 else f"{self.top1:.4g}"
+
 
 # With more of the CPUs taken by others, a latency says as much about them as about the model.
 BUSY_SHARE = 0.1
@@ -343,6 +348,11 @@ class Manifest:
         """The largest share of the CPUs that others took while a figure was measured that is marked for it; 0: none."""
         points = [point for variant in self.variants if variant.latency for point in variant.latency.points]
         return max((point.others_share or 0.0 for point in points if point.is_of_busy_machine), default=0.0)
+
+    @property
+    def metric(self) -> str:
+        """What the accuracies measure; top-1 where there are none."""
+        return next((variant.accuracy.metric for variant in self.variants if variant.accuracy), TOP_1)
 
     def variant(self, file: str) -> Variant:
         """The variant stored in `file`. Raises KeyError."""

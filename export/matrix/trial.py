@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 from safetensors.numpy import load_file
 
 from convoy.export.matrix.cases import Case

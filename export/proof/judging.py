@@ -4,7 +4,7 @@
     classify     the same best class                             right or wrong (top-1)         targets [n]
     multilabel   the share of classes on the same side           the share that is right        targets [n, classes]
     segment      the share of pixels of the same class           the mean IoU of classes        targets [n, h, w]
-    detect       F1 of boxes of one class, IoU of 0.5 and more   by --metric alone
+    detect       F1 of the best boxes, matched by class and IoU  by --metric alone
     none         1 less the relative error of the worst output   by --metric alone
 
 A function of the user's (`--metric`) takes the place of the score. Knows arrays and specs; knows no engine and no file.
@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from convoy.export.proof.likeness import class_maps, decisions, mean_iou
+from convoy.export.proof.likeness import boxes_f1, class_maps, decisions, mean_iou
 from convoy.export.proof.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes, errors_by_output
 from convoy.export.rows import Rows
 from convoy.models.bundle import TOP_1, Accuracy
@@ -203,6 +203,16 @@ def _of_segment(spec: ModelSpec) -> _Parts:
     return "mean IoU", like, score, "agrees with fp32 on {0:.1f} % of the pixels of"
 
 
+def _of_detect(spec: ModelSpec) -> _Parts:
+    said = spec.detection
+    assert said is not None
+
+    def like(answers: Rows, reference: Rows) -> np.ndarray:
+        return boxes_f1(answers, reference, said)
+
+    return "F1 of boxes", like, None, "finds {0:.1f} % (F1) of fp32's best boxes on"
+
+
 def _of_none(spec: ModelSpec) -> _Parts:
     def like(answers: Rows, reference: Rows) -> np.ndarray:
         worst: np.ndarray = 1 - np.minimum(errors_by_output(answers, reference).max(axis=1), 1.0)
@@ -221,5 +231,6 @@ def _unfit(targets: np.ndarray, wanted: tuple[int, ...]) -> JobError:
 _TASKS: Mapping[str, Callable[[ModelSpec], _Parts]] = {
     "multilabel": _of_multilabel,
     "segment": _of_segment,
+    "detect": _of_detect,
     "none": _of_none,
 }

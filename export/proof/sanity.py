@@ -101,7 +101,7 @@ def judge_reference(
 def judge_score(accuracy: Accuracy, expected: Expectations) -> Sanity:
     """The same of a mean score, of which no chance is known; what is expected is in hundredths of it."""
     percent, samples = 100 * accuracy.top1, f"{accuracy.images:,} samples"
-    shown = f"{accuracy.metric} {percent:.2f} % on {samples}"
+    shown = f"{accuracy.metric} is {accuracy.in_words} on {samples}"
     findings: list[str] = [shown]
     objections: list[str] = []
     wanted = [

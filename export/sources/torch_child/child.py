@@ -95,16 +95,29 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     torch.set_num_threads(job.threads)
     torch.manual_seed(0)
     network = networks.build(job)
+    task, detection = registries.purpose(job), None
     given = load((folder / files.SAMPLES).read_bytes())
     samples = tuple(given.pop(f"{IN}{name}") for name in job.inputs)
     outputs.check_names(network, job.inputs, is_program=job.kind == "pt2")
     graph.settle(network, job, samples)
     entry = ""
     if job.weights_from == "file":
-        entry = _fill(network, job)
+        try:
+            entry = _fill(network, job)
+        except JobError:
+            if not networks.has_auxiliary(job):
+                raise
+            network = networks.build_with_auxiliary(job)
+            entry = _fill(network, job)
     if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
         network.eval()
         entry = "; ".join(filter(None, (entry, networks.in_float32(network))))
+    if task == "detect":
+        from convoy.export.sources.torch_child import detectors
+
+        network = detector = detectors.as_detector(network, job.name)
+        detector.eval()
+        detection = detector.detection
     if job.refuse_random and job.kind == "file" and job.weights_from != "file":
         few = graph.normalised([one[:2] for one in samples], job)
         shown = f"{Path(job.file or '').name}:{job.name}"
@@ -129,4 +142,4 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     if why_fixed:
         height, width = samples[0].shape[1:3] if job.uint8_front else samples[0].shape[2:]
         why_fixed = f"height and width are fixed at {height}x{width}: {why_fixed}"
-    return TorchOutcome(None, tuple(reference), str(torch.__version__), entry, why_fixed)
+    return TorchOutcome(None, tuple(reference), str(torch.__version__), entry, why_fixed, task, detection)

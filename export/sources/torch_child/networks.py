@@ -37,6 +37,12 @@ def build(job: TorchJob) -> torch.nn.Module:
     return network
 
 
+def build_with_auxiliary(job: TorchJob) -> torch.nn.Module:
+    """One of torchvision's for segmentation, with its second head."""
+    network: torch.nn.Module = _from_torchvision(job, with_auxiliary=True)
+    return network
+
+
 def in_float32(network: torch.nn.Module) -> str:
     """Convert what is of another precision, in place; what was converted, empty where there is nothing.
 
@@ -92,11 +98,23 @@ def _from_file(job: TorchJob) -> Any:
     return call_factory(Path(job.file), job.name)
 
 
-def _from_torchvision(job: TorchJob) -> Any:
+def has_auxiliary(job: TorchJob) -> bool:
+    """Whether there are weights of the network with a second head, `aux`, and some without."""
+    models = registries.torchvision_models()
+    is_segmenter = job.kind == "torchvision" and registries.torchvision_task(models, job.name) == "segment"
+    return is_segmenter and not job.name.startswith("lraspp")
+
+
+def _from_torchvision(job: TorchJob, *, with_auxiliary: bool = False) -> Any:
     models = registries.torchvision_models()
     registries.check_torchvision_name(models, job.name)
     wanted = {} if job.classes is None else {"num_classes": job.classes}
-    network = models.get_model(job.name, weights=None, **wanted)
+    task = registries.torchvision_task(models, job.name)
+    # Published weights have all of it; nothing is downloaded for one part.
+    own: dict[str, Any] = {} if task == "classify" else {"weights_backbone": None}
+    if with_auxiliary or (job.weights_from == "registry" and has_auxiliary(job)):
+        own["aux_loss"] = True  # the second head of those that are published
+    network = models.get_model(job.name, weights=None, **own, **wanted)
     if job.weights_from == "registry":
         published = registries.published_weights(models, job.name)
         _fill(network, lambda: published.get_state_dict(progress=False, check_hash=True, weights_only=True), job)
