@@ -227,7 +227,7 @@ def _calibrated(plan: ExportPlan) -> tuple[ImageSet | ArraySet, ImageSet | Array
         own = rows.without("test") if _is_same_file(plan) else rows
         return own.thinned(_CALIBRATION_SAMPLES), own
     dataset = _dataset(source, plan)
-    if {plan.classes_known_as.get(label, label) for label in dataset.labels} <= set(plan.labels):
+    if dataset.labels and {plan.classes_known_as.get(label, label) for label in dataset.labels} <= set(plan.labels):
         dataset = dataset.in_order_of(plan.labels, plan.classes_known_as)
     held_out = _part(dataset, source, "test", plan) if dataset.parts["test"] else None
     return _part(dataset, source, "calibration", plan).thinned(_CALIBRATION_SAMPLES), held_out
