@@ -231,7 +231,7 @@ def test_a_file_that_cannot_be_batched_says_so(tmp_path):
     mixing = mean(tmp_path / "mean.onnx")
     (given,) = onnxruntime.InferenceSession(str(mixing), providers=["CPUExecutionProvider"]).get_inputs()
     np.savez(tmp_path / "x.npz", **{given.name: np.random.default_rng(0).random((8, *given.shape[1:])).astype("f4")})
-    with pytest.raises(JobError, match="not batched: .* leave --calibrate and --evaluate out to serve it as it is"):
+    with pytest.raises(JobError, match=r"not batched: .* leave --calibrate and --evaluate out to serve it as it is"):
         export(tmp_path, mixing, calibrate=str(tmp_path / "x.npz"))
 
 
@@ -337,7 +337,7 @@ def test_a_broken_output_is_named(tmp_path, network, data, monkeypatch):
     canary, spec = bundle.canary(), bundle.manifest.spec
     with opened(spec, [Recipe("fp32.onnx", "fp32", "cpu", None)], bundle.folder) as (served,):
         wrong = {**canary.outputs, "size": canary.outputs["size"] * 1.01}
-        with pytest.raises(JobError, match="size of the exported graph differs from torch by 0.0099 at batch size 1"):
+        with pytest.raises(JobError, match=r"size of the exported graph differs from torch by 0\.0099 at batch size 1"):
             verify.check_against_torch(served, canary.inputs, wrong)
         flipped = {**canary.outputs, "best": (canary.outputs["best"] + 1) % 3}
         with pytest.raises(JobError, match="best of the exported graph differs from torch by 1 "):
