@@ -74,13 +74,8 @@ def _accuracy(manifest: Manifest, serving: Variant) -> str:
 
 def _change(accuracy: Accuracy) -> str:
     lost = accuracy.loss_points
-    change = (
-        f"{abs(lost):.2f} points {'less' if lost > 0 else 'more'} than fp32"
-        if lost
-        else "as often as fp32"
-        if accuracy.metric == TOP_1
-        else "as much as fp32"
-    )
+    equal = "as often as fp32" if accuracy.metric == TOP_1 else "as much as fp32"
+    change = f"{abs(lost):.2f} points {'less' if lost > 0 else 'more'} than fp32" if lost else equal
     bound = accuracy.loss_bound_points
     known = "" if bound is None else f" (it loses at most {bound:.2f} with 95 %)"
     doubt = "" if accuracy.is_proved else ", not proved to be within the budget"
