@@ -139,7 +139,7 @@ def test_random_weights_leave_no_output_constant():
     with torch.inference_mode():
         # Its head starts at zero: any graph would agree with it.
         assert not network(images).any()
-        draw(network, images)
+        draw(network, lambda: network(images))
         assert float(network(images).std(dim=0).min()) > 1e-3
     assert not any(module.training for module in network.modules())
 
@@ -155,7 +155,9 @@ def test_torchvision_says_how_its_weights_want_their_images():
 @pytest.mark.parametrize("weights", [None, Path("default")])
 def test_a_name_that_torchvision_does_not_have_is_a_wrong_call(tmp_path, weights):
     options = ExportOptions("torchvision:resnet_50", "net", store=tmp_path / "store", weights=weights)
-    with pytest.raises(UsageError, match=r"no classification model 'resnet_50'; did you mean .*resnet50"):
+    with pytest.raises(
+        UsageError, match=r"no classification, segmentation or detection model 'resnet_50'; did you mean .*resnet50"
+    ):
         export_bundle(options)
 
 
@@ -303,7 +305,10 @@ def test_lazy_layers_take_their_shapes_from_the_images(networks):
     ("factory", "words"),
     [
         ("four", "the network fails on .*4 channels.*; check --input"),
-        ("NoBatch", r"the network returns \[32\] for 8 images; it must return \[N, classes\]"),
+        (
+            "NoBatch",
+            r"the network returns output \[32\] for 8 samples, so that it cannot be batched; it must return \[N, ...\]",
+        ),
         ("Unsupported", "the operator aten.linalg_eig.* has no ONNX form; replace it"),
         ("HalfInside", "fails on float32 .*Half.*; let its forward.. keep the precision of the images"),
         (
