@@ -190,8 +190,8 @@ def _of_segment(spec: ModelSpec) -> _Parts:
     name = spec.segmentation.class_map
 
     def like(answers: Rows, reference: Rows) -> np.ndarray:
-        same = class_maps(answers[name], spec.activation) == class_maps(reference[name], spec.activation)
-        shares: np.ndarray = same.mean(axis=(1, 2))
+        maps, wanted = (class_maps(one[name], spec.activation) for one in (answers, reference))
+        shares: np.ndarray = ((maps == wanted) & (wanted >= 0)).mean(axis=(1, 2))
         return shares
 
     def score(answers: Rows, targets: np.ndarray) -> np.ndarray:
@@ -204,13 +204,10 @@ def _of_segment(spec: ModelSpec) -> _Parts:
 
 
 def _of_detect(spec: ModelSpec) -> _Parts:
-    said = spec.detection
-    assert said is not None
-
     def like(answers: Rows, reference: Rows) -> np.ndarray:
-        return boxes_f1(answers, reference, said)
+        return boxes_f1(answers, reference, spec)
 
-    return "F1 of boxes", like, None, "finds {0:.1f} % (F1) of fp32's best boxes on"
+    return "F1 of boxes", like, None, "finds {0:.1f} % (F1) of fp32's boxes on"
 
 
 def _of_none(spec: ModelSpec) -> _Parts:

@@ -1,6 +1,6 @@
 """What outputs decide, and how two decisions are compared: classes that stand each for itself, maps of classes, boxes.
 
-Knows arrays alone.
+Knows arrays alone; maps and boxes are read by the server's own code.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 import numpy as np
 
 from convoy.export.rows import Rows
-from convoy.models.spec import Activation
+from convoy.models.boxes import InputBoxes, find_boxes
+from convoy.models.class_numbers import class_numbers
+from convoy.models.errors import ModelFailed
+from convoy.models.spec import Activation, ModelSpec
 from convoy.models.tasks import DetectionOutputs
 
 # In masks, as everywhere since Pascal VOC: a pixel that nobody labelled.
 UNLABELLED = 255
-_BEST_BOXES, _SAME_IOU = 100, 0.5
+_SAME_IOU = 0.5
 
 
 def decisions(outputs: np.ndarray, activation: Activation) -> np.ndarray:
@@ -23,13 +26,15 @@ def decisions(outputs: np.ndarray, activation: Activation) -> np.ndarray:
 
 
 def class_maps(outputs: np.ndarray, activation: Activation) -> np.ndarray:
-    """int64 [n, H, W] from scores [n, C, H, W], or from the classes themselves; of one score, 0 or 1."""
-    if outputs.ndim == 3:
-        return outputs.astype(np.int64)
-    if outputs.shape[1] == 1:
-        return decisions(outputs[:, 0], activation).astype(np.int64)
-    best: np.ndarray = outputs.argmax(axis=1)
-    return best
+    """int64 [n, H, W] of what `class_numbers` takes, [n, ...]; -1 in all of a map that would not be answered."""
+    return np.stack([_class_map(one, activation) for one in outputs])
+
+
+def _class_map(values: np.ndarray, activation: Activation) -> np.ndarray:
+    try:
+        return class_numbers(values, activation).astype(np.int64)
+    except ModelFailed:
+        return np.full(values.shape[-2:], -1)
 
 
 def mean_iou(maps: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -45,55 +50,51 @@ def _mean_iou(one: np.ndarray, target: np.ndarray) -> float:
     found, wanted = one[counts], target[counts].astype(np.int64)
     if not len(wanted):
         return 1.0
+    if found.min() < 0:
+        return 0.0
     classes = int(max(found.max(), wanted.max())) + 1
     both = np.bincount(wanted[found == wanted], minlength=classes)
     either = np.bincount(found, minlength=classes) + np.bincount(wanted, minlength=classes) - both
     return float((both[either > 0] / either[either > 0]).mean())
 
 
-def boxes_f1(answers: Rows, others: Rows, said: DetectionOutputs) -> np.ndarray:
-    """float64 [n]: how many of the best boxes of one are among those of the other, as F1 = 2 matched / all of both.
+def boxes_f1(answers: Rows, others: Rows, spec: ModelSpec) -> np.ndarray:
+    """float64 [n]: how many of the boxes of one are among those of the other, as F1 = 2 matched / all of both.
 
-    The best are up to 100 of the highest scores, from `said.threshold`, or all where none reaches it, before what
-    overlaps has gone. A match is of the same class, with an IoU of 0.5 and more; each box is matched once, best first.
+    Boxes are those that a server would answer; where none reaches the threshold, the best below it. A match is of the
+    same class, with an IoU of 0.5 and more; each box is matched once, best first.
     """
-    return np.array([_f1(answers, others, said, sample) for sample in range(len(others[said.boxes]))])
+    said = spec.detection
+    assert said is not None, "whoever asks has seen to it; this is a bug"
+    return np.array([_f1(answers, others, spec, said, sample) for sample in range(len(others[said.boxes]))])
 
 
-def _f1(answers: Rows, others: Rows, said: DetectionOutputs, sample: int) -> float:
-    (boxes, classes), (wanted, wanted_classes) = (_best_boxes(one, said, sample) for one in (answers, others))
-    if not len(boxes) + len(wanted):
+def _f1(answers: Rows, others: Rows, spec: ModelSpec, said: DetectionOutputs, sample: int) -> float:
+    try:
+        found, wanted = (_boxes(one, spec, said, sample) for one in (answers, others))
+    except ModelFailed:
+        return 0.0
+    both = len(found.corners) + len(wanted.corners)
+    if not both:
         return 1.0
-    near = (_iou(boxes, wanted) >= _SAME_IOU) & (classes[:, None] == wanted_classes[None, :])
-    free, matched = np.ones(len(wanted), bool), 0
-    for row in near:
+    is_near = _iou(found.corners, wanted.corners) >= _SAME_IOU
+    is_near &= found.classes[:, None] == wanted.classes[None, :]
+    free, matched = np.ones(len(wanted.corners), bool), 0
+    for row in is_near:
         places = np.flatnonzero(row & free)
         if len(places):
             free[places[0]], matched = False, matched + 1
-    return 2 * matched / (len(boxes) + len(wanted))
+    return 2 * matched / both
 
 
-def _best_boxes(rows: Rows, said: DetectionOutputs, sample: int) -> tuple[np.ndarray, np.ndarray]:
-    """Corners [k, 4] and classes [k], the best first."""
-    scores = rows[said.scores][sample]
-    scores = scores[:, None] if scores.ndim == 1 else scores
-    if said.count is not None:
-        scores = scores[: int(rows[said.count][sample].reshape(-1)[0])]
-    if said.background is not None:
-        scores = np.delete(scores, said.background, axis=1)
-    flat = scores.reshape(-1)
-    best = np.argsort(-flat, kind="stable")[:_BEST_BOXES]
-    # Scores may be logits, and an untrained network's reach no threshold; then the best are the best.
-    best = best[flat[best] >= said.threshold] if (flat[best] >= said.threshold).any() else best
-    index, classes = np.divmod(best, scores.shape[1])
-    if said.labels is not None:
-        classes = rows[said.labels][sample][index]
-    boxes = rows[said.boxes][sample][index].astype(np.float64)
-    if said.box_form == "cxcywh":
-        boxes[:, :2] -= boxes[:, 2:] / 2
-    if said.box_form != "xyxy":
-        boxes[:, 2:] += boxes[:, :2]
-    return boxes, classes
+def _boxes(rows: Rows, spec: ModelSpec, said: DetectionOutputs, sample: int) -> InputBoxes:
+    """Raises ModelFailed."""
+    values = {name: rows[name][sample] for name in said.names}
+    # What boxes share of each other is the same on any scale.
+    window = (1, 1) if spec.image is None else (spec.image.width, spec.image.height)
+    found = find_boxes(values, said, spec.activation, window, said.threshold, said.max_boxes)
+    # An untrained network's reach no threshold; then the best are the best.
+    return found if len(found.scores) else find_boxes(values, said, spec.activation, window, 0.0, said.max_boxes)
 
 
 def _iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:

@@ -18,51 +18,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 CLASSES, IMAGES = 5, 2
 
 
-def built(name: str, px: int):
-    """Without weights, but with scores that tell boxes apart, of which a hundred or so reach the threshold."""
-    torch.manual_seed(3)
-    size = {} if px == 320 else {"min_size": px, "max_size": px}
-    model = torchvision.models.get_model(
-        name, weights=None, weights_backbone=None, num_classes=CLASSES, score_thresh=0.6, **size
-    ).eval()
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-            module.momentum = None
-            module.train()
-    images = torch.rand(IMAGES, 3, px, px)
-    with torch.inference_mode():
-        model(list(images))
-        for module in model.modules():
-            module.eval()
-        # Spread over the scores that a trained head gives.
-        logits = model.head(_features(model, images))["cls_logits"]
-    classifier = model.head.classification_head
-    parts = classifier.module_list if hasattr(classifier, "module_list") else [classifier]
-    heads = [[one for one in part.modules() if isinstance(one, torch.nn.Conv2d)][-1] for part in parts]
-    with torch.no_grad():
-        for head in heads:
-            head.weight.mul_(2.5 / float(logits.std()))
-            if head.bias is not None:
-                head.bias.fill_(-1.0 if "retina" in name else 0.0)
-    return model, images
-
-
-def _features(model, images):
-    mean, std = (torch.tensor(own).view(1, 3, 1, 1) for own in (model.transform.image_mean, model.transform.image_std))
-    features = model.backbone((images - mean) / std)
-    return list(features.values())
-
-
 @pytest.mark.parametrize(("name", "px"), [("ssdlite320_mobilenet_v3_large", 320), ("retinanet_resnet50_fpn", 128)])
 def test_what_is_left_of_overlaps_is_torchvisions(name, px):
     from convoy.export.sources.torch_child.detectors import as_detector, input_px
+    from tests.support.torchvision_nets import THRESHOLD, detector, normalised
 
-    model, images = built(name, px)
+    model, images = detector(name, px, CLASSES), torch.rand(IMAGES, 3, px, px)
     assert input_px(model) == (px, px)
-    detector = as_detector(model, name).eval()
-    mean, std = (torch.tensor(own).view(1, 3, 1, 1) for own in (model.transform.image_mean, model.transform.image_std))
+    batched = as_detector(model, name).eval()
     with torch.inference_mode():
-        outputs = detector((images - mean) / std)
+        outputs = batched(normalised(model, images))
         theirs = model(list(images))
     image = ImageSpec.plain(px, px, 3, "uint8_nhwc")
     spec = ModelSpec(
@@ -70,14 +35,14 @@ def test_what_is_left_of_overlaps_is_torchvisions(name, px):
         tuple(TensorSpec(key, "FP32", tuple(one.shape[1:])) for key, one in outputs.items()),
         *(8, image, "none", ()),
         task="detect",
-        detection=detector.detection,
+        detection=batched.detection,
     )
     for index, expected in enumerate(theirs):
         answers = {
             key: TensorBytes((1, *one.shape[1:]), memoryview(one[index].numpy().tobytes()))
             for key, one in outputs.items()
         }
-        found = detections(answers, spec, ImagePlacement.of((px, px), image), 0.6, None)
+        found = detections(answers, spec, ImagePlacement.of((px, px), image), THRESHOLD, None)
         assert len(found) == len(expected["boxes"]) > 10
         # Those of equal scores have no order of their own.
         mine = np.array([[one.class_id, *one.box, one.score] for one in found])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,8 +15,8 @@ from convoy.export.proof.likeness import boxes_f1, class_maps, mean_iou
 from convoy.export.proof.outcomes import ScoredOutcomes, relative_errors
 from convoy.export.proof.purpose import purpose_of
 from convoy.models.errors import JobError
-from convoy.models.spec import ModelSpec, TensorSpec
-from convoy.models.tasks import DetectionOutputs, Task
+from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
+from convoy.models.tasks import AnchorLevel, DetectionOutputs, Task
 
 BOXES = DetectionOutputs("boxes", "scores", iou_threshold=0.5)
 
@@ -22,6 +24,13 @@ BOXES = DetectionOutputs("boxes", "scores", iou_threshold=0.5)
 def spec_of(task: Task, *outputs: TensorSpec, activation: str = "none") -> ModelSpec:
     inputs = (TensorSpec("x", "FP32", (4,)),)
     return ModelSpec("m", inputs, outputs, 4, None, activation, (), task=task)  # type: ignore[arg-type]
+
+
+def detector_of(said: DetectionOutputs, arrays: dict[str, np.ndarray], activation: str = "none") -> ModelSpec:
+    image = ImageSpec.plain(100, 200, 3, "uint8_nhwc")
+    outputs = tuple(TensorSpec(name, "FP32", array.shape[1:]) for name, array in arrays.items())
+    inputs = (TensorSpec("images", "UINT8", image.tensor_shape),)
+    return ModelSpec("m", inputs, outputs, 4, image, activation, (), task="detect", detection=said)  # type: ignore[arg-type]
 
 
 def scored(scores: np.ndarray) -> ScoredOutcomes:
@@ -44,19 +53,39 @@ def test_maps_come_from_scores_from_one_score_and_from_classes():
     assert class_maps(scores[:, :1], "sigmoid").tolist() == [[[1, 0]]]
     assert class_maps(np.array([[[0.4, 0.6]]])[:, None], "none").tolist() == [[[0, 1]]]
     assert class_maps(np.array([[[3, 1]]]), "none").tolist() == [[[3, 1]]]
+    # What the server would not answer is right nowhere.
+    assert class_maps(np.array([[[3, 300]]]), "none").tolist() == [[[-1, -1]]]
+    assert mean_iou(class_maps(scores * np.nan, "softmax"), np.array([[[0, 1]]])) == [0.0]
 
 
 def test_boxes_match_by_class_and_overlap_whatever_their_order():
     boxes = np.array([[[0, 0, 10, 10], [20, 20, 30, 30]]], np.float32)
     scores = np.array([[[0.9, 0.0], [0.0, 0.8]]], np.float32)
     reference = {"boxes": boxes, "scores": scores}
-    assert boxes_f1(reference, reference, BOXES) == [1.0]
+    spec = detector_of(BOXES, reference)
+    assert boxes_f1(reference, reference, spec) == [1.0]
     turned = {"boxes": boxes[:, ::-1], "scores": scores[:, ::-1]}
-    assert boxes_f1(turned, reference, BOXES) == [1.0]
-    assert boxes_f1({"boxes": boxes + 6, "scores": scores}, reference, BOXES) == [0.0]
-    assert boxes_f1({"boxes": boxes, "scores": scores[:, :, ::-1]}, reference, BOXES) == [0.0]
+    assert boxes_f1(turned, reference, spec) == [1.0]
+    assert boxes_f1({"boxes": boxes + 6, "scores": scores}, reference, spec) == [0.0]
+    assert boxes_f1({"boxes": boxes, "scores": scores[:, :, ::-1]}, reference, spec) == [0.0]
     one_less = {"boxes": boxes, "scores": scores * np.array([[[1], [0]]])}
-    assert boxes_f1(one_less, reference, BOXES) == [pytest.approx(2 / 3)]
+    assert boxes_f1(one_less, reference, spec) == [pytest.approx(2 / 3)]
+
+
+def test_boxes_are_those_that_a_server_would_answer():
+    """Logits count as the scores that they are, anchors as boxes, and what overlaps has gone."""
+    said = replace(BOXES, anchors=(AnchorLevel(1, 2, 100.0, 100.0, ((40.0, 40.0),)),), threshold=0.5, background=0)
+    moved, logits = np.zeros((1, 2, 4), np.float32), np.array([[[9.0, 0.1, -9.0], [9.0, -0.1, -9.0]]], np.float32)
+    reference = {"boxes": moved, "scores": logits}
+    spec = detector_of(said, reference, "sigmoid")
+    # The second box is below the threshold, wherever it lies; the first moves by half of its width.
+    assert boxes_f1(reference | {"boxes": moved + np.array([[[0], [3]]], np.float32)}, reference, spec) == [1.0]
+    assert boxes_f1(reference | {"boxes": moved + np.array([[[0.5], [0]]], np.float32)}, reference, spec) == [0.0]
+    twice = {"boxes": np.repeat(np.array([[[0, 0, 10, 10.0]]], np.float32), 2, 1), "scores": logits}
+    alike = detector_of(replace(BOXES, threshold=0.0), twice, "sigmoid")
+    moved_away = twice | {"boxes": twice["boxes"] + np.array([[[0], [0.5]]], np.float32)}
+    assert boxes_f1(moved_away, twice, alike) == [1.0]
+    assert boxes_f1({name: array * np.nan for name, array in twice.items()}, twice, alike) == [0.0]
 
 
 @settings(max_examples=20, deadline=None)
