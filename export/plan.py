@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -17,7 +18,7 @@ from convoy.export.options import ExportOptions
 from convoy.export.proof.sanity import Claim, Expectations
 from convoy.export.sources.image_changes import ImageChanges, parse_changes
 from convoy.export.sources.onnx_source import tensor_inputs
-from convoy.export.sources.origin import Origin, Stated, find_origin
+from convoy.export.sources.origin import Origin, Stated, channels_of, find_origin
 from convoy.export.sources.preprocess import parse_front, parse_input, resolve_image
 from convoy.export.sources.source import ModelSource, parse_function, parse_source
 from convoy.export.sources.tensor_input import is_of_tensors, parse_tensors
@@ -103,7 +104,11 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     if origin.image is None and not changes.typed and options.preprocess is None and (tensors or arrays):
         inputs = _tensor_inputs(source, tensors, Path(arrays) if arrays else None)
     else:
-        image = resolve_image(options.preprocess, size, origin.size, origin.image, front, origin.why_no_image, changes)
+        image = resolve_image(
+            options.preprocess,
+            *(size, origin.size, origin.image, front, origin.why_no_image, changes),
+            partial(channels_of, source),
+        )
         inputs = (TensorSpec(INPUT_NAME, image.tensor_dtype, image.tensor_shape),)
     return ExportPlan(
         asked=options,

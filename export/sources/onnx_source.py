@@ -50,6 +50,14 @@ def image_size(path: Path) -> InputSize | None:
     return InputSize(3 if found.channels == 3 else 1, height, width) if min(height, width) > 0 else None
 
 
+def image_channels(path: Path) -> tuple[int, ...]:
+    """How many channels the graph's images have, whatever their size; nothing where it does not say so."""
+    try:
+        return (_image_input(path, threads=1).channels,)
+    except JobError:
+        return ()
+
+
 def wrap(
     source: ModelSource,
     image: ImageSpec,

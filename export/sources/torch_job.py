@@ -123,10 +123,15 @@ class TorchResult:
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """What does a registry say of a model? `name` None asks which models it has."""
+    """What does a registry say of a model? `name` None asks which models it has.
+
+    With `file`, which is the user's, it asks what its network runs on: 1 channel or 3, at `size` (height and width).
+    """
 
     kind: SourceKind
     name: str | None
+    file: str | None = None
+    size: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,8 @@ class Description:
 
     `image` is how the published weights want their images, with front "uint8_nhwc"; None with the reason in
     `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty.
-    `names` answers the question for all models: those of torchvision, the cheapest to run first.
+    `names` answers the question for all models: those of torchvision, the cheapest to run first. `channels` answers the
+    one about a file.
     """
 
     error: str | None = None
@@ -145,6 +151,7 @@ class Description:
     labels: tuple[str, ...] = ()
     weights: str = ""
     names: tuple[str, ...] = ()
+    channels: tuple[int, ...] = ()
 
 
 def one_line(text: str, limit: int = 300) -> str:

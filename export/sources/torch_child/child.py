@@ -52,6 +52,8 @@ def _die_with_parent() -> None:
 
 def _describe(inquiry: Inquiry) -> Description:
     try:
+        if inquiry.file is not None:
+            return Description(channels=networks.channels_taken(inquiry))
         return registries.describe(inquiry)
     except ConvoyError as error:
         return Description(error=one_line(str(error), 1000), is_wrong_call=isinstance(error, UsageError))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoy.export.sources.torch_child import registries
-from convoy.export.sources.torch_job import TorchJob, one_line
+from convoy.export.sources.torch_job import Inquiry, TorchJob, one_line
 from convoy.export.sources.user_code import call_factory
 from convoy.models.errors import JobError
 from convoy.models.samples import some
@@ -35,6 +35,36 @@ def build(job: TorchJob) -> torch.nn.Module:
             f"{job.name} returned {which}, which has no way to ONNX; return the torch.nn.Module that it was made of"
         )
     return network
+
+
+def channels_taken(inquiry: Inquiry) -> tuple[int, ...]:
+    """On which of 3 and 1 channels the network of a user's file runs. Raises JobError where there is no network."""
+    import torch
+
+    network = build(
+        TorchJob(
+            inquiry.kind,
+            *(inquiry.name or "", inquiry.file, "network", None, None),
+            uint8_front=False,
+            mean=(),
+            std=(),
+            max_batch=1,
+            threads=1,
+            inline_bytes=0,
+        )
+    )
+    if inquiry.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
+        network.eval()
+    like = next((one for one in network.parameters() if one.is_floating_point()), torch.zeros(0))
+    taken = []
+    for channels in (3, 1):
+        try:
+            with torch.no_grad():
+                network(torch.zeros(2, channels, *inquiry.size, dtype=like.dtype))
+        except Exception:  # it is the user's code; why it does not run will be told where it has to
+            continue
+        taken.append(channels)
+    return tuple(taken)
 
 
 def build_with_auxiliary(job: TorchJob) -> torch.nn.Module:
