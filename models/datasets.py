@@ -160,13 +160,16 @@ def is_flat_folder(source: str) -> bool:
 
 
 def load_flat_folder(root: Path) -> Dataset:
-    """`root/*.jpg`, or `root/{train,calibration,test}/*.jpg`, parted as `load_folder` does; no sample has a label (-1).
+    """`root/*.jpg`, or `root/{train,calibration,test}/*.jpg`, of which no sample has a label (-1).
 
-    Raises JobError when a folder cannot be read.
+    Nobody learns from pictures without labels, so that of the first kind all that is not of the test part, by content,
+    is for calibration; the other is parted as `load_folder` does. Raises JobError when a folder cannot be read.
     """
     folders = _part_folders(root)
     if not folders:
-        return Dataset(str(root), (), split_by_content(_flat_samples(root)))
+        split = split_by_content(_flat_samples(root))
+        rest = (*split["train"], *split["calibration"])
+        return Dataset(str(root), (), {"train": (), "calibration": rest, "test": split["test"]})
     parts: dict[Part, Sequence[Sample]] = dict.fromkeys(PARTS, ())
     parts |= {part: tuple(_flat_samples(folder)) for part, folder in folders.items()}
     return Dataset(str(root), (), _with_calibration(parts, folders))

@@ -63,13 +63,13 @@ def exported(case: Case, network: Any, folder: Path) -> tuple[Manifest, str]:
     save_file({name: one.contiguous() for name, one in network.state_dict().items()}, folder / "net.safetensors")
     (folder / "labels.txt").write_text("\n".join(LABELS))
     (folder / "pictures").mkdir()
-    for seed in range(12):
+    for seed in range(20):
         picture(case.px + 8, seed).save(folder / "pictures" / f"{seed}.png")
     done = run_convoy(
         *("export", f"torchvision:{case.name}", "--name", "net", "--weights", str(folder / "net.safetensors")),
         *("--labels", str(folder / "labels.txt"), "--input", f"3x{case.px}x{case.px}", "--max-batch", "4"),
         *("--precisions", ",".join(("fp32", *case.also)), "--calibrate", str(folder / "pictures")),
-        *("--store", str(folder / "store")),
+        *("--int8-budget-s", "60", "--store", str(folder / "store")),
         timeout_s=_EXPORT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
