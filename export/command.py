@@ -161,7 +161,8 @@ def _prove_and_publish(
     outputs = specs_of(torch.reference, [one.reference for one in torch.elsewhere])
     asked = plan.task or torch.task
     is_of_images = plan.image is not None
-    purpose = purpose_of(asked, outputs, labels=plan.labels, takes_images=is_of_images, detection=torch.detection)
+    detection = plan.detection or torch.detection
+    purpose = purpose_of(asked, outputs, labels=plan.labels, takes_images=is_of_images, detection=detection)
     decision = _decision(plan, purpose, data, torch, folder / REFERENCE.file)
     spec = _spec(plan, torch, purpose, outputs, decision)
     with metric_judge(plan.metric, spec) as judge:

@@ -40,6 +40,7 @@ class ExportOptions:
     task: Annotated[str | None, Option("classify, multilabel, segment, detect or none; by default what is sure.")] = (
         None
     )
+    detection: Annotated[Path | None, Option("JSON file: how a detector's outputs become boxes.")] = None
     labels: Annotated[Path | None, Option("File with one label a line, or imagenet.")] = None
     preprocess: Annotated[str | None, Option("imagenet, unit, or a JSON file.")] = None
     mean: Annotated[str | None, Option("Mean per channel, of pixels in 0..1: 0.5,0.5,0.5.")] = None

@@ -14,6 +14,7 @@ from typing import Literal, cast, get_args
 
 from convoy.export.arrays import is_array_file, read_array_file
 from convoy.export.class_names import read_class_map, read_labels
+from convoy.export.detection_file import read_detection_file
 from convoy.export.options import ExportOptions
 from convoy.export.proof.sanity import Claim, Expectations
 from convoy.export.sources.image_changes import ImageChanges, parse_changes
@@ -30,7 +31,7 @@ from convoy.models.priorities import Priorities
 from convoy.models.samples import NO_OTHER_NAMES
 from convoy.models.spec import Activation, ImageSpec, TensorSpec
 from convoy.models.store import Store, check_name
-from convoy.models.tasks import Task
+from convoy.models.tasks import DetectionOutputs, Task
 from convoy.models.weights.key import refuse_needless_key
 
 _MAX_BATCH = 4096
@@ -48,7 +49,8 @@ class ExportPlan:
     pictures' are to be served, too.
 
     `image` None: the network takes `inputs` that are no images, or of which nobody said how images become them. `task`
-    None asks for it to be found out. `metric` is the user's file and the function in it.
+    None asks for it to be found out. `detection` is how boxes are read, where the user says it. `metric` is the user's
+    file and the function in it.
     """
 
     asked: ExportOptions
@@ -69,6 +71,7 @@ class ExportPlan:
     plan_cache: Path
     is_free: bool = False
     task: Task | None = None
+    detection: DetectionOutputs | None = None
     metric: tuple[Path, str] | None = None
 
 
@@ -94,6 +97,9 @@ def make_plan(options: ExportOptions) -> ExportPlan:
     if metric is not None and options.evaluate is None:
         raise UsageError("--metric scores outputs against targets; pass --evaluate FILE.npz with an array of targets")
     task = None if options.task is None else cast(Task, _known("--task", options.task, get_args(Task)))
+    detection = read_detection_file(options.detection) if options.detection is not None else None
+    if detection is not None and task not in (None, "detect"):
+        raise UsageError(f"--detection says how boxes are read, and --task {task} has none; leave one of them out")
     if source.kind == "zoo" and not labels:
         raise UsageError("the zoo needs to know the number of classes; pass --labels FILE, one class a line")
     refuse_needless_key(options.weights_key, origin.weights if origin.weights_from == "file" else None)
@@ -128,7 +134,8 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         stated=origin.stated,
         plan_cache=plan_folder(options.plan_cache),
         is_free=asked is not None and asked.is_free,
-        task=task,
+        task="detect" if detection else task,
+        detection=detection,
         metric=metric,
     )
 

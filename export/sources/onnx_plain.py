@@ -102,6 +102,7 @@ def _refuse_images(options: ExportOptions) -> None:
         "--expect-accuracy": options.expect_accuracy_percent,
         "--force": options.force or None,
         "--metric": options.metric,
+        "--detection": options.detection,
         "--task": options.task if options.task != "none" else None,
     }
     for flag, given in wanted.items():

@@ -51,7 +51,7 @@ class TorchJob:
     Parameters of more than `inline_bytes` go into a file beside the graph. `weights_key` names the entry of the file of
     weights; None takes the usual one. `refuse_random`: weights that a factory draws at random are an error.
     `is_free`: height and width are to be free, where the network runs at `OTHER_SIZES` of the other sizes' samples.
-    `inputs` names the inputs; with `uint8_front` there is one.
+    `inputs` names the inputs; with `uint8_front` there is one. `is_alone`: the network is shown one sample at a time.
     """
 
     kind: SourceKind
@@ -70,6 +70,7 @@ class TorchJob:
     refuse_random: bool = False
     is_free: bool = False
     inputs: tuple[str, ...] = (INPUT_NAME,)
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ class TorchOutcome:
     """What came of it: either `error`, one line for the user, or torch's version and the names of the outputs.
 
     `weights_entry` says what was taken of the file of weights, changed and left out; empty where it was all as it is.
-    `why_fixed` says why height and width are not free, where they were to be. `task` is what the registry publishes the
+    `why_fixed` says why height and width are not free, where they were to be, and `why_alone` why the graph takes one
+    sample at a time; empty where it takes batches. `task` is what the registry publishes the
     network for, and `detection` how the outputs of a detector are read.
     """
 
@@ -88,6 +90,7 @@ class TorchOutcome:
     why_fixed: str = ""
     task: Task | None = None
     detection: DetectionOutputs | None = None
+    why_alone: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from convoy import IMPORT_ROOT
 from convoy.export.rows import Rows
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.torch_job import (
+    ANY_BATCH,
     IN,
     INPUT_NAME,
     OUT,
@@ -58,7 +59,8 @@ def run_job(job: TorchJob, samples: Rows, folder: Path, others: Sequence[np.ndar
         folder / files.ONNX,
         {name: answers[f"{OUT}{name}"] for name in outcome.outputs},
         outcome.torch_version,
-        remark=outcome.why_fixed,
+        max_batch=1 if outcome.why_alone else ANY_BATCH,
+        remark="; ".join(filter(None, (outcome.why_fixed, outcome.why_alone))),
         weights_entry=outcome.weights_entry,
         elsewhere=tuple(
             Answered({INPUT_NAME: array}, {output: answers[f"{other}:{output}"] for output in outcome.outputs})

@@ -128,16 +128,23 @@ def test_a_signal_by_its_shape_alone_and_with_targets(tmp_path, file):
 
 
 @pytest.mark.parametrize(
-    ("factory", "words"),
+    ("factory", "words", "outputs"),
     [
-        ("pictures", "returns a dict for each sample, so that it cannot be batched; return tensors"),
-        ("total", r"returns total \[\] for \d samples, so that it cannot be batched"),
-        ("words", "returns a str in 'name'; it must return tensors"),
+        ("pictures", "returns a dict for each sample, so that it cannot be batched; return", {"boxes": (2048,)}),
+        ("total", "returns total [] for 3 samples, so that it cannot be batched", {"out": (8, 16, 16), "total": ()}),
     ],
 )
-def test_what_cannot_be_batched_says_so(tmp_path, file, factory, words):
-    with pytest.raises(JobError, match=words):
-        export(tmp_path, f"{file}:{factory}", preprocess="unit", input="3x16x16")
+def test_what_cannot_be_batched_says_so_and_is_served_one_by_one(tmp_path, file, factory, words, outputs):
+    bundle = export(tmp_path, f"{file}:{factory}", preprocess="unit", input="3x16x16")
+    spec, (fp32, *_) = bundle.manifest.spec, bundle.manifest.variants
+    assert (spec.max_batch_size, {one.name: one.shape for one in spec.outputs}) == (1, outputs)
+    assert f"cannot be batched, and is served one by one: the network {words}" in fp32.reason
+    assert fp32.max_relative_error < 1e-4
+
+
+def test_what_returns_other_than_tensors_says_so(tmp_path, file):
+    with pytest.raises(JobError, match="returns a str in 'name'; it must return tensors"):
+        export(tmp_path, f"{file}:words", preprocess="unit", input="3x16x16")
     assert not (tmp_path / "store").exists()
 
 

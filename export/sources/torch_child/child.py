@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     import torch
 
 _NO_MEMORY = "the network does not fit into memory; close other programs or use a larger machine"
-# How torch, the C++ library and the exporter say so, by parts of their messages.
-_WORDS_OF_WANT = ("can't allocate memory", "bad_alloc", "not enough memory", "Cannot allocate memory", "MemoryError")
 
 
 def main(folder: Path) -> None:
@@ -63,7 +62,7 @@ def _complaint(error: BaseException, folder: Path) -> str:
     """One line for what the user can do something about. Raises everything else again, for it is a bug."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"the disk of {folder.parent} is full; free some space and run the command again"
-    if isinstance(error, MemoryError) or any(word in str(error) for word in _WORDS_OF_WANT):
+    if graph.is_want_of_memory(error):
         return _NO_MEMORY
     if isinstance(error, ConvoyError):
         return one_line(str(error), 1000)
@@ -120,14 +119,19 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         network = detector = detectors.as_detector(network, job.name)
         detector.eval()
         detection = detector.detection
+    if why_alone := graph.why_alone(network, job, samples):
+        job = replace(job, is_alone=True)
     if job.refuse_random and job.kind == "file" and job.weights_from != "file":
-        few = graph.normalised([one[:2] for one in samples], job)
+        few = graph.normalised([one[: 1 if job.is_alone else 2] for one in samples], job)
         shown = f"{Path(job.file or '').name}:{job.name}"
         untrained.refuse(network, lambda: _again(job, samples), lambda one: graph.answer(one, job, few), shown)
     if job.weights_from == "random":
-        random_weights.draw(network, lambda: outputs.call(network, job.inputs, graph.normalised(samples, job)))
+        drawn = graph.normalised([one[: 1 if job.is_alone else None] for one in samples], job)
+        random_weights.draw(network, lambda: outputs.call(network, job.inputs, drawn))
     reference = graph.reference(network, job, samples)
-    answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free else ({}, "")
+    answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free and not why_alone else ({}, "")
+    if job.is_free and why_alone:
+        why_fixed = "it is served one by one"
     if job.kind != "pt2":
         # After its own answers, which the file is held against: so that what folding does is proved, too.
         entry = "; ".join(filter(None, (entry, networks.in_form_for_inference(network))))
@@ -136,12 +140,18 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
         oblong = given[next(iter(answers))]
         why_fixed = graph.write_free_onnx(network, job, (oblong,), tuple(reference), folder / files.ONNX)
     if why_fixed or not answers:
-        graph.write_onnx(network, job, samples, tuple(reference), folder / files.ONNX)
         answers = {}
+        try:
+            graph.write_onnx(network, job, samples, tuple(reference), folder / files.ONNX)
+        except outputs.NotBatchedError as error:
+            why_alone, job = str(error), replace(job, is_alone=True)
+            graph.write_onnx(network, job, samples, tuple(reference), folder / files.ONNX)
     named = {f"{OUT}{name}": one for name, one in reference.items()}
     named |= {f"{other}:{name}": one for other, own in answers.items() for name, one in own.items()}
     (folder / files.REFERENCE).write_bytes(save({name: one.contiguous() for name, one in named.items()}))
     if why_fixed:
         height, width = samples[0].shape[1:3] if job.uint8_front else samples[0].shape[2:]
         why_fixed = f"height and width are fixed at {height}x{width}: {why_fixed}"
-    return TorchOutcome(None, tuple(reference), str(torch.__version__), entry, why_fixed, task, detection)
+    if why_alone:
+        why_alone = f"cannot be batched, and is served one by one: {why_alone}"
+    return TorchOutcome(None, tuple(reference), str(torch.__version__), entry, why_fixed, task, detection, why_alone)

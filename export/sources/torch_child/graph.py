@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 # What torch writes without converting; QDQ of every kind can be expressed in it.
 _OPSET = 20
 _REFERENCE_BATCH = 8
+# More than one, and no number that a network is likely to be fixed at.
+_FEW = 3
+# How torch, the C++ library and the exporter say that memory is short, by parts of their messages.
+_WORDS_OF_WANT = ("can't allocate memory", "bad_alloc", "not enough memory", "Cannot allocate memory", "MemoryError")
 
 
 def normalised(samples: Sequence[torch.Tensor], job: TorchJob) -> Sequence[torch.Tensor]:
@@ -46,13 +51,45 @@ def settle(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tens
             answer(network, job, normalised([one[:2] for one in samples], job))
 
 
+def why_alone(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> str:
+    """Why the network cannot be shown several samples at once, where it can be shown one; else nothing.
+
+    Raises JobError for want of memory.
+    """
+    import torch
+
+    few, one = ([tensor[:count] for tensor in samples] for count in (_FEW, 1))
+    if len(few[0]) < _FEW:
+        return ""
+    with torch.no_grad():
+        try:
+            answer(network, job, normalised(few, job))
+        except JobError as error:
+            if is_want_of_memory(error):
+                raise
+            problem = str(error).removesuffix("; check --input")
+        else:
+            return ""
+        try:
+            answer(network, replace(job, is_alone=True), normalised(one, job))
+        except JobError:
+            return ""  # what is wrong with it will be told where it is shown all samples
+    return problem
+
+
+def is_want_of_memory(error: BaseException) -> bool:
+    """Whether it says so in torch's words, the C++ library's or the exporter's."""
+    return isinstance(error, MemoryError) or any(word in str(error) for word in _WORDS_OF_WANT)
+
+
 def reference(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """The bare network's outputs by name, floats as float32; the normalisation is written out, not the front's, to
     prove it."""
     import torch
 
     with torch.inference_mode(), _in_evaluation(network, job):
-        batches = zip(*(torch.split(one, _REFERENCE_BATCH) for one in samples), strict=True)
+        size = 1 if job.is_alone else _REFERENCE_BATCH
+        batches = zip(*(torch.split(one, size) for one in samples), strict=True)
         parts = [answer(network, job, normalised(batch, job)) for batch in batches]
     try:
         answers = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -131,6 +168,8 @@ def answer(network: torch.nn.Module, job: TorchJob, batch: Sequence[torch.Tensor
         is_precision = any(word in why for word in ("Half", "BFloat16", "double", "dtype"))
         advice = "let its forward() keep the precision of the images" if is_precision else "check --input"
         raise JobError(f"the network fails on {shown}: {why}; {advice}") from error
+    if job.is_alone:
+        return {name: _in_float32(one) for name, one in outputs.of_one(output, job.inputs).items()}
     found = outputs.named(output, job.inputs)
     outputs.check_batch(found, len(batch[0]), output)
     return {name: _in_float32(one) for name, one in found.items()}
@@ -170,7 +209,8 @@ def _wrapped(network: torch.nn.Module, job: TorchJob) -> torch.nn.Module:
             if job.uint8_front:
                 values = tensors[0].to(torch.float32).permute(0, 3, 1, 2)
                 tensors = (values * self.scale + self.shift,)
-            found = outputs.named(outputs.call(self.network, job.inputs, tensors), job.inputs)
+            named = outputs.of_one if job.is_alone else outputs.named
+            found = named(outputs.call(self.network, job.inputs, tensors), job.inputs)
             return tuple(_in_float32(one) for one in found.values())
 
     wrapped = Wrapped()
@@ -200,21 +240,24 @@ def write_onnx(
 ) -> None:
     """Write the graph to `path`, its outputs called `names`, and large parameters beside it.
 
-    Raises JobError for what has no ONNX form.
+    Raises JobError for what has no ONNX form, NotBatchedError where only the number of samples is in the way.
     """
     model = _wrapped(network, job)
     if job.kind != "pt2":
         assert not any(module.training for module in model.modules()), "a network in training mode; this is a bug"
-    # A batch of 1 would be taken for a constant.
-    example = tuple(one[:2] if len(one) > 1 else one.repeat(2, *[1] * (one.ndim - 1)) for one in samples)
+    if job.is_alone:
+        example = tuple(one[:1] for one in samples)
+    else:
+        # A batch of 1 would be taken for a constant.
+        example = tuple(one[:2] if len(one) > 1 else one.repeat(2, *[1] * (one.ndim - 1)) for one in samples)
     try:
         program = _convert(model, example, names, job, is_free=is_free)
     except MemoryError:
         raise
     except Exception as error:  # the exporter's errors share no base class
         raise JobError(_why_not(error)) from error
-    if isinstance(program.model.graph.inputs[0].shape[0], int):
-        raise JobError(
+    if not job.is_alone and isinstance(program.model.graph.inputs[0].shape[0], int):
+        raise outputs.NotBatchedError(
             "the network takes only as many images at a time as it was exported with; let its forward() read their "
             "number as images.shape[0], and not by len() or as a constant"
         )
@@ -241,7 +284,7 @@ def _convert(
         opset_version=_OPSET,
         input_names=list(job.inputs),
         output_names=list(names),
-        dynamic_shapes=((dims,) * len(example),),
+        dynamic_shapes=None if job.is_alone else ((dims,) * len(example),),
         verbose=False,
     )
 

@@ -85,17 +85,38 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from _leaves(one, f"{path}.{key}" if path else key)
 
 
+class NotBatchedError(JobError):
+    """The network cannot be shown several samples at once; one may do."""
+
+
+def of_one(output: Any, inputs: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The tensors by name of a network that was shown one sample alone, each [1, ...]; those without a row get one.
+
+    Of a list of one dict, as detectors return, the names are the dict's. Raises JobError as `named` does.
+    """
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        row = output if output.ndim and len(output) == 1 else output[None]
+        return {(LOGITS if row.ndim == 2 else OUTPUT): row}
+    alone = output[0] if isinstance(output, list) and len(output) == 1 and isinstance(output[0], Mapping) else output
+    found = named(alone, inputs)
+    if alone is output:
+        return {name: one if one.ndim and len(one) == 1 else one[None] for name, one in found.items()}
+    return {name: one[None] for name, one in found.items()}
+
+
 def check_batch(outputs: Mapping[str, torch.Tensor], count: int, output: Any) -> None:
     """Raises JobError where an output has not a row for each of `count` samples."""
     if isinstance(output, list) and len(output) == count and all(isinstance(one, Mapping) for one in output):
-        raise JobError(
+        raise NotBatchedError(
             "the network returns a dict for each sample, so that it cannot be batched; return tensors [N, ...] for all "
             "samples together: a detector its boxes [N, K, 4] and scores [N, K, classes], and leave what overlaps to "
             "the server (--task detect)"
         )
     for name, tensor in outputs.items():
         if tensor.ndim < 1 or len(tensor) != count:
-            raise JobError(
+            raise NotBatchedError(
                 f"the network returns {name} {list(tensor.shape)} for {count} samples, so that it cannot be batched; "
                 "it must return [N, ...], a row for each sample"
             )
