@@ -49,10 +49,13 @@ CASES = (
 
 
 def network_of(case: Case) -> Any:
+    import torch
+
     from tests.support import torchvision_nets
 
+    shown = torch.stack([tensor_of(picture(case.px, seed)) for seed in (98, 99)])
     return (torchvision_nets.detector if case.is_detector else torchvision_nets.segmenter)(
-        case.name, case.px, len(LABELS)
+        case.name, len(LABELS), shown
     )
 
 
@@ -150,7 +153,7 @@ def test_the_answer_to_a_picture_is_torchs_own(tmp_path: Path, case: Case) -> No
     with start_server(store=tmp_path / "store") as server, one_torch_thread():
         if case.is_detector:
             answer = server.post(f"/predictions/net?threshold={THRESHOLD}", content=saved(image)).json()
-            assert_same_boxes(answer["boxes"], own_boxes(network, image))
+            assert_same_boxes(answer["detections"], own_boxes(network, image))
             return
         answer = server.post("/predictions/net", content=saved(image)).json()["segmentation"]
         assert_same_map(painted(answer), *own_map(network, manifest, image))

@@ -15,22 +15,23 @@ import torchvision
 THRESHOLD = 0.6
 
 
-def segmenter(name: str, px: int, classes: int) -> Any:
-    """A network in evaluation mode for pictures of `px` x `px`, whose scores tell pixels apart."""
+def segmenter(name: str, classes: int, images: torch.Tensor) -> Any:
+    """A network in evaluation mode whose scores tell the pixels of such `images` apart, [N, 3, H, W]."""
     torch.manual_seed(3)
     model = torchvision.models.get_model(name, weights=None, weights_backbone=None, num_classes=classes).eval()
-    _settle(model, torch.randn(4, 3, px, px))
+    _settle(model, images)
     return model
 
 
-def detector(name: str, px: int, classes: int) -> Any:
-    """A network in evaluation mode for pictures of `px` x `px`; it answers what scores `THRESHOLD` and more."""
+def detector(name: str, classes: int, images: torch.Tensor) -> Any:
+    """A network in evaluation mode for pictures as large as `images` [N, 3, px, px], in 0..1, of which it answers
+    what scores `THRESHOLD` and more."""
     torch.manual_seed(3)
+    px = images.shape[-1]
     size = {} if px == 320 else {"min_size": px, "max_size": px}
     model = torchvision.models.get_model(
         name, weights=None, weights_backbone=None, num_classes=classes, score_thresh=THRESHOLD, **size
     ).eval()
-    images = torch.rand(2, 3, px, px)
     _settle(model, list(images))
     with torch.inference_mode():
         # Spread over the scores that a trained head gives.
@@ -40,9 +41,9 @@ def detector(name: str, px: int, classes: int) -> Any:
     heads = [[one for one in part.modules() if isinstance(one, torch.nn.Conv2d)][-1] for part in parts]
     with torch.no_grad():
         for head in heads:
-            head.weight.mul_(2.5 / float(logits.std()))
+            head.weight.mul_(1.0 / float(logits.std()))
             if head.bias is not None:
-                head.bias.fill_(-1.0 if "retina" in name else 0.0)
+                head.bias.fill_(-2.0 if "retina" in name else 0.0)
     return model
 
 

@@ -23,7 +23,8 @@ def test_what_is_left_of_overlaps_is_torchvisions(name, px):
     from convoy.export.sources.torch_child.detectors import as_detector, input_px
     from tests.support.torchvision_nets import THRESHOLD, detector, normalised
 
-    model, images = detector(name, px, CLASSES), torch.rand(IMAGES, 3, px, px)
+    images = torch.rand(IMAGES, 3, px, px, generator=torch.Generator().manual_seed(3))
+    model = detector(name, CLASSES, images)
     assert input_px(model) == (px, px)
     batched = as_detector(model, name).eval()
     with torch.inference_mode():
