@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,12 +17,13 @@ import numpy as np
 
 from convoy.app.engines.cpu import has_int8_dot_product
 from convoy.app.engines.speedup import is_worthwhile
-from convoy.export.data import ExportData
+from convoy.export.data import ExportData, ImageSet
 from convoy.export.plan import ExportPlan
 from convoy.export.proof.gate import AccuracyGate
 from convoy.export.proof.sanity import NOTHING_FOUND, Sanity
 from convoy.export.proof.verify import Score
 from convoy.export.report.page import render
+from convoy.export.rows import Rows, bytes_of, count_of, joined, picked
 from convoy.export.sources.free_input import free_sizes
 from convoy.export.sources.torch_job import EXTERNAL_DATA, TorchResult
 from convoy.export.variants.making import Made
@@ -71,20 +72,27 @@ class Measured:
     latency: LatencyTable | None
 
 
-def judge(
-    measured: Sequence[Measured], error: float, data: ExportData, gate: AccuracyGate, original: str = "torch"
+def verdicts(
+    measured: Sequence[Measured],
+    errors: Mapping[str, float],
+    data: ExportData,
+    gate: AccuracyGate,
+    original: str = "torch",
 ) -> tuple[Variant, ...]:
-    """The variants with the verdict on each; the first one is the fp32 reference, whose error is torch's."""
+    """The variants with the verdict on each; the first is the fp32 reference, whose errors, by output, are torch's."""
     reference = measured[0]
-    inputs = "held-out images" if data.real else "random inputs, for want of --calibrate and --evaluate"
-    proof = f"equals {original} to {error:.1g} on {len(data.samples)} {inputs}"
-    variants = [_variant(reference, True, proof, error)]
+    kind = data.evaluation.kind if data.evaluation else "images" if isinstance(data.calibration, ImageSet) else "rows"
+    inputs = f"held-out {kind}" if data.real else "random inputs, for want of --calibrate and --evaluate"
+    error = max(errors.values())
+    each = f" ({', '.join(f'{name} {own:.1g}' for name, own in errors.items())})" if len(errors) > 1 else ""
+    proof = f"equals {original} to {error:.1g}{each} on {count_of(data.samples)} {inputs}"
+    variants = [_variant(reference, True, proof, errors)]
     for one in measured[1:]:
         passes, proof = _proved(one, gate, real=data.real)
         accuracy = one.score.accuracy
         is_recovered = gate.passes(accuracy) if accuracy else None
-        error = one.score.max_relative_error
-        variants.append(judged_by_speed(_variant(one, passes, proof, error, is_recovered=is_recovered)))
+        errors = one.score.output_errors
+        variants.append(judged_by_speed(_variant(one, passes, proof, errors, is_recovered=is_recovered)))
     return tuple(variants)
 
 
@@ -113,18 +121,19 @@ def judged_by_speed(variant: Variant) -> Variant:
 
 
 def _variant(
-    one: Measured, passes: bool, proof: str, max_relative_error: float, *, is_recovered: bool | None = None
+    one: Measured, passes: bool, proof: str, errors: Mapping[str, float], *, is_recovered: bool | None = None
 ) -> Variant:
     """As if only the gate counted."""
     recipe = one.made.recipe
+    # JSON has no infinity; an answer that is not finite is off by more than anything.
+    finite = {name: min(error, sys.float_info.max) for name, error in errors.items()}
     return Variant(
         file=recipe.file,
         precision=recipe.precision,
         target=recipe.target,
         serve=passes,
         reason=proof,
-        # JSON has no infinity; an answer that is not finite is off by more than anything.
-        max_relative_error=min(max_relative_error, sys.float_info.max),
+        max_relative_error=max(finite.values()),
         accuracy=one.score.accuracy,
         latency=one.latency,
         calibration_method=one.made.method,
@@ -136,6 +145,8 @@ def _variant(
         passes_gate=passes,
         proof=proof,
         search=one.made.search,
+        output_errors=finite if len(finite) > 1 else {},
+        agreement=None if one.score.accuracy else one.score.agreement,
     )
 
 
@@ -145,15 +156,15 @@ def remarked(variants: tuple[Variant, ...], remark: str) -> tuple[Variant, ...]:
     return (replace(reference, reason=f"{reference.reason}; {remark}" if remark else reference.reason), *others)
 
 
-def make_canary(fp32: OpenVariant, samples: np.ndarray) -> Canary:
+def make_canary(fp32: OpenVariant, samples: Rows) -> Canary:
     """Up to 32 samples, at most 4 MiB with their fp32 outputs, as the serving engine answers them one by one."""
-    (output,) = fp32.engine.outputs
-    sample_bytes = samples[0].nbytes + (output.sample_bytes or 0)
+    first = fp32.answers(picked(samples, slice(1)))
+    sample_bytes = bytes_of(picked(samples, slice(1))) + bytes_of(first)
     # The file's header takes some of it.
-    count = max(1, min(_CANARY_SAMPLES, (_CANARY_BYTES - 4096) // sample_bytes))
-    inputs = np.ascontiguousarray(samples[:count])
-    answers = np.concatenate([fp32.logits(inputs[index : index + 1]) for index in range(len(inputs))])
-    return Canary({fp32.engine.inputs[0].name: inputs}, {output.name: answers})
+    count = max(1, min(_CANARY_SAMPLES, (_CANARY_BYTES - 4096) // sample_bytes, count_of(samples)))
+    answers = [first, *(fp32.answers(picked(samples, slice(row, row + 1))) for row in range(1, count))]
+    inputs = {name: np.ascontiguousarray(array) for name, array in picked(samples, slice(count)).items()}
+    return Canary(inputs, joined(answers))
 
 
 def provenance(plan: ExportPlan, data: ExportData, torch: TorchResult) -> Provenance:

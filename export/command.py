@@ -21,22 +21,26 @@ from rich.text import Text
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.ahead import accepted
-from convoy.export.assemble import Measured, judge, make_canary, provenance, publish, remarked
+from convoy.export.assemble import Measured, make_canary, provenance, publish, remarked, verdicts
 from convoy.export.cache import NO_CACHE, StepCache, default_root
-from convoy.export.data import ExportData, load_data
+from convoy.export.data import ExportData, ImageSet, load_data
 from convoy.export.options import ExportOptions
 from convoy.export.plan import ExportPlan, make_plan
 from convoy.export.profiling.profile import measure_latencies
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import SILENT, Progress
-from convoy.export.proof.activation import Decision, decide, overruled
+from convoy.export.proof.activation import Decision, activation_of, decide, look_of, overruled
 from convoy.export.proof.gate import AccuracyGate, refused_by_name
+from convoy.export.proof.judging import Judge
+from convoy.export.proof.metric import metric_judge
 from convoy.export.proof.mistakes import find_mistakes
 from convoy.export.proof.outcomes import Outcomes
 from convoy.export.proof.proving import Prover
-from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference
-from convoy.export.proof.verify import check_against_torch, compared_batches, observe
+from convoy.export.proof.purpose import Purpose, purpose_of, specs_of
+from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanity, judge_reference, judge_score
+from convoy.export.proof.verify import Score, check_against_torch, compared_batches, observe
 from convoy.export.remeasure import remeasure
+from convoy.export.rows import count_of
 from convoy.export.sources.ending import read_ending
 from convoy.export.sources.free_input import free_sizes, listed
 from convoy.export.sources.onnx_plain import export_plain, is_plain
@@ -54,6 +58,7 @@ from convoy.models.datasets import source_labels
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import disk_errors
+from convoy.models.tasks import CLASS_TASKS
 
 _FIRST_LOOK_IMAGES = 512
 _RANDOM = "its weights are random (--random-weights), so that its answers mean nothing"
@@ -165,36 +170,65 @@ def _prove_and_publish(
     cache: StepCache,
 ) -> Path:
     folder, gate = torch.onnx.parent, AccuracyGate(plan.asked.accuracy_budget_points, plan.asked.strict_gate)
-    decision = _decision(plan, data, torch, folder / REFERENCE.file)
-    spec = _spec(plan, torch, decision)
+    outputs = specs_of(torch.reference, [one.reference for one in torch.elsewhere])
+    asked = plan.task or torch.task
+    is_of_images = plan.image is not None
+    detection = plan.detection or torch.detection
+    purpose = purpose_of(asked, outputs, labels=plan.labels, takes_images=is_of_images, detection=detection)
+    decision = _decision(plan, purpose, data, torch, folder / REFERENCE.file)
+    spec = _spec(plan, torch, purpose, outputs, decision)
+    with metric_judge(plan.metric, spec) as judge:
+        unused = ""
+        if data.evaluation and data.evaluation.has_targets and not judge.scores_targets:
+            unused = f"the targets of {data.evaluation.source} say nothing where the task is {spec.task}; pass --metric"
+        torch = replace(torch, remark="; ".join(filter(None, (torch.remark, purpose.remark, unused))))
+        return _prove(plan, recipes, data, torch, spec, decision, gate, judge, progress, cache)
+
+
+def _prove(
+    plan: ExportPlan,
+    recipes: Sequence[Recipe],
+    data: ExportData,
+    torch: TorchResult,
+    spec: ModelSpec,
+    decision: Decision,
+    gate: AccuracyGate,
+    judge: Judge,
+    progress: Progress,
+    cache: StepCache,
+) -> Path:
+    folder = torch.onnx.parent
     if torch.elsewhere:
         recipes, torch = _without_fixed_sizes(recipes, torch)
     else:
         recipes, torch = _without_openvino(recipes, torch, spec, is_named=plan.asked.precisions is not None)
     expected = _expected(plan, data)
     with opened(spec, [REFERENCE], folder) as (fp32,):
-        are_shares = decision.activation == "none" and decision.are_shares
+        shares = {spec.outputs[0].name} if decision.activation == "none" and decision.are_shares else ()
         known = (Answered(data.samples, torch.reference), *torch.elsewhere)
-        count = len(compared_batches(fp32)) * sum(len(one.samples) for one in known)
+        count = len(compared_batches(fp32)) * sum(count_of(one.samples) for one in known)
         with progress.step(f"compare with {torch.original}", count) as step:
-            torch_error = max(
-                check_against_torch(fp32, one.samples, one.reference, step, are_shares=are_shares) for one in known
-            )
-        _first_look(plan, torch, fp32, data, expected, progress, cache)
+            found = [check_against_torch(fp32, one.samples, one.reference, step, shares=shares) for one in known]
+        errors = {name: max(one[name] for one in found) for name in torch.reference}
+        _first_look(plan, torch, fp32, data, expected, judge, progress, cache)
     maker = None
     if len(recipes) > 1:
         assert data.calibration is not None, "recipes that need images were chosen without any; this is a bug"
         budget_points = plan.asked.accuracy_budget_points
         search_s = plan.asked.int8_budget_s
-        maker = Maker(spec, folder, data.calibration, plan.calibration_method, budget_points, progress, cache, search_s)
-    rows = Prover(spec, folder, data, gate, progress, cache).make_and_score(recipes, maker)
+        maker = Maker(
+            spec, folder, data.calibration, plan.calibration_method, budget_points, progress, cache, search_s, judge
+        )
+    rows = Prover(spec, folder, data, gate, progress, cache, judge).make_and_score(recipes, maker)
     outcomes = rows[0][1].outcomes
-    sanity = _sanity(plan, torch, outcomes, expected)
-    mistakes = find_mistakes(outcomes, data.evaluation) if outcomes and data.evaluation else None
+    sanity = _sanity(plan, torch, rows[0][1], expected)
+    mistakes = None
+    if isinstance(outcomes, Outcomes) and isinstance(data.evaluation, ImageSet) and data.evaluation.labels:
+        mistakes = find_mistakes(outcomes, data.evaluation)
     with opened(spec, recipes, folder) as candidates:
         tables = measure_latencies(candidates, progress)
         measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
-        variants = remarked(judge(measured, torch_error, data, gate, torch.original), _remark(plan, torch))
+        variants = remarked(verdicts(measured, errors, data, gate, torch.original), _remark(plan, torch))
         variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
         canary = make_canary(candidates[0], data.samples)
         with progress.step("measure this device"):
@@ -216,11 +250,17 @@ def _remark(plan: ExportPlan, torch: TorchResult) -> str:
     return "; ".join(filter(None, (where, torch.remark)))
 
 
-def _decision(plan: ExportPlan, data: ExportData, torch: TorchResult, graph: Path) -> Decision:
-    ending = read_ending(graph)
-    if plan.activation is None:
-        return decide(ending, torch.reference, real=data.real)
-    return overruled(plan.activation, ending, torch.reference, real=data.real)
+def _decision(plan: ExportPlan, purpose: Purpose, data: ExportData, torch: TorchResult, graph: Path) -> Decision:
+    """What makes scores of the outputs that are scores. Raises JobError where that cannot be told."""
+    if purpose.task not in CLASS_TASKS:
+        return activation_of(purpose, torch.reference, plan.activation)
+    outputs, ending = next(iter(torch.reference.values())), read_ending(graph)
+    asked = plan.activation
+    if asked is None and purpose.task == "multilabel":
+        asked = "none" if look_of(outputs) == "within_0_1" else "sigmoid"
+    if asked is None:
+        return decide(ending, outputs, real=data.real)
+    return overruled(asked, ending, outputs, real=data.real)
 
 
 def _expected(plan: ExportPlan, data: ExportData) -> Expectations:
@@ -242,21 +282,30 @@ def _first_look(
     fp32: OpenVariant,
     data: ExportData,
     expected: Expectations,
+    judge: Judge,
     progress: Progress,
     cache: StepCache,
 ) -> None:
     """Fail on a few images before hours are spent on many. Raises JobError."""
-    if data.evaluation is None or plan.asked.force:
+    if data.evaluation is None or not data.evaluation.has_targets or plan.asked.force or not judge.scores_targets:
         return
     few = data.evaluation.thinned(_FIRST_LOOK_IMAGES)
-    (outcomes,) = observe([fp32], few, progress, "is it right at all?", cache)
-    sanity = judge_reference(outcomes, few.labels, expected, is_sample=few.count < data.evaluation.count)
-    _refuse(sanity.objections, torch)
+    (outcomes,) = observe([fp32], few, progress, "is it right at all?", cache, judge)
+    if isinstance(outcomes, Outcomes):
+        sanity = judge_reference(outcomes, few.labels, expected, is_sample=few.count < data.evaluation.count)
+        _refuse(sanity.objections, torch)
 
 
-def _sanity(plan: ExportPlan, torch: TorchResult, outcomes: Outcomes | None, expected: Expectations) -> Sanity:
-    """The verdict on all images, and what the user knows to be wrong. Raises JobError for what may not be published."""
-    sanity = judge_reference(outcomes, plan.labels, expected) if outcomes else NOTHING_FOUND
+def _sanity(plan: ExportPlan, torch: TorchResult, score: Score, expected: Expectations) -> Sanity:
+    """The verdict on all samples, and what the user knows to be wrong.
+
+    Raises JobError for what may not be published.
+    """
+    sanity = NOTHING_FOUND
+    if isinstance(score.outcomes, Outcomes):
+        sanity = judge_reference(score.outcomes, plan.labels, expected)
+    elif score.accuracy is not None:
+        sanity = judge_score(score.accuracy, expected)
     if not plan.asked.force:
         _refuse(sanity.objections, torch)
     if plan.asked.random_weights:
@@ -273,29 +322,38 @@ def _refuse(objections: Sequence[str], torch: TorchResult) -> None:
         )
 
 
-def _spec(plan: ExportPlan, torch: TorchResult, decision: Decision) -> ModelSpec:
+def _spec(
+    plan: ExportPlan, torch: TorchResult, purpose: Purpose, outputs: tuple[TensorSpec, ...], decision: Decision
+) -> ModelSpec:
     """What the bundle promises. Raises JobError when the labels are not as many as the outputs."""
-    outputs = torch.reference.shape[1]
-    is_binary = outputs == 1 and len(plan.labels) == 2 and decision.are_shares
-    if plan.labels and len(plan.labels) != outputs and not is_binary:
-        raise JobError(
-            f"there are {len(plan.labels)} labels, but the network has {outputs} outputs; "
-            "pass the --labels that it was trained with"
+    if purpose.task in CLASS_TASKS:
+        classes = outputs[0].shape[0]
+        is_binary = classes == 1 and len(plan.labels) == 2 and decision.are_shares
+        if plan.labels and len(plan.labels) != classes and not is_binary:
+            raise JobError(
+                f"there are {len(plan.labels)} labels, but the network has {classes} outputs; "
+                "pass the --labels that it was trained with"
+            )
+    try:
+        return ModelSpec(
+            name=plan.asked.name,
+            inputs=_inputs(plan, torch),
+            outputs=outputs,
+            max_batch_size=min(plan.asked.max_batch, torch.max_batch),
+            image=plan.image,
+            activation=decision.activation,
+            labels=plan.labels,
+            priorities=plan.priorities,
+            task=purpose.task,
+            segmentation=purpose.segmentation,
+            detection=purpose.detection,
         )
-    return ModelSpec(
-        name=plan.asked.name,
-        inputs=(_input(plan, torch),),
-        outputs=(TensorSpec(torch.output_name, "FP32", (outputs,)),),
-        max_batch_size=min(plan.asked.max_batch, torch.max_batch),
-        image=plan.image,
-        activation=decision.activation,
-        labels=plan.labels,
-        priorities=plan.priorities,
-    )
+    except BundleError as error:
+        raise JobError(str(error)) from error
 
 
-def _input(plan: ExportPlan, torch: TorchResult) -> TensorSpec:
+def _inputs(plan: ExportPlan, torch: TorchResult) -> tuple[TensorSpec, ...]:
     image = plan.image
-    if not torch.elsewhere:
-        return TensorSpec(INPUT_NAME, image.tensor_dtype, image.tensor_shape)
-    return TensorSpec(INPUT_NAME, image.tensor_dtype, image.free_tensor_shape, image.tensor_shape)
+    if not torch.elsewhere or image is None:
+        return plan.inputs
+    return (TensorSpec(INPUT_NAME, image.tensor_dtype, image.free_tensor_shape, image.tensor_shape),)

@@ -1,7 +1,8 @@
-"""The images of an export: one set to calibrate on, another to evaluate on, and a few to compare outputs with.
+"""The samples of an export: one set to calibrate on, another to evaluate on, and a few to compare outputs with.
 
 Knows which part of a data set each flag means and keeps the two apart. Images stay encoded until they are
-needed and pass through `convoy.models.images` in chunks, so a large set does not have to fit into memory.
+needed and pass through `convoy.models.images` in chunks, so a large set does not have to fit into memory; arrays come
+from files of them (`convoy.export.arrays`).
 """
 
 from __future__ import annotations
@@ -10,52 +11,58 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
+from convoy.export.arrays import ArraySet, is_array_file, load_arrays
 from convoy.export.plan import ExportPlan
 from convoy.export.progress import Step
+from convoy.export.rows import Chunk, Rows, count_of, joined, picked
+from convoy.export.sources.torch_job import INPUT_NAME
 from convoy.models.bundle import DatasetRecord
-from convoy.models.datasets import load, source_labels
+from convoy.models.datasets import is_flat_folder, load, load_flat_folder, source_labels
 from convoy.models.errors import ImageError, JobError
 from convoy.models.images import preprocess
 from convoy.models.samples import MAX_BROKEN_FRACTION, Dataset, Part, Sample, some
-from convoy.models.spec import NUMPY_DTYPES, ImageSpec
+from convoy.models.spec import NUMPY_DTYPES, ImageSpec, TensorSpec
 
 # Ranges settle within a few hundred images; more of them cost time and change nothing.
-_CALIBRATION_IMAGES = 512
+_CALIBRATION_SAMPLES = 512
 _SAMPLES, _SAMPLES_AT_ONCE = 64, 8
 _SAMPLES_BYTES = 64 << 20
 _CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """`images` [n, ...] as the spec's front says, and `labels` int64 [n], indices into the model's labels.
-
-    `positions` int64 [n] are the images' places in their set, which has gaps where some do not decode.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
-    positions: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
 class ImageSet:
     """Encoded images and how they become inputs; `source` is the data set as given, without its folder.
 
-    `labels` are the model's, which the samples' labels point into; empty where the classes are others.
+    `labels` are the model's, which the samples' labels point into; empty where the classes are others. A folder of
+    images without classes `has_targets` not.
     """
 
     source: str
     samples: tuple[Sample, ...]
     image: ImageSpec
     labels: tuple[str, ...] = ()
+    kind: ClassVar[str] = "images"
 
     @property
     def count(self) -> int:
         return len(self.samples)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [sample.name for sample in self.samples]
+
+    @property
+    def hashes(self) -> Sequence[str]:
+        return [sample.sha256 for sample in self.samples]
+
+    @property
+    def has_targets(self) -> bool:
+        return all(sample.label >= 0 for sample in self.samples)
 
     @property
     def record(self) -> DatasetRecord:
@@ -87,7 +94,8 @@ class ImageSet:
                     broken.append(sample.name)
             step.advance(len(self.samples[start : start + size]))
             if images:
-                yield Chunk(np.stack(images), np.array(labels, np.int64), np.array(positions, np.int64))
+                targets = np.array(labels, np.int64) if self.has_targets else None
+                yield Chunk({INPUT_NAME: np.stack(images)}, targets, np.array(positions, np.int64))
         if len(broken) > MAX_BROKEN_FRACTION * len(self.samples):
             raise JobError(
                 f"{len(broken)} of {len(self.samples)} images of {self.source} cannot be read: {some(broken)}; "
@@ -103,13 +111,23 @@ class ImageSet:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomImages:
-    """Noise in the place of images: it shows that two graphs compute the same, and nothing about accuracy."""
+class RandomRows:
+    """Noise in the place of samples: it shows that two graphs compute the same, and nothing about accuracy.
+
+    `image` says how normalised pixels are spread, where the one input is an image.
+    """
 
     count: int
-    image: ImageSpec
+    inputs: tuple[TensorSpec, ...]
+    image: ImageSpec | None = None
     source: str = "random numbers"
     labels: tuple[str, ...] = ()
+    has_targets: bool = False
+
+    @staticmethod
+    def of_images(count: int, image: ImageSpec) -> RandomRows:
+        """Pictures of noise, as the network takes them."""
+        return RandomRows(count, (TensorSpec(INPUT_NAME, image.tensor_dtype, image.tensor_shape),), image)
 
     @property
     def record(self) -> DatasetRecord:
@@ -117,24 +135,29 @@ class RandomImages:
 
     @property
     def key(self) -> str:
-        return hashlib.sha256(f"{self.source}{self.count}{self.image}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.source}{self.count}{self.inputs}{self.image}".encode()).hexdigest()
 
     def chunks(self, step: Step, limit: int) -> Iterator[Chunk]:
         """All of it, at most `limit` at a time."""
         samples = self.samples()
         for start in range(0, self.count, limit):
-            images = samples[start : start + limit]
-            step.advance(len(images))
-            yield Chunk(images, np.zeros(len(images), np.int64), np.arange(start, start + len(images)))
+            rows = picked(samples, slice(start, start + limit))
+            step.advance(count_of(rows))
+            yield Chunk(rows, None, np.arange(start, start + count_of(rows)))
 
-    def thinned(self, most: int) -> RandomImages:
+    def thinned(self, most: int) -> RandomRows:
         """At most so many."""
         return replace(self, count=min(self.count, most))
 
-    def samples(self) -> np.ndarray:
-        """The same numbers each time: bytes, or values as normalised pixels have them."""
+    def samples(self) -> dict[str, np.ndarray]:
+        """The same numbers each time: bytes, values as normalised pixels have them, or as signals around zero do."""
         generator = np.random.default_rng(0)
-        shape = (self.count, *self.image.tensor_shape)
+        return {spec.name: self._drawn(generator, spec) for spec in self.inputs}
+
+    def _drawn(self, generator: np.random.Generator, spec: TensorSpec) -> np.ndarray:
+        shape = (self.count, *spec.drawn_shape)
+        if self.image is None:
+            return _noise(generator, spec, shape)
         if self.image.front == "uint8_nhwc":
             return generator.integers(0, 256, shape, dtype=np.uint8)
         mean, std = (np.array(values, np.float32)[:, None, None] for values in (self.image.mean, self.image.std))
@@ -142,17 +165,24 @@ class RandomImages:
         return normalised
 
 
-# What a network can be shown, a chunk at a time. `labels` is empty where the images have none of the model's.
-Images = ImageSet | RandomImages
+def _noise(generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray:
+    """Whole numbers are 0 or 1, which are the numbers of something in most networks that take any."""
+    if spec.numpy_dtype.kind == "f":
+        return generator.standard_normal(shape).astype(spec.numpy_dtype)
+    return generator.integers(0, 2, shape).astype(spec.numpy_dtype)
+
+
+# What a network can be shown, a chunk at a time. `labels` is empty where the samples have none of the model's.
+SampleSet = ImageSet | ArraySet | RandomRows
 
 
 @dataclass(frozen=True, slots=True)
 class ExportData:
-    """`samples` are inputs [n, ...] to compare outputs on; `real` tells images from random numbers."""
+    """`samples` are inputs to compare outputs on; `real` tells what the user has from random numbers."""
 
-    calibration: Images | None
-    evaluation: ImageSet | None
-    samples: np.ndarray
+    calibration: SampleSet | None
+    evaluation: ImageSet | ArraySet | None
+    samples: Rows
     real: bool
 
 
@@ -162,52 +192,81 @@ def load_data(plan: ExportPlan, step: Step) -> ExportData:
     Raises UsageError for an unknown data set, JobError when it is empty or broken, when its classes are not
     the model's, or when the two sets share an image.
     """
-    names = {name for name in (plan.asked.calibrate, plan.asked.evaluate) if name is not None}
-    datasets = {name: load(name, plan.asked.data_root) for name in sorted(names)}
-    evaluation = calibration = held_out = None
-    if plan.asked.evaluate is not None:
-        held_out = evaluation = _part(
-            datasets[plan.asked.evaluate].in_order_of(plan.labels, plan.classes_known_as),
-            plan.asked.evaluate,
-            "test",
-            plan,
-        )
-    if plan.asked.calibrate is not None:
-        dataset = datasets[plan.asked.calibrate]
-        if {plan.classes_known_as.get(label, label) for label in dataset.labels} <= set(plan.labels):
-            dataset = dataset.in_order_of(plan.labels, plan.classes_known_as)
-        calibration = _part(dataset, plan.asked.calibrate, "calibration", plan).thinned(_CALIBRATION_IMAGES)
-        if held_out is None and dataset.parts["test"]:
-            held_out = _part(dataset, plan.asked.calibrate, "test", plan)
+    evaluation = _evaluated(plan) if plan.asked.evaluate is not None else None
+    calibration, held_out = _calibrated(plan) if plan.asked.calibrate is not None else (None, None)
     if calibration and evaluation:
         _refuse_shared(calibration, evaluation)
-    sample_bytes = int(np.prod(plan.image.tensor_shape)) * NUMPY_DTYPES[plan.image.tensor_dtype].itemsize
-    noise = RandomImages(max(2, min(_SAMPLES, _SAMPLES_BYTES // sample_bytes)), plan.image)
+    sample_bytes = sum(spec.sample_bytes or 1 for spec in (replace(one, shape=one.drawn_shape) for one in plan.inputs))
+    noise = RandomRows(max(2, min(_SAMPLES, _SAMPLES_BYTES // sample_bytes)), plan.inputs, plan.image)
     shown = calibration or (noise if plan.asked.allow_random_calibration else None)
-    if held_out is None:
+    compared = evaluation or held_out
+    if compared is None:
         return ExportData(shown, evaluation, noise.samples(), real=False)
-    return ExportData(shown, evaluation, _decoded(held_out.thinned(noise.count), step), real=True)
+    return ExportData(shown, evaluation, _decoded(compared.thinned(noise.count), step), real=True)
+
+
+def _evaluated(plan: ExportPlan) -> ImageSet | ArraySet:
+    source = plan.asked.evaluate
+    assert source is not None
+    if is_array_file(source):
+        rows = load_arrays(Path(source), plan.inputs)
+        return rows.part("test") if _is_same_file(plan) else rows
+    dataset = _dataset(source, plan)
+    if dataset.labels and plan.labels:
+        dataset = dataset.in_order_of(plan.labels, plan.classes_known_as)
+    return _part(dataset, source, "test", plan)
+
+
+def _calibrated(plan: ExportPlan) -> tuple[ImageSet | ArraySet, ImageSet | ArraySet | None]:
+    """What to calibrate on, and what of the same data set is held out, where anything is."""
+    source = plan.asked.calibrate
+    assert source is not None
+    if is_array_file(source):
+        rows = load_arrays(Path(source), plan.inputs)
+        # Of one file for both, all that is not evaluated on.
+        own = rows.without("test") if _is_same_file(plan) else rows
+        return own.thinned(_CALIBRATION_SAMPLES), own
+    dataset = _dataset(source, plan)
+    if dataset.labels and {plan.classes_known_as.get(label, label) for label in dataset.labels} <= set(plan.labels):
+        dataset = dataset.in_order_of(plan.labels, plan.classes_known_as)
+    held_out = _part(dataset, source, "test", plan) if dataset.parts["test"] else None
+    return _part(dataset, source, "calibration", plan).thinned(_CALIBRATION_SAMPLES), held_out
+
+
+def _is_same_file(plan: ExportPlan) -> bool:
+    both = (plan.asked.calibrate, plan.asked.evaluate)
+    return all(both) and len({Path(source).resolve() for source in both if source}) == 1
+
+
+def _dataset(source: str, plan: ExportPlan) -> Dataset:
+    if plan.image is None:
+        raise JobError(
+            f"{source} has images, and how they become this network's inputs is not known; pass --preprocess, or a "
+            "file of arrays, .npz"
+        )
+    return load_flat_folder(Path(source)) if is_flat_folder(source) else load(source, plan.asked.data_root)
 
 
 def _part(dataset: Dataset, source: str, part: Part, plan: ExportPlan) -> ImageSet:
+    assert plan.image is not None
     shown = source if source_labels(source) else Path(source).resolve().name
     labels = plan.labels if dataset.labels == plan.labels else ()
     return ImageSet(shown, tuple(dataset.part(part)), plan.image, labels)
 
 
-def _refuse_shared(calibration: ImageSet, evaluation: ImageSet) -> None:
-    seen = {sample.sha256 for sample in calibration.samples}
-    shared = [sample.name for sample in evaluation.samples if sample.sha256 in seen]
+def _refuse_shared(calibration: ImageSet | ArraySet, evaluation: ImageSet | ArraySet) -> None:
+    seen = set(calibration.hashes)
+    shared = [name for name, sha256 in zip(evaluation.names, evaluation.hashes, strict=True) if sha256 in seen]
     if shared:
         raise JobError(
-            f"{len(shared)} images are both calibrated and evaluated on: {some(shared)}; "
+            f"{len(shared)} {evaluation.kind} are both calibrated and evaluated on: {some(shared)}; "
             "remove them from one of the two sets"
         )
 
 
-def _decoded(images: ImageSet, step: Step) -> np.ndarray:
-    step.expect(images.count)
-    chunks: Sequence[Chunk] = list(images.chunks(step, _SAMPLES_AT_ONCE))
+def _decoded(chosen: ImageSet | ArraySet, step: Step) -> dict[str, np.ndarray]:
+    step.expect(chosen.count)
+    chunks: Sequence[Chunk] = list(chosen.chunks(step, _SAMPLES_AT_ONCE))
     if not chunks:
-        raise JobError(f"no image of {images.source} can be read; repair the data set")
-    return np.concatenate([chunk.images for chunk in chunks])
+        raise JobError(f"no image of {chosen.source} can be read; repair the data set")
+    return joined([chunk.inputs for chunk in chunks])

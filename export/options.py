@@ -31,9 +31,16 @@ class ExportOptions:
     ] = ""
     name: Annotated[str, Option("Name to serve the model under.")] = ""
     weights: Annotated[Path | None, Option("Checkpoint, .safetensors or .pth; default: download.")] = None
-    input: Annotated[str | None, Option("Input as CxHxW, such as 3x224x224, or 3x224?x224? for other sizes, too.")] = (
+    input: Annotated[
+        str | None,
+        Option(
+            "Image as CxHxW: 3x224x224, or 3x224?x224? for other sizes, too. Tensors: 1x1000, or a=1x1000,b=8:INT64."
+        ),
+    ] = None
+    task: Annotated[str | None, Option("classify, multilabel, segment, detect or none; by default what is sure.")] = (
         None
     )
+    detection: Annotated[Path | None, Option("JSON file: how a detector's outputs become boxes.")] = None
     labels: Annotated[Path | None, Option("File with one label a line, or imagenet.")] = None
     preprocess: Annotated[str | None, Option("imagenet, unit, or a JSON file.")] = None
     mean: Annotated[str | None, Option("Mean per channel, of pixels in 0..1: 0.5,0.5,0.5.")] = None
@@ -42,8 +49,9 @@ class ExportOptions:
     crop: Annotated[str | None, Option("Cut out of the centre: 224, or HxW.")] = None
     interpolation: Annotated[str | None, Option("nearest, bilinear, bicubic or lanczos.")] = None
     front: Annotated[str, Option("uint8: normalisation in the graph; none: FP32 input.")] = "uint8"
-    calibrate: Annotated[str | None, Option("Data set whose calibration part sets the ranges.")] = None
-    evaluate: Annotated[str | None, Option("Data set whose test part measures accuracy.")] = None
+    calibrate: Annotated[str | None, Option("Data set, or .npz, whose calibration part sets the ranges.")] = None
+    evaluate: Annotated[str | None, Option("Data set, or .npz, whose test part measures accuracy.")] = None
+    metric: Annotated[str | None, Option("file.py:function(outputs, targets) that scores each sample.")] = None
     class_map: Annotated[Path | None, Option("JSON file: what data sets call a class, to its label.")] = None
     precisions: Annotated[str | None, Option("Variants to make, of fp32,bf16,fp16,int8,fp8.")] = None
     calibration_method: Annotated[str, Option("auto, minmax, entropy or percentile.")] = "auto"

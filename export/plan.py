@@ -8,24 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from convoy.export.arrays import is_array_file, read_array_file
 from convoy.export.class_names import read_class_map, read_labels
+from convoy.export.detection_file import read_detection_file
 from convoy.export.options import ExportOptions
 from convoy.export.proof.sanity import Claim, Expectations
 from convoy.export.sources.image_changes import ImageChanges, parse_changes
-from convoy.export.sources.origin import Origin, Stated, find_origin
+from convoy.export.sources.onnx_source import tensor_inputs
+from convoy.export.sources.origin import Origin, Stated, channels_of, find_origin
 from convoy.export.sources.preprocess import parse_front, parse_input, resolve_image
-from convoy.export.sources.source import ModelSource, parse_source
-from convoy.export.sources.torch_job import WeightsFrom
-from convoy.models.datasets import source_labels
+from convoy.export.sources.source import ModelSource, parse_function, parse_source
+from convoy.export.sources.tensor_input import is_of_tensors, parse_tensors
+from convoy.export.sources.torch_job import INPUT_NAME, WeightsFrom
+from convoy.models.datasets import is_flat_folder, source_labels
 from convoy.models.errors import BundleError, UsageError
 from convoy.models.plan_cache import plan_folder
 from convoy.models.priorities import Priorities
 from convoy.models.samples import NO_OTHER_NAMES
-from convoy.models.spec import Activation, ImageSpec
+from convoy.models.spec import Activation, ImageSpec, TensorSpec
 from convoy.models.store import Store, check_name
+from convoy.models.tasks import DetectionOutputs, Task
 from convoy.models.weights.key import refuse_needless_key
 
 _MAX_BATCH = 4096
@@ -41,6 +47,10 @@ class ExportPlan:
     itself. `preprocessing` says whose words `image` is where the user said some. `activation` None asks for it to be
     found out. `stated` is what the checkpoint says of its accuracy. `is_free`: other heights and widths than the
     pictures' are to be served, too.
+
+    `image` None: the network takes `inputs` that are no images, or of which nobody said how images become them. `task`
+    None asks for it to be found out. `detection` is how boxes are read, where the user says it. `metric` is the user's
+    file and the function in it.
     """
 
     asked: ExportOptions
@@ -48,7 +58,8 @@ class ExportPlan:
     store: Store
     weights: Path | None
     weights_from: WeightsFrom
-    image: ImageSpec
+    image: ImageSpec | None
+    inputs: tuple[TensorSpec, ...]
     preprocessing: str
     labels: tuple[str, ...]
     classes_known_as: Mapping[str, str]
@@ -59,6 +70,9 @@ class ExportPlan:
     stated: Stated | None
     plan_cache: Path
     is_free: bool = False
+    task: Task | None = None
+    detection: DetectionOutputs | None = None
+    metric: tuple[Path, str] | None = None
 
 
 def make_plan(options: ExportOptions) -> ExportPlan:
@@ -70,25 +84,46 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         raise UsageError(f"--accuracy-budget must be from 0 to 100 points, got {options.accuracy_budget_points}")
     if options.int8_budget_s <= 0:
         raise UsageError(f"--int8-budget-s must be more than 0 seconds, got {options.int8_budget_s:g}")
-    asked = parse_input(options.input) if options.input is not None else None
+    tensors = parse_tensors(options.input) if options.input is not None and is_of_tensors(options.input) else ()
+    asked = parse_input(options.input) if options.input is not None and not tensors else None
     size = asked.of_pictures if asked else None
     front = parse_front(options.front)
     changes = parse_changes(options.mean, options.std, options.resize, options.crop, options.interpolation)
     origin = find_origin(options, source, size)
     labels = _labels(options, origin)
-    if options.evaluate is not None and not labels:
+    metric = parse_function(options.metric, "--metric") if options.metric is not None else None
+    if options.evaluate is not None and not labels and _has_classes(options.evaluate) and metric is None:
         raise UsageError("--evaluate needs to know which output is which class; pass --labels FILE, one class a line")
+    if metric is not None and options.evaluate is None:
+        raise UsageError("--metric scores outputs against targets; pass --evaluate FILE.npz with an array of targets")
+    task = None if options.task is None else cast(Task, _known("--task", options.task, get_args(Task)))
+    detection = read_detection_file(options.detection) if options.detection is not None else None
+    if detection is not None and task not in (None, "detect"):
+        raise UsageError(f"--detection says how boxes are read, and --task {task} has none; leave one of them out")
     if source.kind == "zoo" and not labels:
         raise UsageError("the zoo needs to know the number of classes; pass --labels FILE, one class a line")
     refuse_needless_key(options.weights_key, origin.weights if origin.weights_from == "file" else None)
     method = _known("--calibration-method", options.calibration_method, get_args(MethodChoice))
+    image: ImageSpec | None = None
+    inputs = tensors
+    arrays = next((one for one in (options.calibrate, options.evaluate) if one and is_array_file(one)), None)
+    if origin.image is None and not changes.typed and options.preprocess is None and (tensors or arrays):
+        inputs = _tensor_inputs(source, tensors, Path(arrays) if arrays else None)
+    else:
+        image = resolve_image(
+            options.preprocess,
+            *(size, origin.size, origin.image, front, origin.why_no_image, changes),
+            partial(channels_of, source),
+        )
+        inputs = (TensorSpec(INPUT_NAME, image.tensor_dtype, image.tensor_shape),)
     return ExportPlan(
         asked=options,
         source=replace(origin.source, published="random weights") if options.random_weights else origin.source,
         store=Store(options.store),
         weights=origin.weights,
         weights_from=origin.weights_from,
-        image=resolve_image(options.preprocess, size, origin.size, origin.image, front, origin.why_no_image, changes),
+        image=image,
+        inputs=inputs,
         preprocessing=_preprocessing(options, changes),
         labels=labels,
         classes_known_as=_classes_known_as(options, labels),
@@ -99,7 +134,27 @@ def make_plan(options: ExportOptions) -> ExportPlan:
         stated=origin.stated,
         plan_cache=plan_folder(options.plan_cache),
         is_free=asked is not None and asked.is_free,
+        task="detect" if detection else task,
+        detection=detection,
+        metric=metric,
     )
+
+
+def _has_classes(source: str) -> bool:
+    """Whether a data set's samples are labelled by the names of classes."""
+    return not is_array_file(source) and not is_flat_folder(source)
+
+
+def _tensor_inputs(source: ModelSource, asked: tuple[TensorSpec, ...], arrays: Path | None) -> tuple[TensorSpec, ...]:
+    """What a network of tensors takes: as the user says, else as the arrays are; an ONNX file says names and dtypes."""
+    if source.kind == "onnx":
+        assert source.file is not None
+        given = read_array_file(arrays).specs if arrays is not None else asked
+        return tensor_inputs(source.file, given)
+    if asked:
+        return asked
+    assert arrays is not None
+    return read_array_file(arrays).specs
 
 
 def parse_activation(text: str) -> Activation | None:

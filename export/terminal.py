@@ -23,6 +23,8 @@ from convoy.models.bundle import BUSY_MARK, ON_CPU, LatencyPoint, Manifest, Vari
 # Bars stand in line below each other in 80 columns.
 _LONGEST_NAME = 26
 
+_WIDEST_METRIC = 8
+
 
 class _BarStep:
     def __init__(self, bars: Bars, task: TaskID) -> None:
@@ -79,7 +81,7 @@ def summary(manifest: Manifest) -> Group:
     largest = reference.points[-1].batch_size if reference else manifest.spec.max_batch_size
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("variant", no_wrap=True)
-    for heading in ("size", "top-1", "agreement", "ms b=1", f"ms b={largest}", "speed", "served"):
+    for heading in ("size", _score_heading(manifest), "agreement", "ms b=1", f"ms b={largest}", "speed", "served"):
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in manifest.variants:
         table.add_row(
@@ -126,14 +128,19 @@ def _served(manifest: Manifest, variant: Variant) -> str:
     return f"[bold red]{where}![/]" if manifest.objections else "[green]yes[/]" if variant.target in ON_CPU else where
 
 
+def _score_heading(manifest: Manifest) -> str:
+    """The metric; one that would widen the table by its name is a score, and the reasons below it name it."""
+    return manifest.metric if len(manifest.metric) <= _WIDEST_METRIC else "score"
+
+
 def _size(nbytes: int) -> str:
     return f"{nbytes / 1024:.0f} KiB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.1f} MiB"
 
 
 def _accuracy(variant: Variant) -> tuple[str, str]:
     if variant.accuracy is None:
-        return "-", "-"
-    return f"{100 * variant.accuracy.top1:.2f} %", f"{100 * variant.accuracy.agreement:.2f} %"
+        return "-", "-" if variant.agreement is None else f"{100 * variant.agreement:.2f} %"
+    return variant.accuracy.in_words, f"{100 * variant.accuracy.agreement:.2f} %"
 
 
 def _latency(variant: Variant) -> tuple[str, str]:

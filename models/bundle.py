@@ -36,6 +36,8 @@ CANARY = "canary.safetensors"
 REPORT = "report.html"
 _SEAL = "manifest_sha256"
 
+# What an accuracy measures unless it says otherwise.
+TOP_1 = "top-1"
 Precision = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
 # What a variant was made for: any engine on a CPU, OpenVINO there, ONNX Runtime on CUDA, or TensorRT.
 Target = Literal["cpu", "openvino", "cuda", "tensorrt"]
@@ -59,6 +61,9 @@ class Accuracy:
     `loss_points` is the top-1 lost against fp32 in percentage points, and `loss_bound_points` the upper end
     of its one-sided 95 % confidence interval, exact and paired; None where it was not computed. `is_proved`:
     the bound, too, is within the budget.
+
+    Where samples are not simply right or wrong, `metric` names what their score is. Then `top1` is its mean, a point a
+    hundredth of it, the bound a bootstrap's, and `agreement` in 0..1 how alike fp32's the answers are on average.
     """
 
     images: int
@@ -69,6 +74,12 @@ class Accuracy:
     loss_bound_points: float | None = None
     is_proved: bool = False
     per_class: tuple[ClassAccuracy, ...] = ()
+    metric: str = TOP_1
+
+    @property
+    def in_words(self) -> str:
+        """The top-1 in percent; a score of another kind as the number that it is."""
+        return f"{100 * self.top1:.2f} %" if self.metric == TOP_1 else f"{self.top1:.4g}"
 
 
 # With more of the CPUs taken by others, a latency says as much about them as about the model.
@@ -214,6 +225,8 @@ class Variant:
     those of the evaluation, where a variant lost too much and they do. `search` says how long was looked for the layers
     to keep, of how long it might have taken. `builder` None: no TensorRT was there to ask. `passes_gate`: its answers
     are good enough, whatever its speed, and `proof` says why, for people; None in bundles of older versions.
+    `output_errors` are the relative errors of each output by name, where there are several. `agreement` in 0..1 is with
+    fp32's answers to samples without labels; None where nobody looked.
     """
 
     file: str
@@ -234,6 +247,8 @@ class Variant:
     builder: BuilderVerdict | None = None
     passes_gate: bool | None = None
     proof: str = ""
+    output_errors: dict[str, float] = field(default_factory=dict)
+    agreement: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +348,11 @@ class Manifest:
         """The largest share of the CPUs that others took while a figure was measured that is marked for it; 0: none."""
         points = [point for variant in self.variants if variant.latency for point in variant.latency.points]
         return max((point.others_share or 0.0 for point in points if point.is_of_busy_machine), default=0.0)
+
+    @property
+    def metric(self) -> str:
+        """What the accuracies measure; top-1 where there are none."""
+        return next((variant.accuracy.metric for variant in self.variants if variant.accuracy), TOP_1)
 
     def variant(self, file: str) -> Variant:
         """The variant stored in `file`. Raises KeyError."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -139,17 +139,55 @@ def load_folder(root: Path) -> Dataset:
     a class has no image.
     """
     folders = _part_folders(root)
-    given = list(folders)
-    if not given:
+    if not folders:
         labels = _class_names([root])
         return _checked(Dataset(str(root), labels, split_by_content(_folder_samples(root, labels))))
     labels = _class_names(list(folders.values()))
     parts: dict[Part, Sequence[Sample]] = dict.fromkeys(PARTS, ())
     for part, folder in folders.items():
         parts[part] = tuple(_folder_samples(folder, labels))
-    if "calibration" not in given:
-        parts |= {**split_by_content(parts["train"], test_percent=0), "test": parts["test"]}
-    return _checked(Dataset(str(root), labels, parts))
+    return _checked(Dataset(str(root), labels, _with_calibration(parts, folders)))
+
+
+def is_flat_folder(source: str) -> bool:
+    """Whether it is a folder of images that are in no class: pictures lie in it, or in its `calibration` and `test`."""
+    root = Path(source)
+    if not root.is_dir():
+        return False
+    folders = list(_part_folders(root).values()) or [root]
+    entries = [entry for folder in folders for entry in _entries(folder)]
+    return any(_is_picture(entry) for entry in entries) and not any(entry.is_dir() for entry in entries)
+
+
+def load_flat_folder(root: Path) -> Dataset:
+    """`root/*.jpg`, or `root/{train,calibration,test}/*.jpg`, of which no sample has a label (-1).
+
+    Nobody learns from pictures without labels, so that of the first kind all that is not of the test part, by content,
+    is for calibration; the other is parted as `load_folder` does. Raises JobError when a folder cannot be read.
+    """
+    folders = _part_folders(root)
+    if not folders:
+        split = split_by_content(_flat_samples(root))
+        rest = (*split["train"], *split["calibration"])
+        return Dataset(str(root), (), {"train": (), "calibration": rest, "test": split["test"]})
+    parts: dict[Part, Sequence[Sample]] = dict.fromkeys(PARTS, ())
+    parts |= {part: tuple(_flat_samples(folder)) for part, folder in folders.items()}
+    return Dataset(str(root), (), _with_calibration(parts, folders))
+
+
+def _flat_samples(folder: Path) -> list[Sample]:
+    return [Sample(path.name, -1, _file_sha256(path), path) for path in _entries(folder) if _is_picture(path)]
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
+
+
+def _with_calibration(parts: Mapping[Part, Sequence[Sample]], given: Collection[str]) -> dict[Part, Sequence[Sample]]:
+    """Where only `calibration` is missing, it is taken out of `train`."""
+    if "calibration" in given:
+        return dict(parts)
+    return {**split_by_content(parts["train"], test_percent=0), "test": parts["test"]}
 
 
 def _part_folders(root: Path) -> dict[Part, Path]:

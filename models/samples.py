@@ -141,13 +141,19 @@ def split_by_content(samples: Sequence[Sample], test_percent: int = TEST_PERCENT
     The same on every machine and in every order; it does not move when images are added, and puts equal
     images into the same part, so that nothing is evaluated on what it was trained or calibrated on.
     """
-    parts: dict[Part, list[Sample]] = {part: [] for part in PARTS}
-    for sample in samples:
+    places = split_by_hash([sample.sha256 for sample in samples], test_percent)
+    return {part: tuple(samples[place] for place in members) for part, members in places.items()}
+
+
+def split_by_hash(hashes: Sequence[str], test_percent: int = TEST_PERCENT) -> dict[Part, list[int]]:
+    """The places of the hashes (hexadecimal) that fall into each part."""
+    parts: dict[Part, list[int]] = {part: [] for part in PARTS}
+    for place, sha256 in enumerate(hashes):
         # The last bits, not the first: image stores shard by the first, which would skew a part of a shard.
-        percent = int(sample.sha256[-8:], 16) % 100
+        percent = int(sha256[-8:], 16) % 100
         in_test, in_calibration = percent < test_percent, percent < test_percent + CALIBRATION_PERCENT
-        parts["test" if in_test else "calibration" if in_calibration else "train"].append(sample)
-    return {part: tuple(members) for part, members in parts.items()}
+        parts["test" if in_test else "calibration" if in_calibration else "train"].append(place)
+    return parts
 
 
 def encode_png(pixels: Pixels) -> bytes:

@@ -37,6 +37,11 @@ NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "BF16": np.dtype("V2"),
 }
 
+# The other way, for what numpy has numbers of.
+OIP_NAMES: dict[np.dtype[np.generic], str] = {
+    dtype: name for name, dtype in NUMPY_DTYPES.items() if dtype.kind in "biuf"
+}
+
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 ResizeMode = Literal["shorter_side", "exact"]
 Front = Literal["uint8_nhwc", "float32_nchw"]

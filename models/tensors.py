@@ -83,10 +83,15 @@ def from_bytes(data: memoryview, spec: TensorSpec, shape: tuple[int, ...]) -> np
     return strings.reshape(shape)
 
 
-def random_values(generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers from 0 to 100 in the tensor's dtype; as strings, their digits."""
-    if spec.dtype == "BOOL":
-        return generator.integers(0, 2, shape).astype(np.bool_)
+def random_values(
+    generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], *, are_indices: bool = False
+) -> np.ndarray:
+    """Numbers from 0 to 100 in the tensor's dtype; as strings, their digits.
+
+    With `are_indices` whole numbers beyond bytes are 0 or 1, which every table has that a network looks things up in.
+    """
+    if spec.dtype == "BOOL" or (are_indices and spec.numpy_dtype.kind in "iu" and spec.numpy_dtype.itemsize > 1):
+        return generator.integers(0, 2, shape).astype(spec.numpy_dtype)
     values = np.asarray(generator.random(shape) * _LARGEST_RANDOM)
     if spec.is_strings:
         digits = np.empty(shape, object)

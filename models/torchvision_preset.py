@@ -24,6 +24,24 @@ def preset_image(preset: Any) -> ImageSpec:
     )
 
 
+def segmentation_image(preset: Any) -> ImageSpec:
+    """The preset `SemanticSegmentation`, which scales the shorter side and lets the longer be what it is: here straight
+    to a square, for a graph takes pictures of one size. Raises JobError."""
+    size = preset.resize_size[0]
+    return ImageSpec(
+        height=size,
+        width=size,
+        channels=3,
+        resize_mode="exact",
+        resize_px=size,
+        interpolation=known_interpolation(preset.interpolation.value),
+        antialias=bool(preset.antialias),
+        mean=tuple(preset.mean),
+        std=tuple(preset.std),
+        front="uint8_nhwc",
+    )
+
+
 def known_interpolation(name: str) -> Interpolation:
     """The name itself. Raises JobError for one that we do not have."""
     if name not in get_args(Interpolation):

@@ -144,12 +144,13 @@ def _title(version: StoredVersion, rest: str) -> Text:
 def variants_table(manifest: Manifest) -> Table:
     """One row per variant, in less than 80 columns.
 
-    `lost` is points of top-1 with the bound that they are below with 95 % confidence; the speed-up has its interval.
+    `lost` is points of top-1, or of another score, with the bound that they are below with 95 % confidence; the
+    speed-up has its interval.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     # A name of ours stays whole, even where figures are long; a longer one, of somebody else's bundle, is folded.
     table.add_column("variant", overflow="fold", min_width=len("int8-openvino.onnx"))
-    for heading in ("serves", "top-1", "lost (95 %)", "ms b=1", "best/s", "times fp32"):
+    for heading in ("serves", manifest.metric, "lost (95 %)", "ms b=1", "best/s", "times fp32"):
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in manifest.variants:
         table.add_row(escape(variant.file), _serves(manifest, variant), *_accuracy(variant), *_speed(variant))
@@ -170,7 +171,7 @@ def _accuracy(variant: Variant) -> tuple[str, str]:
     # fp32 is what the others are held against.
     bound = None if variant.precision == "fp32" else accuracy.loss_bound_points
     lost = f"{accuracy.loss_points:.2f}" + (f" (<{bound:.2f})" if bound is not None else "")
-    return f"{100 * accuracy.top1:.2f} %", lost
+    return accuracy.in_words, lost
 
 
 def _speed(variant: Variant) -> tuple[str, str, str]:

@@ -11,16 +11,13 @@ import numpy.typing as npt
 from PIL import Image
 
 from convoy.app.batch import Answer
-from convoy.app.edge.scores import NAN, activate
-from convoy.models.errors import InvalidRequest, ModelFailed
+from convoy.models.class_numbers import ClassNumbers, class_numbers
+from convoy.models.errors import InvalidRequest
 from convoy.models.geometry import UNSEEN, ImagePlacement
 from convoy.models.spec import ModelSpec
 
-ClassNumbers = npt.NDArray[np.uint8]
-
 # Noise would have a run for nearly every pixel: some 10 MB of JSON, and as much again while it is written.
 MAX_RUNS = 500_000
-_HALF = 0.5
 
 
 @dataclass(slots=True)
@@ -109,26 +106,7 @@ def _class_numbers(answer: Answer, spec: ModelSpec) -> ClassNumbers:
     assert spec.segmentation is not None, "whoever asks has seen to it; this is a bug"
     output = spec.outputs[spec.output_index(spec.segmentation.class_map)]
     values = np.frombuffer(answer.data, output.numpy_dtype).reshape(answer.shape[-len(output.shape) :])
-    if values.ndim == 2:
-        lowest, highest = values.min(), values.max()
-        if lowest < 0 or highest >= UNSEEN:
-            wrong = lowest if lowest < 0 else highest
-            raise ModelFailed(f"the model gave the class {wrong}, and a class map has 0 to {UNSEEN - 1}")
-        return values.astype(np.uint8)
-    if np.isnan(values.max()):
-        raise ModelFailed(NAN)
-    if len(values) == 1:
-        return (activate(values[0].astype(np.float32), spec.activation) >= _HALF).astype(np.uint8)
-    return _largest(values)
-
-
-def _largest(scores: npt.NDArray[np.floating]) -> ClassNumbers:
-    """The class of the largest score, of several the lowest: `argmax(axis=0)`, plane by plane as they lie."""
-    best, numbers = scores[0].copy(), np.zeros(scores.shape[1:], np.uint8)
-    for number in range(1, len(scores)):
-        np.copyto(numbers, number, where=scores[number] > best)
-        np.maximum(best, scores[number], out=best)
-    return numbers
+    return class_numbers(values, spec.activation)
 
 
 def _voc_palette() -> bytes:

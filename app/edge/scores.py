@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from convoy.models.activation import NAN, activate
 from convoy.models.errors import ModelFailed
-from convoy.models.spec import Activation, ModelSpec
+from convoy.models.spec import ModelSpec
 
-NAN = "the model produced NaN"
 _FEW_IN = 20  # a share of the classes that is cheaper to find than to sort
 
 
@@ -92,28 +92,3 @@ def _scores(outputs: np.ndarray, spec: ModelSpec) -> np.ndarray:
         # Not one minus it: of a score near one, nothing would be left of the other.
         return activate(np.concatenate([-outputs, outputs], axis=-1), "sigmoid")
     return np.concatenate([1 - outputs, outputs], axis=-1)
-
-
-def activate(logits: np.ndarray, activation: Activation) -> np.ndarray:
-    """Scores in float32, along the last axis; the softmax subtracts the maximum first, so that it cannot overflow."""
-    if activation == "none":
-        return logits
-    if activation == "softmax":
-        if logits.ndim > 1:
-            return _softmax_of_rows(logits)
-        largest = np.maximum.reduce(logits, initial=-np.inf)
-        if math.isfinite(largest):  # nothing to warn of, and to ask for silence takes as long as the softmax
-            return _softmax(logits, largest)
-    with np.errstate(all="ignore"):
-        return _softmax(logits, largest) if activation == "softmax" else np.asarray(1 / (1 + np.exp(-logits)))
-
-
-def _softmax(logits: np.ndarray, largest: np.float32) -> np.ndarray:
-    powers = np.exp(logits - largest)
-    return np.asarray(powers / np.add.reduce(powers))
-
-
-def _softmax_of_rows(logits: np.ndarray) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        powers = np.exp(logits - np.maximum.reduce(logits, axis=-1, initial=-np.inf, keepdims=True))
-        return np.asarray(powers / np.add.reduce(powers, axis=-1, keepdims=True))

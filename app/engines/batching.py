@@ -29,13 +29,13 @@ def objection_to_batching(path: Path, signature: Signature, threads: int, *, ori
     tensors that takes one row at a time, the rows alone are its answers, so that a rewritten graph is also
     proved to be the same model. Raises BundleError for a file that does not load.
     """
-    rows = {spec.name: random_rows(np.random.default_rng(3 + i), spec) for i, spec in enumerate(signature.inputs)}
     try:
-        together = _answers(path, threads, [rows])[0]
-        singles = [{name: array[row : row + 1] for name, array in rows.items()} for row in range(PROOF_ROWS)]
-        alone = _answers(original or path, threads, singles)
-    except EngineFailure as failure:
-        return f"a random batch of {PROOF_ROWS} does not run ({failure})"
+        together, alone = _together_and_alone(path, signature, threads, original or path, are_indices=False)
+    except EngineFailure:
+        try:
+            together, alone = _together_and_alone(path, signature, threads, original or path, are_indices=True)
+        except EngineFailure as failure:
+            return f"a random batch of {PROOF_ROWS} does not run ({failure})"
     for row, answers in enumerate(alone):
         for name, values in answers.items():
             if not _same(together[name][row : row + 1], values):
@@ -43,9 +43,23 @@ def objection_to_batching(path: Path, signature: Signature, threads: int, *, ori
     return ""
 
 
-def random_rows(generator: np.random.Generator, spec: TensorSpec, rows: int = PROOF_ROWS) -> np.ndarray:
-    """Values from 0 to 100 of the tensor's dtype, [rows, ...]; free sizes behind the first one are its example's."""
-    return random_values(generator, spec, (rows, *spec.drawn_shape[1:]))
+def _together_and_alone(
+    path: Path, signature: Signature, threads: int, original: Path, *, are_indices: bool
+) -> tuple[Mapping[str, np.ndarray], list[Mapping[str, np.ndarray]]]:
+    """The answers to a random batch, and those of `original` to each of its rows. Raises EngineFailure."""
+    rows = {
+        spec.name: random_rows(np.random.default_rng(3 + i), spec, are_indices=are_indices)
+        for i, spec in enumerate(signature.inputs)
+    }
+    singles = [{name: array[row : row + 1] for name, array in rows.items()} for row in range(PROOF_ROWS)]
+    return _answers(path, threads, [rows])[0], _answers(original, threads, singles)
+
+
+def random_rows(
+    generator: np.random.Generator, spec: TensorSpec, rows: int = PROOF_ROWS, *, are_indices: bool = False
+) -> np.ndarray:
+    """Values as `random_values` has them, [rows, ...]; free sizes behind the first one are its example's."""
+    return random_values(generator, spec, (rows, *spec.drawn_shape[1:]), are_indices=are_indices)
 
 
 def _answers(path: Path, threads: int, batches: list[dict[str, np.ndarray]]) -> list[Mapping[str, np.ndarray]]:

@@ -65,7 +65,9 @@ def batch_knots(largest: int) -> list[int]:
 def make_probe(engine: Engine, samples: int) -> Probe:
     """A batch of `samples` random samples; sizes that are free are their examples'."""
     generator = np.random.default_rng(0)
-    arrays = [random_values(generator, spec, engine.whole_shape(spec, samples)) for spec in engine.inputs]
+    arrays = [
+        random_values(generator, spec, engine.whole_shape(spec, samples), are_indices=True) for spec in engine.inputs
+    ]
     destinations = tuple(
         None if spec.sample_bytes is None else memoryview(bytearray(samples * spec.sample_bytes))
         for spec in engine.outputs

@@ -20,6 +20,7 @@ from convoy.export.matrix.cases import Case
 from convoy.export.matrix.made.originals import TRUTH
 from convoy.export.matrix.rows import MatrixRow, Verdict
 from convoy.export.proof.verify import MAX_FP32_ERROR, relative_error
+from convoy.export.rows import count_of, joined, picked
 from convoy.export.sources.torch_job import one_line
 from convoy.export.variants.precision import REFERENCE
 from convoy.export.variants.variant import opened
@@ -80,11 +81,12 @@ def _held_against_the_truth(folder: Path) -> tuple[Verdict, float | None, str]:
 
 
 def _error_of(manifest: Manifest, bundle: Path, truth: dict[str, np.ndarray]) -> float:
-    images, answers = truth["images"], truth["answers"]
-    with opened(manifest.spec, [REFERENCE], bundle) as (fp32,):
-        most = manifest.spec.max_batch_size
-        found = np.concatenate([fp32.logits(images[at : at + most]) for at in range(0, len(images), most)])
-    return relative_error(found, answers)
+    spec, most = manifest.spec, manifest.spec.max_batch_size
+    given = {spec.inputs[0].name: truth["images"]}
+    with opened(spec, [REFERENCE], bundle) as (fp32,):
+        starts = range(0, count_of(given), most)
+        found = joined([fp32.answers(picked(given, slice(start, start + most))) for start in starts])
+    return relative_error(found[spec.outputs[0].name], truth["answers"])
 
 
 def _remarks(manifest: Manifest) -> str:

@@ -21,6 +21,8 @@ from typing import Literal
 
 import numpy as np
 
+from convoy.export.proof.purpose import Purpose
+from convoy.export.rows import Rows
 from convoy.export.sources.ending import Ending
 from convoy.models.errors import JobError
 from convoy.models.spec import Activation
@@ -86,6 +88,37 @@ def decide(ending: Ending, outputs: np.ndarray, *, real: bool) -> Decision:
             return Decision("sigmoid", f"{found}: one logit, whose sigmoid is the probability")
         return Decision("softmax", f"{found}: logits")
     raise JobError(f"whether the outputs are scores already cannot be told: {found}; {_OVERRULE}")
+
+
+def activation_of(purpose: Purpose, reference: Rows, asked: Activation | None) -> Decision:
+    """The same for maps of classes and for boxes, from what the outputs [n, ...] are alike. Raises JobError.
+
+    The class of a pixel is that of the largest score either way; of boxes it decides what a score is, so that free ones
+    are asked about.
+    """
+    if purpose.segmentation is not None:
+        scores = reference[purpose.segmentation.class_map]
+        if asked is not None or scores.ndim == 3:
+            return Decision(asked or "none", f"--activation {asked}" if asked else "the classes of pixels themselves")
+        look = look_of(np.moveaxis(scores, 1, -1).reshape(-1, scores.shape[1]))
+        found: Activation = (
+            "none" if look in ("shares", "within_0_1") else "softmax" if scores.shape[1] > 1 else "sigmoid"
+        )
+        return Decision(found, f"the scores of each pixel {_SHOWN[look]}")
+    if purpose.detection is not None:
+        name = purpose.detection.scores
+        look = look_of(reference[name].reshape(-1, reference[name].shape[-1]))
+        if asked is None and look in ("free", "log_shares"):
+            raise JobError(
+                f"whether the scores of boxes in {name} are logits of a softmax or of sigmoids cannot be told; "
+                f"{_OVERRULE}"
+            )
+        return Decision(asked or "none", f"--activation {asked}" if asked else f"the scores of boxes {_SHOWN[look]}")
+    if asked not in (None, "none"):
+        raise JobError(
+            f"--activation {asked} makes scores of outputs, and the task is none; pass --task, or leave it out"
+        )
+    return Decision("none", "outputs are answered as they are", are_shares=False)
 
 
 def overruled(activation: Activation, ending: Ending, outputs: np.ndarray, *, real: bool) -> Decision:

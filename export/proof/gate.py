@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convoy.export.proof.verify import Score
-from convoy.models.bundle import Accuracy, Variant
+from convoy.models.bundle import TOP_1, Accuracy, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,28 @@ class AccuracyGate:
         """Whether the variant may serve, and why, for people. `real`: the inputs were images."""
         accuracy = score.accuracy
         if accuracy is None:
-            what = "images" if real else "random inputs"
+            what = "samples" if real else "random inputs"
             return False, (
-                f"not verified on labels: agrees with fp32 on {100 * score.agreement:.1f} % of some {what}; "
+                f"not verified on labels: {score.likeness} some {what}{_by_output(score)}; "
                 "export with --evaluate to let it serve"
             )
-        loss = f"loses {accuracy.loss_points:.2f} points of top-1 on {accuracy.images} images"
+        samples = "images" if accuracy.metric == TOP_1 else "samples"
+        loss = f"loses {accuracy.loss_points:.2f} points of {accuracy.metric} on {accuracy.images} {samples}"
         if accuracy.loss_points > self.budget_points:
             return False, f"{loss}, over the budget of {self.budget_points:g}"
         bound = "" if accuracy.loss_bound_points is None else f" (at most {accuracy.loss_bound_points:.2f} with 95 %)"
         if accuracy.is_proved:
             return True, f"{loss}{bound}, within the budget of {self.budget_points:g}"
-        doubt = f"{loss}{bound}; a budget of {self.budget_points:g} is not proved with {accuracy.images} images"
+        doubt = f"{loss}{bound}; a budget of {self.budget_points:g} is not proved with {accuracy.images} {samples}"
         return not self.strict, f"{doubt}, and --strict-gate wants it proved" if self.strict else doubt
+
+
+def _by_output(score: Score) -> str:
+    """The error of each output, where there are several."""
+    if len(score.output_errors) < 2:
+        return ""
+    each = ", ".join(f"{100 * error:.2g} % in {name}" for name, error in score.output_errors.items())
+    return f" (off by at most {each})"
 
 
 def refused_by_name(variants: Sequence[Variant], precisions: str | None, gate: AccuracyGate) -> tuple[Variant, ...]:

@@ -1,17 +1,19 @@
-"""What a variant answered, image by image, and the scores that follow from it.
+"""What a variant answered, sample by sample, and the scores that follow from it.
 
 Knows labels and answers as arrays. Knows nothing of engines, files or budgets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 from scipy.special import expit, logsumexp
 
-from convoy.export.proof.bound import LEVEL, loss_bound_points
+from convoy.export.proof.bound import LEVEL, loss_bound_points, score_loss_bound_points
+from convoy.export.rows import Rows
 from convoy.models.bundle import Accuracy, ClassAccuracy
 from convoy.models.spec import Activation
 
@@ -20,12 +22,33 @@ LEAST_SHARE = 0.01
 _TOP = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Outcomes:
-    """One variant on n images: `labels` and `top1` int64 [n], `in_top5` bool [n], `errors` and `scores` float64 [n].
+def _fields(outcomes: Any) -> list[str]:
+    return [field.name for field in fields(outcomes)]
 
-    An error is ||a - b|| / ||b|| of the answer against fp32's, infinite where an answer is not finite. A score is that
-    of the best class. `positions` int64 [n] are the images' places in their set.
+
+class _Joinable:
+    """Arrays of n samples each, by field name."""
+
+    __slots__ = ()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """All of the parts' samples, in order."""
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _fields(cls)})
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """By field name."""
+        return {name: getattr(self, name) for name in _fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes(_Joinable):
+    """One variant on n images of classes: `labels` and `top1` int64 [n], `in_top5` bool [n], `errors` and `scores`
+    float64 [n].
+
+    An error is ||a - b|| / ||b|| of the answer against fp32's, infinite where an answer is not finite; with several
+    outputs `errors` is [n, outputs]. A score is that of the best class. `positions` int64 [n] are the images' places in
+    their set.
     """
 
     labels: np.ndarray
@@ -39,14 +62,16 @@ class Outcomes:
     def of(
         answers: np.ndarray,
         reference: np.ndarray,
-        labels: np.ndarray,
+        labels: np.ndarray | None,
         activation: Activation = "softmax",
         positions: np.ndarray | None = None,
     ) -> Outcomes:
         """From float32 [n, outputs] of the variant and of fp32; a single output tells two classes apart.
 
-        `positions` None: the images are a whole set, in order.
+        Without `labels` fp32's own answers count as them. `positions` None: the images are a whole set, in order.
         """
+        if labels is None:
+            labels = Outcomes.of(reference, reference, np.zeros(len(reference), np.int64), activation).top1
         errors = relative_errors(answers, reference, least_size=LEAST_SHARE if activation == "none" else 0.0)
         is_single = answers.shape[1] == 1
         if is_single:
@@ -60,16 +85,13 @@ class Outcomes:
         places = np.arange(len(labels)) if positions is None else positions
         return Outcomes(labels, answers.argmax(axis=1), in_top5, errors, scores, places)
 
-    @staticmethod
-    def joined(parts: Sequence[Outcomes]) -> Outcomes:
-        """All of the parts' images, in order."""
-        return Outcomes(
-            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in Outcomes.__slots__}
-        )
+    def with_errors(self, errors: np.ndarray) -> Outcomes:
+        """The same with errors of several outputs, float64 [n, outputs]."""
+        return replace(self, errors=errors)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """By field name."""
-        return {name: getattr(self, name) for name in Outcomes.__slots__}
+    def at(self, positions: np.ndarray) -> Outcomes:
+        """The same of images at these places in their set, int64 [n]."""
+        return replace(self, positions=positions)
 
     @property
     def right(self) -> np.ndarray:
@@ -131,13 +153,76 @@ def best_scores(answers: np.ndarray, activation: Activation, *, is_single: bool 
     return shares
 
 
-def relative_errors(answers: np.ndarray, expected: np.ndarray, *, least_size: float = 0.0) -> np.ndarray:
-    """||a - b|| / ||b|| of each sample, both [n, outputs]; infinite where an answer is not finite.
+@dataclass(frozen=True, slots=True)
+class ScoredOutcomes(_Joinable):
+    """One variant on n samples that are not simply right or wrong: float64 [n] each, and `errors` [n, outputs].
 
-    A ||b|| below `least_size` counts as that much.
+    `scores` say how good an answer is, and more is better. `agreements` in 0..1 say how alike fp32's answer it is.
     """
+
+    scores: np.ndarray
+    agreements: np.ndarray
+    errors: np.ndarray
+
+    @property
+    def worst_error(self) -> float:
+        return float(self.errors.max(initial=0.0))
+
+    def agreement(self, reference: ScoredOutcomes) -> float:
+        """How alike fp32's answers these are, on average; `reference` was what they were held against."""
+        return float(self.agreements.mean())
+
+    def accuracy(self, reference: ScoredOutcomes, budget_points: float, *, looks: int = 1) -> Accuracy:
+        """The mean score, in the place of the top-1, and what it lost; a point is a hundredth. As of `Outcomes`.
+
+        Scores that are all 0 or 1 have the exact bound, others a bootstrap's.
+        """
+        lost = reference.scores - self.scores
+        level = LEVEL / looks
+        if all(np.isin(own.scores, (0.0, 1.0)).all() for own in (self, reference)):
+            bound: float | None = loss_bound_points(
+                int((lost > 0).sum()), int((lost < 0).sum()), len(lost), level=level
+            )
+        else:
+            bound = score_loss_bound_points(lost, level=level)
+        is_reference = self is reference
+        return Accuracy(
+            images=len(lost),
+            top1=float(self.scores.mean()),
+            agreement=self.agreement(reference),
+            loss_points=100 * float(lost.mean()),
+            loss_bound_points=0.0 if is_reference else bound,
+            is_proved=is_reference or (bound is not None and bound <= budget_points),
+        )
+
+
+AnyOutcomes = Outcomes | ScoredOutcomes
+
+
+def relative_errors(answers: np.ndarray, expected: np.ndarray, *, least_size: float = 0.0) -> np.ndarray:
+    """||a - b|| / ||b|| of each sample, both [n, ...]; infinite where an answer is not finite.
+
+    A ||b|| below `least_size` counts as that much. Of whole numbers and truths, which name something and measure
+    nothing, it is the share that differs.
+    """
+    count = len(expected)
+    if expected.dtype.kind not in "fV":
+        differing: np.ndarray = (answers != expected).reshape(count, -1).mean(axis=1, dtype=np.float64)
+        return differing
+    flat, exact = (one.reshape(count, -1).astype(np.float64) for one in (answers, expected))
     with np.errstate(invalid="ignore", over="ignore"):
-        difference = np.linalg.norm(answers.astype(np.float64) - expected.astype(np.float64), axis=1)
-    size = np.maximum(np.linalg.norm(expected.astype(np.float64), axis=1), least_size)
+        difference = np.linalg.norm(flat - exact, axis=1)
+    size = np.maximum(np.linalg.norm(exact, axis=1), least_size)
     errors = np.divide(difference, size, out=difference.copy(), where=size > 0)
     return np.where(np.isfinite(errors), errors, np.inf)
+
+
+def errors_by_output(answers: Rows, expected: Rows, shares: Collection[str] = ()) -> np.ndarray:
+    """The same of every output, in the order of `expected`: float64 [n, outputs]; `shares` are probabilities."""
+    return np.stack(
+        [
+            relative_errors(answers[name], exact, least_size=LEAST_SHARE if name in shares else 0.0)
+            for name, exact in expected.items()
+        ],
+        axis=1,
+    )

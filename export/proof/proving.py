@@ -16,6 +16,7 @@ from convoy.export.cache import StepCache
 from convoy.export.data import ExportData
 from convoy.export.progress import Progress
 from convoy.export.proof.gate import AccuracyGate
+from convoy.export.proof.judging import Judge
 from convoy.export.proof.verify import Score, compare, measure_accuracy
 from convoy.export.variants.making import Made, Maker
 from convoy.export.variants.precision import REFERENCE, Recipe
@@ -28,7 +29,7 @@ _MOST_LOOKS = 3
 
 @dataclass(frozen=True, slots=True)
 class Prover:
-    """Scores the variants that lie in `folder`."""
+    """Scores the variants that lie in `folder`; by the judge of the task, unless there is another."""
 
     spec: ModelSpec
     folder: Path
@@ -36,6 +37,7 @@ class Prover:
     gate: AccuracyGate
     progress: Progress
     cache: StepCache
+    judge: Judge | None = None
 
     def make_and_score(self, recipes: Sequence[Recipe], maker: Maker | None) -> list[tuple[Made, Score]]:
         """The files of all recipes with their scores; `maker` is None where only fp32 is wanted.
@@ -81,7 +83,7 @@ class Prover:
     def _scores(self, recipes: Sequence[Recipe], looks: int = 1) -> tuple[Score, ...]:
         with opened(self.spec, recipes, self.folder) as candidates:
             if self.data.evaluation is None:
-                return compare(candidates, self.data.samples)
+                return compare(candidates, self.data.samples, self.judge)
             return measure_accuracy(
                 candidates,
                 self.data.evaluation,
@@ -89,6 +91,7 @@ class Prover:
                 budget_points=self.gate.budget_points,
                 looks=looks,
                 cache=self.cache,
+                judge=self.judge,
             )
 
 

@@ -17,6 +17,7 @@ from scipy.special import gammaln
 
 from convoy.export.proof.bound import at_least, at_most
 from convoy.export.proof.outcomes import Outcomes
+from convoy.models.bundle import Accuracy
 
 # One of a hundred networks that answer at random is let through, and one of a hundred that are as good as said refused.
 LEVEL = 0.01
@@ -94,6 +95,22 @@ def judge_reference(
     least = expected.min_percent
     if least is not None and not is_sample:
         (findings if 100 * right >= least * count else objections).append(f"{shown}; --min-accuracy wants {least:g} %")
+    return Sanity(tuple(findings), tuple(objections))
+
+
+def judge_score(accuracy: Accuracy, expected: Expectations) -> Sanity:
+    """The same of a mean score, of which no chance is known; what is expected is in hundredths of it."""
+    percent, samples = 100 * accuracy.top1, f"{accuracy.images:,} samples"
+    shown = f"{accuracy.metric} is {accuracy.in_words} on {samples}"
+    findings: list[str] = [shown]
+    objections: list[str] = []
+    wanted = [
+        (f"{claim.who} says {claim.percent:.2f} %", claim.percent - expected.margin_points) for claim in expected.claims
+    ]
+    if expected.min_percent is not None:
+        wanted.append((f"--min-accuracy wants {expected.min_percent:g} %", expected.min_percent))
+    for said, least in wanted:
+        (findings if percent >= least else objections).append(f"{shown}; {said}")
     return Sanity(tuple(findings), tuple(objections))
 
 

@@ -7,52 +7,60 @@ Knows the comparisons and the one bound that is not negotiable. Knows nothing of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from convoy.app.batch import EngineFailure
 from convoy.export.cache import NO_CACHE, StepCache, step_key
-from convoy.export.data import Chunk, Images
+from convoy.export.data import SampleSet
 from convoy.export.progress import IGNORED, Progress, Step
-from convoy.export.proof.outcomes import LEAST_SHARE, Outcomes, relative_errors
+from convoy.export.proof.judging import Judge, judge_of
+from convoy.export.proof.outcomes import LEAST_SHARE, AnyOutcomes, Outcomes, relative_errors
+from convoy.export.rows import Chunk, Rows, count_of, joined, picked
 from convoy.export.variants.variant import OpenVariant
 from convoy.models.bundle import Accuracy, sha256_file
 from convoy.models.errors import JobError
 
 # Two correct float32 implementations of a CNN differ by rounding alone, some 1e-6.
 MAX_FP32_ERROR = 1e-4
+# And of whole numbers that were decided by floats, so few of a sample's are close calls.
+MAX_CLOSE_CALLS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """One variant's: `accuracy` is None without labels; error and agreement are against fp32's own answers.
 
-    `outcomes` are those of the labelled images, from which the rest follows.
+    `outcomes` are those of the labelled samples, from which the rest follows. `output_errors` are by output. `likeness`
+    says the agreement in words, where there are no labels.
     """
 
     accuracy: Accuracy | None
     max_relative_error: float
     agreement: float = 1.0
-    outcomes: Outcomes | None = None
+    outcomes: AnyOutcomes | None = None
+    output_errors: Mapping[str, float] = field(default_factory=dict)
+    likeness: str = ""
 
 
 def relative_error(answers: np.ndarray, expected: np.ndarray, *, least_size: float = 0.0) -> float:
-    """The largest ||a - b|| / ||b|| of any sample; both are [n, outputs]. Infinite where an answer is not finite."""
+    """The largest ||a - b|| / ||b|| of any sample; both are [n, ...]. Infinite where an answer is not finite."""
     return float(relative_errors(answers, expected, least_size=least_size).max())
 
 
 def check_against_torch(
-    fp32: OpenVariant, samples: np.ndarray, reference: np.ndarray, step: Step = IGNORED, *, are_shares: bool = False
-) -> float:
-    """The fp32 graph against torch's answers [n, outputs] to `samples` [n, ...], at batch 1, 3 and the largest.
+    fp32: OpenVariant, samples: Rows, reference: Rows, step: Step = IGNORED, *, shares: Collection[str] = ()
+) -> dict[str, float]:
+    """The fp32 graph against torch's answers to `samples`, at batch 1, 3 and the largest.
 
-    `step` advances by every sample at every batch size, of which `compared_batches` tells how many there are.
-    `are_shares`: they are probabilities, of which a millionth is no more than a rounding error. Returns the largest
-    relative error. Raises JobError when it is above `MAX_FP32_ERROR` at any batch size.
+    `step` advances by every sample at every batch size, of which `compared_batches` tells how many there are. `shares`
+    are outputs of probabilities, of which a millionth is no more than a rounding error. Returns the largest relative
+    error of each output. Raises JobError when one is above `MAX_FP32_ERROR` at any batch size.
     """
-    worst = 0.0
+    worst = dict.fromkeys(reference, 0.0)
     for batch in compared_batches(fp32):
         try:
             answers = _in_batches(fp32, samples, batch, step)
@@ -60,14 +68,27 @@ def check_against_torch(
             raise JobError(
                 f"the exported graph fails at batch size {batch} ({failure}); lower --max-batch"
             ) from failure
-        error = relative_error(answers, reference, least_size=LEAST_SHARE if are_shares else 0.0)
-        if error > MAX_FP32_ERROR:
-            raise JobError(
-                f"the exported graph differs from torch by {error:.2g} at batch size {batch}, allowed is "
-                f"{MAX_FP32_ERROR:g}; look for operations that mix samples or depend on the batch size"
-            )
-        worst = max(worst, error)
+        for name, exact in reference.items():
+            if answers[name].shape != exact.shape:
+                raise JobError(
+                    f"the exported graph gives {name} {list(answers[name].shape)} where torch gives "
+                    f"{list(exact.shape)}, at batch size {batch}; look for shapes that depend on the data"
+                )
+            error = relative_error(answers[name], exact, least_size=LEAST_SHARE if name in shares else 0.0)
+            allowed = _allowed(exact)
+            if error > allowed:
+                which = f"{name} of " if len(reference) > 1 else ""
+                raise JobError(
+                    f"{which}the exported graph differs from torch by {error:.2g} at batch size {batch}, allowed is "
+                    f"{allowed:g}; look for operations that mix samples or depend on the batch size"
+                )
+            worst[name] = max(worst[name], error)
     return worst
+
+
+def _allowed(exact: np.ndarray) -> float:
+    """Of numbers `MAX_FP32_ERROR`; of what was decided by them, such as a class per pixel, a few close calls."""
+    return MAX_FP32_ERROR if exact.dtype.kind == "f" else MAX_CLOSE_CALLS
 
 
 def compared_batches(fp32: OpenVariant) -> list[int]:
@@ -76,65 +97,88 @@ def compared_batches(fp32: OpenVariant) -> list[int]:
     return sorted({1, min(3, largest), largest})
 
 
-def _in_batches(candidate: OpenVariant, samples: np.ndarray, batch: int, step: Step) -> np.ndarray:
+def _in_batches(candidate: OpenVariant, samples: Rows, batch: int, step: Step) -> dict[str, np.ndarray]:
     """Answers to all samples, every run with exactly `batch` of them: the last one is filled up from the start."""
-    count = len(samples)
+    count = count_of(samples)
     indices = np.arange(-(-count // batch) * batch) % count
     answers = []
     for start, rows in zip(range(0, count, batch), indices.reshape(-1, batch), strict=True):
-        answers.append(candidate.logits(samples[rows]))
+        answers.append(candidate.answers(picked(samples, rows)))
         step.advance(min(batch, count - start))
-    return np.concatenate(answers)[:count]
+    return picked(joined(answers), slice(count))
 
 
-def compare(candidates: Sequence[OpenVariant], samples: np.ndarray) -> tuple[Score, ...]:
+def compare(candidates: Sequence[OpenVariant], samples: Rows, judge: Judge | None = None) -> tuple[Score, ...]:
     """Scores without labels: how far each variant's answers to `samples` are from the first's."""
-    outcomes = _answered(candidates, [Chunk(samples, np.zeros(len(samples), np.int64), np.arange(len(samples)))])
-    return tuple(Score(None, own.worst_error, own.agreement(outcomes[0])) for own in outcomes)
+    judge = judge or judge_of(candidates[0].spec)
+    outcomes = _answered(candidates, [Chunk(samples, None, np.arange(count_of(samples)))], judge)
+    return tuple(_unlabelled(own, outcomes[0], candidates[0], judge) for own in outcomes)
+
+
+def _unlabelled(own: AnyOutcomes, reference: AnyOutcomes, fp32: OpenVariant, judge: Judge) -> Score:
+    agreement = own.agreement(reference)  # type: ignore[arg-type]
+    return Score(None, own.worst_error, agreement, None, _by_output(own, fp32), judge.likeness(agreement))
+
+
+def _by_output(own: AnyOutcomes, fp32: OpenVariant) -> dict[str, float]:
+    names = [output.name for output in fp32.engine.outputs]
+    worst = own.errors.reshape(len(own.errors), -1).max(axis=0, initial=0.0)
+    return dict(zip(names, worst.tolist(), strict=True))
 
 
 def measure_accuracy(
     candidates: Sequence[OpenVariant],
-    images: Images,
+    images: SampleSet,
     progress: Progress,
     *,
     budget_points: float = 1.0,
     looks: int = 1,
     cache: StepCache = NO_CACHE,
+    judge: Judge | None = None,
 ) -> tuple[Score, ...]:
-    """Scores on labelled images; the first candidate is the fp32 reference.
+    """Scores on labelled samples; the first candidate is the fp32 reference. Without labels they have no accuracy.
 
     Every image is decoded once and answered by all whose answers the cache does not hold. `looks` is how many
     times a variant of this kind was held against these images. Raises JobError when more than 1 % of the images
     are broken or none is left.
     """
-    outcomes = observe(candidates, images, progress, "measure accuracy", cache)
+    judge = judge or judge_of(candidates[0].spec)
+    outcomes = observe(candidates, images, progress, "measure accuracy", cache, judge)
     reference = outcomes[0]
+    if not (images.has_targets and judge.scores_targets):
+        return tuple(_unlabelled(own, reference, candidates[0], judge) for own in outcomes)
     return tuple(
         Score(
-            own.accuracy(reference, images.labels, budget_points, looks=looks),
+            judge.accuracy(own, reference, images.labels, budget_points, looks=looks),
             own.worst_error,
-            own.agreement(reference),
+            own.agreement(reference),  # type: ignore[arg-type]
             own,
+            _by_output(own, candidates[0]),
         )
         for own in outcomes
     )
 
 
 def observe(
-    candidates: Sequence[OpenVariant], images: Images, progress: Progress, step: str, cache: StepCache = NO_CACHE
-) -> tuple[Outcomes, ...]:
-    """What each candidate answers to all images; the first is the fp32 reference. Raises JobError as above."""
-    keys = _keys(candidates, images)
+    candidates: Sequence[OpenVariant],
+    images: SampleSet,
+    progress: Progress,
+    step: str,
+    cache: StepCache = NO_CACHE,
+    judge: Judge | None = None,
+) -> tuple[AnyOutcomes, ...]:
+    """What each candidate answers to all samples; the first is the fp32 reference. Raises JobError as above."""
+    judge = judge or judge_of(candidates[0].spec)
+    keys = _keys(candidates, images, judge)
     known = [cache.read_arrays(key) for key in keys]
     missing = [candidate for candidate, found in zip(candidates, known, strict=True) if found is None]
-    fresh: dict[str, Outcomes] = {}
+    fresh: dict[str, AnyOutcomes] = {}
     if missing:
         # The reference answers along with every other: errors are differences from it.
         asked = [candidates[0], *(candidate for candidate in missing if candidate is not candidates[0])]
         largest = candidates[0].engine.info.batch_sizes[-1]
         with progress.step(step, images.count) as bar:
-            answered = _answered(asked, images.chunks(bar, largest))
+            answered = _answered(asked, images.chunks(bar, largest), judge)
         if not answered:
             raise JobError(f"no image of {images.source} can be read; repair the data set")
         fresh = {candidate.recipe.file: own for candidate, own in zip(asked, answered, strict=True)}
@@ -142,31 +186,31 @@ def observe(
         if candidate.recipe.file in fresh:
             cache.write_arrays(key, fresh[candidate.recipe.file].arrays())
     return tuple(
-        fresh[candidate.recipe.file] if found is None else Outcomes(**found)
+        fresh[candidate.recipe.file] if found is None else judge.restored(found)
         for candidate, found in zip(candidates, known, strict=True)
     )
 
 
-def _keys(candidates: Sequence[OpenVariant], images: Images) -> list[str]:
+def _keys(candidates: Sequence[OpenVariant], images: SampleSet, judge: Judge) -> list[str]:
     # The fingerprint tells CPU and library: on others, or in a twin, an image on the edge may fall to the other side.
     own = [
         (sha256_file(candidate.path), candidate.engine.info.device_fingerprint, str(candidate.is_twin))
         for candidate in candidates
     ]
-    return [step_key("outcomes", *one, *own[0], candidates[0].activation, images.key) for one in own]
+    return [step_key("outcomes", *one, *own[0], judge.key, images.key) for one in own]
 
 
-def _answered(candidates: Sequence[OpenVariant], chunks: Iterable[Chunk]) -> tuple[Outcomes, ...]:
-    """Empty without images."""
+def _answered(candidates: Sequence[OpenVariant], chunks: Iterable[Chunk], judge: Judge) -> tuple[AnyOutcomes, ...]:
+    """Empty without samples."""
     largest = candidates[0].engine.info.batch_sizes[-1]
-    parts: list[list[Outcomes]] = [[] for _ in candidates]
+    parts: list[list[Any]] = [[] for _ in candidates]
     for chunk in chunks:
-        for start in range(0, len(chunk.images), largest):
-            images, labels, positions = (
-                part[start : start + largest] for part in (chunk.images, chunk.labels, chunk.positions)
-            )
-            reference = candidates[0].logits(images)
+        for start in range(0, count_of(chunk.inputs), largest):
+            rows = slice(start, start + largest)
+            inputs, targets = picked(chunk.inputs, rows), None if chunk.targets is None else chunk.targets[rows]
+            reference = candidates[0].answers(inputs)
             for candidate, own in zip(candidates, parts, strict=True):
-                answers = reference if candidate is candidates[0] else candidate.logits(images)
-                own.append(Outcomes.of(answers, reference, labels, candidate.activation, positions))
-    return tuple(Outcomes.joined(own) for own in parts if own)
+                answers = reference if candidate is candidates[0] else candidate.answers(inputs)
+                outcomes = judge.judged(answers, reference, targets)
+                own.append(outcomes.at(chunk.positions[rows]) if isinstance(outcomes, Outcomes) else outcomes)
+    return tuple(type(own[0]).joined(own) for own in parts if own)

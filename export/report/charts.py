@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 
 from convoy.app.engines.limits import device_rate, limit
 from convoy.app.engines.speedup import Line, best_per_sample_ms
-from convoy.models.bundle import LatencyPoint, LatencyTable, Roofline, Variant
+from convoy.models.bundle import TOP_1, LatencyPoint, LatencyTable, Roofline, Variant
 from convoy.models.page.axis import Axis, number
 from convoy.models.page.chart import Chart
 
@@ -38,10 +38,11 @@ def pareto(variants: Sequence[Variant]) -> Element | None:
     ]
     if len(dots) < 2:
         return None
-    y = _accuracy_axis([top1 for _, top1, _, _ in dots] + [_proved(variant) for *_, variant in dots])
+    metric = next(variant.accuracy.metric for *_, variant in dots if variant.accuracy)
+    y = _accuracy_axis([top1 for _, top1, _, _ in dots] + [_proved(variant) for *_, variant in dots], metric)
     chart = Chart(
         "Accuracy against time",
-        "Top-1 accuracy over milliseconds per image: "
+        f"{'Top-1 accuracy' if metric == TOP_1 else metric} over milliseconds per image: "
         + "; ".join(_said(ms, top1, variant) for ms, top1, _, variant in dots),
         Axis("milliseconds per image, at the best batch size", 0, 1.15 * max(dot[0] for dot in dots)),
         y,
@@ -153,8 +154,9 @@ def roofline(variants: Sequence[Variant], roof: Roofline) -> Element | None:
 
 
 def trade_off(variant: Variant) -> Element:
-    """Points of top-1 lost over the layers kept in higher precision."""
+    """Points lost over the layers kept in higher precision."""
     steps, colour = variant.trade_offs, colour_of(variant)
+    metric = steps[0].accuracy.metric
     losses = [step.accuracy.loss_points for step in steps]
     bounds = [step.accuracy.loss_bound_points for step in steps]
     every = [*losses, *(bound for bound in bounds if bound is not None)]
@@ -162,12 +164,12 @@ def trade_off(variant: Variant) -> Element:
     span = max(1.0, max(every) - min(0.0, *every))
     chart = Chart(
         f"What {variant.file} loses with more layers kept",
-        "Points of top-1 lost against fp32: "
+        f"Points of {metric} lost against fp32: "
         + "; ".join(
             f"{number(loss)} with {step.layers_kept} layers kept" for step, loss in zip(steps, losses, strict=True)
         ),
         Axis("layers kept in higher precision", 0, most * 1.05, marked=tuple(range(0, most + 1, 1 + most // 10))),
-        Axis("points of top-1 lost", min(0.0, *every) - 0.05 * span, max(every) + 0.08 * span),
+        Axis(f"points of {metric} lost", min(0.0, *every) - 0.05 * span, max(every) + 0.08 * span),
     )
     chart.line([(step.layers_kept, loss) for step, loss in zip(steps, losses, strict=True)], f"line {colour}")
     for step, loss, bound in zip(steps, losses, bounds, strict=True):
@@ -181,7 +183,7 @@ def trade_off(variant: Variant) -> Element:
 
 
 def _said(ms: float, top1: float, variant: Variant) -> str:
-    return f"{variant.file}: {top1:.2f} % at {number(ms)} ms"
+    return f"{variant.file}: {variant.accuracy.in_words if variant.accuracy else top1} at {number(ms)} ms"
 
 
 def _proved(variant: Variant) -> float:
@@ -191,10 +193,16 @@ def _proved(variant: Variant) -> float:
     return top1 if bound is None else top1 + variant.accuracy.loss_points - bound
 
 
-def _accuracy_axis(percents: Sequence[float]) -> Axis:
+def _accuracy_axis(percents: Sequence[float], metric: str) -> Axis:
     low, high = min(percents), max(percents)
     margin = max(0.25, 0.15 * (high - low))
-    return Axis("top-1 accuracy, %", max(0.0, low - margin), min(100.5, high + margin))
+    if metric != TOP_1:  # it may be below 0, and beyond 1
+        return Axis(_measured_in(metric), low - margin, high + margin)
+    return Axis(_measured_in(metric), max(0.0, low - margin), min(100.5, high + margin))
+
+
+def _measured_in(metric: str) -> str:
+    return "top-1 accuracy, %" if metric == TOP_1 else f"{metric}, hundredths"
 
 
 def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

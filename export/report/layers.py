@@ -48,7 +48,7 @@ def _recovered(variant: Variant) -> list[Element]:
     rows = [
         [
             f"{step.layers_kept}{', published' if step.layers_kept == variant.kept_layers else ''}",
-            f"{100 * step.accuracy.top1:.2f}",
+            step.accuracy.in_words,
             f"{step.accuracy.loss_points:.2f}",
             "–" if step.accuracy.loss_bound_points is None else f"{step.accuracy.loss_bound_points:.2f}",
             "–" if step.median_ms is None else f"{step.median_ms:.3f}",
@@ -65,7 +65,7 @@ def _recovered(variant: Variant) -> list[Element]:
         f"Tried on {steps[0].accuracy.images:,} calibration images, so that the images of the verdict stay unseen; "
         "where they have no labels, fp32's answers stand for them. Times are of one batch, quickly measured."
     )
-    figures = table(("layers kept", "top-1, %", "points lost", "at most (95 %)", "median ms"), rows)
+    figures = table(("layers kept", steps[0].accuracy.metric, "points lost", "at most (95 %)", "median ms"), rows)
     both = element("div", charts.trade_off(variant), figures, class_="charts")
     verdict = element("p", outcome, class_="bad" if variant.is_recovered is False else "good") if outcome else None
     told = [element("h3", variant.file), verdict, element("p", about, class_="note"), both]

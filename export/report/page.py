@@ -20,6 +20,7 @@ from convoy.export.report.verdict import verdict_of
 from convoy.models.bundle import (
     BUSY_MARK,
     ON_CPU,
+    TOP_1,
     BuilderVerdict,
     ClassAccuracy,
     LatencyPoint,
@@ -37,7 +38,7 @@ _STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _MOST_CLASSES = 25
 _MOST_CARDS_IN_ROW = 4
 _TOP5 = "top-5, %"
-_ACCURACY = ("top-1, %", _TOP5, "agrees with fp32, %", "points lost", "at most (95 %)")
+_ACCURACY = (_TOP5, "agrees with fp32, %", "points lost", "at most (95 %)")
 _SPEED = ("ms, batch 1", "images / s", "times fp32", "95 % interval")
 _DEVICES: dict[Target, str] = {
     "cpu": "CPUs",
@@ -128,7 +129,8 @@ def _verdict(variant: Variant) -> str:
 def _overview(manifest: Manifest) -> Element:
     # Of a few classes nobody counts the best five.
     has_top5 = any(one.accuracy and one.accuracy.top5 is not None for one in manifest.variants)
-    accuracy = [one for one in _ACCURACY if one != _TOP5 or has_top5]
+    score = f"{TOP_1}, %" if manifest.metric == TOP_1 else manifest.metric
+    accuracy = [score, *(one for one in _ACCURACY if one != _TOP5 or has_top5)]
     rows = [_overview_row(manifest, variant, accuracy) for variant in manifest.variants]
     return table(("variant", "for", "MB", *accuracy, *_SPEED), rows)
 
@@ -137,16 +139,25 @@ def _overview_row(manifest: Manifest, variant: Variant, accuracy: Sequence[str])
     record = manifest.files.get(variant.file)
     size = f"{record.bytes / 1e6:.2f}" if record else "–"
     made_for = "every engine" if variant.precision == "fp32" else _MADE_FOR[variant.target]
-    return [variant.file, made_for, size, *_accuracy_cells(variant, accuracy), *_speed_cells(variant)]
+    return [variant.file, made_for, size, *_accuracy_cells(manifest, variant, accuracy), *_speed_cells(variant)]
 
 
-def _accuracy_cells(variant: Variant, headings: Sequence[str]) -> list[Content]:
+def _unmeasured(manifest: Manifest, variant: Variant) -> str:
+    # What fp32 answers is what the others are held against.
+    is_held = variant.precision != "fp32" and variant.agreement is not None
+    agreement = f"; agrees with fp32 to {100 * (variant.agreement or 0):.2f} %" if is_held else ""
+    what = "images" if manifest.spec.image else "samples"
+    return f"not measured: no labelled {what} were given{agreement}"
+
+
+def _accuracy_cells(manifest: Manifest, variant: Variant, headings: Sequence[str]) -> list[Content]:
     accuracy = variant.accuracy
     if accuracy is None:
-        return [spanning_cell("not measured: no labelled images were given", len(headings))]
+        return [spanning_cell(_unmeasured(manifest, variant), len(headings))]
     top5 = [] if _TOP5 not in headings else ["–" if accuracy.top5 is None else f"{100 * accuracy.top5:.2f}"]
     bound = "–" if accuracy.loss_bound_points is None else f"{accuracy.loss_bound_points:.2f}"
-    shares = [f"{100 * accuracy.top1:.2f}", *top5, f"{100 * accuracy.agreement:.2f}"]
+    score = f"{100 * accuracy.top1:.2f}" if accuracy.metric == TOP_1 else accuracy.in_words
+    shares = [score, *top5, f"{100 * accuracy.agreement:.2f}"]
     return [*shares, f"{accuracy.loss_points:.2f}", bound]
 
 
@@ -173,16 +184,42 @@ def _marked(figure: str, point: LatencyPoint) -> str:
 def _accuracy(manifest: Manifest) -> list[Element | None]:
     fp32 = manifest.variants[0]
     if fp32.accuracy is None:
-        return [element("p", "Not verified on labels: no labelled images were given. Export again with --evaluate.")]
+        return [
+            element("p", "Not verified on labels: no labelled samples were given. Export again with --evaluate."),
+            *_outputs(manifest.variants),
+        ]
+    is_of_classes = fp32.accuracy.metric == TOP_1
+    what = (
+        "labelled images, from encoded bytes through the server's own preprocessing"
+        if is_of_classes
+        else f"samples by {fp32.accuracy.metric}, a number for each, more is better; a point is a hundredth of it"
+    )
     about = (
-        f"Measured on {fp32.accuracy.images:,} labelled images, from encoded bytes through the server's own "
-        "preprocessing. A whisker reaches down to what is left if the loss is as large as its 95 % bound."
+        f"Measured on {fp32.accuracy.images:,} {what}. "
+        "A whisker reaches down to what is left if the loss is as large as its 95 % bound."
     )
     checks = [element("p", f"The reference itself: {one}.") for one in manifest.findings]
     words = element("div", *checks, element("p", about, class_="note"))
     chart = charts.pareto(manifest.variants)
     both = words if chart is None else element("div", chart, words, class_="charts")
-    return [both, *_classes(manifest.variants)]
+    return [both, *_classes(manifest.variants), *_outputs(manifest.variants)]
+
+
+def _outputs(variants: Sequence[Variant]) -> list[Element]:
+    """The error of each output, where there are several."""
+    names = list(variants[0].output_errors)
+    if not names:
+        return []
+    rows = [[variant.file, *(f"{variant.output_errors[name]:.2g}" for name in names)] for variant in variants]
+    about = (
+        "||a - b|| / ||b|| of the worst sample: of fp32 against the original, of the others against fp32. Of whole "
+        "numbers it is the share that differs."
+    )
+    return [
+        element("h3", "Largest error of each output"),
+        element("p", about, class_="note"),
+        table(("variant", *names), rows),
+    ]
 
 
 def _classes(variants: Sequence[Variant]) -> list[Element]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from convoy.models.bundle import ON_CPU, Accuracy, Manifest, Variant
+from convoy.models.bundle import ON_CPU, TOP_1, Accuracy, Manifest, Variant
 
 # "alarm": the model should not be served; "doubt": it may be, but that it is right was not proved.
 Tone = Literal["good", "doubt", "alarm"]
@@ -60,25 +60,30 @@ def _gain(variant: Variant) -> str:
 
 def _accuracy(manifest: Manifest, serving: Variant) -> str:
     accuracy = serving.accuracy
+    is_of_images = manifest.spec.image is not None
     if accuracy is not None:
-        right = f"right on {100 * accuracy.top1:.2f} % of {_images(accuracy.images)}"
-        return right if serving.precision == "fp32" else f"{right}, {_change(accuracy)}"
-    if manifest.spec.image is None:
-        return "whose accuracy nobody measured, for its inputs are tensors and no images"
-    return "whose accuracy nobody measured, for want of labelled images (--evaluate)"
+        samples = _counted(accuracy.images, "image" if is_of_images else "sample")
+        if accuracy.metric == TOP_1:
+            told = f"right on {100 * accuracy.top1:.2f} % of {samples}"
+        else:
+            told = f"of {accuracy.metric} {accuracy.in_words} on {samples}"
+        return told if serving.precision == "fp32" else f"{told}, {_change(accuracy)}"
+    wanted = "images (--evaluate)" if is_of_images else "samples (--evaluate FILE.npz)"
+    return f"whose accuracy nobody measured, for want of labelled {wanted}"
 
 
 def _change(accuracy: Accuracy) -> str:
     lost = accuracy.loss_points
-    change = f"{abs(lost):.2f} points {'less' if lost > 0 else 'more'} than fp32" if lost else "as often as fp32"
+    equal = "as often as fp32" if accuracy.metric == TOP_1 else "as much as fp32"
+    change = f"{abs(lost):.2f} points {'less' if lost > 0 else 'more'} than fp32" if lost else equal
     bound = accuracy.loss_bound_points
     known = "" if bound is None else f" (it loses at most {bound:.2f} with 95 %)"
     doubt = "" if accuracy.is_proved else ", not proved to be within the budget"
     return f"{change}{known}{doubt}"
 
 
-def _images(count: int) -> str:
-    return f"{count:,} image{'s' * (count != 1)}"
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _others(variants: Sequence[Variant]) -> str:

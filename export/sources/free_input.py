@@ -23,7 +23,7 @@ from convoy.app.engines.onnxruntime import open_session, read_signature
 from convoy.app.engines.signature import Signature
 from convoy.export.sources import onnx_file
 from convoy.export.sources.preprocess import AskedInput
-from convoy.export.sources.torch_job import TorchResult
+from convoy.export.sources.torch_job import INPUT_NAME, TorchResult
 from convoy.models.errors import JobError, UsageError
 from convoy.models.spec import ImageSpec, TensorSpec
 
@@ -115,10 +115,10 @@ def listed(sizes: Sequence[Size]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def free_sizes(image: ImageSpec, torch: TorchResult) -> tuple[Size, ...]:
+def free_sizes(image: ImageSpec | None, torch: TorchResult) -> tuple[Size, ...]:
     """Where a graph of images was held against its original: at the pictures' size first. Empty where that is fixed."""
-    if not torch.elsewhere:
+    if not torch.elsewhere or image is None:
         return ()
     first = 1 if image.front == "uint8_nhwc" else 2
-    others = (Size(*one.samples.shape[first : first + 2]) for one in torch.elsewhere)
+    others = (Size(*one.samples[INPUT_NAME].shape[first : first + 2]) for one in torch.elsewhere)
     return (Size(image.height, image.width), *others)

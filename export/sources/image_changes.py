@@ -5,6 +5,7 @@ Knows how they change a recipe, or are one where they leave nothing open. Knows 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, cast, get_args
 
@@ -91,10 +92,17 @@ def changed(image: ImageSpec, changes: ImageChanges) -> ImageSpec:
         raise UsageError(f"{changes.typed} does not fit the preprocessing: {error}") from error
 
 
-def whole(changes: ImageChanges, size: Side | None, channels: int | None, front: Front) -> ImageSpec:
+def whole(
+    changes: ImageChanges,
+    size: Side | None,
+    channels: int | None,
+    front: Front,
+    find_channels: Callable[[Side], int] | None = None,
+) -> ImageSpec:
     """A recipe of the user's words alone, `size` and `channels` being the network's input where that is known.
 
-    Raises UsageError, which names what is missing.
+    One value for `--mean` and one for `--std` may be those of grey or of each colour; `find_channels` tells the
+    network's own for images of a size. Raises UsageError, which names what is missing.
     """
     cut = changes.exact or changes.crop or size
     said = {
@@ -110,6 +118,8 @@ def whole(changes: ImageChanges, size: Side | None, channels: int | None, front:
             f"how images are prepared is said in part only; pass {', '.join(missing)}, too, or --preprocess"
         )
     count = channels or max(len(changes.mean or ()), len(changes.std or ()))
+    if channels is None and count == 1 and find_channels is not None:
+        count = find_channels(cut)
     if count not in (1, 3):
         raise UsageError(f"--mean and --std have {count} values; pass 1 or 3, one per channel")
     plain = ImageSpec.plain(cut.height, cut.width, 3 if count == 3 else 1, front)

@@ -24,6 +24,7 @@ from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size, at_size, with_examples
 from convoy.app.engines.onnxruntime import LIBRARY, first_line, open_session, read_signature
 from convoy.export.ahead import accepted
+from convoy.export.arrays import is_array_file
 from convoy.export.assemble import publish
 from convoy.export.class_names import read_labels
 from convoy.export.options import ExportOptions
@@ -44,15 +45,17 @@ from convoy.models.errors import JobError, UsageError
 from convoy.models.plan_cache import plan_folder
 from convoy.models.spec import ModelSpec, TensorSpec
 from convoy.models.store import Store, check_name, disk_errors
+from convoy.models.tasks import Task
 
 # Of the second and third size, where there are several: enough for a batch that is no power of two.
 _SAMPLES, _OTHER_SAMPLES = 8, 3
 
 
 def is_plain(options: ExportOptions) -> bool:
-    """Whether the source is an ONNX file of whose images nothing was said."""
+    """Whether the source is an ONNX file of whose images nothing was said, and there are no arrays to show it."""
     steps = (options.preprocess, options.mean, options.std, options.resize, options.crop, options.interpolation)
-    return options.source.endswith(".onnx") and all(step is None for step in steps)
+    has_arrays = any(source and is_array_file(source) for source in (options.calibrate, options.evaluate))
+    return options.source.endswith(".onnx") and all(step is None for step in steps) and not has_arrays
 
 
 def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
@@ -98,12 +101,15 @@ def _refuse_images(options: ExportOptions) -> None:
         "--min-accuracy": options.min_accuracy_percent,
         "--expect-accuracy": options.expect_accuracy_percent,
         "--force": options.force or None,
+        "--metric": options.metric,
+        "--detection": options.detection,
+        "--task": options.task if options.task != "none" else None,
     }
     for flag, given in wanted.items():
         if given is not None:
             raise UsageError(
                 f"{flag} is about images, and how they become this file's input is not known; "
-                "pass --preprocess imagenet, unit or FILE.json"
+                "pass --preprocess imagenet, unit or FILE.json, or --calibrate FILE.npz where it takes none"
             )
     if options.precisions not in (None, "fp32"):
         raise UsageError(f"--precisions {options.precisions} needs real images; pass --preprocess and --calibrate")
@@ -130,9 +136,10 @@ def _spec(
     inputs, outputs = signature.inputs, signature.outputs
     if labels and outputs[0].shape[-1:] != (len(labels),):
         raise UsageError(f"there are {len(labels)} labels, but {outputs[0].name} is {list(outputs[0].shape)}")
+    task: Task = "classify" if labels else "none"
     if not batching.batched:
-        return ModelSpec(name, inputs, outputs, 0, None, "none", labels)
-    return ModelSpec(name, _per_sample(inputs), _per_sample(outputs), max_batch, None, "none", labels)
+        return ModelSpec(name, inputs, outputs, 0, None, "none", labels, task=task)
+    return ModelSpec(name, _per_sample(inputs), _per_sample(outputs), max_batch, None, "none", labels, task=task)
 
 
 def _per_sample(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -168,13 +175,20 @@ def _at(spec: ModelSpec, size: Size) -> ModelSpec:
 
 def _record(original: Path, spec: ModelSpec, samples: int) -> Canary:
     """Random inputs and the original file's own answers, a row at a time where there are rows."""
-    session = open_session(original, cpu_budget())
+    try:
+        return _record_random(original, spec, samples, are_indices=False)
+    except JobError:  # a table that is looked up by number may be shorter than a hundred
+        return _record_random(original, spec, samples, are_indices=True)
+
+
+def _record_random(original: Path, spec: ModelSpec, samples: int, *, are_indices: bool) -> Canary:
+    session = open_session(original, cpu_budget(), quiet=not are_indices)
     names = [output.name for output in spec.outputs]
     inputs: dict[str, np.ndarray] = {}
     for index, tensor in enumerate(spec.inputs):
         # A dimension in front for the rows; a model without a batch has one row, and gets it without the dimension.
         whole = replace(tensor, shape=(-1, *tensor.shape), example=(1, *tensor.drawn_shape))
-        rows = random_rows(np.random.default_rng(20 + index), whole, samples)
+        rows = random_rows(np.random.default_rng(20 + index), whole, samples, are_indices=are_indices)
         inputs[tensor.name] = rows if spec.max_batch_size else rows[0]
     if not spec.max_batch_size:
         return Canary(inputs, dict(zip(names, _run(session, names, inputs, original), strict=True)))

@@ -17,13 +17,14 @@ import numpy as np
 
 from convoy.app.engines.free_sizes import Size
 from convoy.app.engines.onnxruntime import first_line, open_session, read_signature
+from convoy.export.rows import Rows, count_of, joined, picked
 from convoy.export.sources import onnx_file
 from convoy.export.sources.onnx_batch import write_batched
 from convoy.export.sources.preprocess import InputSize
 from convoy.export.sources.source import ModelSource
 from convoy.export.sources.torch_job import ANY_BATCH, INPUT_NAME, ONNX, OTHER_SIZES, Answered, TorchResult
 from convoy.models.errors import JobError
-from convoy.models.spec import ImageSpec, TensorSpec
+from convoy.models.spec import ImageSpec, TensorSpec, fits
 
 _AS_TENSORS = "leave --preprocess out to serve it with its own tensors"
 
@@ -49,10 +50,18 @@ def image_size(path: Path) -> InputSize | None:
     return InputSize(3 if found.channels == 3 else 1, height, width) if min(height, width) > 0 else None
 
 
+def image_channels(path: Path) -> tuple[int, ...]:
+    """How many channels the graph's images have, whatever their size; nothing where it does not say so."""
+    try:
+        return (_image_input(path, threads=1).channels,)
+    except JobError:
+        return ()
+
+
 def wrap(
     source: ModelSource,
     image: ImageSpec,
-    samples: np.ndarray,
+    samples: Rows,
     folder: Path,
     threads: int,
     inline_bytes: int,
@@ -62,13 +71,13 @@ def wrap(
 
     With `others`, free heights and widths stay free where the graph runs at `OTHER_SIZES` of these.
 
-    The input's name becomes `INPUT_NAME`, the output keeps its own. Raises JobError for a graph that does not take
-    one image of that kind or does not give one row of numbers.
+    The input's name becomes `INPUT_NAME`, outputs keep their own. Raises JobError for a graph that does not take
+    one image of that kind or does not give numbers.
     """
     assert source.file is not None
     original = source.file
     found = _image_input(original, threads)
-    output = _only_output(original, threads)
+    _check_outputs(original, threads)
     if found.batch > 1:
         raise JobError(
             f"{original.name} takes exactly {found.batch} images at a time; export it again with a dynamic batch, or a "
@@ -87,12 +96,12 @@ def wrap(
     model = onnx.load(str(target), load_external_data=False)
     _add_front(model.graph, found, image, batched=batching.batched, is_free=bool(elsewhere))
     target.write_bytes(model.SerializeToString())
-    reference = _answers(original, found, _normalised(samples, image), threads)
+    reference = _answers(original, found, _normalised(samples[INPUT_NAME], image), threads)
+    _check_rows(original, reference, count_of(samples))
     return TorchResult(
         target,
         reference,
         torch_version="",
-        output_name=output.name,
         max_batch=ANY_BATCH if batching.batched else 1,
         remark="; ".join(filter(None, (batching.reason, _why_fixed(found, image, others, elsewhere)))),
         original=f"{source.shown} in ONNX Runtime",
@@ -108,7 +117,7 @@ def _elsewhere(
     for samples in others:
         with suppress(JobError):
             reference = _answers(original, found, _normalised(samples, image), threads, quiet=True)
-            answered.append(Answered(samples, reference))
+            answered.append(Answered({INPUT_NAME: samples}, reference))
         if len(answered) == OTHER_SIZES:
             return tuple(answered)
     return ()
@@ -145,15 +154,72 @@ def _image_input(path: Path, threads: int) -> _ImageInput:
     return _ImageInput(spec.name, last if is_last else first, size, is_last, spec.shape[0])
 
 
-def _only_output(path: Path, threads: int) -> TensorSpec:
-    outputs = read_signature(open_session(path, threads), path).outputs
-    if len(outputs) != 1:
-        names = ", ".join(spec.name for spec in outputs)
-        raise JobError(f"{path.name} has {len(outputs)} outputs ({names}), a classifier has one; {_AS_TENSORS}")
-    if outputs[0].dtype != "FP32" or len(outputs[0].shape) != 2:
-        shown = f"{outputs[0].dtype} {list(outputs[0].shape)}"
-        raise JobError(f"{path.name} gives {shown}, a classifier gives FP32 [N, classes]; {_AS_TENSORS}")
-    return outputs[0]
+def tensor_inputs(path: Path, given: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The file's inputs by its own names and dtypes; the sizes that it leaves free are those of the samples.
+
+    Raises JobError where these do not fit.
+    """
+    onnx_file.read(path)
+    takes = read_signature(open_session(path, threads=1), path).inputs
+    named = {spec.name: spec for spec in given}
+    if len(takes) == len(given) == 1:
+        named = {takes[0].name: given[0]}
+    listed = ", ".join(f"{spec.name} {spec.dtype} {list(spec.shape)}" for spec in takes)
+    if set(named) != {spec.name for spec in takes}:
+        raise JobError(f"{path.name} takes {listed}, and there is {', '.join(named)}; call the arrays so")
+    for spec in takes:
+        sizes = named[spec.name].shape
+        if len(spec.shape) != len(sizes) + 1 or not fits(sizes, spec.shape[1:]):
+            raise JobError(f"{path.name} takes {listed}, and a sample of {spec.name} is {list(sizes)}; change them")
+    return tuple(TensorSpec(spec.name, spec.dtype, named[spec.name].shape) for spec in takes)
+
+
+def take(source: ModelSource, samples: Rows, folder: Path, threads: int, inline_bytes: int) -> TorchResult:
+    """The graph with its own inputs, which the samples are called by. Raises JobError where it cannot be batched."""
+    assert source.file is not None
+    original, target = source.file, folder / ONNX
+    _check_outputs(original, threads)
+    batching = write_batched(original, target, threads, inline_bytes)
+    if not batching.batched:
+        raise JobError(
+            f"{original.name} is {batching.reason}, and variants are made of what can be batched alone; leave "
+            "--calibrate and --evaluate out to serve it as it is, a sample at a time"
+        )
+    session = open_session(original, threads)
+    try:
+        parts = [_run(session, picked(samples, slice(row, row + 1))) for row in range(count_of(samples))]
+    except Exception as error:  # onnxruntime's errors share no base class
+        raise JobError(
+            f"{original.name} does not run on the samples ({first_line(error)}); pass arrays such as it takes"
+        ) from error
+    reference = _finite(original, joined(parts))
+    _check_rows(original, reference, count_of(samples))
+    return TorchResult(
+        target, reference, torch_version="", remark=batching.reason, original=f"{source.shown} in ONNX Runtime"
+    )
+
+
+def _run(session: Any, inputs: Rows) -> dict[str, np.ndarray]:
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def _check_outputs(path: Path, threads: int) -> None:
+    for spec in read_signature(open_session(path, threads), path).outputs:
+        if spec.dtype in ("BF16", "BYTES"):
+            kind = "strings" if spec.dtype == "BYTES" else "BF16"
+            raise JobError(
+                f"{path.name} gives {kind} in {spec.name}, for which no proof can be kept; export it otherwise"
+            )
+
+
+def _check_rows(path: Path, reference: Rows, count: int) -> None:
+    for name, array in reference.items():
+        if len(array) != count:
+            raise JobError(
+                f"{path.name} gives {name} {list(array.shape)} for {count} samples, one at a time, so that it cannot "
+                f"be batched; {_AS_TENSORS}"
+            )
 
 
 def _add_front(graph: Any, found: _ImageInput, image: ImageSpec, *, batched: bool, is_free: bool) -> None:
@@ -216,18 +282,26 @@ def _normalised(samples: np.ndarray, image: ImageSpec) -> np.ndarray:
 
 def _answers(
     original: Path, found: _ImageInput, images: np.ndarray, threads: int, *, quiet: bool = False
-) -> np.ndarray:
+) -> dict[str, np.ndarray]:
     session = open_session(original, threads, quiet=quiet)
     laid_out = images.transpose(0, 2, 3, 1) if found.last else images
     one_by_one = (np.ascontiguousarray(laid_out[i : i + 1]) for i in range(len(images)))
     try:
-        rows = [session.run(None, {found.name: one})[0] for one in one_by_one]
+        rows = [_run(session, {found.name: one}) for one in one_by_one]
     except Exception as error:  # onnxruntime's errors share no base class
         size = _shown((images.shape[2], images.shape[3]))
         raise JobError(f"{original.name} does not run at {size} ({first_line(error)}); pass another --input") from error
-    reference = np.concatenate(rows)
-    if not np.isfinite(reference).all():
-        raise JobError(f"{original.name} answers NaN or infinity on the sample images; check it and --preprocess")
+    return _finite(original, joined(rows))
+
+
+def _finite(original: Path, reference: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    for name, array in reference.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            which = f" in {name}" if len(reference) > 1 else ""
+            raise JobError(
+                f"{original.name} answers NaN or infinity{which} on the samples; check it, and --preprocess where "
+                "there is one"
+            )
     return reference
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from convoy.export.class_names import distinct
 from convoy.export.options import ExportOptions
-from convoy.export.sources.onnx_source import image_size
+from convoy.export.sources.image_changes import Side
+from convoy.export.sources.onnx_source import image_channels, image_size
 from convoy.export.sources.preprocess import InputSize, resized
 from convoy.export.sources.source import ModelSource
 from convoy.export.sources.torch_job import Inquiry, WeightsFrom
@@ -81,6 +82,28 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
         labels=distinct(said.labels),
         are_labels_sure=weights_from == "registry",
     )
+
+
+def channels_of(source: ModelSource, size: Side) -> int:
+    """How many channels the images of this network have, 1 or 3, by the network itself.
+
+    `size` is the images'. Raises UsageError where it takes both, or runs on neither, and JobError for what cannot be
+    asked.
+    """
+    if source.kind == "onnx":
+        assert source.file is not None
+        taken = image_channels(source.file)
+    elif source.kind in ("file", "pt2"):
+        taken = ask(Inquiry(source.kind, source.name, str(source.file), size)).channels
+    else:
+        taken = (3,)  # the zoo says it of itself, and registries are of coloured pictures
+    if len(taken) != 1:
+        why = "runs on both" if taken else "does not say, or runs on neither at this size"
+        raise UsageError(
+            f"whether the one value is of grey images or of each colour is not known, for {source.shown} {why}; pass "
+            f"--input 3x{size.height}x{size.width} or 1x{size.height}x{size.width}, or --preprocess"
+        )
+    return taken[0]
 
 
 def _weights(weights: Path | None, source: ModelSource, *, is_random: bool) -> tuple[Path | None, WeightsFrom]:

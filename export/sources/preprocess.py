@@ -6,6 +6,7 @@ Knows the named recipes. It never guesses: a wrong mean costs accuracy without a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -72,18 +73,19 @@ def resolve_image(
     front: Front,
     why_no_header: str = "the checkpoint does not say",
     changes: ImageChanges = NOTHING_CHANGED,
+    find_channels: Callable[[Side], int] | None = None,
 ) -> ImageSpec:
     """The image specification.
 
     `size` is what the user asked for, `default_size` what the network is known to take, `header` what the checkpoint
-    carries or the registry says. `changes` go before all of that. Raises UsageError where they contradict each other or
-    leave something open.
+    carries or the registry says. `changes` go before all of that, and `find_channels` is asked where they do not tell
+    grey from colours. Raises UsageError where they contradict each other or leave something open.
     """
     if preprocess is None:
         if header is None and changes.typed:
             known = size or default_size
             side = Side(known.height, known.width) if known else None
-            image = whole(changes, side, known.channels if known else None, front)
+            image = whole(changes, side, known.channels if known else None, front, find_channels)
         elif header is None:
             raise UsageError(
                 f"how images are prepared for this network is not known: {why_no_header}; "

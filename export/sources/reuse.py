@@ -8,7 +8,9 @@ steps behind it are reused where it makes the same graph.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -16,40 +18,57 @@ import numpy as np
 
 from convoy.export.cache import StepCache, step_key
 from convoy.export.plan import ExportPlan
+from convoy.export.rows import Rows
 from convoy.export.sources.torch_job import TorchResult
 from convoy.models.bundle import sha256_file
+from convoy.models.records import from_jsonable, to_jsonable
+from convoy.models.tasks import DetectionOutputs, Task
 
 _REUSABLE = frozenset({"zoo", "torchvision"})
 _PACKAGES = ("torch", "torchvision", "onnxscript")
-_REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a result says beside its graph and its answers; `outputs` are in the graph's order."""
+
+    outputs: tuple[str, ...]
+    weights_entry: str
+    task: Task | None
+    detection: DetectionOutputs | None
 
 
 def reused(
     plan: ExportPlan,
-    samples: np.ndarray,
+    samples: Rows,
     folder: Path,
     cache: StepCache,
-    to_onnx: Callable[[ExportPlan, np.ndarray, Path], TorchResult],
+    to_onnx: Callable[[ExportPlan, Rows, Path], TorchResult],
 ) -> TorchResult:
     """What `to_onnx` gives, from the cache where it can be; either way the graph lies in `folder`."""
     if plan.source.kind not in _REUSABLE or plan.weights is None or plan.is_free:
         return to_onnx(plan, samples, folder)
     key = _key(plan, samples)
-    graph, answers, entry = cache.read(f"{key}-onnx"), cache.read_arrays(f"{key}-answers"), cache.read(f"{key}-entry")
-    if graph is not None and answers is not None and entry is not None:
+    graph, answers, said = cache.read(f"{key}-onnx"), cache.read_arrays(f"{key}-answers"), cache.read(f"{key}-said")
+    if graph is not None and answers is not None and said is not None:
         path = folder / "model.onnx"
         path.write_bytes(graph)
-        return TorchResult(path, answers[_REFERENCE], metadata.version("torch"), weights_entry=entry.decode())
+        kept = from_jsonable(_Kept, json.loads(said), "said")
+        reference = {name: answers[name] for name in kept.outputs}
+        torch = metadata.version("torch")
+        entry, task, detection = kept.weights_entry, kept.task, kept.detection
+        return TorchResult(path, reference, torch, weights_entry=entry, task=task, detection=detection)
     result = to_onnx(plan, samples, folder)
     # A graph with its weights beside it is too large to keep.
     if not any(folder.glob("*.data")):
         cache.write(f"{key}-onnx", result.onnx.read_bytes())
-        cache.write_arrays(f"{key}-answers", {_REFERENCE: result.reference})
-        cache.write(f"{key}-entry", result.weights_entry.encode())
+        cache.write_arrays(f"{key}-answers", dict(result.reference))
+        kept = _Kept(tuple(result.reference), result.weights_entry, result.task, result.detection)
+        cache.write(f"{key}-said", json.dumps(to_jsonable(kept)).encode())
     return result
 
 
-def _key(plan: ExportPlan, samples: np.ndarray) -> str:
+def _key(plan: ExportPlan, samples: Rows) -> str:
     assert plan.weights is not None
     packages = ",".join(metadata.version(name) for name in _PACKAGES)
     return step_key(
@@ -61,5 +80,5 @@ def _key(plan: ExportPlan, samples: np.ndarray) -> str:
         repr(plan.labels),
         str(plan.asked.max_batch),
         packages,
-        hashlib.sha256(np.ascontiguousarray(samples).data).hexdigest(),
+        *(hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() for array in samples.values()),
     )

@@ -84,8 +84,16 @@ def _factory(text: str, head: str, tail: str) -> ModelSource:
     return ModelSource("file", tail, file)
 
 
-def _existing(text: str, path: str) -> Path:
+def parse_function(text: str, flag: str) -> tuple[Path, str]:
+    """`file.py:function` of an option. Raises UsageError."""
+    head, _, tail = text.rpartition(":")
+    if not head.endswith(".py") or not tail.isidentifier():
+        raise UsageError(f"{flag} {text!r} is not understood; write file.py:function")
+    return _existing(text, head, flag), tail
+
+
+def _existing(text: str, path: str, flag: str = "SOURCE") -> Path:
     file = Path(path)
     if not file.is_file():
-        raise UsageError(f"SOURCE {text!r}: there is no file {path}; check the path")
+        raise UsageError(f"{flag} {text!r}: there is no file {path}; check the path")
     return file.resolve()

@@ -13,12 +13,13 @@ import numpy as np
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.free_sizes import Size, other_sizes
 from convoy.app.engines.onnxruntime import first_line, open_session
-from convoy.export.data import RandomImages
+from convoy.export.data import RandomRows
 from convoy.export.plan import ExportPlan
 from convoy.export.proof.verify import MAX_FP32_ERROR, relative_error
-from convoy.export.sources.onnx_source import wrap
+from convoy.export.rows import Rows, picked
+from convoy.export.sources.onnx_source import take, wrap
 from convoy.export.sources.preprocess import InputSize, resized
-from convoy.export.sources.torch_job import Answered, TorchJob, TorchResult
+from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchJob, TorchResult
 from convoy.export.sources.torch_process import run_job
 from convoy.models.spec import ImageSpec
 
@@ -27,32 +28,38 @@ INLINE_BYTES = int(1.8 * (1 << 30))
 _OTHER_SAMPLES = 3
 
 
-def to_onnx(plan: ExportPlan, samples: np.ndarray, folder: Path) -> TorchResult:
+def to_onnx(plan: ExportPlan, samples: Rows, folder: Path) -> TorchResult:
     """Export the plan's network; `folder` is an empty one, in which the graph will lie.
 
     Raises JobError with one line that says why it cannot be done.
     """
-    others = _of_other_sizes(plan.image) if plan.is_free else ()
+    others = _of_other_sizes(plan.image) if plan.is_free and plan.image else ()
+    if plan.source.kind == "onnx" and plan.image is None:
+        return take(plan.source, samples, folder, cpu_budget(), INLINE_BYTES)
     if plan.source.kind == "onnx":
+        assert plan.image is not None
         return wrap(plan.source, plan.image, samples, folder, cpu_budget(), INLINE_BYTES, others)
     result = run_job(_job(plan), samples, folder, others)
     if not result.elsewhere or not (problem := _problem_elsewhere(result, samples)):
         return result
     # What the network does by its sizes was written down for those of the example alone.
     fixed = run_job(replace(_job(plan), is_free=False), samples, folder)
+    assert plan.image is not None
     return replace(fixed, remark=f"height and width are fixed at {plan.image.height}x{plan.image.width}: {problem}")
 
 
-def _problem_elsewhere(result: TorchResult, samples: np.ndarray) -> str:
+def _problem_elsewhere(result: TorchResult, samples: Rows) -> str:
     """Why the graph is not the network at every size, or nothing where it is."""
     session = open_session(result.onnx, cpu_budget(), quiet=True)
-    (given,) = session.get_inputs()
-    for one in (Answered(samples[:_OTHER_SAMPLES], result.reference[:_OTHER_SAMPLES]), *result.elsewhere):
+    few = slice(_OTHER_SAMPLES)
+    for one in (Answered(picked(samples, few), picked(result.reference, few)), *result.elsewhere):
         try:
-            (answers,) = session.run(None, {given.name: one.samples})
+            answers = dict(zip(one.reference, session.run(list(one.reference), dict(one.samples)), strict=True))
         except Exception as error:  # onnxruntime's errors share no base class
             return f"exported with free ones it does not run at others than the example's ({first_line(error)})"
-        if relative_error(answers, one.reference) > MAX_FP32_ERROR:
+        if any(answers[name].shape != exact.shape for name, exact in one.reference.items()):
+            return "exported with free ones it gives outputs of other shapes than torch at one of three sizes"
+        if any(relative_error(answers[name], exact) > MAX_FP32_ERROR for name, exact in one.reference.items()):
             return "exported with free ones it answers otherwise than torch at one of three sizes"
     return ""
 
@@ -61,7 +68,7 @@ def _of_other_sizes(image: ImageSpec) -> tuple[np.ndarray, ...]:
     """Noise, a few samples of each size."""
     sizes = other_sizes(Size(image.height, image.width))
     images = (resized(image, InputSize(image.channels, size.height, size.width)) for size in sizes)
-    return tuple(RandomImages(_OTHER_SAMPLES, one).samples() for one in images)
+    return tuple(RandomRows.of_images(_OTHER_SAMPLES, one).samples()[INPUT_NAME] for one in images)
 
 
 def _job(plan: ExportPlan) -> TorchJob:
@@ -72,13 +79,14 @@ def _job(plan: ExportPlan) -> TorchJob:
         weights_from=plan.weights_from,
         weights=str(plan.weights.resolve()) if plan.weights else None,
         classes=len(plan.labels) or None,
-        uint8_front=plan.image.front == "uint8_nhwc",
-        mean=plan.image.mean,
-        std=plan.image.std,
+        uint8_front=plan.image is not None and plan.image.front == "uint8_nhwc",
+        mean=plan.image.mean if plan.image else (),
+        std=plan.image.std if plan.image else (),
         max_batch=plan.asked.max_batch,
         threads=cpu_budget(),
         inline_bytes=INLINE_BYTES,
         weights_key=plan.asked.weights_key,
         is_free=plan.is_free,
         refuse_random=plan.weights_from == "network" and not plan.asked.random_weights,
+        inputs=tuple(spec.name for spec in plan.inputs),
     )

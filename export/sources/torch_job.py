@@ -1,6 +1,7 @@
 """What the parent asks of the torch child and what it gets back: records and files in one folder.
 
     job.json, samples.safetensors  ->  model.onnx, reference.safetensors, outcome.json
+             in:NAME, other0 ...                    out:NAME, other0:NAME ...
     inquiry.json                   ->  description.json
 
 Knows neither torch nor the child's ways; both sides import it.
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
+from convoy.export.rows import Rows
 from convoy.models.spec import ImageSpec
+from convoy.models.tasks import DetectionOutputs, Task
 
 JOB = "job.json"
 SAMPLES = "samples.safetensors"
@@ -25,13 +26,14 @@ INQUIRY = "inquiry.json"
 DESCRIPTION = "description.json"
 # Weights too large for one protobuf lie here, beside the graph and under this name for good.
 EXTERNAL_DATA = "fp32.onnx.data"
-# The one tensor of each safetensors file.
-TENSOR = "tensor"
-# And of those about a network of free height and width: its samples at other sizes, of which so many must run.
+# Before the names of inputs and outputs in those files.
+IN, OUT = "in:", "out:"
+# A network of free height and width has samples of its one input at other sizes, of which so many must run.
 OTHERS = ("other0", "other1", "other2", "other3")
 OTHER_SIZES = 2
 INPUT_NAME = "images"
-OUTPUT_NAME = "logits"
+# What one output is called that has no name of its own: of [N, classes], and of any other shape.
+LOGITS, OUTPUT = "logits", "output"
 ANY_BATCH = 1 << 30
 
 SourceKind = Literal["zoo", "torchvision", "timm", "file", "pt2", "onnx"]
@@ -49,6 +51,7 @@ class TorchJob:
     Parameters of more than `inline_bytes` go into a file beside the graph. `weights_key` names the entry of the file of
     weights; None takes the usual one. `refuse_random`: weights that a factory draws at random are an error.
     `is_free`: height and width are to be free, where the network runs at `OTHER_SIZES` of the other sizes' samples.
+    `inputs` names the inputs; with `uint8_front` there is one. `is_alone`: the network is shown one sample at a time.
     """
 
     kind: SourceKind
@@ -66,58 +69,72 @@ class TorchJob:
     weights_key: str | None = None
     refuse_random: bool = False
     is_free: bool = False
+    inputs: tuple[str, ...] = (INPUT_NAME,)
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TorchOutcome:
-    """What came of it: either `error`, one line for the user, or torch's version and the number of outputs.
+    """What came of it: either `error`, one line for the user, or torch's version and the names of the outputs.
 
     `weights_entry` says what was taken of the file of weights, changed and left out; empty where it was all as it is.
-    `why_fixed` says why height and width are not free, where they were to be.
+    `why_fixed` says why height and width are not free, where they were to be, and `why_alone` why the graph takes one
+    sample at a time; empty where it takes batches. `task` is what the registry publishes the
+    network for, and `detection` how the outputs of a detector are read.
     """
 
     error: str | None
-    outputs: int
+    outputs: tuple[str, ...]
     torch_version: str
     weights_entry: str = ""
     why_fixed: str = ""
+    task: Task | None = None
+    detection: DetectionOutputs | None = None
+    why_alone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The original's answers, float32 [n, outputs], to samples [n, ...] of one size."""
+    """The original's answers to samples of one size, by the names of outputs and inputs."""
 
-    samples: np.ndarray
-    reference: np.ndarray
+    samples: Rows
+    reference: Rows
 
 
 @dataclass(frozen=True, slots=True)
 class TorchResult:
-    """The fp32 graph, and the original's own answers to the samples: float32 [n, outputs].
+    """The fp32 graph, and the original's own answers to the samples, by output in the graph's order.
 
-    The graph's input is called `INPUT_NAME`, and its output `output_name`. `torch_version` is empty where
-    torch had no part in it. The graph takes at most `max_batch` samples a run, and `remark` is what else should be said
-    of it. `original` names what gave the answers; `weights_entry` is as in `TorchOutcome`.
+    An input of images is called `INPUT_NAME`. `torch_version` is empty where torch had no part in it.
+    The graph takes at most `max_batch` samples a run, and `remark` is what else should be said of it.
+    `original` names what gave the answers; `weights_entry` is as in `TorchOutcome`.
     `elsewhere` is what a graph of free height and width is to answer at other sizes; empty where they are fixed.
+    `task` and `detection` are as in `TorchOutcome`.
     """
 
     onnx: Path
-    reference: np.ndarray
+    reference: Rows
     torch_version: str
-    output_name: str = OUTPUT_NAME
     max_batch: int = ANY_BATCH
     remark: str = ""
     original: str = "torch"
     weights_entry: str = ""
     elsewhere: tuple[Answered, ...] = ()
+    task: Task | None = None
+    detection: DetectionOutputs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """What does a registry say of a model? `name` None asks which models it has."""
+    """What does a registry say of a model? `name` None asks which models it has.
+
+    With `file`, which is the user's, it asks what its network runs on: 1 channel or 3, at `size` (height and width).
+    """
 
     kind: SourceKind
     name: str | None
+    file: str | None = None
+    size: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +143,8 @@ class Description:
 
     `image` is how the published weights want their images, with front "uint8_nhwc"; None with the reason in
     `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty.
-    `names` answers the question for all models: those of torchvision, the cheapest to run first.
+    `names` answers the question for all models: those of torchvision, the cheapest to run first. `channels` answers the
+    one about a file.
     """
 
     error: str | None = None
@@ -136,6 +154,7 @@ class Description:
     labels: tuple[str, ...] = ()
     weights: str = ""
     names: tuple[str, ...] = ()
+    channels: tuple[int, ...] = ()
 
 
 def one_line(text: str, limit: int = 300) -> str:

@@ -19,9 +19,13 @@ import numpy as np
 import safetensors.numpy
 
 from convoy import IMPORT_ROOT
+from convoy.export.rows import Rows
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.torch_job import (
-    TENSOR,
+    ANY_BATCH,
+    IN,
+    INPUT_NAME,
+    OUT,
     Answered,
     Description,
     Inquiry,
@@ -38,25 +42,33 @@ _LOG = "child.log"
 _CHILD = ("-P", "-B", "-m", "convoy.export.sources.torch_child")
 
 
-def run_job(job: TorchJob, samples: np.ndarray, folder: Path, others: Sequence[np.ndarray] = ()) -> TorchResult:
-    """Have a child do the job; `folder` is an empty one for the exchange. `others` are samples of other sizes.
+def run_job(job: TorchJob, samples: Rows, folder: Path, others: Sequence[np.ndarray] = ()) -> TorchResult:
+    """Have a child do the job; `folder` is an empty one for the exchange. `others` are images of other sizes.
 
     Raises JobError with the child's one line, or with what killed it.
     """
     (folder / files.JOB).write_text(json.dumps(to_jsonable(job)))
     named = dict(zip(files.OTHERS, others, strict=False))
-    (folder / files.SAMPLES).write_bytes(safetensors.numpy.save({TENSOR: samples, **named}))
+    own = {f"{IN}{name}": np.ascontiguousarray(array) for name, array in samples.items()}
+    (folder / files.SAMPLES).write_bytes(safetensors.numpy.save({**own, **named}))
     outcome = from_jsonable(TorchOutcome, json.loads(_run(folder, files.OUTCOME)), files.OUTCOME)
     if outcome.error is not None:
         raise JobError(outcome.error)
     answers = safetensors.numpy.load((folder / files.REFERENCE).read_bytes())
     return TorchResult(
         folder / files.ONNX,
-        answers.pop(TENSOR),
+        {name: answers[f"{OUT}{name}"] for name in outcome.outputs},
         outcome.torch_version,
-        remark=outcome.why_fixed,
+        max_batch=1 if outcome.why_alone else ANY_BATCH,
+        remark="; ".join(filter(None, (outcome.why_fixed, outcome.why_alone))),
         weights_entry=outcome.weights_entry,
-        elsewhere=tuple(Answered(named[name], answers[name]) for name in sorted(answers)),
+        elsewhere=tuple(
+            Answered({INPUT_NAME: array}, {output: answers[f"{other}:{output}"] for output in outcome.outputs})
+            for other, array in named.items()
+            if f"{other}:{outcome.outputs[0]}" in answers
+        ),
+        task=outcome.task,
+        detection=outcome.detection,
     )
 
 

@@ -21,16 +21,22 @@ from convoy.models.samples import some
 
 def call_factory(file: Path, name: str) -> Any:
     """What `name()` of `file` returns. Raises JobError for whatever goes wrong in there."""
-    _hand_over(file.parent)
-    module = _import(file)
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        have = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise JobError(f"{file.name} has no function {name!r}; it has {some(have)}")
+    factory = load_function(file, name)
     try:
         return factory()
     except (Exception, SystemExit) as error:
-        raise JobError(f"{file.name}:{name} failed: {_blame(error, file)}") from error
+        raise JobError(f"{file.name}:{name} failed: {blame(error, file)}") from error
+
+
+def load_function(file: Path, name: str) -> Any:
+    """The function itself. Raises JobError where it is not there, and for what goes wrong when the file is run."""
+    _hand_over(file.parent)
+    module = _import(file)
+    function = getattr(module, name, None)
+    if not callable(function):
+        have = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise JobError(f"{file.name} has no function {name!r}; it has {some(have)}")
+    return function
 
 
 def _hand_over(folder: Path) -> None:
@@ -52,11 +58,11 @@ def _import(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise JobError(f"{file.name} cannot be imported: {_blame(error, file)}") from error
+        raise JobError(f"{file.name} cannot be imported: {blame(error, file)}") from error
     return module
 
 
-def _blame(error: BaseException, file: Path) -> str:
+def blame(error: BaseException, file: Path) -> str:
     """The error with the last line of the user's own file that led to it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
     where = f" (line {lines[-1]})" if lines else ""

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from convoy.app.engines.cpu import cpu_budget
-from convoy.export.data import Chunk
+from convoy.export.rows import Chunk, count_of, picked
 from convoy.export.variants.histogram import ActivationHistogram
 from convoy.models.errors import JobError
 
@@ -87,16 +87,18 @@ def observed(
 ) -> Iterator[Mapping[str, np.ndarray]]:
     """The values that float tensors take, [n, ...] by name, for a few images at a time; of all, or of `tensors`."""
     session, names = _observing(graph, tensors)
-    given = session.get_inputs()[0]
+    floats = [given.name for given in session.get_inputs() if given.type == "tensor(float)"]
     batch = 1
     for chunk in chunks:
-        for start in range(0, len(chunk.images), batch):
-            images = chunk.images[start : start + batch]
-            values = session.run(names, {given.name: images})
-            own = {given.name: images} if tensors is None and given.type == "tensor(float)" else {}
+        count = start = 0
+        while (start := start + count) < count_of(chunk.inputs):
+            inputs = picked(chunk.inputs, slice(start, start + batch))
+            count = count_of(inputs)
+            values = session.run(names, dict(inputs))
+            own = {name: inputs[name] for name in floats} if tensors is None else {}
             yield {**dict(zip(names, values, strict=True)), **own}
-            nbytes = sum(value.nbytes for value in values) // len(values[0])
-            batch = max(1, min(len(chunk.images), _BATCH_BYTES // max(1, nbytes)))
+            nbytes = sum(value.nbytes for value in values) // count
+            batch = max(1, min(count_of(chunk.inputs), _BATCH_BYTES // max(1, nbytes)))
 
 
 def _observing(graph: Path, tensors: Collection[str] | None) -> tuple[Any, list[str]]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from convoy.export.data import Chunk
+from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import observed
 from convoy.export.variants.onnx_graph import array, attribute, initializers, tidy
 from convoy.export.variants.streams import GATES, Stream, streams

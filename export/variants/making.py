@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from convoy.export.cache import StepCache, step_key
-from convoy.export.data import Images
+from convoy.export.data import SampleSet
 from convoy.export.plan import MethodChoice
 from convoy.export.profiling.work import multiply_adds
 from convoy.export.progress import Progress
+from convoy.export.proof.judging import Judge
 from convoy.export.variants.audit import audit
 from convoy.export.variants.calibrate import METHODS, Calibration, Conversion, Method, Ranges, collect
 from convoy.export.variants.drift import drift_of
@@ -55,7 +56,7 @@ class Made:
     search: str = ""
 
 
-def plain_calibration(folder: Path, images: Images, progress: Progress) -> Calibration:
+def plain_calibration(folder: Path, images: SampleSet, progress: Progress) -> Calibration:
     """Prepare the fp32 graph in `folder`, and measure its min-max ranges. Raises JobError when it cannot be done."""
     graph = _prepared(folder)
     with progress.step("calibrate", images.count) as step:
@@ -68,12 +69,13 @@ class Maker:
 
     spec: ModelSpec
     folder: Path
-    images: Images
+    images: SampleSet
     choice: MethodChoice
     budget_points: float
     progress: Progress
     cache: StepCache
     search_budget_s: float = math.inf
+    judge: Judge | None = None
     _plain: Calibration | None = None
     _balanced: Calibration | None = None
     _levelled: Calibration | None = None
@@ -111,7 +113,7 @@ class Maker:
         ladder = self._ladders.get(recipe.file)
         return ladder.trade_offs if ladder else ()
 
-    def drift(self, images: Images) -> str:
+    def drift(self, images: SampleSet) -> str:
         """How the calibration images move the network otherwise than these; empty where they do not."""
         calibration = self._calibrated(REFERENCE)
         fewer = images.thinned(max(2, min(_DRIFT_IMAGES, self.images.count)))
@@ -181,7 +183,7 @@ class Maker:
 
     def _ready_bench(self) -> Bench:
         if self._bench is None:
-            self._bench = Bench(self.spec, self._calibrated, self.images, self.folder, self.progress)
+            self._bench = Bench(self.spec, self._calibrated, self.images, self.folder, self.progress, self.judge)
         return self._bench
 
     def _calibrated(self, recipe: Recipe) -> Calibration:

@@ -18,9 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from convoy.app.engines.measure import make_probe
-from convoy.export.data import Images
+from convoy.export.data import ImageSet, SampleSet
 from convoy.export.progress import IGNORED, SILENT, Progress, Step
-from convoy.export.proof.outcomes import Outcomes
+from convoy.export.proof.judging import Judge, judge_of
+from convoy.export.proof.outcomes import AnyOutcomes
+from convoy.export.rows import Chunk, Rows, count_of, joined, picked
 from convoy.export.variants.calibrate import Calibration, Conversion, Method
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import OpenVariant, opened
@@ -28,8 +30,8 @@ from convoy.models.bundle import Accuracy
 from convoy.models.spec import ModelSpec
 
 # Enough to tell a broken layer from a sound one, and few enough to try every layer.
-_IMAGES = 256
-_IMAGES_BYTES = 64 << 20
+_SAMPLES = 256
+_SAMPLES_BYTES = 64 << 20
 _BATCH = 16
 _TIMED_RUNS = 5
 
@@ -58,30 +60,29 @@ class Bench:
         self,
         spec: ModelSpec,
         calibrated: Callable[[Recipe], Calibration],
-        images: Images,
+        images: SampleSet,
         folder: Path,
         progress: Progress = SILENT,
+        judge: Judge | None = None,
     ) -> None:
         self._spec = replace(spec, max_batch_size=min(_BATCH, spec.max_batch_size))
         self._calibrated = calibrated
         self._folder = folder
-        nbytes = max(1, int(np.prod(spec.inputs[0].drawn_shape)) * spec.inputs[0].numpy_dtype.itemsize)
-        chosen = images.thinned(max(2, min(_IMAGES, _IMAGES_BYTES // nbytes)))
-        with progress.step("read images to try on", chosen.count) as step:
+        self._judge = judge or judge_of(spec)
+        nbytes = sum(math.prod(one.drawn_shape) * one.numpy_dtype.itemsize for one in spec.inputs)
+        chosen = images.thinned(max(2, min(_SAMPLES, _SAMPLES_BYTES // max(1, nbytes))))
+        with progress.step("read samples to try on", chosen.count) as step:
             chunks = list(chosen.chunks(step, _BATCH))
-        self._images = np.concatenate([chunk.images for chunk in chunks])
+        self._inputs = joined([chunk.inputs for chunk in chunks])
         with opened(self._spec, [REFERENCE], folder) as (fp32,):
             self._reference = self._answers(fp32, IGNORED)
-        labels = np.concatenate([chunk.labels for chunk in chunks])
-        if not images.labels:  # their classes are others than the model's, and may be more
-            labels = self._outcomes(self._reference, np.zeros_like(labels)).top1
-        self._labels = labels
-        self._exact = self._outcomes(self._reference, self._labels)
+        self._targets = _targets(images, chunks) if self._judge.scores_targets else None
+        self._exact = self._outcomes(self._reference)
 
     @property
     def count(self) -> int:
-        """How many images each trial is on."""
-        return len(self._images)
+        """How many samples each trial is on."""
+        return count_of(self._inputs)
 
     def try_out(
         self,
@@ -92,35 +93,42 @@ class Bench:
         only: frozenset[str] | None = None,
         step: Step = IGNORED,
     ) -> Trial:
-        """Make the file and measure it; `step` advances by every image. Raises JobError where it cannot be made."""
+        """Make the file and measure it; `step` advances by every sample. Raises JobError where it cannot be made."""
         assert recipe.make is not None
         path = self._folder / f"trial-{recipe.file}"
         kept = recipe.make(Conversion(self._calibrated(recipe), method, keep, only), path)
         try:
             with opened(self._spec, [replace(recipe, file=path.name)], self._folder) as (candidate,):
-                outcomes = self._outcomes(self._answers(candidate, step), self._labels)
+                outcomes = self._outcomes(self._answers(candidate, step))
                 median_ms = self._median_ms(candidate)
         finally:
             path.unlink(missing_ok=True)
         error = float(np.sqrt(np.mean(np.square(np.minimum(outcomes.errors, 1e6)))))
-        accuracy = outcomes.accuracy(self._exact, (), 0.0)
+        accuracy = self._judge.accuracy(outcomes, self._exact, (), 0.0)
         return Trial(accuracy, error, median_ms, kept)
 
-    def _outcomes(self, answers: np.ndarray, labels: np.ndarray) -> Outcomes:
-        return Outcomes.of(answers, self._reference, labels, self._spec.activation)
+    def _outcomes(self, answers: Rows) -> AnyOutcomes:
+        return self._judge.judged(answers, self._reference, self._targets)
 
-    def _answers(self, candidate: OpenVariant, step: Step) -> np.ndarray:
+    def _answers(self, candidate: OpenVariant, step: Step) -> dict[str, np.ndarray]:
         size = self._spec.max_batch_size
         answers = []
-        for start in range(0, len(self._images), size):
-            answers.append(candidate.logits(self._images[start : start + size]))
-            step.advance(len(answers[-1]))
-        return np.concatenate(answers)
+        for start in range(0, count_of(self._inputs), size):
+            answers.append(candidate.answers(picked(self._inputs, slice(start, start + size))))
+            step.advance(count_of(answers[-1]))
+        return joined(answers)
 
     def _median_ms(self, candidate: OpenVariant) -> float:
         probe = make_probe(candidate.engine, self._spec.max_batch_size)
         probe.run_ms()
         return statistics.median(probe.run_ms() for _ in range(_TIMED_RUNS))
+
+
+def _targets(images: SampleSet, chunks: Sequence[Chunk]) -> np.ndarray | None:
+    """None where fp32's own answers are the measure: without any, or with classes that are others than the model's."""
+    if not images.has_targets or (isinstance(images, ImageSet) and not images.labels):
+        return None
+    return np.concatenate([chunk.targets for chunk in chunks if chunk.targets is not None])
 
 
 def best_method(bench: Bench, recipe: Recipe, methods: Sequence[Method], progress: Progress) -> Method:

@@ -18,30 +18,30 @@ from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.jobs import Job, Place
 from convoy.app.engines.machine import find_cpu
 from convoy.app.engines.table import REFERENCE, Row
+from convoy.export.rows import Rows
 from convoy.export.variants.precision import Recipe
 from convoy.export.variants.simulate import write_rounding_twin
 from convoy.models.bundle import Variant
-from convoy.models.spec import Activation, ModelSpec
+from convoy.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class OpenVariant:
     """A variant whose file exists; `engine` is open for as long as the candidate is in use.
 
-    `activation` is the model's, which tells what a single output means. `is_twin`: the engine runs what answers as
-    another device would.
+    `spec` is the model's, which tells what its outputs mean. `is_twin`: the engine runs what answers as another device
+    would.
     """
 
     recipe: Recipe
     path: Path
     engine: Engine
-    activation: Activation = "softmax"
+    spec: ModelSpec
     is_twin: bool = False
 
-    def logits(self, images: np.ndarray) -> np.ndarray:
-        """float32 [n, outputs] for images [n, ...]; n is at most the engine's largest batch."""
-        (output,) = self.engine.outputs
-        return run_arrays(self.engine, {self.engine.inputs[0].name: images})[output.name]
+    def answers(self, inputs: Rows) -> dict[str, np.ndarray]:
+        """Every output [n, ...] for inputs [n, ...]; n is at most the engine's largest batch."""
+        return run_arrays(self.engine, inputs)
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def opened(spec: ModelSpec, recipes: Sequence[Recipe], folder: Path) -> Iterator
             )
             stack.callback(engine.close)
             engine.warm_up()
-            candidates.append(OpenVariant(recipe, path, engine, spec.activation, is_twin=row is None))
+            candidates.append(OpenVariant(recipe, path, engine, spec, is_twin=row is None))
         yield tuple(candidates)
 
 

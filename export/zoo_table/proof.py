@@ -14,7 +14,7 @@ import numpy as np
 from convoy.export.data import ImageSet
 from convoy.export.proof.verify import relative_error
 from convoy.export.sources.to_onnx import INLINE_BYTES
-from convoy.export.sources.torch_job import OUTPUT_NAME, Inquiry, TorchJob, TorchResult
+from convoy.export.sources.torch_job import INPUT_NAME, LOGITS, Inquiry, TorchJob, TorchResult
 from convoy.export.sources.torch_process import ask, run_job
 from convoy.export.variants.precision import REFERENCE
 from convoy.export.variants.variant import OpenVariant, opened
@@ -63,8 +63,8 @@ def prove(name: str, image: ImageSpec, folder: Path, threads: int) -> Proof:
     answer = export_random(name, image, samples, folder, threads)
     spec = _spec(name, image, answer)
     with opened(spec, [REFERENCE], folder) as (fp32,):
-        error = max(_error_at(fp32, samples, answer.reference, batch) for batch in BATCHES)
-    return Proof(spec, samples, error, _spread(answer.reference))
+        error = max(_error_at(fp32, samples, answer.reference[LOGITS], batch) for batch in BATCHES)
+    return Proof(spec, samples, error, _spread(answer.reference[LOGITS]))
 
 
 def samples_of(image: ImageSpec) -> np.ndarray:
@@ -77,7 +77,7 @@ def export_random(name: str, image: ImageSpec, samples: np.ndarray, folder: Path
 
     Raises JobError for what cannot be exported.
     """
-    answer = run_job(_job(name, image, threads), samples, folder)
+    answer = run_job(_job(name, image, threads), {INPUT_NAME: samples}, folder)
     answer.onnx.rename(folder / REFERENCE.file)
     return answer
 
@@ -100,8 +100,8 @@ def _job(name: str, image: ImageSpec, threads: int) -> TorchJob:
 
 
 def _spec(name: str, image: ImageSpec, answer: TorchResult) -> ModelSpec:
-    inputs = (TensorSpec("images", image.tensor_dtype, image.tensor_shape),)
-    outputs = (TensorSpec(OUTPUT_NAME, "FP32", (answer.reference.shape[1],)),)
+    inputs = (TensorSpec(INPUT_NAME, image.tensor_dtype, image.tensor_shape),)
+    outputs = (TensorSpec(LOGITS, "FP32", answer.reference[LOGITS].shape[1:]),)
     return ModelSpec(name, inputs, outputs, max(BATCHES), image, "softmax", ())
 
 
@@ -125,8 +125,14 @@ def _spread(answers: np.ndarray) -> float:
 
 
 def _error_at(candidate: OpenVariant, samples: np.ndarray, reference: np.ndarray, batch: int) -> float:
-    answers = [candidate.logits(samples[start : start + batch]) for start in range(0, len(samples), batch)]
-    return relative_error(np.concatenate(answers), reference)
+    parts = [samples[start : start + batch] for start in range(0, len(samples), batch)]
+    return relative_error(np.concatenate([logits_of(candidate, part) for part in parts]), reference)
+
+
+def logits_of(candidate: OpenVariant, samples: np.ndarray) -> np.ndarray:
+    """float32 [n, classes] for images [n, ...]."""
+    logits: np.ndarray = candidate.answers({INPUT_NAME: samples})[LOGITS]
+    return logits
 
 
 def pictures_of(image: ImageSpec, samples: np.ndarray) -> ImageSet:

@@ -29,7 +29,7 @@ from convoy.export.variants.precision import INT8_CPU, RECIPES, REFERENCE, Recip
 from convoy.export.variants.variant import OpenVariant, opened
 from convoy.export.zoo_table import builder
 from convoy.export.zoo_table.page import write_page
-from convoy.export.zoo_table.proof import Proof, export_random, image_of, pictures_of, prove, samples_of
+from convoy.export.zoo_table.proof import Proof, export_random, image_of, logits_of, pictures_of, prove, samples_of
 from convoy.export.zoo_table.rows import BuilderCell, Table, ZooRow, read_table, write_table
 from convoy.models.errors import ConvoyError
 
@@ -140,7 +140,7 @@ def _with_int8(row: ZooRow, proof: Proof, calibration: Calibration) -> ZooRow:
         assert INT8_CPU.make is not None
         INT8_CPU.make(Conversion(calibration), folder / INT8_CPU.file)
         with opened(proof.spec, [REFERENCE, INT8_CPU], folder) as (fp32, int8):
-            error = relative_error(int8.logits(proof.samples), fp32.logits(proof.samples))
+            error = relative_error(logits_of(int8, proof.samples), logits_of(fp32, proof.samples))
             fp32_ms, int8_ms = _race([fp32, int8])
     except _FAILURES as failure:
         return row.with_times(_time_alone(proof, folder), None, None, _reason(failure))

@@ -187,7 +187,6 @@ def test_a_users_repository_may_have_packages_of_our_names(repository, front, ca
         ("net.py:fails", "net.py:fails failed: RuntimeError: no luck (line 10)"),
         ("net.py:returns_a_number", "returned a int; it must return a torch.nn.Module"),
         ("net.py:Mixing", "differs from torch by .* mix samples"),
-        ("net.py:Twice", "returns a tuple; it must return one tensor"),
         ("net.py:Branching", "torch cannot export this network to ONNX: .*control flow that depends on the data"),
     ],
 )

@@ -19,9 +19,10 @@ from convoy.app.edge.oip import answering
 from convoy.app.ray.handle import HandleCalls
 from convoy.models.errors import ImageError, InvalidRequest
 from convoy.models.tasks import DetectionOutputs
+from tests.support.pictures import saved
 from tests.support.servers import Server, run_convoy, start_server
 from tests.support.stores import StoreFolder
-from tests.support.task_models import FixedOutput, add_colours, add_detector, cropped, stretched
+from tests.support.task_models import FixedOutput, add_colours, add_detector, cropped, painted, stretched
 
 RGB = {"black": (0, 0, 0), "red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 # In a network's input of 32 x 64 pixels: two of a class that overlap, one of another class in the same place.
@@ -69,23 +70,6 @@ def flag(width: int, height: int, *colours: str) -> Image.Image:
     for index, colour in enumerate(colours):
         image.paste(RGB[colour], (index * width // len(colours), 0, (index + 1) * width // len(colours), height))
     return image
-
-
-def saved(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
-
-
-def painted(segmentation: dict[str, Any]) -> np.ndarray:
-    """The class map of an answer's run lengths, by what the page on the protocol says of them; 255 where none is."""
-    whole = np.full((segmentation["height"], segmentation["width"]), 255, np.uint8)
-    for one in segmentation["classes"]:
-        assert one["rle"]["size"] == [segmentation["height"], segmentation["width"]]
-        counts = one["rle"]["counts"]
-        values = np.arange(len(counts)) % 2 == 1
-        whole[np.repeat(values, counts).reshape(whole.shape, order="F")] = one["class_id"]
-    return whole
 
 
 # Segmentation

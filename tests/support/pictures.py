@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -46,23 +47,24 @@ def assortment() -> dict[str, bytes]:
     large = seven.convert("RGB").resize((300, 200))
     turned = Image.Exif()
     turned[0x0112] = 6
-    whole = _saved(large, "JPEG", quality=90)
+    whole = saved(large, "JPEG", quality=90)
     return {
         "plain.png": digit("seven"),
         "large.jpg": whole,
-        "turned.jpg": _saved(large, "JPEG", exif=turned),
-        "deep.png": _saved(Image.fromarray(np.asarray(four.convert("L")).astype(np.uint16) * 257), "PNG"),
-        "cmyk.jpg": _saved(four.resize((64, 64)).convert("CMYK"), "JPEG"),
-        "alpha.png": _saved(four.convert("RGBA"), "PNG"),
-        "grey.webp": _saved(four.resize((50, 50)), "WEBP", lossless=True),
-        "palette.gif": _saved(seven.convert("P"), "GIF"),
+        "turned.jpg": saved(large, "JPEG", exif=turned),
+        "deep.png": saved(Image.fromarray(np.asarray(four.convert("L")).astype(np.uint16) * 257), "PNG"),
+        "cmyk.jpg": saved(four.resize((64, 64)).convert("CMYK"), "JPEG"),
+        "alpha.png": saved(four.convert("RGBA"), "PNG"),
+        "grey.webp": saved(four.resize((50, 50)), "WEBP", lossless=True),
+        "palette.gif": saved(seven.convert("P"), "GIF"),
         "cut.jpg": whole[: len(whole) // 2],
         "words.jpg": b"no image at all",
         "empty.png": b"",
     }
 
 
-def _saved(image: Image.Image, form: str, **options: object) -> bytes:
+def saved(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    """The file's bytes."""
     out = io.BytesIO()
     image.save(out, form, **options)
     return out.getvalue()

@@ -138,3 +138,14 @@ def _bundle(store: Path, spec: ModelSpec, nodes: list[onnx.NodeProto], constants
     origin = Provenance("made for a test", None, None, None, {}, "2026-01-01T00:00:00+00:00")
     (folder / MANIFEST).write_bytes(seal(Manifest(SCHEMA_VERSION, spec, (variant,), files, origin)))
     return folder
+
+
+def painted(segmentation: dict[str, Any]) -> np.ndarray:
+    """The class map of an answer's run lengths, by what the page on the protocol says of them; 255 where none is."""
+    whole = np.full((segmentation["height"], segmentation["width"]), 255, np.uint8)
+    for one in segmentation["classes"]:
+        assert one["rle"]["size"] == [segmentation["height"], segmentation["width"]]
+        counts = one["rle"]["counts"]
+        values = np.arange(len(counts)) % 2 == 1
+        whole[np.repeat(values, counts).reshape(whole.shape, order="F")] = one["class_id"]
+    return whole

@@ -16,6 +16,7 @@ from PIL import Image
 
 from convoy.app.engines.measure import Pace
 from convoy.export.options import ExportOptions
+from convoy.export.rows import Rows
 from convoy.export.sources.torch_job import TorchResult
 from convoy.models.spec import ImageSpec
 
@@ -85,10 +86,10 @@ def answers(path: Path, images: np.ndarray) -> np.ndarray:
     return result
 
 
-def fake_torch(plan: object, samples: np.ndarray, folder: Path) -> TorchResult:
+def fake_torch(plan: object, samples: Rows, folder: Path) -> TorchResult:
     """Stands in for the torch child."""
     path = write_red_or_blue(folder / "model.onnx")
-    return TorchResult(path, answers(path, samples), "0.0")
+    return TorchResult(path, {"logits": answers(path, samples["images"])}, "0.0")
 
 
 def write_images(root: Path, *, per_class: int = 12) -> Path:

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from convoy.export.data import Chunk
+from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import Calibration, collect
 from convoy.export.variants.onnx_graph import prepare
 
@@ -50,10 +50,10 @@ def inputs(count: int = 12) -> np.ndarray:
     return np.random.default_rng(2).normal(size=(count, 3, 8, 8)).astype(np.float32)
 
 
-def calibrated(fp32: Path, images: np.ndarray) -> Calibration:
+def calibrated(fp32: Path, images: np.ndarray, name: str = "x") -> Calibration:
     graph = prepare(fp32, fp32.with_name("prepared.onnx"))
     labels = np.zeros(len(images), np.int64)
-    return Calibration(graph, collect(graph, [Chunk(images, labels, np.arange(len(labels)))]))
+    return Calibration(graph, collect(graph, [Chunk({name: images}, labels, np.arange(len(labels)))]))
 
 
 def run(path: Path, images: np.ndarray) -> np.ndarray:

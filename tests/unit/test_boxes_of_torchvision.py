@@ -13,7 +13,8 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import _default_anchorgen
 from torchvision.ops import batched_nms
 
-from convoy.app.edge.boxes import anchor_boxes, detections, suppressed
+from convoy.app.edge.boxes import detections
+from convoy.models.boxes import anchor_boxes, suppressed
 from convoy.models.geometry import ImagePlacement
 from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 from convoy.models.tasks import AnchorLevel, DetectionOutputs

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from convoy.export.data import Chunk
+from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import Calibration, Conversion, collect, observed
 from convoy.export.variants.equalize import channels_of, equalize, measure_levels, scales_for
 from convoy.export.variants.onnx_graph import prepare
@@ -70,9 +70,7 @@ def found_in(path: Path) -> tuple[Stream, ...]:
 
 
 def levels_of(path: Path) -> Mapping[str, list[float]]:
-    return measure_levels(
-        path, channels_of(found_in(path)), [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64), np.arange(len(IMAGES)))]
-    )
+    return measure_levels(path, channels_of(found_in(path)), [Chunk({"x": IMAGES}, None, np.arange(len(IMAGES)))])
 
 
 def equalised(path: Path) -> Path:
@@ -194,7 +192,7 @@ def test_int8_of_an_unbalanced_network_is_many_times_closer_than_before(tmp_path
     path = residual(tmp_path / "fp32.onnx")
     errors = []
     for graph in (path, equalised(path)):
-        ranges = collect(graph, [Chunk(IMAGES, np.zeros(len(IMAGES), np.int64), np.arange(len(IMAGES)))], ["minmax"])
+        ranges = collect(graph, [Chunk({"x": IMAGES}, None, np.arange(len(IMAGES)))], ["minmax"])
         quantize_for_cpu(Conversion(Calibration(graph, ranges), keep=frozenset({"last"})), tmp_path / "int8.onnx")
         errors.append(float(np.linalg.norm(run(tmp_path / "int8.onnx") - run(path)) / np.linalg.norm(run(path))))
     plain, balanced = errors
@@ -218,8 +216,8 @@ def test_an_activation_that_is_not_homogeneous_is_crossed(tmp_path, activation):
     (stream,) = found_in(path)
     assert {"a", "b"} <= set(stream.tensors)
     target = equalised(path)
-    (after,) = observed(target, [Chunk(IMAGES[:1], np.zeros(1, np.int64), np.zeros(1, np.int64))], {"a"})
-    (before,) = observed(path, [Chunk(IMAGES[:1], np.zeros(1, np.int64), np.zeros(1, np.int64))], {"a"})
+    (after,) = observed(target, [Chunk({"x": IMAGES[:1]}, None, np.zeros(1, np.int64))], {"a"})
+    (before,) = observed(path, [Chunk({"x": IMAGES[:1]}, None, np.zeros(1, np.int64))], {"a"})
     largest, largest_before = (np.abs(values["a"]).max(axis=(0, 2, 3)).tolist() for values in (after, before))
     assert spread(largest) < spread(largest_before) / 100
     assert np.allclose(run(target), run(path), rtol=1e-5, atol=1e-6)

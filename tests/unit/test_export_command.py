@@ -126,7 +126,7 @@ def test_images_of_some_classes_under_other_names_are_evaluated_and_that_is_said
 def test_an_evaluation_set_with_some_of_the_classes_names_the_rest_unknown(tmp_path, data, monkeypatch):
     def of_four(plan, samples, folder):
         path = write_red_or_blue(folder / "model.onnx", outputs=4)
-        return TorchResult(path, answers(path, samples), "0.0")
+        return TorchResult(path, {"logits": answers(path, samples["images"])}, "0.0")
 
     monkeypatch.setattr(command, "to_onnx", of_four)
     labels = tmp_path / "colours.txt"
@@ -234,7 +234,7 @@ def test_without_labelled_images_only_fp32_serves(tmp_path, data):
     serve, reason = verdicts(manifest)["int8-cpu.onnx"]
     assert not serve
     assert reason == (
-        "not verified on labels: agrees with fp32 on 100.0 % of some images; export with --evaluate to let it serve"
+        "not verified on labels: agrees with fp32 on 100.0 % of some samples; export with --evaluate to let it serve"
     )
 
 

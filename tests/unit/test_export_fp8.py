@@ -170,7 +170,7 @@ def test_layers_that_fp8_has_no_kernels_for_are_left_out(weight, operator, group
 
 def test_what_cannot_be_brought_there_costs_fp8_alone_where_nobody_asked_for_it(tmp_path, network, monkeypatch):
     recipes = select(None, can_calibrate=True)
-    result = TorchResult(tmp_path / "fp32.onnx", np.zeros((1, 2)), "logits", 8, "2.9", remark="its batch is proved")
+    result = TorchResult(tmp_path / "fp32.onnx", {"logits": np.zeros((1, 2))}, "2.9", 8, remark="its batch is proved")
     model = onnx.load(str(network.graph))
     model.opset_import[0].version = 17
     onnx.save(model, str(result.onnx))

@@ -108,6 +108,8 @@ def test_a_second_look_at_the_same_images_widens_the_bound():
 
 
 def test_without_labels_agreement_is_told_and_nothing_serves():
-    serve, reason = AccuracyGate(1.0).verdict(Score(None, 0.1, agreement=0.75), real=False)
+    serve, reason = AccuracyGate(1.0).verdict(
+        Score(None, 0.1, agreement=0.75, likeness="agrees with fp32 on 75.0 % of"), real=False
+    )
     assert not serve
     assert "not verified on labels: agrees with fp32 on 75.0 % of some random inputs" in reason

@@ -88,7 +88,7 @@ def test_preprocessing_comes_from_a_file(tmp_path):
         ({"preprocess": "nowhere.json"}, "No such file"),
         ({"preprocess": "unit", "input": None}, "pass --input"),
         ({"preprocess": "imagenet", "input": "1x8x8"}, "for 3 channels"),
-        ({"input": "8x8"}, "write 3x224x224"),
+        ({"input": "8xy"}, "write an image as 3x224x224"),
         ({"input": "2x8x8"}, "with 1 or 3 channels"),
         ({"front": "float"}, "use uint8 or none"),
         ({"labels": Path("nowhere.txt")}, "one class a line"),

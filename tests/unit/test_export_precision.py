@@ -60,7 +60,7 @@ def test_values_that_are_not_finite_name_their_tensor(tmp_path):
 
 
 def test_int8_is_close_to_fp32_and_its_front_and_logits_stay_exact(tmp_path):
-    calibration = calibrated(write_red_or_blue(tmp_path / "fp32.onnx"), IMAGES)
+    calibration = calibrated(write_red_or_blue(tmp_path / "fp32.onnx"), IMAGES, "images")
     quantize_for_cpu(Conversion(calibration), tmp_path / "int8-cpu.onnx")
     graph = onnx.load(tmp_path / "int8-cpu.onnx").graph
     assert next(node for node in graph.node if "logits" in node.output).op_type == "Gemm"
@@ -157,7 +157,7 @@ def test_convolutions_too_small_to_pay_are_left_out(weight, group, is_first, lef
 
 
 def test_fp16_keeps_the_front_and_wide_values_in_fp32(tmp_path):
-    calibration = calibrated(write_red_or_blue(tmp_path / "fp32.onnx"), IMAGES)
+    calibration = calibrated(write_red_or_blue(tmp_path / "fp32.onnx"), IMAGES, "images")
     assert convert_to_fp16(Conversion(calibration), tmp_path / "fp16.onnx") == {}
     graph = onnx.load(tmp_path / "fp16.onnx").graph
     assert graph.input[0].type.tensor_type.elem_type == TensorProto.UINT8

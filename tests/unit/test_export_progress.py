@@ -83,7 +83,7 @@ def test_all_units_of_every_long_step_are_told(steps):
         ("compare with torch", 3 * 24),  # at batch sizes 1, 3 and 4
         ("is it right at all?", 24),
         ("calibrate", 24),
-        ("read images to try on", 24),
+        ("read samples to try on", 24),
         ("compare ranges int8-cpu", 3 * 24),
         ("try int8-cpu", 24),
         ("try int8-cpu, 1 kept", 24),

@@ -160,7 +160,7 @@ def test_no_row_is_half_empty(has_labels):
     assert all(len({sum(row) for row in rows}) == 1 for rows in others)
     text = Page(page).text
     assert "not measured: made for GPUs" in text
-    assert ("not measured: no labelled images were given" in text) == (not has_labels)
+    assert ("not measured: no labelled samples were given" in text) == (not has_labels)
     overview_text = re.findall(r"<tbody>.*?</tbody>", page, re.DOTALL)[0]
     assert "–" not in overview_text
 

@@ -220,7 +220,6 @@ def test_grey_images_work_and_four_channels_are_refused(tmp_path):
             {"preprocess": "unit"},
             "takes exactly 4 images at a time; export it again with a dynamic batch",
         ),
-        ({"outputs": 2}, {"preprocess": "unit"}, r"has 2 outputs \(y, y1\), a classifier has one"),
         ({}, {"preprocess": "imagenet", "input": "3x8x8"}, "takes 3 channels of 6x6, the preprocessing gives 3 of 8x8"),
         ({}, {"preprocess": "unit", "input": "1x6x6"}, "takes 3 channels of 6x6, the preprocessing gives 1 of 6x6"),
         ({}, {"calibrate": "digits"}, "--calibrate is about images, .* pass --preprocess"),

@@ -24,11 +24,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str):
     )
     exchange = tmp_path / "exchange"
     exchange.mkdir()
-    return to_onnx.to_onnx(make_plan(options(tmp_path)), SAMPLES, exchange)
+    return to_onnx.to_onnx(make_plan(options(tmp_path)), {"images": SAMPLES}, exchange)
 
 
 def test_the_childs_refusal_becomes_ours(tmp_path, monkeypatch):
-    outcome = '{"error": "no luck", "outputs": 0, "torch_version": ""}'
+    outcome = '{"error": "no luck", "outputs": [], "torch_version": ""}'
     with pytest.raises(JobError, match=r"^no luck$"):
         run(tmp_path, monkeypatch, f"(folder / 'outcome.json').write_text('''{outcome}''')")
 

@@ -48,7 +48,7 @@ def refuse(build) -> None:
     made = build()
     wanted = [parameter.requires_grad for parameter in made.parameters()]
     try:
-        untrained.refuse(made, build, images, "net.py:make")
+        untrained.refuse(made, build, lambda one: {"logits": one(images)}, "net.py:make")
     finally:
         assert [parameter.requires_grad for parameter in made.parameters()] == wanted
 

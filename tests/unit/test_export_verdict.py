@@ -85,7 +85,7 @@ RIGHT = "right on 93.40 % of 1,200 images"
         (
             replace(full_manifest(), variants=(replace(FP32, accuracy=None),)),
             "doubt",
-            "CPUs serve fp32.onnx, whose accuracy nobody measured, for its inputs are tensors and no images.",
+            "CPUs serve fp32.onnx, whose accuracy nobody measured, for want of labelled samples (--evaluate FILE.npz).",
         ),
         (
             manifest_of(objections=("10.00 % are right: not better than chance", "--min-accuracy wants 50 %")),

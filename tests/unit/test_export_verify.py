@@ -47,14 +47,14 @@ def test_the_relative_error_is_that_of_the_worst_sample():
 
 
 def test_a_graph_that_equals_torch_passes_at_every_batch_size(fp32):
-    assert check_against_torch(fp32, SAMPLES, answers(fp32.path, SAMPLES)) < 1e-6
+    assert check_against_torch(fp32, {"images": SAMPLES}, {"logits": answers(fp32.path, SAMPLES)})["logits"] < 1e-6
 
 
 def test_one_sample_that_differs_fails_the_export(fp32):
     reference = answers(fp32.path, SAMPLES)
     reference[5] *= 1.001
     with pytest.raises(JobError, match=r"differs from torch by 0.001 at batch size 1"):
-        check_against_torch(fp32, SAMPLES, reference)
+        check_against_torch(fp32, {"images": SAMPLES}, {"logits": reference})
 
 
 def test_accuracy_counts_right_and_agreeing_answers(fp32, images):

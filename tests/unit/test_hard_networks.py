@@ -9,7 +9,7 @@ import onnx
 import pytest
 from precision_fixtures import run
 
-from convoy.export.data import Chunk
+from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import Calibration, Conversion, collect
 from convoy.export.variants.equalize import channels_of, equalize, measure_levels
 from convoy.export.variants.onnx_graph import prepare
@@ -40,7 +40,7 @@ def test_int8_answers_as_fp32_does_where_channels_span_three_decades(tmp_path, n
     fp32 = write_hard_network(tmp_path / "fp32.onnx", name, *pixels("train"))
     images, _ = pixels("test")
     known, labels = pixels("calibration")
-    chunk = Chunk(known, labels, np.arange(len(labels)))
+    chunk = Chunk({"images": known}, labels, np.arange(len(labels)))
     graph = prepare(fp32, tmp_path / "prepared.onnx")
     expected = run(graph, images)
     levels = measure_levels(graph, channels_of(streams(onnx.load(graph).graph)), [chunk])

@@ -17,7 +17,7 @@ from test_equalize import IMAGES, UNBALANCED, WIDTH, chain, conv, saved, weights
 from convoy.app.engines.base import run_arrays
 from convoy.app.engines.openvino import OpenVinoEngine
 from convoy.app.engines.select import choose_on_cpu
-from convoy.export.data import Chunk
+from convoy.export.rows import Chunk
 from convoy.export.variants.calibrate import Calibration, Conversion, collect
 from convoy.export.variants.equalize import measure_levels
 from convoy.export.variants.int8_openvino import gains_from_pairs, quantize_for_openvino
@@ -37,20 +37,24 @@ def pixels(part: Part) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([sample.content for sample in samples]), np.array([sample.label for sample in samples])
 
 
-def chunk_of(images: np.ndarray) -> Chunk:
-    return Chunk(images, np.zeros(len(images), np.int64), np.arange(len(images)))
+def chunk_of(graph: Path, images: np.ndarray) -> Chunk:
+    return Chunk({onnx.load(graph).graph.input[0].name: images}, None, np.arange(len(images)))
 
 
 def levelled(graph: Path, images: np.ndarray) -> Path:
     channels = read_channels(onnx.load(graph).graph)
-    target, added = level_inputs(graph, measure_levels(graph, channels, [chunk_of(images)]), graph.with_name("l.onnx"))
+    target, added = level_inputs(
+        graph, measure_levels(graph, channels, [chunk_of(graph, images)]), graph.with_name("l.onnx")
+    )
     assert bool(added) == (target != graph)
     return target
 
 
 def in_int8(graph: Path, images: np.ndarray) -> Path:
     target = graph.with_name("int8-openvino.onnx")
-    assert quantize_for_openvino(Conversion(Calibration(graph, collect(graph, [chunk_of(images)]))), target) == {}
+    assert (
+        quantize_for_openvino(Conversion(Calibration(graph, collect(graph, [chunk_of(graph, images)]))), target) == {}
+    )
     return target
 
 

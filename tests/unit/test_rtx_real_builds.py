@@ -17,7 +17,7 @@ import pytest
 import tensorrt_rtx
 from onnx import TensorProto, helper, numpy_helper
 
-from convoy.export.data import Chunk
+from convoy.export.rows import Chunk
 from convoy.export.tensorrt.engine import Tuned, tune
 from convoy.export.tensorrt.watch import BuildWatch
 from convoy.export.variants.calibrate import Calibration, Conversion, collect
@@ -110,9 +110,8 @@ def _exported(name: str, folder: Path) -> list[Path]:
     """All files that TensorRT may be given of torchvision's `name`, with random weights and for small pictures."""
     samples = prove(name, SMALL, folder, threads=2).samples
     graph = prepare(folder / REFERENCE.file, folder / "prepared.onnx")
-    calibration = Calibration(
-        graph, collect(graph, [Chunk(samples, np.zeros(len(samples), np.int64), np.arange(len(samples)))], ["minmax"])
-    )
+    chunks = [Chunk({"images": samples}, None, np.arange(len(samples)))]
+    calibration = Calibration(graph, collect(graph, chunks, ["minmax"]))
     for recipe in RECIPES:
         if recipe.make is not None and recipe.file in PRECISIONS:
             recipe.make(Conversion(calibration), folder / recipe.file)

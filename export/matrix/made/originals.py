@@ -34,7 +34,7 @@ def trained(factory: str, shape: Shape = USUAL) -> nn.Module:
     images = torch.rand(16, channels, height, width)
     with torch.no_grad():
         network(images)  # what is lazy takes its shapes from them
-    draw(network, images)
+    draw(network, lambda: network(images))
     return network
 
 

@@ -10,12 +10,14 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convoy.export.sources import torch_job as files
-from convoy.export.sources.torch_child import graph, networks, random_weights, registries, untrained
-from convoy.export.sources.torch_job import TENSOR, Description, Inquiry, TorchJob, TorchOutcome, one_line
+from convoy.export.sources.torch_child import graph, networks, outputs, random_weights, registries, untrained
+from convoy.export.sources.torch_job import IN, OUT, Description, Inquiry, TorchJob, TorchOutcome, one_line
 from convoy.models.errors import ConvoyError, JobError, UsageError
 from convoy.models.records import from_jsonable, to_jsonable
 from convoy.models.weights.reading import fitted, read_weights
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     import torch
 
 _NO_MEMORY = "the network does not fit into memory; close other programs or use a larger machine"
-# How torch, the C++ library and the exporter say so, by parts of their messages.
-_WORDS_OF_WANT = ("can't allocate memory", "bad_alloc", "not enough memory", "Cannot allocate memory", "MemoryError")
 
 
 def main(folder: Path) -> None:
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     try:
         outcome = _export(job, folder)
     except (ConvoyError, OSError, MemoryError, RuntimeError) as error:
-        outcome = TorchOutcome(_complaint(error, folder), 0, "")
+        outcome = TorchOutcome(_complaint(error, folder), (), "")
     (folder / files.OUTCOME).write_text(json.dumps(to_jsonable(outcome)))
 
 
@@ -51,6 +51,8 @@ def _die_with_parent() -> None:
 
 def _describe(inquiry: Inquiry) -> Description:
     try:
+        if inquiry.file is not None:
+            return Description(channels=networks.channels_taken(inquiry))
         return registries.describe(inquiry)
     except ConvoyError as error:
         return Description(error=one_line(str(error), 1000), is_wrong_call=isinstance(error, UsageError))
@@ -60,14 +62,14 @@ def _complaint(error: BaseException, folder: Path) -> str:
     """One line for what the user can do something about. Raises everything else again, for it is a bug."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"the disk of {folder.parent} is full; free some space and run the command again"
-    if isinstance(error, MemoryError) or any(word in str(error) for word in _WORDS_OF_WANT):
+    if graph.is_want_of_memory(error):
         return _NO_MEMORY
     if isinstance(error, ConvoyError):
         return one_line(str(error), 1000)
     raise error
 
 
-def _again(job: TorchJob, samples: torch.Tensor) -> torch.nn.Module:
+def _again(job: TorchJob, samples: Sequence[torch.Tensor]) -> torch.nn.Module:
     network = networks.build(job)
     graph.settle(network, job, samples)
     networks.in_float32(network)
@@ -94,35 +96,62 @@ def _export(job: TorchJob, folder: Path) -> TorchOutcome:
     torch.set_num_threads(job.threads)
     torch.manual_seed(0)
     network = networks.build(job)
+    task, detection = registries.purpose(job), None
     given = load((folder / files.SAMPLES).read_bytes())
-    samples = given.pop(TENSOR)
+    samples = tuple(given.pop(f"{IN}{name}") for name in job.inputs)
+    outputs.check_names(network, job.inputs, is_program=job.kind == "pt2")
     graph.settle(network, job, samples)
     entry = ""
     if job.weights_from == "file":
-        entry = _fill(network, job)
+        try:
+            entry = _fill(network, job)
+        except JobError:
+            if not networks.has_auxiliary(job):
+                raise
+            network = networks.build_with_auxiliary(job)
+            entry = _fill(network, job)
     if job.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
         network.eval()
         entry = "; ".join(filter(None, (entry, networks.in_float32(network))))
+    if task == "detect":
+        from convoy.export.sources.torch_child import detectors
+
+        network = detector = detectors.as_detector(network, job.name)
+        detector.eval()
+        detection = detector.detection
+    if why_alone := graph.why_alone(network, job, samples):
+        job = replace(job, is_alone=True)
     if job.refuse_random and job.kind == "file" and job.weights_from != "file":
-        few = graph.normalised(samples[:2], job)
-        untrained.refuse(network, lambda: _again(job, samples), few, f"{Path(job.file or '').name}:{job.name}")
+        few = graph.normalised([one[: 1 if job.is_alone else 2] for one in samples], job)
+        shown = f"{Path(job.file or '').name}:{job.name}"
+        untrained.refuse(network, lambda: _again(job, samples), lambda one: graph.answer(one, job, few), shown)
     if job.weights_from == "random":
-        random_weights.draw(network, graph.normalised(samples, job))
+        drawn = graph.normalised([one[: 1 if job.is_alone else None] for one in samples], job)
+        random_weights.draw(network, lambda: outputs.call(network, job.inputs, drawn))
     reference = graph.reference(network, job, samples)
-    answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free else ({}, "")
+    answers, why_fixed = graph.elsewhere(network, job, given) if job.is_free and not why_alone else ({}, "")
+    if job.is_free and why_alone:
+        why_fixed = "it is served one by one"
     if job.kind != "pt2":
         # After its own answers, which the file is held against: so that what folding does is proved, too.
         entry = "; ".join(filter(None, (entry, networks.in_form_for_inference(network))))
     if not why_fixed and answers:
         # Sizes that differ, where the network allows it, are not taken for one.
         oblong = given[next(iter(answers))]
-        why_fixed = graph.write_free_onnx(network, job, oblong, folder / files.ONNX)
+        why_fixed = graph.write_free_onnx(network, job, (oblong,), tuple(reference), folder / files.ONNX)
     if why_fixed or not answers:
-        graph.write_onnx(network, job, samples, folder / files.ONNX)
         answers = {}
-    named = {TENSOR: reference, **answers}
+        try:
+            graph.write_onnx(network, job, samples, tuple(reference), folder / files.ONNX)
+        except outputs.NotBatchedError as error:
+            why_alone, job = str(error), replace(job, is_alone=True)
+            graph.write_onnx(network, job, samples, tuple(reference), folder / files.ONNX)
+    named = {f"{OUT}{name}": one for name, one in reference.items()}
+    named |= {f"{other}:{name}": one for other, own in answers.items() for name, one in own.items()}
     (folder / files.REFERENCE).write_bytes(save({name: one.contiguous() for name, one in named.items()}))
     if why_fixed:
-        height, width = samples.shape[1:3] if job.uint8_front else samples.shape[2:]
+        height, width = samples[0].shape[1:3] if job.uint8_front else samples[0].shape[2:]
         why_fixed = f"height and width are fixed at {height}x{width}: {why_fixed}"
-    return TorchOutcome(None, reference.shape[1], str(torch.__version__), entry, why_fixed)
+    if why_alone:
+        why_alone = f"cannot be batched, and is served one by one: {why_alone}"
+    return TorchOutcome(None, tuple(reference), str(torch.__version__), entry, why_fixed, task, detection, why_alone)

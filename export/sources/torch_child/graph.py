@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoy.export.sources import torch_job as files
 from convoy.export.sources.onnx_file import portable
+from convoy.export.sources.torch_child import outputs
 from convoy.export.sources.torch_job import TorchJob, one_line
 from convoy.models.errors import JobError
 from convoy.models.samples import some
@@ -23,17 +25,22 @@ if TYPE_CHECKING:
 # What torch writes without converting; QDQ of every kind can be expressed in it.
 _OPSET = 20
 _REFERENCE_BATCH = 8
+# More than one, and no number that a network is likely to be fixed at.
+_FEW = 3
+# How torch, the C++ library and the exporter say that memory is short, by parts of their messages.
+_WORDS_OF_WANT = ("can't allocate memory", "bad_alloc", "not enough memory", "Cannot allocate memory", "MemoryError")
 
 
-def normalised(samples: torch.Tensor, job: TorchJob) -> torch.Tensor:
-    """float32 [N, C, H, W], normalised, from samples as the job's front takes them."""
+def normalised(samples: Sequence[torch.Tensor], job: TorchJob) -> Sequence[torch.Tensor]:
+    """What the bare network takes, from samples as the job's front takes them: images normalised, [N, C, H, W]."""
     if not job.uint8_front:
         return samples
-    values = samples.permute(0, 3, 1, 2).float() / 255
-    return (values - _per_channel(job.mean)) / _per_channel(job.std)
+    (images,) = samples
+    values = images.permute(0, 3, 1, 2).float() / 255
+    return [(values - _per_channel(job.mean)) / _per_channel(job.std)]
 
 
-def settle(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor) -> None:
+def settle(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> None:
     """Run lazy layers once, which learn their shapes from what they are given. Raises JobError where that fails."""
     import torch
 
@@ -41,30 +48,74 @@ def settle(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor) -> No
     if any(isinstance(one, lazy) for one in (*network.parameters(), *network.buffers())):
         network.eval()
         with torch.no_grad():
-            _forward(network, normalised(samples[:2], job), job)
+            answer(network, job, normalised([one[:2] for one in samples], job))
 
 
-def reference(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor) -> torch.Tensor:
-    """float32 [N, classes] of the bare network; the normalisation is written out, not the front's, to prove it."""
+def why_alone(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> str:
+    """Why the network cannot be shown several samples at once, where it can be shown one; else nothing.
+
+    Raises JobError for want of memory.
+    """
+    import torch
+
+    few, one = ([tensor[:count] for tensor in samples] for count in (_FEW, 1))
+    if len(few[0]) < _FEW:
+        return ""
+    with torch.no_grad():
+        try:
+            answer(network, job, normalised(few, job))
+        except JobError as error:
+            if is_want_of_memory(error):
+                raise
+            problem = str(error).removesuffix("; check --input")
+        else:
+            return ""
+        try:
+            answer(network, replace(job, is_alone=True), normalised(one, job))
+        except JobError:
+            return ""  # what is wrong with it will be told where it is shown all samples
+    return problem
+
+
+def is_want_of_memory(error: BaseException) -> bool:
+    """Whether it says so in torch's words, the C++ library's or the exporter's."""
+    return isinstance(error, MemoryError) or any(word in str(error) for word in _WORDS_OF_WANT)
+
+
+def reference(network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The bare network's outputs by name, floats as float32; the normalisation is written out, not the front's, to
+    prove it."""
     import torch
 
     with torch.inference_mode(), _in_evaluation(network, job):
-        batches = torch.split(samples, _REFERENCE_BATCH)
-        answers = torch.cat([_forward(network, normalised(batch, job), job) for batch in batches])
-    if not torch.isfinite(answers).all():
-        raise JobError("the network answers NaN or infinity on the sample images; check the weights and --preprocess")
+        size = 1 if job.is_alone else _REFERENCE_BATCH
+        batches = zip(*(torch.split(one, size) for one in samples), strict=True)
+        parts = [answer(network, job, normalised(batch, job)) for batch in batches]
+    try:
+        answers = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    except (RuntimeError, KeyError) as error:  # shapes or names that differ
+        raise JobError(
+            f"the network's outputs differ in shape from batch to batch ({one_line(str(error), 120)}), so that it "
+            "cannot be batched; return tensors whose shapes do not depend on the values"
+        ) from error
+    broken = [name for name, one in answers.items() if one.is_floating_point() and not torch.isfinite(one).all()]
+    if broken:
+        what = f" in {broken[0]}" if len(answers) > 1 else ""
+        raise JobError(
+            f"the network answers NaN or infinity on the sample images{what}; check the weights and --preprocess"
+        )
     return answers
 
 
 def elsewhere(
     network: torch.nn.Module, job: TorchJob, samples: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, torch.Tensor], str]:
-    """The answers to the first of `samples`, by name, at whose sizes the network runs; or why there are too few."""
-    answers: dict[str, torch.Tensor] = {}
+) -> tuple[dict[str, dict[str, torch.Tensor]], str]:
+    """The outputs for the first of `samples`, by name, at whose sizes the network runs; or why there are too few."""
+    answers: dict[str, dict[str, torch.Tensor]] = {}
     problem = ""
     for name in sorted(samples):
         try:
-            answers[name] = reference(network, job, samples[name])
+            answers[name] = reference(network, job, (samples[name],))
         except JobError as error:
             problem = problem or str(error).removesuffix("; check --input")
         if len(answers) == files.OTHER_SIZES:
@@ -100,28 +151,32 @@ def _in_evaluation(network: torch.nn.Module, job: TorchJob) -> Iterator[None]:
         )
 
 
-def _forward(network: torch.nn.Module, batch: torch.Tensor, job: TorchJob) -> torch.Tensor:
-    import torch
-
+def answer(network: torch.nn.Module, job: TorchJob, batch: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The outputs by name, floats as float32. Raises JobError for what the network does not take, or may not return."""
+    shown = ", ".join(f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for one in batch)
     try:
-        output = network(batch)
+        output = outputs.call(network, job.inputs, batch)
     except MemoryError:
         raise
     except Exception as error:  # it is the user's code
         why = one_line(str(error), 200) or type(error).__name__
         if job.kind == "pt2":
             raise JobError(
-                f"{job.name} does not take float32 {list(batch.shape)} ({why}); check --input, and export it with "
+                f"{job.name} does not take {shown} ({why}); check --input, and export it with "
                 "dynamic_shapes for the batch"
             ) from error
         is_precision = any(word in why for word in ("Half", "BFloat16", "double", "dtype"))
         advice = "let its forward() keep the precision of the images" if is_precision else "check --input"
-        raise JobError(f"the network fails on float32 {list(batch.shape)}: {why}; {advice}") from error
-    if not isinstance(output, torch.Tensor):
-        raise JobError(f"the network returns a {type(output).__name__}; it must return one tensor [N, classes]")
-    if output.ndim != 2 or len(output) != len(batch):
-        raise JobError(f"the network returns {list(output.shape)} for {len(batch)} images; it must return [N, classes]")
-    return output.float()
+        raise JobError(f"the network fails on {shown}: {why}; {advice}") from error
+    if job.is_alone:
+        return {name: _in_float32(one) for name, one in outputs.of_one(output, job.inputs).items()}
+    found = outputs.named(output, job.inputs)
+    outputs.check_batch(found, len(batch[0]), output)
+    return {name: _in_float32(one) for name, one in found.items()}
+
+
+def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _per_channel(values: Sequence[float]) -> torch.Tensor:
@@ -130,60 +185,79 @@ def _per_channel(values: Sequence[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1)
 
 
-def _with_front(network: torch.nn.Module, job: TorchJob) -> torch.nn.Module:
-    """The network behind uint8 [N, H, W, C]: cast, then layout, then one x * a + b.
+def _wrapped(network: torch.nn.Module, job: TorchJob) -> torch.nn.Module:
+    """The network with its outputs as a flat tuple, behind uint8 [N, H, W, C]: cast, then layout, then one x * a + b.
 
     Cast first, because TensorRT takes uint8 inputs only straight into a Cast.
     """
     import torch
     from torch import nn
 
-    class Front(nn.Module):
+    class Wrapped(nn.Module):
         scale: torch.Tensor
         shift: torch.Tensor
 
         def __init__(self) -> None:
             super().__init__()
             self.network = network
-            std = _per_channel(job.std)
-            self.register_buffer("scale", 1 / (255 * std))
-            self.register_buffer("shift", -_per_channel(job.mean) / std)
+            if job.uint8_front:
+                std = _per_channel(job.std)
+                self.register_buffer("scale", 1 / (255 * std))
+                self.register_buffer("shift", -_per_channel(job.mean) / std)
 
-        def forward(self, images: torch.Tensor) -> Any:
-            values = images.to(torch.float32).permute(0, 3, 1, 2)
-            return self.network(values * self.scale + self.shift)
+        def forward(self, *tensors: torch.Tensor) -> Any:
+            if job.uint8_front:
+                values = tensors[0].to(torch.float32).permute(0, 3, 1, 2)
+                tensors = (values * self.scale + self.shift,)
+            named = outputs.of_one if job.is_alone else outputs.named
+            found = named(outputs.call(self.network, job.inputs, tensors), job.inputs)
+            return tuple(_in_float32(one) for one in found.values())
 
-    front = Front()
-    front.training = False  # not eval(), which an exported program inside would refuse
-    return front
+    wrapped = Wrapped()
+    wrapped.training = False  # not eval(), which an exported program inside would refuse
+    return wrapped
 
 
-def write_free_onnx(network: torch.nn.Module, job: TorchJob, samples: torch.Tensor, path: Path) -> str:
+def write_free_onnx(
+    network: torch.nn.Module, job: TorchJob, samples: Sequence[torch.Tensor], names: Sequence[str], path: Path
+) -> str:
     """The same with free height and width; returns why that cannot be done, or nothing where it is."""
     try:
-        write_onnx(network, job, samples, path, is_free=True)
+        write_onnx(network, job, samples, names, path, is_free=True)
     except JobError as error:
         return one_line(f"torch does not export them free ({error})", 240)
     return ""
 
 
 def write_onnx(
-    network: torch.nn.Module, job: TorchJob, samples: torch.Tensor, path: Path, *, is_free: bool = False
+    network: torch.nn.Module,
+    job: TorchJob,
+    samples: Sequence[torch.Tensor],
+    names: Sequence[str],
+    path: Path,
+    *,
+    is_free: bool = False,
 ) -> None:
-    """Write the graph to `path`, and large parameters beside it. Raises JobError for what has no ONNX form."""
-    model = _with_front(network, job) if job.uint8_front else network
+    """Write the graph to `path`, its outputs called `names`, and large parameters beside it.
+
+    Raises JobError for what has no ONNX form, NotBatchedError where only the number of samples is in the way.
+    """
+    model = _wrapped(network, job)
     if job.kind != "pt2":
         assert not any(module.training for module in model.modules()), "a network in training mode; this is a bug"
-    # A batch of 1 would be taken for a constant.
-    example = samples[:2] if len(samples) > 1 else samples.repeat(2, *[1] * (samples.ndim - 1))
+    if job.is_alone:
+        example = tuple(one[:1] for one in samples)
+    else:
+        # A batch of 1 would be taken for a constant.
+        example = tuple(one[:2] if len(one) > 1 else one.repeat(2, *[1] * (one.ndim - 1)) for one in samples)
     try:
-        program = _convert(model, example, job, is_free=is_free)
+        program = _convert(model, example, names, job, is_free=is_free)
     except MemoryError:
         raise
     except Exception as error:  # the exporter's errors share no base class
         raise JobError(_why_not(error)) from error
-    if isinstance(program.model.graph.inputs[0].shape[0], int):
-        raise JobError(
+    if not job.is_alone and isinstance(program.model.graph.inputs[0].shape[0], int):
+        raise outputs.NotBatchedError(
             "the network takes only as many images at a time as it was exported with; let its forward() read their "
             "number as images.shape[0], and not by len() or as a constant"
         )
@@ -194,7 +268,9 @@ def write_onnx(
         _write_in_two(program, path)
 
 
-def _convert(model: torch.nn.Module, example: torch.Tensor, job: TorchJob, *, is_free: bool) -> Any:
+def _convert(
+    model: torch.nn.Module, example: tuple[torch.Tensor, ...], names: Sequence[str], job: TorchJob, *, is_free: bool
+) -> Any:
     import torch
 
     dims: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=max(3, job.max_batch))}
@@ -203,12 +279,12 @@ def _convert(model: torch.nn.Module, example: torch.Tensor, job: TorchJob, *, is
         dims |= dict.fromkeys((1, 2) if job.uint8_front else (2, 3), torch.export.Dim.DYNAMIC)
     return torch.onnx.export(
         model,
-        (example,),
+        example,
         dynamo=True,
         opset_version=_OPSET,
-        input_names=[files.INPUT_NAME],
-        output_names=[files.OUTPUT_NAME],
-        dynamic_shapes=(dims,),
+        input_names=list(job.inputs),
+        output_names=list(names),
+        dynamic_shapes=None if job.is_alone else ((dims,) * len(example),),
         verbose=False,
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoy.export.sources.torch_child import registries
-from convoy.export.sources.torch_job import TorchJob, one_line
+from convoy.export.sources.torch_job import Inquiry, TorchJob, one_line
 from convoy.export.sources.user_code import call_factory
 from convoy.models.errors import JobError
 from convoy.models.samples import some
@@ -34,6 +34,42 @@ def build(job: TorchJob) -> torch.nn.Module:
         raise JobError(
             f"{job.name} returned {which}, which has no way to ONNX; return the torch.nn.Module that it was made of"
         )
+    return network
+
+
+def channels_taken(inquiry: Inquiry) -> tuple[int, ...]:
+    """On which of 3 and 1 channels the network of a user's file runs. Raises JobError where there is no network."""
+    import torch
+
+    network = build(
+        TorchJob(
+            inquiry.kind,
+            *(inquiry.name or "", inquiry.file, "network", None, None),
+            uint8_front=False,
+            mean=(),
+            std=(),
+            max_batch=1,
+            threads=1,
+            inline_bytes=0,
+        )
+    )
+    if inquiry.kind != "pt2":  # such a program was frozen in its mode, and refuses to be asked
+        network.eval()
+    like = next((one for one in network.parameters() if one.is_floating_point()), torch.zeros(0))
+    taken = []
+    for channels in (3, 1):
+        try:
+            with torch.no_grad():
+                network(torch.zeros(2, channels, *inquiry.size, dtype=like.dtype))
+        except Exception:  # it is the user's code; why it does not run will be told where it has to
+            continue
+        taken.append(channels)
+    return tuple(taken)
+
+
+def build_with_auxiliary(job: TorchJob) -> torch.nn.Module:
+    """One of torchvision's for segmentation, with its second head."""
+    network: torch.nn.Module = _from_torchvision(job, with_auxiliary=True)
     return network
 
 
@@ -92,11 +128,23 @@ def _from_file(job: TorchJob) -> Any:
     return call_factory(Path(job.file), job.name)
 
 
-def _from_torchvision(job: TorchJob) -> Any:
+def has_auxiliary(job: TorchJob) -> bool:
+    """Whether there are weights of the network with a second head, `aux`, and some without."""
+    models = registries.torchvision_models()
+    is_segmenter = job.kind == "torchvision" and registries.torchvision_task(models, job.name) == "segment"
+    return is_segmenter and not job.name.startswith("lraspp")
+
+
+def _from_torchvision(job: TorchJob, *, with_auxiliary: bool = False) -> Any:
     models = registries.torchvision_models()
     registries.check_torchvision_name(models, job.name)
     wanted = {} if job.classes is None else {"num_classes": job.classes}
-    network = models.get_model(job.name, weights=None, **wanted)
+    task = registries.torchvision_task(models, job.name)
+    # Published weights have all of it; nothing is downloaded for one part.
+    own: dict[str, Any] = {} if task == "classify" else {"weights_backbone": None}
+    if with_auxiliary or (job.weights_from == "registry" and has_auxiliary(job)):
+        own["aux_loss"] = True  # the second head of those that are published
+    network = models.get_model(job.name, weights=None, **own, **wanted)
     if job.weights_from == "registry":
         published = registries.published_weights(models, job.name)
         _fill(network, lambda: published.get_state_dict(progress=False, check_hash=True, weights_only=True), job)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 
-def draw(network: torch.nn.Module, images: torch.Tensor) -> None:
-    """Random weights under which no output is constant: float32 `images` [N, C, H, W] set the statistics.
+def draw(network: torch.nn.Module, run: Callable[[], object]) -> None:
+    """Random weights under which no output is constant: the samples that `run` shows the network set the statistics.
 
     Fresh networks hide errors: ViT's head and class token start at zero, LayerScale at 1e-6, biases at 0, norms
     at 1, and a running variance of 1 lets the values of a deep network vanish or explode.
@@ -26,7 +27,7 @@ def draw(network: torch.nn.Module, images: torch.Tensor) -> None:
             norm.reset_running_stats()
             norm.momentum = None  # so that the statistics are those of these images, not of a moving average
             norm.train()
-        network(images)
+        run()
         for norm in norms:
             norm.eval()
 

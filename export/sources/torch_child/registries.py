@@ -8,13 +8,15 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from convoy.export.sources.torch_job import Description, Inquiry
+from convoy.export.sources.torch_job import Description, Inquiry, TorchJob
 from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.samples import some
 from convoy.models.spec import ImageSpec
-from convoy.models.torchvision_preset import known_interpolation, preset_image
+from convoy.models.tasks import Task
+from convoy.models.torchvision_preset import known_interpolation, preset_image, segmentation_image
 
 
 def describe(inquiry: Inquiry) -> Description:
@@ -26,7 +28,11 @@ def describe(inquiry: Inquiry) -> Description:
         return Description(names=tuple(sorted(models.list_models(module=models), key=lambda name: _cost(models, name))))
     check_torchvision_name(models, inquiry.name)
     published = published_weights(models, inquiry.name)
-    image, why = _read(preset_image, published.transforms())
+    task = torchvision_task(models, inquiry.name)
+    if task == "detect":
+        image, why = _read(detector_image, models.get_model(inquiry.name, weights=None, weights_backbone=None))
+    else:
+        image, why = _read(preset_image if task == "classify" else segmentation_image, published.transforms())
     return Description(
         image=image, why_no_image=why, labels=tuple(published.meta.get("categories", ())), weights=published.name
     )
@@ -51,10 +57,40 @@ def timm_library() -> Any:
 
 
 def check_torchvision_name(models: Any, name: str) -> None:
-    """Raises UsageError for a name that torchvision does not know as a classifier."""
-    known = models.list_models(module=models)
+    """Raises UsageError for a name that torchvision does not know as a classifier, for segmentation or detection."""
+    known = [one for module, _ in _torchvision_rooms(models) for one in models.list_models(module=module)]
     if name not in known:
-        raise UsageError(f"torchvision has no classification model {name!r}; {_near(name, known)}")
+        raise UsageError(
+            f"torchvision has no classification, segmentation or detection model {name!r}; {_near(name, known)}"
+        )
+
+
+def torchvision_task(models: Any, name: str) -> Task:
+    """What the model is published for."""
+    return next(task for module, task in _torchvision_rooms(models) if name in models.list_models(module=module))
+
+
+def purpose(job: TorchJob) -> Task | None:
+    """What a network that is not a classifier is published for; None where nobody says, or it is one."""
+    if job.kind != "torchvision":
+        return None
+    task = torchvision_task(torchvision_models(), job.name)
+    return None if task == "classify" else task
+
+
+def detector_image(model: Any) -> ImageSpec:
+    """How one of torchvision's detectors prepares pictures, in itself; here outside, straight to one size."""
+    from convoy.export.sources.torch_child.detectors import input_px
+
+    height, width = input_px(model)
+    plain = ImageSpec.plain(height, width, 3, "uint8_nhwc")
+    # It scales without antialiasing, and on values of 0..1.
+    mean, std = tuple(model.transform.image_mean), tuple(model.transform.image_std)
+    return replace(plain, antialias=False, mean=mean, std=std)
+
+
+def _torchvision_rooms(models: Any) -> tuple[tuple[Any, Task], ...]:
+    return ((models, "classify"), (models.segmentation, "segment"), (models.detection, "detect"))
 
 
 def check_timm_name(timm: Any, name: str) -> None:

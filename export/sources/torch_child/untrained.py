@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 _OTHER_SEED = 0x5EED
 
+Answer = Callable[["torch.nn.Module"], Mapping[str, "torch.Tensor"]]
 
-def refuse(
-    network: torch.nn.Module, build_again: Callable[[], torch.nn.Module], images: torch.Tensor, shown: str
-) -> None:
+
+def refuse(network: torch.nn.Module, build_again: Callable[[], torch.nn.Module], answer: Answer, shown: str) -> None:
     """Raises JobError where `build_again` makes other weights under another seed, and the answers come from them.
 
-    `network` is in evaluation mode; `images` are a few that it takes, float32 [N, C, H, W].
+    `network` is in evaluation mode; `answer` gives the outputs of such a one to a few samples.
     """
     import torch
 
@@ -41,9 +41,9 @@ def refuse(
     if not drawn:
         return
     with torch.random.fork_rng(devices=[]):
-        reached = _reached(network, drawn, images)
+        reached = _reached(network, drawn, answer)
         # What is calculated without gradients reaches the answers unseen.
-        if not reached and _answer_alike(network, again.eval(), images):
+        if not reached and _answer_alike(network, again.eval(), answer):
             return
     names = reached or list(drawn)
     whole = len(names) == sum(1 for _ in network.parameters())
@@ -66,8 +66,8 @@ def _drawn(network: torch.nn.Module, again: torch.nn.Module) -> dict[str, torch.
     }
 
 
-def _reached(network: torch.nn.Module, drawn: Mapping[str, torch.nn.Parameter], images: torch.Tensor) -> list[str]:
-    """The names of those that the answers to the images depend on, as far as gradients show."""
+def _reached(network: torch.nn.Module, drawn: Mapping[str, torch.nn.Parameter], answer: Answer) -> list[str]:
+    """The names of those that the answers depend on, as far as gradients show."""
     import torch
 
     trained = {name: parameter.requires_grad for name, parameter in drawn.items()}
@@ -75,7 +75,7 @@ def _reached(network: torch.nn.Module, drawn: Mapping[str, torch.nn.Parameter], 
         for parameter in drawn.values():
             parameter.requires_grad_(True)
         with torch.enable_grad():
-            total = network(images).sum()
+            total = torch.stack([one.sum() for one in answer(network).values() if one.requires_grad]).sum()
             gradients = torch.autograd.grad(total, list(drawn.values()), allow_unused=True)
     except Exception:  # no network that gradients go through, or none that takes the images, which is told later
         return []
@@ -85,18 +85,18 @@ def _reached(network: torch.nn.Module, drawn: Mapping[str, torch.nn.Parameter], 
     return [name for name, gradient in zip(drawn, gradients, strict=True) if gradient is not None]
 
 
-def _answer_alike(network: torch.nn.Module, again: torch.nn.Module, images: torch.Tensor) -> bool:
+def _answer_alike(network: torch.nn.Module, again: torch.nn.Module, answer: Answer) -> bool:
     """Whether the two give the same answers; so, too, where one of them cannot answer, which is told later."""
     import torch
 
-    def answers(one: torch.nn.Module) -> torch.Tensor:
+    def answers(one: torch.nn.Module) -> Mapping[str, torch.Tensor]:
         torch.manual_seed(0)
         with torch.inference_mode():
-            found: torch.Tensor = one(images)
-        return found
+            return answer(one)
 
     try:
-        return bool(torch.allclose(answers(network), answers(again), rtol=1e-5, atol=1e-7))
+        first, second = answers(network), answers(again)
+        return all(torch.allclose(first[name], second[name], rtol=1e-5, atol=1e-7) for name in first)
     except Exception:  # it is the user's code
         return True
 

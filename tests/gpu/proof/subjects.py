@@ -17,9 +17,9 @@ import numpy as np
 from PIL import Image
 
 from convoy.app.engines.cpu import cpu_budget
-from convoy.export.data import Chunk
+from convoy.export.rows import Chunk
 from convoy.export.sources.to_onnx import INLINE_BYTES
-from convoy.export.sources.torch_job import INPUT_NAME, OUTPUT_NAME, TorchJob
+from convoy.export.sources.torch_job import INPUT_NAME, LOGITS, TorchJob
 from convoy.export.variants.calibrate import Calibration, Conversion, collect
 from convoy.export.variants.onnx_graph import prepare
 from convoy.export.variants.precision import RECIPES, REFERENCE
@@ -131,11 +131,11 @@ def _make_torchvision(name: str, folder: Path, with_int8: bool) -> Subject:
     _calm_residual_branches(network)
     pictures = _random_pictures(_IMAGENET)
     samples = torch.from_numpy(pictures[:_STATISTICS_PICTURES])
-    random_weights.draw(network, graph.normalised(samples, job))
-    graph.write_onnx(network, job, samples, folder / REFERENCE.file)
+    random_weights.draw(network, lambda: network(*graph.normalised([samples], job)))
+    graph.write_onnx(network, job, [samples], [LOGITS], folder / REFERENCE.file)
     files = _variants(folder, pictures[:_CALIBRATION_PICTURES], with_int8)
     inputs = (TensorSpec(INPUT_NAME, _IMAGENET.tensor_dtype, _IMAGENET.tensor_shape),)
-    outputs = (TensorSpec(OUTPUT_NAME, "FP32", (_CLASSES,)),)
+    outputs = (TensorSpec(LOGITS, "FP32", (_CLASSES,)),)
     spec = ModelSpec(name, inputs, outputs, LARGEST, _IMAGENET, "softmax", ())
     return Subject(name, spec, files, pictures, real_pictures(_IMAGENET), lambda: network)
 
@@ -173,7 +173,7 @@ def _variants(folder: Path, pictures: np.ndarray, with_int8: bool) -> dict[Preci
     """The other precisions, beside the fp32 graph, by the recipes of export and with min-max ranges."""
     prepared = prepare(folder / REFERENCE.file, folder / "prepared.onnx")
     chunks = (
-        Chunk(pictures[start : start + 4], np.zeros(4, np.int64), np.arange(start, start + 4))
+        Chunk({"images": pictures[start : start + 4]}, None, np.arange(start, start + 4))
         for start in range(0, len(pictures), 4)
     )
     calibration = Calibration(prepared, collect(prepared, chunks, ["minmax"]))

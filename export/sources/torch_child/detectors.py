@@ -1,0 +1,91 @@
+"""torchvision's one-stage detectors as graphs of one shape: a batch of pictures to decoded boxes and their scores.
+
+    images [N, 3, S, S], normalised  ->  boxes [N, K, 4], corners in pixels; scores [N, K, classes]
+
+Their own `forward()` takes a list of pictures and gives a list of dicts, of which each has another length: that cannot
+be batched. Here everything up to the decoded boxes is in the graph, where anchors are constants of a fixed size, and
+what overlaps is left to the server, by what `detection` declares. Two-stage ones choose regions in the middle of
+the network, so that they have no such form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.retinanet import RetinaNet
+from torchvision.models.detection.ssd import SSD
+
+from convoy.models.errors import JobError
+from convoy.models.tasks import DetectionOutputs
+
+# What the server answers where nobody says: below, torchvision's own detectors hardly ever mean an object.
+_THRESHOLD = 0.05
+_MAX_CANDIDATES = 10_000
+
+
+class Detector(nn.Module):
+    """One of torchvision's. `detection` says how its outputs become detections, as torchvision does it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.is_ssd = isinstance(model, SSD)
+        self.detection = DetectionOutputs(
+            boxes="boxes",
+            scores="scores",
+            # The first class of SSD stands for nothing; RetinaNet's stand each for itself.
+            background=0 if self.is_ssd else None,
+            threshold=_THRESHOLD,
+            iou_threshold=float(model.nms_thresh),
+            max_candidates=_MAX_CANDIDATES,
+            max_boxes=int(model.detections_per_img),
+        )
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`images` float32 [N, 3, S, S] to boxes float32 [N, K, 4] and scores float32 [N, K, classes]."""
+        features = self.model.backbone(images)
+        maps = [features] if isinstance(features, torch.Tensor) else list(features.values())
+        found = self.model.head(maps)
+        height, width = int(images.shape[2]), int(images.shape[3])
+        (anchors,) = self.model.anchor_generator(ImageList(images[:1], [(height, width)]), maps)
+        logits = found["cls_logits"]
+        return {
+            "boxes": _decoded(found["bbox_regression"], anchors, self.model.box_coder, height, width),
+            "scores": torch.softmax(logits, dim=-1) if self.is_ssd else torch.sigmoid(logits),
+        }
+
+
+def _decoded(moved: torch.Tensor, anchors: torch.Tensor, coder: Any, height: int, width: int) -> torch.Tensor:
+    """Corners [N, K, 4] in the picture, from what boxes differ from their anchors [K, 4] (Girshick et al., 2014)."""
+    sizes = anchors[:, 2:] - anchors[:, :2]
+    centres = anchors[:, :2] + 0.5 * sizes
+    weights = torch.tensor(coder.weights)
+    moved = moved / weights
+    middle = moved[..., :2] * sizes + centres
+    half = 0.5 * torch.exp(moved[..., 2:].clamp(max=coder.bbox_xform_clip)) * sizes
+    # Each coordinate has its own bound, and a clip takes one.
+    x1, y1, x2, y2 = torch.cat([middle - half, middle + half], dim=-1).unbind(-1)
+    corners = [x1.clamp(0, width), y1.clamp(0, height), x2.clamp(0, width), y2.clamp(0, height)]
+    return torch.stack(corners, dim=-1)
+
+
+def as_detector(model: Any, name: str) -> Detector:
+    """Raises JobError for one that cannot be batched."""
+    if not isinstance(model, SSD | RetinaNet):
+        raise JobError(
+            f"torchvision:{name} cannot be batched: it gives each picture boxes of another number, and chooses them "
+            "within the network; export ssdlite320_mobilenet_v3_large, ssd300_vgg16 or retinanet_resnet50_fpn"
+        )
+    return Detector(model)
+
+
+def input_px(model: Any) -> tuple[int, int]:
+    """Height and width of the pictures that the model makes of any: its fixed size, or its shorter side squared."""
+    transform = model.transform
+    if transform.fixed_size is not None:
+        width, height = transform.fixed_size
+        return int(height), int(width)
+    return int(transform.min_size[-1]), int(transform.min_size[-1])

@@ -1,0 +1,172 @@
+"""torch networks with dicts, tuples, several inputs and maps, all the way to a bundle; torchvision's beside them."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convoy.export.command import export_bundle
+from convoy.export.options import ExportOptions
+from convoy.models.bundle import Bundle, open_bundle
+from convoy.models.errors import JobError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+NETWORKS = """
+    from collections import namedtuple
+    import torch
+    from torch import nn
+
+    class Segmenter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+            self.head, self.aux = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 1)
+        def forward(self, images):
+            features = self.body(images)
+            return {"out": self.head(features), "aux": self.aux(features), "none": None}
+
+    class Signals(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.table = nn.Conv1d(2, 8, 5, padding=2), nn.Embedding(4, 8)
+            self.classes, self.size = nn.Linear(8, 3), nn.Linear(8, 1)
+        def forward(self, signal, kind):
+            features = torch.relu(self.conv(signal)).mean(2) + self.table(kind)
+            return Found(self.classes(features), [self.size(features), self.classes(features).argmax(1)])
+
+    class One(Signals):
+        def forward(self, x):
+            return self.classes(torch.relu(self.conv(x)).mean(2))
+
+    class Pictures(Segmenter):
+        def forward(self, images):
+            return [{"boxes": one.flatten()} for one in self.body(images)]
+
+    class Total(Segmenter):
+        def forward(self, images):
+            return {"out": self.body(images), "total": self.body(images).sum()}
+
+    class Words(Segmenter):
+        def forward(self, images):
+            return {"out": self.body(images), "name": "net"}
+
+    Found = namedtuple("Found", "classes others")
+    torch.manual_seed(1)
+    segmenter, signals, one, pictures, total, words = Segmenter, Signals, One, Pictures, Total, Words
+"""
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    (tmp_path / "net.py").write_text(textwrap.dedent(NETWORKS))
+    return tmp_path / "net.py"
+
+
+def export(tmp_path: Path, source: str, **changes: object) -> Bundle:
+    given = {"source": source, "name": "net", "store": tmp_path / "store", "max_batch": 4, "random_weights": True}
+    return open_bundle(export_bundle(ExportOptions(**(given | changes))))  # type: ignore[arg-type]
+
+
+def test_a_dict_of_maps_in_all_precisions(tmp_path, file):
+    bundle = export(
+        tmp_path,
+        f"{file}:segmenter",
+        preprocess="unit",
+        input="3x16x16",
+        task="segment",
+        allow_random_calibration=True,
+        precisions="fp16,int8,bf16",
+    )
+    spec = bundle.manifest.spec
+    assert [(one.name, one.shape) for one in spec.outputs] == [("out", (4, 16, 16)), ("aux", (4, 16, 16))]
+    assert spec.segmentation is not None
+    assert (spec.task, spec.segmentation.class_map, spec.activation) == ("segment", "out", "softmax")
+    assert {variant.precision for variant in bundle.manifest.variants} == {"fp32", "fp16", "int8", "bf16"}
+    for variant in bundle.manifest.variants:
+        assert set(variant.output_errors) == {"out", "aux"}
+        assert max(variant.output_errors.values()) < 0.1
+        assert (variant.agreement or 0) > 0.9
+
+
+def test_several_inputs_by_the_names_of_forward(tmp_path, file):
+    generator = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "data.npz",
+        kind=generator.integers(0, 4, 40),
+        signal=generator.standard_normal((40, 2, 32)).astype(np.float32),
+    )
+    bundle = export(tmp_path, f"{file}:signals", calibrate=str(tmp_path / "data.npz"), precisions="int8")
+    spec = bundle.manifest.spec
+    assert {one.name: (one.dtype, one.shape) for one in spec.inputs} == {
+        "kind": ("INT64", ()),
+        "signal": ("FP32", (2, 32)),
+    }
+    assert [one.name for one in spec.outputs] == ["classes", "others.0", "others.1"]
+    assert spec.outputs[2].dtype == "INT64"
+    np.savez(tmp_path / "odd.npz", sort=np.zeros(4, np.int64), signal=np.zeros((4, 2, 32), np.float32))
+    with pytest.raises(
+        JobError, match=r"forward\(\) takes signal, kind, and the inputs are sort, signal; call them so"
+    ):
+        export(tmp_path, f"{file}:signals", calibrate=str(tmp_path / "odd.npz"), precisions="fp32")
+
+
+def test_a_signal_by_its_shape_alone_and_with_targets(tmp_path, file):
+    bundle = export(tmp_path, f"{file}:one", input="2x32")
+    (given,), spec = bundle.manifest.spec.inputs, bundle.manifest.spec
+    assert (given.name, given.dtype, given.shape, spec.task) == ("input", "FP32", (2, 32), "none")
+    generator = np.random.default_rng(0)
+    np.savez(tmp_path / "d.npz", x=generator.standard_normal((80, 2, 32)), labels=generator.integers(0, 3, 80))
+    data = str(tmp_path / "d.npz")
+    bundle = export(tmp_path, f"{file}:one", calibrate=data, evaluate=data, task="classify", precisions="fp16")
+    accuracy = bundle.manifest.variant("fp16.onnx").accuracy
+    assert accuracy is not None
+    assert (accuracy.metric, bundle.manifest.spec.activation) == ("top-1", "softmax")
+
+
+@pytest.mark.parametrize(
+    ("factory", "words", "outputs"),
+    [
+        ("pictures", "returns a dict for each sample, so that it cannot be batched; return", {"boxes": (2048,)}),
+        ("total", "returns total [] for 3 samples, so that it cannot be batched", {"out": (8, 16, 16), "total": ()}),
+    ],
+)
+def test_what_cannot_be_batched_says_so_and_is_served_one_by_one(tmp_path, file, factory, words, outputs):
+    bundle = export(tmp_path, f"{file}:{factory}", preprocess="unit", input="3x16x16")
+    spec, (fp32, *_) = bundle.manifest.spec, bundle.manifest.variants
+    assert (spec.max_batch_size, {one.name: one.shape for one in spec.outputs}) == (1, outputs)
+    assert f"cannot be batched, and is served one by one: the network {words}" in fp32.reason
+    assert fp32.max_relative_error < 1e-4
+
+
+def test_what_returns_other_than_tensors_says_so(tmp_path, file):
+    with pytest.raises(JobError, match="returns a str in 'name'; it must return tensors"):
+        export(tmp_path, f"{file}:words", preprocess="unit", input="3x16x16")
+    assert not (tmp_path / "store").exists()
+
+
+def test_weights_of_a_dict_are_known_to_be_random(tmp_path, file):
+    with pytest.raises(JobError, match=r"the weights that net.py:segmenter gives are random"):
+        export(tmp_path, f"{file}:segmenter", preprocess="unit", input="3x16x16", random_weights=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large", "fcn_resnet50"])
+def test_torchvisions_segmentation(tmp_path, name):
+    bundle = export(tmp_path, f"torchvision:{name}", input="3x64x64", precisions="fp32")
+    spec = bundle.manifest.spec
+    assert (spec.task, spec.outputs[0].name, spec.outputs[0].shape) == ("segment", "out", (21, 64, 64))
+    assert spec.labels[:2] == ("__background__", "aeroplane")
+
+
+@pytest.mark.long
+def test_torchvisions_ssdlite(tmp_path):
+    bundle = export(tmp_path, "torchvision:ssdlite320_mobilenet_v3_large", precisions="fp32")
+    spec = bundle.manifest.spec
+    assert spec.task == "detect"
+    assert spec.detection is not None
+    assert (spec.detection.background, spec.detection.iou_threshold) == (0, 0.55)
+    assert {one.name: one.shape for one in spec.outputs} == {"boxes": (3234, 4), "scores": (3234, 91)}
