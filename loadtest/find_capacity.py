@@ -67,5 +67,6 @@ def _outcome(
         shown=shown.result,
         capacity=capacity,
         server=shown.observed.server,
+        use=shown.observed.use,
         interrupted=found[-1].observed.measurement.interrupted,
     )

@@ -122,6 +122,8 @@ def _figures_table(outcome: LoadTestOutcome, result: Result) -> Table:
         table.add_row(f"server: {stage.name}, mean", f"{stage.mean_ms:.3f} ms")
     if outcome.server is not None and outcome.server.mean_batch is not None:
         table.add_row("server: samples in a batch, mean", f"{outcome.server.mean_batch:.1f}")
+    for what, figure in words.server_use(outcome.use) if outcome.use else ():
+        table.add_row(f"server: {what}", figure)
     _add_errors(table, result)
     return table
 

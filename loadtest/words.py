@@ -9,6 +9,7 @@ from convoy.loadtest.bootstrap import ConfidenceInterval
 from convoy.loadtest.capacity import NARROW, SHARE, CapacityProbe
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.results import LoadTestOutcome, Result
+from convoy.loadtest.server_use import ServerUse
 from convoy.loadtest.statistics import Percentile
 
 
@@ -81,6 +82,16 @@ def capacity(outcome: LoadTestOutcome) -> str:
     if found.ending == "too slow":
         return f"No capacity: even {high:,.1f} requests/s are not sustained with {goal}."
     return f"No capacity: the bracket {low:,.1f} to {high:,.1f} requests/s is wider than {100 * NARROW:.0f} %."
+
+
+def server_use(use: ServerUse) -> list[tuple[str, str]]:
+    """What is told of the server's CPU and memory, and its figure."""
+    rows = [("CPU, cores", f"{use.cores:.2f}{interval(use.cores_interval, 2)}")]
+    if use.cpu_ms_per_answer is not None:
+        figure = f"{use.cpu_ms_per_answer:.3f} ms{interval(use.cpu_ms_per_answer_interval, 3)}"
+        rows.append(("CPU for each good answer", figure))
+    rows.append(("memory, most", f"{use.peak_mib:,.0f} MiB"))
+    return rows
 
 
 def notes(outcome: LoadTestOutcome) -> list[str]:

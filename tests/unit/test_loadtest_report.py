@@ -24,6 +24,7 @@ from convoy.loadtest.report.page import render
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import LoadTestOutcome, by_step, whole
 from convoy.loadtest.server_side import BatchCount, ServerSide, StageMean
+from convoy.loadtest.server_use import ProcessReading, UseReading, server_use
 from convoy.loadtest.statistics import Window
 from convoy.loadtest.target import LoadTarget
 from convoy.loadtest.units import NS_PER_MS, NS_PER_S
@@ -35,6 +36,11 @@ TARGET = LoadTarget(ENDPOINT, NASTY, "binary", RequestPool([b""], AnswerCheck("i
 SERVER = ServerSide(
     (StageMean("queue", 1.0, 10), StageMean("compute", 2.0, 10)), tuple(BatchCount(size, 3) for size in range(1, 200))
 )
+
+READINGS = [
+    UseReading(at * NS_PER_S // 4, (ProcessReading("core", 0.2 * at, 50e6, 1), ProcessReading(NASTY, 0.1, 9e6, 1)))
+    for at in range(20)
+]
 
 
 def measured(seconds: float, count: int, *, failed: bool = False, steps: int = 0, **changes) -> Measurement:
@@ -57,7 +63,8 @@ def measured(seconds: float, count: int, *, failed: bool = False, steps: int = 0
 def once(measurement: Measurement, **options) -> LoadTestOutcome:
     asked = LoadTestOptions(slo_ms=20, duration_s=5, warm_up_s=0.1, **options)
     rows, shown = by_step(asked, measurement), whole(asked, measurement)
-    return LoadTestOutcome(TARGET, asked, rows, shown, None, SERVER, measurement.interrupted)
+    use = server_use(READINGS, measurement.records, measurement.window)
+    return LoadTestOutcome(TARGET, asked, rows, shown, None, SERVER, use, measurement.interrupted)
 
 
 def searched(ending: str, low: float | None, high: float | None, probes: int) -> LoadTestOutcome:
@@ -66,7 +73,7 @@ def searched(ending: str, low: float | None, high: float | None, probes: int) ->
         whole(LoadTestOptions(rate=100.0 * n, slo_ms=20), measured(5, 2000, steps=1), f"probe {n}") for n in range(1, 5)
     )
     tried = tuple(CapacityProbe(100.0 * n, 0.5, False, 10) for n in range(probes))
-    return LoadTestOutcome(TARGET, asked, rows, rows[0], Capacity(tried, low, high, ending), None, False)  # type: ignore[arg-type]
+    return LoadTestOutcome(TARGET, asked, rows, rows[0], Capacity(tried, low, high, ending), None, None, False)  # type: ignore[arg-type]
 
 
 OUTCOMES = {
