@@ -6,7 +6,7 @@ Pure; knows what a reader must be told, and no markup.
 from __future__ import annotations
 
 from convoy.loadtest.bootstrap import ConfidenceInterval
-from convoy.loadtest.capacity import NARROW, SHARE, CapacityProbe
+from convoy.loadtest.capacity import MOST_VOID, NARROW, SHARE, CapacityProbe, void_in_a_row
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.results import LoadTestOutcome, Result
 from convoy.loadtest.server_use import ServerUse
@@ -37,7 +37,7 @@ def title(outcome: LoadTestOutcome) -> str:
 def probe(one: CapacityProbe) -> str:
     """A rate that was tried, in one line."""
     if one.void:
-        return f"{one.rate:,.1f} requests/s: void, the load generator was late or broke"
+        return f"{one.rate:,.1f} requests/s: void, {one.reason}"
     verdict = "sustained" if one.sustained else "not sustained"
     return f"{one.rate:,.1f} requests/s: {share(one.goodput)} good, {verdict}"
 
@@ -73,9 +73,13 @@ def capacity(outcome: LoadTestOutcome) -> str:
         return f"No capacity: the search was stopped after {len(found.probes)} probes; so far {least}."
     last = found.probes[-1]
     if found.ending == "dead":
-        return f"No capacity: at {last.rate:,.1f} requests/s not one request was answered well."
+        why = "" if last.reason is None else f" ({last.reason})"
+        return f"No capacity: at {last.rate:,.1f} requests/s not one request was answered well{why}."
     if found.ending == "generator":
         least = "nothing is known of the server" if low is None else f"the server sustains at least {low:,.1f}"
+        voids = void_in_a_row(found.probes)
+        if voids >= MOST_VOID:
+            return f"No capacity: {voids} tries in a row were void; {least}. The last one: {last.reason}."
         return f"No capacity: the load generator could not offer {high:,.1f} requests/s; {least}."
     if found.ending == "not reached":
         return f"No capacity: every rate tried was sustained, up to {low:,.1f} requests/s."

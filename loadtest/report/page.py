@@ -180,10 +180,9 @@ def _used(use: ServerUse | None) -> list[Element | None]:
     )
     rows: list[list[Content]] = [[what, figure] for what, figure in words.server_use(use)]
     processes: list[list[Content]] = [[one.name, f"{one.cpu_s:.2f}", f"{one.peak_mib:,.0f}"] for one in use.processes]
-    figures = element(
-        "div", table(("all processes", ""), rows), table(("process", "CPU, s", "memory, most, MiB"), processes)
-    )
-    drawn = element("div", charts.server_cpu(use), charts.server_memory(use), figures, class_="charts")
+    figures = element("div", table(("all processes", ""), rows))
+    by_process = element("div", table(("process", "CPU, s", "memory, most, MiB"), processes))
+    drawn = element("div", charts.server_cpu(use), charts.server_memory(use), figures, by_process, class_="charts")
     return [element("p", about, class_="note"), drawn]
 
 

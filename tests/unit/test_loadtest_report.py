@@ -67,12 +67,12 @@ def once(measurement: Measurement, **options) -> LoadTestOutcome:
     return LoadTestOutcome(TARGET, asked, rows, shown, None, SERVER, use, measurement.interrupted)
 
 
-def searched(ending: str, low: float | None, high: float | None, probes: int) -> LoadTestOutcome:
+def searched(ending: str, low: float | None, high: float | None, probes: int, **of_each) -> LoadTestOutcome:
     asked = LoadTestOptions(slo_ms=20, find_capacity=True, duration_s=5)
     rows = tuple(
         whole(LoadTestOptions(rate=100.0 * n, slo_ms=20), measured(5, 2000, steps=1), f"probe {n}") for n in range(1, 5)
     )
-    tried = tuple(CapacityProbe(100.0 * n, 0.5, False, 10) for n in range(probes))
+    tried = tuple(CapacityProbe(100.0 * n, 0.5, **{"void": False, "answered": 10, **of_each}) for n in range(probes))
     return LoadTestOutcome(TARGET, asked, rows, rows[0], Capacity(tried, low, high, ending), None, None, False)  # type: ignore[arg-type]
 
 
@@ -90,7 +90,8 @@ OUTCOMES = {
     "not reached": searched("not reached", 1e5, None, 5),
     "too slow": searched("too slow", None, 20, 5),
     "too noisy": searched("too noisy", 100, 200, 5),
-    "dead": searched("dead", None, 50, 1),
+    "dead": searched("dead", None, 50, 1, reason="connection refused: nobody listens"),
+    "all void": searched("generator", None, 50, 4, void=True, reason="generator process 1 was killed"),
 }
 
 
@@ -135,7 +136,8 @@ def test_every_outcome_can_be_printed_and_written(name):
         ("not reached", "every rate tried was sustained"),
         ("too slow", "even 20.0 requests/s are not sustained"),
         ("too noisy", "wider than 5 %"),
-        ("dead", "not one request was answered well"),
+        ("dead", "not one request was answered well (connection refused: nobody listens)"),
+        ("all void", "4 tries in a row were void; nothing is known of the server. The last one: generator process 1"),
     ],
 )
 def test_the_page_says_the_one_thing_first(name, said):
