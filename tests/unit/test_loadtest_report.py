@@ -124,6 +124,18 @@ def test_every_outcome_can_be_printed_and_written(name):
     assert len(table(outcome).splitlines()) == 1 + len(outcome.rows)
 
 
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_nothing_is_cut_at_80_columns(name):
+    console = Console(file=io.StringIO(), width=80)
+    print_outcome(console, OUTCOMES[name])
+    shown = console.file.getvalue()
+    assert "\u2026" not in shown
+    for row in OUTCOMES[name].rows if len(OUTCOMES[name].rows) > 1 else ():
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"{row.name} ")]
+        assert f" {row.rate:,.1f} " in line
+        assert len(line.rstrip()) <= 80
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
