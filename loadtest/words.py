@@ -37,7 +37,7 @@ def title(outcome: LoadTestOutcome) -> str:
 def probe(one: CapacityProbe) -> str:
     """A rate that was tried, in one line."""
     if one.void:
-        return f"{one.rate:,.1f} requests/s: void, {one.reason}"
+        return f"{one.rate:,.1f} requests/s: void, the load generator was late or broke"
     verdict = "sustained" if one.sustained else "not sustained"
     return f"{one.rate:,.1f} requests/s: {share(one.goodput)} good, {verdict}"
 
@@ -110,7 +110,12 @@ def notes(outcome: LoadTestOutcome) -> list[str]:
 
 
 def voids(outcome: LoadTestOutcome) -> list[str]:
-    """Why figures mean nothing: the run's reason, or how many of the rows have one, and the first."""
+    """Why figures mean nothing: the run's reason, or how many of the rows have one, and the first.
+
+    A search that was stopped for it has said so.
+    """
+    if outcome.capacity is not None and void_in_a_row(outcome.capacity.probes) >= MOST_VOID:
+        return []
     found = [(row.name, row.verdict.void) for row in outcome.rows if row.verdict.void is not None]
     if len(outcome.rows) == 1:
         return [void for _, void in found]
