@@ -70,8 +70,11 @@ campaign: OUT = build/campaign
 campaign: $(VENV)/.dev
 	$(BIN)/python -m tests.campaign --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --out $(OUT)
 
+# Some minutes: train, export, serve, predict, load, look; all of it stays in build/demo, with words and, where Chromium is
+# installed, pictures of each step. OUT=docs makes docs/demo.md and its pictures anew.
+demo: OUT = build/demo
 demo: $(VENV)/.dev
-	$(BIN)/python -m convoy.loadtest.demo
+	$(BIN)/python -m convoy.loadtest.demo --folder build/demo --out $(OUT)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m convoy.loadtest.startup

@@ -3,7 +3,8 @@
 Every option has a twin in the environment, `CONVOY_` and the option's name, or `CONVOY_EXPORT_MAX_BATCH` where
 another command has an option of that name that means something else. Priority: command line, environment, the file of
 `serve`, default.
-Exit codes: 0 done, 1 the job failed, 2 wrong call; `serve` has more (`convoy.app.main`).
+Exit codes: 0 done, 1 the job failed, 2 wrong call; `serve` has more (`convoy.app.main`). What went wrong is one line on
+stderr, so that stdout holds nothing but the answer.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import dataclasses
 import gc
 import importlib
 import inspect as python_inspect
+import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -29,16 +31,22 @@ OWN_MEANINGS = frozenset({"batch_size", "json", "max_batch", "out", "seed", "tim
 
 cli = typer.Typer(
     name="convoy",
-    help="Takes a trained CNN, optimises it, proves it is still right, and serves it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich cuts the names of options and variables at 80 columns
 )
 
 
 config = typer.Typer(help="What `convoy serve` is told.", no_args_is_help=True)
 cli.add_typer(config, name="config")
+# A command of its own, and one that has others beside it.
+load_tests = typer.Typer()
+cli.add_typer(load_tests, name="loadtest")
 _KEYWORD = python_inspect.Parameter.KEYWORD_ONLY
+EXIT_INTERRUPTED = 130
+_COMPLETE = "_CONVOY_COMPLETE"
+# A wrong call as typer finds it: UsageError, of click or of typer's own copy of it, as its version has it.
+_WrongCall: Any = typer.BadParameter.__mro__[1]
 
 
 class _OfRecord(NamedTuple):
@@ -58,12 +66,15 @@ class _OfRecord(NamedTuple):
 _OF_RECORDS: list[_OfRecord] = []
 
 
-def _of_record(module: str, record: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _of_record(module: str, record: str, tell: Any = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """`tell` says the function to typer; by default it is a command."""
+
     def register(function: Callable[..., None]) -> Callable[..., None]:
         parameters = python_inspect.signature(function, eval_str=True).parameters.values()
         own = tuple(one for one in parameters if one.kind is not python_inspect.Parameter.VAR_KEYWORD)
         _OF_RECORDS.append(_OfRecord(function, module, record, own))
-        return cli.command()(function)
+        registered: Callable[..., None] = (tell or cli.command())(function)
+        return registered
 
     return register
 
@@ -77,7 +88,8 @@ def _asked(record: type) -> Iterator[python_inspect.Parameter]:
 
 
 def _parameter(field: dataclasses.Field[Any], kind: Any, said: Option) -> python_inspect.Parameter:
-    is_word = said.read is not None or get_origin(kind) is Literal  # which words there are, the record knows
+    words = get_args(kind) if get_origin(kind) is Literal else said.words
+    is_text = said.read is not None or bool(words)
     name = (said.name,) if said.name else ()
     asking = typer.Argument if said.is_argument else typer.Option
     default = python_inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
@@ -85,8 +97,43 @@ def _parameter(field: dataclasses.Field[Any], kind: Any, said: Option) -> python
         field.name,
         _KEYWORD,
         default=default if said.read is None else said.typed_default,
-        annotation=Annotated[str | None if is_word else kind, asking(*name, help=said.help, callback=said.read)],
+        annotation=Annotated[
+            str | None if is_text else kind, asking(*name, help=said.help, callback=said.read, **_one_of(words))
+        ],
     )
+
+
+def _one_of(words: Sequence[str]) -> dict[str, Any]:
+    """What typer shows and completes of an option that takes one of `words`; what else is refused by who reads it."""
+    if not words:
+        return {}
+    return {
+        "metavar": f"[{'|'.join(words)}]",
+        "autocompletion": lambda incomplete: [word for word in words if word.startswith(incomplete)],
+    }
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from convoy.app.version import in_words
+
+        print(in_words())
+        raise typer.Exit
+
+
+@cli.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the versions of Convoy and of what computes here.",
+        ),
+    ] = False,
+) -> None:
+    """Takes a trained CNN, optimises it, proves it is still right, and serves it."""
 
 
 @_of_record("convoy.models.train_options", "TrainOptions")
@@ -155,13 +202,32 @@ def predict(
         raise typer.Exit(ask(client, name, images, top_k, as_json=json))
 
 
-@_of_record("convoy.loadtest.options", "LoadTestOptions")
-def loadtest(*, api_key_file: KeyFile = None, **asked: Any) -> None:
-    """Load a server and say honestly how it did."""
+@_of_record("convoy.loadtest.options", "LoadTestOptions", load_tests.callback(invoke_without_command=True))
+def loadtest(*, context: typer.Context, api_key_file: KeyFile = None, **asked: Any) -> None:
+    """Load a server and say honestly how it did; `compare` tells two runs apart."""
+    if context.invoked_subcommand is not None:
+        given = [name for name in asked if _source(context, name) == "COMMANDLINE"]
+        if given:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise UsageError(f"{named} before {context.invoked_subcommand} says nothing to it; leave it out")
+        return
     from convoy.loadtest.command import run
     from convoy.loadtest.options import LoadTestOptions
 
     raise typer.Exit(run(LoadTestOptions(**asked, api_key=_read_key(api_key_file)), _console()))
+
+
+@load_tests.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A.json", help="A run, as --json wrote it.")],
+    b: Annotated[Path, typer.Argument(metavar="B.json", help="The run that is held against it.")],
+    anyway: Annotated[bool, typer.Option("--anyway", help="Also what was loaded differently, or is void.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Say of which figures of two runs a difference can be told."""
+    from convoy.loadtest.compare_command import compare as show
+
+    show(a, b, anyway=anyway, as_json=json, console=_console())
 
 
 @cli.command()
@@ -189,14 +255,18 @@ def batch(**asked: Any) -> None:
     raise typer.Exit(run(BatchOptions(**asked), _console()))
 
 
+@cli.command(name="serve")
 def _serve(context: typer.Context, **given: object) -> None:
+    """Serve the models of a store over HTTP and gRPC."""
     from convoy.app.main import serve
     from convoy.app.settings import read_settings
 
     raise typer.Exit(serve(read_settings(_on_command_line(context, given))))
 
 
+@config.command(name="show")
 def _show(context: typer.Context, json: bool, **given: object) -> None:
+    """Print what holds with these options of `serve`, and whence."""
     from convoy.app.commands.config import show
     from convoy.app.settings import read_settings
 
@@ -223,24 +293,22 @@ def _source(context: typer.Context, name: str) -> str:
     return source.name if source is not None else ""
 
 
-def _add_settings() -> None:
-    """`serve` and `config show` take their options from the settings themselves, so that they are written down once."""
-    parameters = [*_context_alone(), *_of_settings()]
+def _tell_settings(is_meant: bool) -> None:
+    """`serve` and `config show` take their options from the settings themselves, so that they are written down once.
+
+    The settings import the server; nobody else should wait for that.
+    """
+    asked = [*_of_settings()] if is_meant else []
+    context = python_inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
     as_json = typer.Option("--json", help="For machines.")
     asks_json = python_inspect.Parameter("json", _KEYWORD, default=False, annotation=Annotated[bool, as_json])
-    _tell(_serve, parameters)
-    _tell(_show, [*parameters, asks_json])
-    cli.command(name="serve", help="Serve the models of a store over HTTP and gRPC.")(_serve)
-    config.command(name="show", help="Print what holds with these options of `serve`, and whence.")(_show)
+    _tell(_serve, [context, *asked])
+    _tell(_show, [context, *asked, asks_json])
 
 
 def _tell(function: Any, parameters: list[python_inspect.Parameter]) -> None:
     function.__signature__ = python_inspect.Signature(parameters)
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-
-
-def _context_alone() -> Iterator[python_inspect.Parameter]:
-    yield python_inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
 
 
 def _of_settings() -> Iterator[python_inspect.Parameter]:
@@ -252,24 +320,41 @@ def _of_settings() -> Iterator[python_inspect.Parameter]:
         shown = "the demo" if name == "store" else field.default
         help_text = f"{field.description} (default: {shown})" if shown is not None else field.description
         kind = {int: int, float: float, bool: bool}.get(field.annotation, str)  # type: ignore[arg-type]
-        option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, show_default=False)
+        words = get_args(field.annotation) if get_origin(field.annotation) is Literal else _enumerated(field)
+        flag = f"--{name.replace('_', '-')}"
+        option = typer.Option(flag, help=help_text, show_default=False, **_one_of(words))
         yield python_inspect.Parameter(name, _KEYWORD, default=None, annotation=Annotated[kind | None, option])
 
 
+def _enumerated(field: Any) -> Sequence[str]:
+    said = field.json_schema_extra
+    words: Sequence[str] = said.get("enum", ()) if isinstance(said, dict) else ()
+    return words
+
+
 def _command(arguments: list[str]) -> Any:
-    if not arguments or arguments[0] in ("serve", "config", "--help"):
+    """With the options of the subcommand that is named first; where none is, with those of all."""
+    is_of_settings = arguments[:1] in ([], ["serve"], ["config"])
+    if is_of_settings:
         gc.disable()  # nothing that a start makes is garbage; the server enables it again
-        _add_settings()  # the settings import the server; nobody else should wait for that
+    _tell_settings(is_of_settings)
     for one in _OF_RECORDS:
         one.tell(is_meant=arguments[:1] in ([], [one.function.__name__]))
     command: Any = typer.main.get_command(cli)
     for name, subcommand in command.commands.items():
-        for parameter in subcommand.params:
-            if parameter.param_type_name == "option" and parameter.name != "help":
-                option = parameter.opts[0].lstrip("-").replace("-", "_")
-                own = f"{name}_" if option in OWN_MEANINGS and name != "serve" else ""
-                parameter.envvar = f"CONVOY_{own}{option}".upper()
+        _name_twins(subcommand, name)
     return command
+
+
+def _name_twins(command: Any, name: str) -> None:
+    for parameter in command.params:
+        if parameter.param_type_name == "option" and parameter.name != "help":
+            option = parameter.opts[0].lstrip("-").replace("-", "_")
+            own = f"{name}_" if option in OWN_MEANINGS and name != "serve" else ""
+            parameter.envvar = f"CONVOY_{own}{option}".upper()
+    for inner, subcommand in getattr(command, "commands", {}).items():
+        if name != "config":  # the settings read theirs, and tell whence
+            _name_twins(subcommand, f"{name}_{inner}")
 
 
 def _typed(subcommand: str) -> str:
@@ -303,19 +388,52 @@ def _with_value(arguments: list[str], option: str, value: str) -> list[str]:
     return given
 
 
+def _to_complete() -> list[str] | None:
+    """The words that a shell asks to have completed; None where none asks."""
+    if _COMPLETE not in os.environ:
+        return None
+    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return typed.split()[1:] or [""]  # as far as the subcommand, which has no blank
+
+
+def _take_name_of_shell(arguments: list[str]) -> None:
+    """`--show-completion bash`: typer looks for the shell that called, and takes a name where it is kept from that."""
+    if arguments[:1] in (["--show-completion"], ["--install-completion"]) and len(arguments) > 1:
+        os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
+
+
 def main(arguments: list[str] | None = None, default: str | None = None) -> None:
     """Run the command. `default` is the subcommand meant when none is named, for `python -m export ...`."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    known = {command.name or command.callback.__name__ for command in cli.registered_commands if command.callback}
-    if default is not None and (not arguments or arguments[0] not in known | {"serve", "config"}):
+    commands = {command.name or command.callback.__name__ for command in cli.registered_commands if command.callback}
+    known = commands | {group.name for group in cli.registered_groups}
+    if default is not None and (not arguments or arguments[0] not in known):
         arguments = [default, *arguments]
     if arguments[:1] == ["batch"]:
         arguments = _with_value(arguments, "--ray", "auto")
+    _take_name_of_shell(arguments)
+    words = _to_complete()
     try:
-        _command(arguments)(args=arguments, prog_name="convoy")
+        # Where nothing is typed, all that is needed is the list of commands.
+        command = _command((arguments or ["--help"]) if words is None else words)
+        sys.exit(command(args=arguments, prog_name="convoy", standalone_mode=False) or 0)
     except ConvoyError as error:
         print(f"convoy: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except typer.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except _WrongCall as error:
+        print(_in_words(error), file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _in_words(error: Any) -> str:
+    """One line; where nothing was typed, the whole help."""
+    message = error.format_message()
+    if message.startswith("Usage:"):
+        return str(message)
+    asked = error.ctx.command_path if error.ctx is not None else "convoy"
+    return f"convoy: {' '.join(message.split()).rstrip('.')}; see `{asked} --help`"
 
 
 if __name__ == "__main__":

@@ -131,8 +131,8 @@ def _capabilities_here() -> tuple[str, ...]:
 
 def _show(rows: list[_BuiltPlan], left: list[str], cache: Path, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("variant", no_wrap=True)
-    table.add_column("library")
+    table.add_column("variant", no_wrap=True, min_width=max((len(row.variant.file) for row in rows), default=0))
+    table.add_column("library", no_wrap=True)
     table.add_column("for")
     for heading in ("MB", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -47,14 +47,20 @@ class ExportOptions:
     std: Annotated[str | None, Option("Standard deviation per channel, likewise.")] = None
     resize: Annotated[str | None, Option("Shorter side before the crop, or HxW to scale to straight.")] = None
     crop: Annotated[str | None, Option("Cut out of the centre: 224, or HxW.")] = None
-    interpolation: Annotated[str | None, Option("nearest, bilinear, bicubic or lanczos.")] = None
-    front: Annotated[str, Option("uint8: normalisation in the graph; none: FP32 input.")] = "uint8"
+    interpolation: Annotated[
+        str | None, Option("How images are scaled.", words=("nearest", "bilinear", "bicubic", "lanczos"))
+    ] = None
+    front: Annotated[str, Option("uint8: normalisation in the graph; none: FP32 input.", words=("uint8", "none"))] = (
+        "uint8"
+    )
     calibrate: Annotated[str | None, Option("Data set, or .npz, whose calibration part sets the ranges.")] = None
     evaluate: Annotated[str | None, Option("Data set, or .npz, whose test part measures accuracy.")] = None
     metric: Annotated[str | None, Option("file.py:function(outputs, targets) that scores each sample.")] = None
     class_map: Annotated[Path | None, Option("JSON file: what data sets call a class, to its label.")] = None
     precisions: Annotated[str | None, Option("Variants to make, of fp32,bf16,fp16,int8,fp8.")] = None
-    calibration_method: Annotated[str, Option("auto, minmax, entropy or percentile.")] = "auto"
+    calibration_method: Annotated[
+        str, Option("How ranges are taken from images.", words=("auto", "minmax", "entropy", "percentile"))
+    ] = "auto"
     int8_budget_s: Annotated[
         float, Option("Seconds that the search for layers to keep may take, for each file of 8 bits.")
     ] = 1800.0
@@ -69,9 +75,10 @@ class ExportOptions:
     )
     default_priority_level: Annotated[int, Option("The one of those that name none.")] = ORDINARY_PRIORITIES.default
     trust: Annotated[bool, Option("Read a .pt2, which can run any code.", name="--trust")] = False
-    activation: Annotated[str, Option("What makes scores of outputs: auto (found out), softmax, sigmoid or none.")] = (
-        "auto"
-    )
+    activation: Annotated[
+        str,
+        Option("What makes scores of outputs; auto: found out.", words=("auto", "softmax", "sigmoid", "none")),
+    ] = "auto"
     expect_accuracy_percent: Annotated[
         float | None, Option("Top-1 in percent that the model is known for.", name="--expect-accuracy")
     ] = None

@@ -80,7 +80,8 @@ def summary(manifest: Manifest) -> Group:
     reference = manifest.variants[0].latency
     largest = reference.points[-1].batch_size if reference else manifest.spec.max_batch_size
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("variant", no_wrap=True)
+    # A name of ours stays whole, even where figures are long.
+    table.add_column("variant", no_wrap=True, min_width=max(len(variant.file) for variant in manifest.variants))
     for heading in ("size", _score_heading(manifest), "agreement", "ms b=1", f"ms b={largest}", "speed", "served"):
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in manifest.variants:

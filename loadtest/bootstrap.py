@@ -46,8 +46,7 @@ class Blocks:
         self._count = min(MOST_BLOCKS, int(self._seconds / LEAST_BLOCK_S))
         self._possible = self._count >= LEAST_BLOCKS
         if self._possible:
-            draws = np.random.default_rng(0).multinomial(self._count, [1 / self._count] * self._count, RESAMPLES)
-            self._weights = draws.astype(np.float64)
+            self._weights = _draws(self._count)
 
     def rate_interval(self, times_ns: Integers) -> ConfidenceInterval | None:
         """Of events per second."""
@@ -80,6 +79,22 @@ class Blocks:
 
     def _counts(self, times_ns: Integers) -> Floats:
         return np.bincount(self._block_of(times_ns), minlength=self._count).astype(np.float64)
+
+
+def ratio_interval(above: Floats, below: Floats) -> ConfidenceInterval | None:
+    """Of the sum of `above` over the sum of `below`, of which each block has one; None for fewer than ten blocks."""
+    count = len(above)
+    if count < LEAST_BLOCKS:
+        return None
+    weights = _draws(count)
+    totals = weights @ below
+    some = totals > 0
+    return _interval((weights @ above)[some] / totals[some]) if some.any() else None
+
+
+def _draws(count: int) -> Floats:
+    """How often each of `count` blocks is in each resample."""
+    return np.random.default_rng(0).multinomial(count, [1 / count] * count, RESAMPLES).astype(np.float64)
 
 
 def _edges(ascending: Integers) -> Integers:

@@ -3,7 +3,8 @@
 Pure. A rate is sustained if at least 99 % of the requests offered at it were answered well within the
 objective (a refusal is a miss, and so is an answer that came too late). First the rates double or halve until
 one is sustained and one is not, then the bracket is halved until it is narrow enough. A rate at which the
-generator was late is tried once more, because other programs may have been the reason. Each probe is a Poisson
+generator was late is tried once more, because other programs may have been the reason; where that does not help at the
+next rate either, the search is over, because what is void says nothing of the server. Each probe is a Poisson
 open loop with the same seed: the same luck at another pace, so that two rates differ by their pace alone.
 """
 
@@ -11,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 SHARE = 0.99
 NARROW = 0.05  # of the bracket's lower end: closer than runs of some seconds can tell rates apart
 MOST_PROBES = 20
 TRIES = 2  # of a rate at which the generator was late
+MOST_VOID = 4  # tries in a row
 LEAST_REQUESTS = 200  # in one probe: among fewer, a single slow answer decides
 
 Ending = Literal["bracketed", "too slow", "not reached", "generator", "too noisy", "dead"]
@@ -24,12 +27,16 @@ Ending = Literal["bracketed", "too slow", "not reached", "generator", "too noisy
 
 @dataclass(frozen=True, slots=True)
 class CapacityProbe:
-    """One rate that was tried. `goodput` is None where nothing was measured; `void`: the generator was late."""
+    """One rate that was tried. `goodput` is None where nothing was measured; `void`: the generator was late or broke.
+
+    `reason` says why it is void, or what most of the requests that failed met with; None where nothing went wrong.
+    """
 
     rate: float
     goodput: float | None
     void: bool
     answered: int
+    reason: str | None = None
 
     @property
     def sustained(self) -> bool:
@@ -50,7 +57,7 @@ class Capacity:
 
     `ending` says why the search ended: "bracketed" is success; "too slow" - not even the lowest rate was
     sustained; "not reached" - the highest was; "generator" - the bracket's upper end is the generator's own
-    limit; "too noisy" - too many probes; "dead" - a probe got not one good answer.
+    limit, or four tries in a row were void; "too noisy" - too many probes; "dead" - a probe got not one good answer.
     """
 
     probes: tuple[CapacityProbe, ...]
@@ -71,6 +78,8 @@ def next_rate(probes: Sequence[CapacityProbe], first: float, limits: Limits) -> 
     if len(probes) >= MOST_PROBES or not probes[-1].answered:
         return None
     last = probes[-1]
+    if void_in_a_row(probes) >= MOST_VOID:
+        return None
     if last.void and [probe.rate for probe in probes].count(last.rate) < TRIES:
         return last.rate
     low, high = _bracket(probes)
@@ -80,6 +89,11 @@ def next_rate(probes: Sequence[CapacityProbe], first: float, limits: Limits) -> 
     if low is None:
         return None if high <= limits.least else max(high / 2, limits.least)
     return None if high - low <= NARROW * low else (low + high) / 2
+
+
+def void_in_a_row(probes: Sequence[CapacityProbe]) -> int:
+    """How many of the last tries were void."""
+    return len(list(takewhile(lambda probe: probe.void, reversed(probes))))
 
 
 def conclude(probes: Sequence[CapacityProbe]) -> Capacity:

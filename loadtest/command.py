@@ -71,6 +71,7 @@ def _run_once(target: LoadTarget, options: LoadTestOptions, observer: TargetObse
         shown=whole(options, measurement),
         capacity=None,
         server=observed.server,
+        use=observed.use,
         interrupted=measurement.interrupted,
     )
 

@@ -20,6 +20,7 @@ from convoy.loadtest.capacity import Capacity
 from convoy.loadtest.measure import Measurement
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.results import LoadTestOutcome, Result
+from convoy.loadtest.server_use import ServerUse
 from convoy.loadtest.statistics import Summary
 from convoy.loadtest.verdict import Lateness
 
@@ -51,6 +52,7 @@ def document(outcome: LoadTestOutcome) -> str:
         "rows": [{"name": row.name, "rate": row.rate, **_result(row)} for row in outcome.rows],
         "capacity": None if outcome.capacity is None else _capacity(outcome.capacity),
         "server_side": None if outcome.server is None else asdict(outcome.server),
+        "server_use": None if outcome.use is None else _use(outcome.use),
     }
     return json.dumps(content, indent=2) + "\n"
 
@@ -151,6 +153,19 @@ def _figures(summary: Summary) -> Document:
 
 def _interval(interval: ConfidenceInterval | None) -> list[float] | None:
     return None if interval is None else [interval.low, interval.high]
+
+
+def _use(use: ServerUse) -> Document:
+    return {
+        "cpu_s": use.cpu_s,
+        "cores": use.cores,
+        "cores_95": _interval(use.cores_interval),
+        "cpu_ms_per_answer": use.cpu_ms_per_answer,
+        "cpu_ms_per_answer_95": _interval(use.cpu_ms_per_answer_interval),
+        "peak_mib": use.peak_mib,
+        "processes": [asdict(process) for process in use.processes],
+        "samples": [asdict(sample) for sample in use.samples],
+    }
 
 
 def _capacity(capacity: Capacity) -> Document:

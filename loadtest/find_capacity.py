@@ -38,11 +38,17 @@ def find_capacity(target: LoadTarget, options: LoadTestOptions, observer: Target
         result = whole(at_rate, observed.measurement, f"probe {len(probes) + 1}")
         found.append(_Found(result, observed))
         if not observed.measurement.interrupted:
-            good, void = result.summary.good, result.verdict.void
-            probes.append(CapacityProbe(rate, result.summary.goodput, void is not None, good))
+            probes.append(_probe(rate, result))
             observer.audience.probed(probes[-1])
             rate = next_rate(probes, rate, limits)
     return _outcome(target, options, found, probes)
+
+
+def _probe(rate: float, result: Result) -> CapacityProbe:
+    summary, void = result.summary, result.verdict.void
+    most = max(summary.errors, key=lambda error: error.count, default=None)
+    reason = void if void is not None or most is None else f"{most.problem.title}: {most.problem.text}"
+    return CapacityProbe(rate, summary.goodput, void is not None, summary.good, reason)
 
 
 def _first_look(options: LoadTestOptions, observer: TargetObserver) -> _Found:
@@ -67,5 +73,6 @@ def _outcome(
         shown=shown.result,
         capacity=capacity,
         server=shown.observed.server,
+        use=shown.observed.use,
         interrupted=found[-1].observed.measurement.interrupted,
     )

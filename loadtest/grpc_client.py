@@ -20,6 +20,7 @@ from convoy.loadtest.problems import one_line
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.server_client import TriedRequests, inputs_of, without_protocol
 from convoy.loadtest.server_side import Snapshot, snapshot
+from convoy.loadtest.server_use import ProcessReading
 from convoy.models.errors import JobError, UsageError
 
 # Overload is a thing to measure, not a reason to stop before measuring.
@@ -84,6 +85,10 @@ class GrpcServerClient:
         except grpc.RpcError:
             return None
         return snapshot(_document(statistics), "", model)
+
+    def processes(self) -> tuple[ProcessReading, ...]:
+        """None: the protocol has no word for it, and where the metrics are a gRPC address does not say."""
+        return ()
 
     def _call(self, method: str, message: Any) -> Any:
         return getattr(self._stub, method)(message, timeout=self._timeout_s, metadata=self._metadata)

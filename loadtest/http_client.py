@@ -14,6 +14,7 @@ from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.server_client import Kind, TriedRequests, inputs_of
 from convoy.loadtest.server_side import Snapshot, snapshot
+from convoy.loadtest.server_use import ProcessReading, read_processes
 from convoy.models.errors import JobError
 
 # Overload is a thing to measure, not a reason to stop before measuring.
@@ -21,6 +22,7 @@ SHED = (429, 503)
 # How servers without a route for images, or models without a use for them, answer one.
 NO_IMAGES = (400, 404, 405, 415, 501)
 NOT_THERE = (404, 405, 501)
+AT_ONCE_S = 2.0  # a reading that takes longer is of no moment
 
 
 class HttpServerClient:
@@ -96,6 +98,13 @@ class HttpServerClient:
             return snapshot(statistics, text, model) if statistics or text else None
         except (httpx.HTTPError, ValueError):
             return None
+
+    def processes(self) -> tuple[ProcessReading, ...]:
+        try:
+            metrics = self._http.get("/metrics", timeout=AT_ONCE_S)
+            return read_processes(metrics.text) if metrics.status_code == 200 else ()
+        except (httpx.HTTPError, ValueError):
+            return ()
 
     def _try(self, path: str, payloads: list[bodies.Payload], form: Form) -> RequestPool | None:
         """None: this route is not there or not for this model."""

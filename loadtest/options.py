@@ -60,15 +60,15 @@ class LoadTestOptions:
     warm_up_s: Annotated[float | None, Option("Seconds cut off the front; by default a tenth.", name="--warm-up")] = (
         None
     )
-    protocol: Annotated[Wire, Option("auto (from the URL), http or grpc.")] = "auto"
-    body: Annotated[Body, Option("auto, image, binary or json.")] = "auto"
+    protocol: Annotated[Wire, Option("auto: from the URL.")] = "auto"
+    body: Annotated[Body, Option("auto: images where the model takes them, else tensors.")] = "auto"
     images: Annotated[
         Path | None, Option("Folder of images to send, in turn, instead of those that ship with Convoy.")
     ] = None
     deadline_ms: Annotated[
         float | None, Option("Sent along: the server need not answer later. By default nothing is.")
     ] = None
-    arrivals: Annotated[Arrivals, Option("Open loop: poisson, constant or bursts.")] = "poisson"
+    arrivals: Annotated[Arrivals, Option("Open loop: how requests come.")] = "poisson"
     burst_on_s: Annotated[float, Option("Bursts: seconds of load.", name="--burst-on")] = 1.0
     burst_off_s: Annotated[float, Option("Bursts: seconds of silence.", name="--burst-off")] = 1.0
     connections: Annotated[int, Option("Open loop: most connections.")] = 512

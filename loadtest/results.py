@@ -12,6 +12,7 @@ from convoy.loadtest.capacity import Capacity
 from convoy.loadtest.measure import Measurement
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.server_side import ServerSide
+from convoy.loadtest.server_use import ServerUse
 from convoy.loadtest.stability import Stability, stability_of
 from convoy.loadtest.statistics import Summary, Window, summarise
 from convoy.loadtest.target import LoadTarget
@@ -38,7 +39,7 @@ class LoadTestOutcome:
 
     `rows` is one result for each step or probe, or the one of the whole run. `shown` is the one whose
     latencies are drawn: the run as a whole, or the fastest probe that met the objective. `server` is what the
-    server said of the requests of `shown`; None where it says nothing.
+    server said of the requests of `shown`, `use` what its processes used meanwhile; None where it says nothing.
     """
 
     target: LoadTarget
@@ -47,6 +48,7 @@ class LoadTestOutcome:
     shown: Result
     capacity: Capacity | None
     server: ServerSide | None
+    use: ServerUse | None
     interrupted: bool
 
 

@@ -13,6 +13,7 @@ from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.server_side import Snapshot
+from convoy.loadtest.server_use import ProcessReading
 from convoy.models.errors import JobError
 
 Kind = Literal["image", "binary", "json"]
@@ -45,6 +46,9 @@ class ServerClient(Protocol):
 
     def snapshot(self, model: str) -> Snapshot | None:
         """The server's own counters; None where it has none or does not answer just now."""
+
+    def processes(self) -> tuple[ProcessReading, ...]:
+        """What its processes have used so far; none where it does not tell, or does not answer at once."""
 
     def close(self) -> None: ...
 

@@ -10,17 +10,18 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 
 RUNS = 7
 _GIVE_UP_S = 30.0
-_COMMAND = (sys.executable, "-m", "convoy", "serve", "--log-level", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,34 +32,47 @@ class Startup:
     idle_mib: float
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyServer:
+    """A server that has said that it is ready, `ready_s` after its start."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    ready_s: float
+
+
 @contextmanager
-def serving(port: int, *extra: str) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
-    """A server process on `port` that is ready, and the seconds that it took. Stopped at the end."""
+def serving(address_file: Path, *options: str, log: IO[bytes] | None = None) -> Iterator[ReadyServer]:
+    """`convoy serve` on free ports, ready, with its log in `log`. Stopped at the end."""
+    address_file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "convoy", "serve", "--port", "0", "--grpc-port", "0"]
     started_s = time.perf_counter()
-    process = subprocess.Popen([*_COMMAND, "--port", str(port), "--grpc-port", "0", *extra])
+    process = subprocess.Popen([*command, "--address-file", str(address_file), *options], stderr=log)
     try:
-        _wait_until_ready(process, port, started_s + _GIVE_UP_S)
-        yield process, time.perf_counter() - started_s
+        url = _wait_until_ready(process, address_file, started_s + _GIVE_UP_S)
+        yield ReadyServer(process, url, time.perf_counter() - started_s)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(_GIVE_UP_S)
 
 
-def measure(port: int) -> Startup:
-    """One cold start on `port`."""
-    with serving(port) as (process, ready_s):
-        return Startup(ready_s, _resident_mib(process.pid))
+def measure() -> Startup:
+    """One cold start."""
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "address"), "--log-level", "error") as server:
+        return Startup(server.ready_s, _resident_mib(server.process.pid))
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int, give_up_s: float) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+def _wait_until_ready(process: subprocess.Popen[bytes], address_file: Path, give_up_s: float) -> str:
+    """The server's URL."""
+    with httpx.Client() as client:
         while time.perf_counter() < give_up_s:
             if process.poll() is not None:
                 raise SystemExit(f"the server ended with exit code {process.returncode}")
             try:
-                if client.get("/v2/health/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
+                url = address_file.read_text().strip()
+                if url and client.get(f"{url}/v2/health/ready").status_code == 200:
+                    return url
+            except (FileNotFoundError, httpx.TransportError):
                 pass
             time.sleep(0.002)
     raise SystemExit(f"the server was not ready after {_GIVE_UP_S:g} s")
@@ -72,7 +86,7 @@ def _resident_mib(pid: int) -> float:
 
 
 def main() -> None:
-    starts = [measure(18_200 + run) for run in range(RUNS)]
+    starts = [measure() for _ in range(RUNS)]
     ready_s = [start.ready_s for start in starts]
     idle_mib = [start.idle_mib for start in starts]
     print(

@@ -1,4 +1,6 @@
-"""Times are nanoseconds of the monotonic clock wherever they are kept; these take them to what people read."""
+"""Times are kept in nanoseconds of the monotonic clock, memory in bytes; these take them to what people read."""
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
+MS_PER_S = 1_000
+BYTES_PER_MIB = 1 << 20

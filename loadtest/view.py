@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TextColumn
@@ -92,9 +93,9 @@ def print_outcome(console: Console, outcome: LoadTestOutcome) -> None:
 
 def _rows_table(outcome: LoadTestOutcome) -> Table:
     """One line for each step or probe."""
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for column in ("", "rate/s", "good/s", "failed", "p50 ms", "p99 ms", "goodput", words.standing_title(outcome)):
-        table.add_column(column, justify="right" if column else "left")
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for row in outcome.rows:
         summary = row.summary
         table.add_row(
@@ -112,7 +113,7 @@ def _rows_table(outcome: LoadTestOutcome) -> Table:
 def _figures_table(outcome: LoadTestOutcome, result: Result) -> Table:
     table = Table(show_header=False)
     table.add_column("what")
-    table.add_column("value", justify="right")
+    table.add_column("value", justify="right", no_wrap=True)
     _add_figures(table, outcome.options, result)
     lateness = result.verdict.lateness
     if lateness is not None:
@@ -122,6 +123,8 @@ def _figures_table(outcome: LoadTestOutcome, result: Result) -> Table:
         table.add_row(f"server: {stage.name}, mean", f"{stage.mean_ms:.3f} ms")
     if outcome.server is not None and outcome.server.mean_batch is not None:
         table.add_row("server: samples in a batch, mean", f"{outcome.server.mean_batch:.1f}")
+    for what, figure in words.server_use(outcome.use) if outcome.use else ():
+        table.add_row(f"server: {what}", figure)
     _add_errors(table, result)
     return table
 

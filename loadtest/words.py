@@ -6,9 +6,10 @@ Pure; knows what a reader must be told, and no markup.
 from __future__ import annotations
 
 from convoy.loadtest.bootstrap import ConfidenceInterval
-from convoy.loadtest.capacity import NARROW, SHARE, CapacityProbe
+from convoy.loadtest.capacity import MOST_VOID, NARROW, SHARE, CapacityProbe, void_in_a_row
 from convoy.loadtest.options import LoadTestOptions
 from convoy.loadtest.results import LoadTestOutcome, Result
+from convoy.loadtest.server_use import ServerUse
 from convoy.loadtest.statistics import Percentile
 
 
@@ -72,15 +73,29 @@ def capacity(outcome: LoadTestOutcome) -> str:
         return f"No capacity: the search was stopped after {len(found.probes)} probes; so far {least}."
     last = found.probes[-1]
     if found.ending == "dead":
-        return f"No capacity: at {last.rate:,.1f} requests/s not one request was answered well."
+        why = "" if last.reason is None else f" ({last.reason})"
+        return f"No capacity: at {last.rate:,.1f} requests/s not one request was answered well{why}."
     if found.ending == "generator":
         least = "nothing is known of the server" if low is None else f"the server sustains at least {low:,.1f}"
+        voids = void_in_a_row(found.probes)
+        if voids >= MOST_VOID:
+            return f"No capacity: {voids} tries in a row were void; {least}. The last one: {last.reason}."
         return f"No capacity: the load generator could not offer {high:,.1f} requests/s; {least}."
     if found.ending == "not reached":
         return f"No capacity: every rate tried was sustained, up to {low:,.1f} requests/s."
     if found.ending == "too slow":
         return f"No capacity: even {high:,.1f} requests/s are not sustained with {goal}."
     return f"No capacity: the bracket {low:,.1f} to {high:,.1f} requests/s is wider than {100 * NARROW:.0f} %."
+
+
+def server_use(use: ServerUse) -> list[tuple[str, str]]:
+    """What is told of the server's CPU and memory, and its figure."""
+    rows = [("CPU, cores", f"{use.cores:.2f}{interval(use.cores_interval, 2)}")]
+    if use.cpu_ms_per_answer is not None:
+        figure = f"{use.cpu_ms_per_answer:.3f} ms{interval(use.cpu_ms_per_answer_interval, 3)}"
+        rows.append(("CPU for each good answer", figure))
+    rows.append(("memory, most", f"{use.peak_mib:,.0f} MiB"))
+    return rows
 
 
 def notes(outcome: LoadTestOutcome) -> list[str]:
@@ -95,7 +110,12 @@ def notes(outcome: LoadTestOutcome) -> list[str]:
 
 
 def voids(outcome: LoadTestOutcome) -> list[str]:
-    """Why figures mean nothing: the run's reason, or how many of the rows have one, and the first."""
+    """Why figures mean nothing: the run's reason, or how many of the rows have one, and the first.
+
+    A search that was stopped for it has said so.
+    """
+    if outcome.capacity is not None and void_in_a_row(outcome.capacity.probes) >= MOST_VOID:
+        return []
     found = [(row.name, row.verdict.void) for row in outcome.rows if row.verdict.void is not None]
     if len(outcome.rows) == 1:
         return [void for _, void in found]

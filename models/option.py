@@ -13,7 +13,8 @@ class Option(NamedTuple):
     """`name` is `--the-field` where none is given, of a bool with its `--no-the-field`; `is_argument` has none.
 
     `read` makes the field's value of the text that was typed, where that is more than the field's kind says, and raises
-    UsageError; then `typed_default` is what it reads where nothing was typed.
+    UsageError; then `typed_default` is what it reads where nothing was typed. `words` are all that the field takes,
+    where its kind, which may be a Literal, does not say so.
     """
 
     help: str
@@ -21,3 +22,4 @@ class Option(NamedTuple):
     is_argument: bool = False
     read: Callable[[Any], object] | None = None
     typed_default: str | None = None
+    words: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ def run(options: TrainOptions, devices: tuple[str, ...] | None, console: Console
     except KeyboardInterrupt:
         raise JobError(f"interrupted; nothing was written to {options.out}; run the command again") from None
     if comparison is not None:
-        console.print(_comparison_table(comparison))
+        console.print(comparison_table(comparison))
         return
     if result.skipped:
         _say(console, f"{len(result.skipped)} broken images were left out; the first: {result.skipped[0]}")
@@ -112,8 +112,11 @@ def _seen(last: EpochRecord | None) -> str:
     return f"loss {last.loss:.4f}{right}"
 
 
-def _comparison_table(rows: tuple[DeviceComparison, ...]) -> Table:
+def comparison_table(rows: tuple[DeviceComparison, ...]) -> Table:
+    """A row for each device; names and figures stay whole on a narrow terminal."""
     table = Table("device", "precision", "test accuracy", "s / epoch", "total s", "speed")
+    for column in table.columns:
+        column.no_wrap = column.header != "test accuracy"  # there stands why a device cannot be used
     trained = [row.result for row in rows if row.result is not None]
     for row in rows:
         if row.result is None:

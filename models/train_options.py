@@ -51,24 +51,20 @@ class TrainOptions:
     ] = None
     weights_key: Annotated[str | None, Option("Which entry of a .pth has the weights.")] = None
     freeze: Annotated[bool, Option("Only the head learns; the rest stays as --weights has it.")] = False
-    device: Annotated[Device, Option("auto, cpu or cuda.")] = "auto"
+    device: Annotated[Device, Option("Where to train.")] = "auto"
     amp: Annotated[bool | None, Option("Mixed precision; by default where there is a GPU. On a CPU bf16.")] = None
-    optimizer: Annotated[Optimizer, Option("adamw or sgd.")] = "adamw"
+    optimizer: Annotated[Optimizer, Option("How weights are stepped.")] = "adamw"
     learning_rate: Annotated[
         float | None, Option("Peak learning rate; by default the optimiser's own.", name="--lr")
     ] = None
-    schedule: Annotated[
-        Schedule, Option("How the learning rate goes: one_cycle, cosine, or step (a tenth, twice).")
-    ] = "one_cycle"
+    schedule: Annotated[Schedule, Option("How the learning rate goes; step: a tenth, twice.")] = "one_cycle"
     warm_up: Annotated[
         float | None,
         Option("Share of the run in which the rate rises; by default the schedule's own.", name="--lr-warm-up"),
     ] = None
     weight_decay: Annotated[float | None, Option("By default the optimiser's own.")] = None
     label_smoothing: Annotated[float, Option("Share of each label that is spread over all classes.")] = 0.05
-    class_weights: Annotated[
-        ClassWeights, Option("none, or balanced: an image counts the more the rarer its class.")
-    ] = "none"
+    class_weights: Annotated[ClassWeights, Option("balanced: an image counts the more the rarer its class.")] = "none"
     ema: Annotated[
         float | None, Option("Keep a moving average of the weights, with this decay a step, such as 0.99.")
     ] = None

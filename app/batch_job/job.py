@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 from convoy.app.engines.cpu import cpu_budget
 from convoy.app.engines.memory import available_bytes
-from convoy.app.engines.table import AUTO
+from convoy.app.engines.select import PrecisionChoice
+from convoy.app.engines.table import AUTO, CHOICES
 from convoy.app.settings import Settings, read_settings
 from convoy.models.bundle import MANIFEST, Bundle, open_bundle, sha256_file
 from convoy.models.errors import BundleError, JobError, UsageError
@@ -41,8 +42,8 @@ class BatchOptions:
     column: Annotated[str | None, Option("Parquet: the column of paths or images, if unclear.")] = None
     batch_size: Annotated[int, Option("Images a batch; 0: the model's own.")] = 0
     workers: Annotated[int, Option("Processes, or Ray's actors; 0: as the machine has devices and cores.")] = 0
-    engine: Annotated[str, Option("Which engine may label, such as rtx or cpu.")] = AUTO
-    precision: Annotated[str, Option("Which variant of the bundle labels.")] = "auto"
+    engine: Annotated[str, Option("Which engine may label.", words=CHOICES)] = AUTO
+    precision: Annotated[str, Option("Which variant of the bundle labels.", words=get_args(PrecisionChoice))] = "auto"
     max_pixels: Annotated[int, Option("Images with more pixels are not decoded.")] = DEFAULT_MAX_PIXELS
     ray: Annotated[
         str | None, Option("Label on a Ray cluster: its address, local, or auto (or nothing): the one found.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from typing import Any, NamedTuple
 
 from convoy.app.settings import Settings
@@ -28,8 +30,11 @@ def show(settings: Settings, as_json: bool) -> None:
         return
     values = ["" if row.value is None else str(row.value) for row in rows]
     width, widest = max(len(row.option) for row in rows), min(40, max(map(len, values)))
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row, value in zip(rows, values, strict=True):
-        print(f"{row.option:<{width}}  {value:<{widest}}  {row.whence}")
+        line = f"{row.option:<{width}}  {value:<{widest}}  {row.whence}"
+        # Where a terminal would break a long value, it has a line of its own; others read a line for each option.
+        print(line if room is None or len(line) <= room else f"{row.option:<{width}}  ({row.whence})\n  {value}")
 
 
 def schema() -> str:

@@ -144,6 +144,7 @@ def _machine(diagnosis: Diagnosis) -> Table:
 
 def _engines(diagnosis: Diagnosis) -> Table:
     table = Table("engine", "runs here", "why")
+    table.columns[0].no_wrap = True
     for engine in diagnosis.engines:
         table.add_row(engine.engine, "yes" if engine.usable else "no", Text(engine.reason))
     return table
@@ -169,6 +170,7 @@ def _plans(inventory: PlanInventory) -> Table:
 
 def _libraries(diagnosis: Diagnosis) -> Table:
     table = Table("library", "version")
+    table.columns[0].no_wrap = True
     for name, version in diagnosis.libraries.items():
         table.add_row(name, version or "-")
     return table

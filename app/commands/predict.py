@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import orjson
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -38,6 +39,8 @@ from convoy.models.errors import (
 from convoy.models.image_files import IMAGE_SUFFIXES
 
 STDIN = "-"
+_Rows = list[tuple[str, ...]]
+_FRAME = 3  # what a column takes beside its words
 
 
 class Given(NamedTuple):
@@ -70,7 +73,8 @@ def predict(
         raise UsageError(f"--top-k must be at least 1, not {top_k}")
     console, errors = console or Console(), errors or Console(stderr=True)
     given = list(_images(images, sys.stdin.buffer if stdin is None else stdin))
-    table: Table | None = None
+    headings: tuple[str, ...] = ()
+    shown: list[tuple[str, _Rows]] = []
     failed = 0
     for one, found in _in_order(client, model, given, top_k):
         if found.error is not None:
@@ -82,10 +86,9 @@ def predict(
             console.out(_json_line(one.name, found), highlight=False)
         elif found.error is None:
             headings, rows = _cells(found)
-            table = table or _table(headings)
-            _add_rows(table, one.name, rows)
-    if table is not None:
-        console.print(table)
+            shown.append((one.name, rows))
+    if shown:
+        _print(console, headings, shown)
     return 1 if failed else 0
 
 
@@ -170,7 +173,7 @@ def _what_is_served(client: Client) -> str:
     return f"the server has {', '.join(names)}" if names else "the server has no model ready"
 
 
-def _cells(found: Sight) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _cells(found: Sight) -> tuple[tuple[str, ...], _Rows]:
     """The headings, and a row for each thing in the image: label, class, and what the task has beside them."""
     match found:
         case Detections():
@@ -190,13 +193,27 @@ def _numbers(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def _table(headings: tuple[str, ...]) -> Table:
-    table = Table("image", *headings)
-    for column in table.columns[:2]:
-        column.overflow = "fold"  # a name that is cut is none
+def _print(console: Console, headings: tuple[str, ...], shown: Sequence[tuple[str, _Rows]]) -> None:
+    """One table; where that would break the name of an image, each name in a line of its own, and its table below."""
+    without = [_table(headings, [("", rows)]) for _, rows in shown]
+    figures = max(console.measure(table).minimum for table in without)
+    names = max(cell_len(name) for name, _ in shown)
+    if names + _FRAME + figures <= console.width:
+        console.print(_table(("image", *headings), shown))
+        return
+    for (name, _), table in zip(shown, without, strict=True):
+        console.print(name, soft_wrap=True, markup=False, highlight=False)
+        console.print(table)
+
+
+def _table(headings: tuple[str, ...], shown: Sequence[tuple[str, _Rows]]) -> Table:
+    """Of images, with their names where the first heading is theirs."""
+    table = Table(*headings)
+    has_names = headings[0] == "image"
+    table.columns[0].no_wrap = has_names
+    table.columns[int(has_names)].overflow = "fold"  # a label that is cut is none
+    for name, rows in shown:
+        for rank, cells in enumerate(rows or [("nothing found",)]):
+            first = [escape(name) if rank == 0 else ""] if has_names else []
+            table.add_row(*first, *cells, end_section=rank >= len(rows) - 1)
     return table
-
-
-def _add_rows(table: Table, image: str, rows: list[tuple[str, ...]]) -> None:
-    for rank, cells in enumerate(rows or [("nothing found",)]):
-        table.add_row(escape(image) if rank == 0 else "", *cells, end_section=rank >= len(rows) - 1)

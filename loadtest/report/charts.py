@@ -6,12 +6,14 @@ Knows the results and what a reader should see in them. Computes no figure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 from xml.etree.ElementTree import Element
 
 from convoy.loadtest.capacity import SHARE
 from convoy.loadtest.report.series import TimeBin, distribution, over_time
 from convoy.loadtest.results import LoadTestOutcome, Result
 from convoy.loadtest.server_side import BatchCount, ServerSide
+from convoy.loadtest.server_use import ServerUse
 from convoy.loadtest.statistics import Percentile
 from convoy.loadtest.units import NS_PER_S
 from convoy.models.page.axis import Axis, number, spanning
@@ -186,6 +188,26 @@ def batches(server: ServerSide) -> Element | None:
         size = f"{low}" if low == high else f"{low} to {high}"
         chart.bar(low - 0.4, high + 0.4, 100 * count / total, f"{size}: {count:,} batches", "k0")
     return chart.figure(f"{total:,} batches, {number(server.mean_batch or 0)} samples in each on average.")
+
+
+def server_cpu(use: ServerUse) -> Element:
+    """How many cores the server kept busy at each time."""
+    chart = _use_chart(use, "CPU of the server", "Cores that the server's processes kept busy.", "cores")
+    chart.line([(at, one.cores) for one in use.samples for at in (one.start_s, one.end_s)], "line k0")
+    return chart.figure()
+
+
+def server_memory(use: ServerUse) -> Element:
+    """Resident memory at each time."""
+    chart = _use_chart(use, "Memory of the server", "Resident memory of the server's processes, together.", "MiB")
+    chart.line([(one.end_s, one.memory_mib) for one in use.samples], "line k2")
+    return chart.figure()
+
+
+def _use_chart(use: ServerUse, title: str, about: str, unit: Literal["cores", "MiB"]) -> Chart:
+    values = [one.cores if unit == "cores" else one.memory_mib for one in use.samples]
+    times = Axis("seconds since the start", 0, use.samples[-1].end_s)
+    return Chart(title, about, times, spanning(unit, values))
 
 
 def _grouped(counts: Sequence[BatchCount]) -> list[tuple[int, int, int]]:

@@ -15,10 +15,12 @@ from convoy.loadtest.bootstrap import ConfidenceInterval
 from convoy.loadtest.document import environment
 from convoy.loadtest.report import charts
 from convoy.loadtest.results import LoadTestOutcome, Result
+from convoy.loadtest.server_use import ServerUse
 from convoy.models.page.axis import number
 from convoy.models.page.markup import Content, card, element, page, section, table
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+USE_NOT_OFFERED = "Not told: over HTTP it is read from process_* in /metrics, and the run must last for two readings."
 NOT_OFFERED = "Not offered by this server: it has neither the protocol's statistics nor Convoy's metrics."
 
 
@@ -32,6 +34,7 @@ def render(outcome: LoadTestOutcome) -> str:
         *section("Steps" if outcome.capacity is None else "Probes", *_rows(outcome)),
         *section(_latency_title(outcome), *_latency(outcome)),
         *section("Where the time went", *_server(outcome)),
+        *section("What the server used", *_used(outcome.use)),
         *section("Errors", _errors(outcome.shown)),
         *section("May it be believed?", *_belief(outcome)),
         *section("How it was measured", _settings(outcome)),
@@ -165,6 +168,21 @@ def _server(outcome: LoadTestOutcome) -> list[Element | None]:
         "that the server does not count."
     )
     drawn = element("div", charts.stages(outcome), charts.batches(server), class_="charts")
+    return [element("p", about, class_="note"), drawn]
+
+
+def _used(use: ServerUse | None) -> list[Element | None]:
+    if use is None:
+        return [element("p", USE_NOT_OFFERED, class_="note")]
+    about = (
+        "Of the measured time, from the server's own metrics, read now and then; intervals are by bootstrap over the "
+        "readings. CPU includes what these cost, about a millisecond each."
+    )
+    rows: list[list[Content]] = [[what, figure] for what, figure in words.server_use(use)]
+    processes: list[list[Content]] = [[one.name, f"{one.cpu_s:.2f}", f"{one.peak_mib:,.0f}"] for one in use.processes]
+    figures = element("div", table(("all processes", ""), rows))
+    by_process = element("div", table(("process", "CPU, s", "memory, most, MiB"), processes))
+    drawn = element("div", charts.server_cpu(use), charts.server_memory(use), figures, by_process, class_="charts")
     return [element("p", about, class_="note"), drawn]
 
 

@@ -58,6 +58,27 @@ def test_convoy_over_http_tells_where_the_time_went(server, tmp_path, body):
         assert words in page.read_text()
 
 
+def test_every_process_of_the_server_is_in_what_it_used(tmp_path):
+    page, again = tmp_path / "page.html", tmp_path / "report.json"
+    with start_server("--edges", "2") as server:
+        code, printed, found = load(server.url, tmp_path, concurrency=2, duration_s=3, report_file=page)
+    assert code == 0
+    use = found["server_use"]
+    assert {one["name"] for one in use["processes"]} == {"core", "supervisor", "edge_0", "edge_1"}
+    assert 0 < sum(one["cpu_s"] for one in use["processes"]) == pytest.approx(use["cpu_s"])
+    assert use["peak_mib"] > max(one["peak_mib"] for one in use["processes"]) > 20
+    assert len(use["samples"]) >= 2
+    assert use["cpu_ms_per_answer"] > 0
+    for words in ("server: CPU, cores", "server: CPU for each good answer", "server: memory, most"):
+        assert words in printed
+    for words in ("What the server used", "CPU of the server", "Memory of the server", "edge_1"):
+        assert words in page.read_text()
+    compared = run_convoy("loadtest", "compare", str(again), str(again), "--json")
+    assert compared.returncode == 0, compared.stderr
+    told = {row["figure"]: row["ratio"] for row in json.loads(compared.stdout)["rows"]}
+    assert told["CPU an answer, ms"] == told["memory, MiB"] == told["good answers/s"] == 1
+
+
 @pytest.mark.parametrize("mode", [{"concurrency": 3}, {"rate": 40}, {"concurrency": 4, "processes": 2}])
 def test_convoy_over_grpc(server, tmp_path, mode):
     code, _, found = load(f"grpc://{server.grpc_address}", tmp_path, **mode)
@@ -65,6 +86,7 @@ def test_convoy_over_grpc(server, tmp_path, mode):
     assert found["target"]["protocol"] == "grpc"
     assert found["target"]["server"]["name"] == "convoy"
     assert found["good"] == found["offered"] > 5
+    assert found["server_use"] is None  # nothing says where its metrics are
     assert {stage["name"] for stage in found["server_side"]["stages"]} == {"queue", "copy in", "compute", "copy out"}
 
 

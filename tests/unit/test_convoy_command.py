@@ -6,13 +6,17 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 import convoy.command as convoy
+import convoy.export.options as export_options
 from convoy.app.batch_job import command as batch_command
 from convoy.app.batch_job.job import BatchOptions
+from convoy.export.plan import MethodChoice
+from convoy.export.sources.preprocess import parse_front
+from convoy.models.spec import Activation, Interpolation
 
 # Options that are the same thing to every command that has them.
 SHARED = {"CONVOY_STORE", "CONVOY_URL", "CONVOY_API_KEY_FILE", "CONVOY_PLAN_CACHE", "CONVOY_DATA_ROOT"}
@@ -86,3 +90,16 @@ def test_a_cluster_is_looked_for_where_batch_is_given_no_address(
     with pytest.raises(SystemExit):
         convoy.main(["batch", "digits", "photos/", *given])
     assert [(one.ray, one.inputs, one.out) for one in heard] == [(ray, ["photos/"], Path("o"))]
+
+
+def test_the_words_that_help_shows_are_those_that_export_takes() -> None:
+    hints = get_type_hints(export_options.ExportOptions, include_extras=True)
+
+    def shown(field: str) -> tuple[str, ...]:
+        words: tuple[str, ...] = hints[field].__metadata__[0].words
+        return words
+
+    assert shown("interpolation") == get_args(Interpolation)
+    assert shown("calibration_method") == get_args(MethodChoice)
+    assert shown("activation") == ("auto", *get_args(Activation))
+    assert [parse_front(word) for word in shown("front")] == ["uint8_nhwc", "float32_nchw"]

@@ -24,6 +24,7 @@ from convoy.loadtest.report.page import render
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import LoadTestOutcome, by_step, whole
 from convoy.loadtest.server_side import BatchCount, ServerSide, StageMean
+from convoy.loadtest.server_use import ProcessReading, UseReading, server_use
 from convoy.loadtest.statistics import Window
 from convoy.loadtest.target import LoadTarget
 from convoy.loadtest.units import NS_PER_MS, NS_PER_S
@@ -35,6 +36,11 @@ TARGET = LoadTarget(ENDPOINT, NASTY, "binary", RequestPool([b""], AnswerCheck("i
 SERVER = ServerSide(
     (StageMean("queue", 1.0, 10), StageMean("compute", 2.0, 10)), tuple(BatchCount(size, 3) for size in range(1, 200))
 )
+
+READINGS = [
+    UseReading(at * NS_PER_S // 4, (ProcessReading("core", 0.2 * at, 50e6, 1), ProcessReading(NASTY, 0.1, 9e6, 1)))
+    for at in range(20)
+]
 
 
 def measured(seconds: float, count: int, *, failed: bool = False, steps: int = 0, **changes) -> Measurement:
@@ -57,16 +63,17 @@ def measured(seconds: float, count: int, *, failed: bool = False, steps: int = 0
 def once(measurement: Measurement, **options) -> LoadTestOutcome:
     asked = LoadTestOptions(slo_ms=20, duration_s=5, warm_up_s=0.1, **options)
     rows, shown = by_step(asked, measurement), whole(asked, measurement)
-    return LoadTestOutcome(TARGET, asked, rows, shown, None, SERVER, measurement.interrupted)
+    use = server_use(READINGS, measurement.records, measurement.window)
+    return LoadTestOutcome(TARGET, asked, rows, shown, None, SERVER, use, measurement.interrupted)
 
 
-def searched(ending: str, low: float | None, high: float | None, probes: int) -> LoadTestOutcome:
+def searched(ending: str, low: float | None, high: float | None, probes: int, **of_each) -> LoadTestOutcome:
     asked = LoadTestOptions(slo_ms=20, find_capacity=True, duration_s=5)
     rows = tuple(
         whole(LoadTestOptions(rate=100.0 * n, slo_ms=20), measured(5, 2000, steps=1), f"probe {n}") for n in range(1, 5)
     )
-    tried = tuple(CapacityProbe(100.0 * n, 0.5, False, 10) for n in range(probes))
-    return LoadTestOutcome(TARGET, asked, rows, rows[0], Capacity(tried, low, high, ending), None, False)  # type: ignore[arg-type]
+    tried = tuple(CapacityProbe(100.0 * n, 0.5, **{"void": False, "answered": 10, **of_each}) for n in range(probes))
+    return LoadTestOutcome(TARGET, asked, rows, rows[0], Capacity(tried, low, high, ending), None, None, False)  # type: ignore[arg-type]
 
 
 OUTCOMES = {
@@ -83,7 +90,8 @@ OUTCOMES = {
     "not reached": searched("not reached", 1e5, None, 5),
     "too slow": searched("too slow", None, 20, 5),
     "too noisy": searched("too noisy", 100, 200, 5),
-    "dead": searched("dead", None, 50, 1),
+    "dead": searched("dead", None, 50, 1, reason="connection refused: nobody listens"),
+    "all void": searched("generator", None, 50, 4, void=True, reason="generator process 1 was killed"),
 }
 
 
@@ -116,6 +124,18 @@ def test_every_outcome_can_be_printed_and_written(name):
     assert len(table(outcome).splitlines()) == 1 + len(outcome.rows)
 
 
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_nothing_is_cut_at_80_columns(name):
+    console = Console(file=io.StringIO(), width=80)
+    print_outcome(console, OUTCOMES[name])
+    shown = console.file.getvalue()
+    assert "\u2026" not in shown
+    for row in OUTCOMES[name].rows if len(OUTCOMES[name].rows) > 1 else ():
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"{row.name} ")]
+        assert f" {row.rate:,.1f} " in line
+        assert len(line.rstrip()) <= 80
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -128,7 +148,8 @@ def test_every_outcome_can_be_printed_and_written(name):
         ("not reached", "every rate tried was sustained"),
         ("too slow", "even 20.0 requests/s are not sustained"),
         ("too noisy", "wider than 5 %"),
-        ("dead", "not one request was answered well"),
+        ("dead", "not one request was answered well (connection refused: nobody listens)"),
+        ("all void", "4 tries in a row were void; nothing is known of the server. The last one: generator process 1"),
     ],
 )
 def test_the_page_says_the_one_thing_first(name, said):

@@ -1,0 +1,158 @@
+"""Two runs beside each other: of which figures can a difference be told?
+
+Pure. A figure's ratio is B's over A's. Its interval is made of the two that the runs have: on the logarithmic scale,
+the half-widths towards each side are added in quadrature (Zou and Donner, Statistics in Medicine 27(10), 2008: MOVER),
+which keeps intervals lopsided that are. A difference is told where 1 lies outside. The runs' intervals cover what
+varies within a run, and so do these; what differs from one start of a server to the next is in neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from convoy.loadtest.bootstrap import ConfidenceInterval
+from convoy.loadtest.kept_run import Bounds, KeptFigures, KeptRun
+
+Told = Literal["higher", "lower", "no difference"]
+# What is told of the machine that made the load, where it is not the same.
+MACHINE = ("platform", "machine", "cores_allowed", "python", "convoy")
+
+
+@dataclass(frozen=True, slots=True)
+class RatioRow:
+    """One figure of both runs. `step` is "" for the run as a whole.
+
+    `ratio` is B over A, None where one of them has no figure above 0; `interval` is None where one of them has none.
+    A `bracket` is no confidence interval: it holds whatever lies within the two searches' own brackets.
+    """
+
+    step: str
+    figure: str
+    a: float | None
+    b: float | None
+    ratio: float | None
+    interval: ConfidenceInterval | None
+    bracket: bool = False
+
+    @property
+    def told(self) -> Told | None:
+        """What can be said of B beside A; None without an interval."""
+        if self.interval is None:
+            return None
+        if self.interval.low > 1:
+            return "higher"
+        return "lower" if self.interval.high < 1 else "no difference"
+
+
+def different_loads(a: KeptRun, b: KeptRun) -> list[str]:
+    """What was asked of one and not of the other, in words; what is empty may be compared."""
+    ours, theirs = _load(a), _load(b)
+    found = [(name, ours.get(name, "none"), theirs.get(name, "none")) for name in {**ours, **theirs}]
+    return [f"{name} {one} and {other}" for name, one, other in found if one != other]
+
+
+def no_figures(run: KeptRun) -> str | None:
+    """Why the figures of a run mean nothing; None if they mean something."""
+    if run.options.find_capacity:
+        ending = run.capacity.ending if run.capacity is not None else "none"
+        return None if ending == "bracketed" else f"no capacity was found ({ending})"
+    voids = [row.void for row in run.rows if row.void is not None]
+    return run.void or (voids[0] if voids else None)
+
+
+def different_machines(a: KeptRun, b: KeptRun) -> list[str]:
+    """What differs on the side of the load generator, in words."""
+    sides = [(name, a.environment.get(name), b.environment.get(name)) for name in MACHINE]
+    return [f"{name.replace('_', ' ')} {one} and {other}" for name, one, other in sides if one != other]
+
+
+def ratios(a: KeptRun, b: KeptRun) -> list[RatioRow]:
+    """Of every figure that both have; of searches, that of the capacities alone."""
+    if a.options.find_capacity and b.options.find_capacity:
+        return list(_capacities(a, b))
+    alike = a.options.slo_ms == b.options.slo_ms
+    rows = [*_figures("", a, b, alike), *_uses(a, b)]
+    if len(a.rows) > 1 and len(b.rows) > 1:
+        others = {row.rate: row for row in b.rows}
+        for row in a.rows:
+            if row.rate in others:
+                rows += _figures(f"{row.rate:g}/s", row, others[row.rate], alike)
+    return rows
+
+
+def ratio_bounds(a: float, around_a: Bounds, b: float, around_b: Bounds) -> ConfidenceInterval | None:
+    """Of b / a, from the 95 % interval of each; None where one reaches down to 0."""
+    if min(a, b, *around_a, *around_b) <= 0:
+        return None
+    # A bootstrap's interval may leave its own figure out by a hair; then that side has no width.
+    down_a, up_a = (max(0.0, math.log(a / around_a[0])), max(0.0, math.log(around_a[1] / a)))
+    down_b, up_b = (max(0.0, math.log(b / around_b[0])), max(0.0, math.log(around_b[1] / b)))
+    centre = math.log(b / a)
+    return ConfidenceInterval(math.exp(centre - math.hypot(down_b, up_a)), math.exp(centre + math.hypot(up_b, down_a)))
+
+
+def _load(run: KeptRun) -> dict[str, str]:
+    options, found = run.options, {"bodies": run.target.body, "protocol": run.target.protocol}
+    if options.find_capacity:
+        found |= {"search for a capacity": "one", "objective in ms": f"{options.slo_ms}"}
+    elif options.steps:
+        found["steps"] = ",".join(f"{rate:g}" for rate in options.steps)
+    elif options.rate is not None:
+        found["rate"] = f"{options.rate:g}"
+    else:
+        found["clients"] = f"{options.concurrency}"
+    if options.steps or options.rate is not None:
+        found["arrivals"] = options.arrivals
+        if options.arrivals == "bursts":
+            found["bursts"] = f"{options.burst_on_s:g} s of {options.burst_on_s + options.burst_off_s:g} s"
+    for name, value in (("deadline in ms", options.deadline_ms), ("images", options.images)):
+        if value is not None:
+            found[name] = str(value)
+    return found
+
+
+def _figures(step: str, a: KeptFigures, b: KeptFigures, same_objective: bool) -> Iterator[RatioRow]:
+    yield _row(step, "good answers/s", a.throughput_rps, a.throughput_rps_95, b.throughput_rps, b.throughput_rps_95)
+    if same_objective and a.goodput is not None and b.goodput is not None:
+        yield _row(step, "good in time", a.goodput, a.goodput_95, b.goodput, b.goodput_95)
+    for name, ours in a.latency_ms.items():
+        theirs = b.latency_ms.get(name)
+        if name.startswith("p") and ours is not None and theirs is not None:
+            yield _row(step, f"{name}, ms", ours, a.latency_ms_95.get(name), theirs, b.latency_ms_95.get(name))
+
+
+def _uses(a: KeptRun, b: KeptRun) -> Iterator[RatioRow]:
+    ours, theirs = a.server_use, b.server_use
+    if ours is None or theirs is None:
+        return
+    yield _row(
+        "",
+        "CPU an answer, ms",
+        ours.cpu_ms_per_answer,
+        ours.cpu_ms_per_answer_95,
+        theirs.cpu_ms_per_answer,
+        theirs.cpu_ms_per_answer_95,
+    )
+    yield _row("", "memory, MiB", ours.peak_mib, None, theirs.peak_mib, None)
+
+
+def _row(
+    step: str, figure: str, a: float | None, around_a: Bounds | None, b: float | None, around_b: Bounds | None
+) -> RatioRow:
+    if not a or not b:
+        return RatioRow(step, figure, a, b, None, None)
+    interval = ratio_bounds(a, around_a, b, around_b) if around_a and around_b else None
+    return RatioRow(step, figure, a, b, b / a, interval)
+
+
+def _capacities(a: KeptRun, b: KeptRun) -> Iterator[RatioRow]:
+    brackets = [(run.capacity.sustained_rps, run.capacity.failed_rps) for run in (a, b) if run.capacity is not None]
+    (low_a, high_a), (low_b, high_b) = brackets
+    if low_a is None or low_b is None:
+        yield RatioRow("", "capacity/s", low_a, low_b, None, None, bracket=True)
+        return
+    within = ConfidenceInterval(low_b / high_a, high_b / low_a) if high_a and high_b else None
+    yield RatioRow("", "capacity/s", low_a, low_b, low_b / low_a, within, bracket=True)

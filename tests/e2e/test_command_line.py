@@ -1,0 +1,133 @@
+"""The command as a shell sees it: versions, help, completion, and where errors go."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import convoy.command as convoy
+from convoy.app.version import VERSION
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
+    return subprocess.run(
+        [sys.executable, "-m", "convoy", *arguments],
+        capture_output=True,
+        text=True,
+        env={**environment, "COLUMNS": "80", **variables},
+    )
+
+
+def test_the_version_comes_with_those_of_what_computes() -> None:
+    done = run("--version")
+    assert done.returncode == 0
+    assert re.fullmatch(rf"convoy {re.escape(VERSION)} \(Python 3[.\d]+, onnxruntime\S* [.\d]+.*\)\n", done.stdout)
+
+
+def test_the_version_loads_no_library_of_the_work() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "convoy", "--version"], capture_output=True, text=True, check=True
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "convoy.app.version" in imported
+    assert not imported & {"numpy", "torch", "onnxruntime", "fastapi", "convoy.app.settings"}
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"), [("bash", "complete -o default -F"), ("zsh", "#compdef convoy"), ("fish", "complete --command")]
+)
+def test_a_shell_is_given_its_script(shell: str, words: str) -> None:
+    done = run("--show-completion", shell)
+    assert done.returncode == 0
+    assert words in done.stdout
+    assert "_CONVOY_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("convoy lo", ["loadtest"]),
+        ("convoy loadtest --arr", ["--arrivals"]),
+        ("convoy loadtest --arrivals p", ["poisson"]),
+        ("convoy loadtest comp", ["compare"]),
+        ("convoy serve --log-l", ["--log-level"]),
+        ("convoy serve --log-level w", ["warning"]),
+        ("convoy export --front ", ["uint8", "none"]),
+        ("convoy config sh", ["show"]),
+        ("convoy config show --log-l", ["--log-level"]),
+    ],
+)
+def test_a_shell_is_told_how_a_word_may_go_on(typed: str, completed: list[str]) -> None:
+    at = len(typed.split(" ")) - 1
+    done = run(_CONVOY_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(at))
+    assert done.stdout.split() == completed
+
+
+def test_a_shell_is_told_every_command() -> None:
+    done = run(_CONVOY_COMPLETE="complete_bash", COMP_WORDS="convoy ", COMP_CWORD="1")
+    assert {"train", "export", "serve", "config", "loadtest", "predict"} < set(done.stdout.split())
+
+
+def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if words and command.params:
+        yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from leaves(inner, (*words, name))
+
+
+COMMANDS = dict(leaves(convoy._command([])))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_breaks_no_name_at_80_columns(words: tuple[str, ...]) -> None:
+    done = run(*words, "--help")
+    assert done.returncode == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    said = set(re.split(r"[\s;\]]+", done.stdout))
+    for parameter in COMMANDS[words].params:
+        if parameter.param_type_name == "option":
+            assert set(parameter.opts) <= said
+            assert parameter.envvar is None or parameter.envvar in said
+
+
+def test_help_shows_what_can_be_chosen() -> None:
+    assert "--arrivals [poisson|constant|bursts]" in run("loadtest", "--help").stdout
+    assert "--log-level [debug|info|warning|error]" in run("serve", "--help").stdout
+    assert "--optimizer [adamw|sgd]" in run("train", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("nonsense", 2, "No such command 'nonsense'"),
+        ("loadtest --nope", 2, "see `convoy loadtest --help`"),
+        ("loadtest --concurrency many", 2, "--concurrency"),
+        ("loadtest --arrivals weekly", 2, "must be poisson, constant or bursts"),
+        ("loadtest --url http://127.0.0.1:9", 1, "nobody answers at"),
+        ("loadtest --rate 5 compare a.json b.json", 2, "--rate before compare says nothing"),
+        ("loadtest compare nowhere.json b.json", 2, "nowhere.json"),
+        ("predict digits", 2, "Missing argument 'images"),
+        ("inspect --store nowhere", 2, "nowhere"),
+        ("serve --log-level loud", 2, "--log-level"),
+        ("serve --store nowhere --port 0", 2, "nowhere"),
+        ("config show --engine steam", 2, "--engine"),
+        ("train digits --out here.txt", 2, "safetensors"),
+        ("train digits --out here.safetensors --device tpu", 2, "--device tpu"),
+        ("export zoo:simple_cnn", 2, "--name is missing"),
+        ("build nothing --store nowhere", 2, "nowhere"),
+        ("batch digits nowhere.png --out out", 2, "nowhere.png"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_on_stderr(arguments: str, code: int, words: str, tmp_path: Any) -> None:
+    done = run(*arguments.replace("--out out", f"--out {tmp_path}/out").split())
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert done.stderr.startswith("convoy: ")
+    assert done.stderr.count("\n") == 1

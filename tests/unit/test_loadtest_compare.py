@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from convoy.loadtest.compare import ratio_bounds
+from convoy.loadtest.compare_command import compare
+from convoy.models.errors import UsageError
+
+FIGURES = st.floats(0.01, 1e6)
+WIDTHS = st.floats(1.0001, 3)
+
+
+def kept(folder: Path, name: str, **changes: Any) -> Path:
+    """A file as `--json` writes it: the fields that are read, and some that are not."""
+    figures = {
+        "void": None,
+        "throughput_rps": 1000.0,
+        "throughput_rps_95": [980.0, 1020.0],
+        "goodput": None,
+        "goodput_95": None,
+        "latency_ms": {"mean": 3.0, "max": 9.0, "p50": 2.5, "p99": 8.0, "p99.9": None},
+        "latency_ms_95": {"p50": [2.4, 2.6], "p99": [7.0, 9.5], "p99.9": None},
+    }
+    options = {"rate": None, "steps": [], "concurrency": 16, "find_capacity": False, "slo_ms": None, "seed": 0}
+    options |= {"arrivals": "poisson", "burst_on_s": 1.0, "burst_off_s": 1.0, **changes.pop("options", {})}
+    content = {
+        "schema_version": 1,
+        "environment": {"platform": "Linux", "cores": 2},
+        "target": {"url": "http://h:1", "model": "m", "body": "image", "protocol": "http", "server": {}},
+        "options": options,
+        "interrupted": False,
+        "rows": [{"name": "", "rate": None, **figures}],
+        "capacity": None,
+        "server_use": {"cpu_ms_per_answer": 0.5, "cpu_ms_per_answer_95": [0.49, 0.51], "peak_mib": 200.0, "cores": 0.5},
+        **figures,
+        **changes,
+    }
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def shown(first: Path, second: Path, *, anyway: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    compare(first, second, anyway=anyway, as_json=False, console=console)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def told(capsys: pytest.CaptureFixture[str], first: Path, second: Path, **options: bool) -> dict[str, Any]:
+    compare(first, second, anyway=options.get("anyway", False), as_json=True, console=Console())
+    return {f"{row['step']} {row['figure']}".strip(): row for row in json.loads(capsys.readouterr().out)["rows"]}
+
+
+@given(FIGURES, WIDTHS, WIDTHS, FIGURES, WIDTHS, WIDTHS)
+def test_the_ratio_lies_within_and_turned_round_it_is_the_reciprocal(a, down_a, up_a, b, down_b, up_b):
+    around_a, around_b = (a / down_a, a * up_a), (b / down_b, b * up_b)
+    found, turned = ratio_bounds(a, around_a, b, around_b), ratio_bounds(b, around_b, a, around_a)
+    assert found is not None
+    assert turned is not None
+    assert found.low < b / a < found.high
+    assert (1 / turned.high, 1 / turned.low) == (pytest.approx(found.low), pytest.approx(found.high))
+    widest = max(math.log(down_b), math.log(up_a))
+    assert widest <= math.log(b / a / found.low) * (1 + 1e-9)
+    assert math.log(b / a / found.low) <= math.sqrt(2) * widest * (1 + 1e-9)
+
+
+def test_of_runs_that_are_alike_one_in_twenty_is_told_to_differ():
+    generator = np.random.default_rng(1)
+    errors = generator.normal(0, (0.02, 0.05), (4000, 2))
+    wide = np.exp(1.96 * np.array([0.02, 0.05]))
+    outside = 0
+    for a, b in np.exp(errors):
+        found = ratio_bounds(a, (a / wide[0], a * wide[0]), b, (b / wide[1], b * wide[1]))
+        assert found is not None
+        outside += not found.low <= 1 <= found.high
+    assert 0.04 < outside / 4000 < 0.06
+
+
+def test_an_interval_down_to_nothing_has_no_ratio():
+    assert ratio_bounds(1, (0, 2), 1, (0.5, 2)) is None
+
+
+def test_what_differs_is_told_and_what_may_not_is_called_so(tmp_path, capsys):
+    a = kept(tmp_path, "a")
+    latencies = {"latency_ms": {"p50": 3.5, "p99": 8.4}, "latency_ms_95": {"p50": [3.4, 3.6], "p99": [7.4, 9.9]}}
+    use = {"cpu_ms_per_answer": 0.4, "cpu_ms_per_answer_95": [0.39, 0.41], "peak_mib": 220.0}
+    b = kept(tmp_path, "b", **latencies, server_use=use)
+    rows = told(capsys, a, b)
+    assert {name: row["told"] for name, row in rows.items()} == {
+        "good answers/s": "no difference",
+        "p50, ms": "higher",
+        "p99, ms": "no difference",
+        "CPU an answer, ms": "lower",
+        "memory, MiB": None,
+    }
+    assert rows["p50, ms"]["ratio"] == pytest.approx(1.4)
+    assert rows["memory, MiB"]["ratio"] == pytest.approx(1.1)
+    text = " ".join(shown(a, b).split())
+    assert "B higher" in text
+    assert "B lower" in text
+    assert "no difference" in text
+    assert "what differs from one start of a server to the next" in text
+
+
+def test_names_and_figures_stay_whole_at_80_columns(tmp_path):
+    whole = json.loads(kept(tmp_path, "w").read_text())["rows"][0]
+    rate = {"throughput_rps": 12_345.678, "throughput_rps_95": [12_000.0, 12_600.0]}
+    rows = [{**whole, **rate, "name": f"step {n}", "rate": 12_345.0 * n} for n in (1, 2)]
+    a = kept(tmp_path, "a", options={"steps": [12345, 24690]}, rows=rows, **rate)
+    table = shown(a, a).partition("step")[2].partition("Note")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    for name in ("good answers/s", "CPU an answer, ms", "memory, MiB", "12345/s", "24690/s", "0.804 to 1.243"):
+        assert name in table
+
+
+def test_every_step_is_compared(tmp_path, capsys):
+    whole = json.loads(kept(tmp_path, "w").read_text())["rows"][0]
+    rows = [{**whole, "name": f"step {rate}", "rate": rate} for rate in (100.0, 200.0)]
+    slower = [rows[0], {**rows[1], "latency_ms": {"p50": 9.0}, "latency_ms_95": {"p50": [8.8, 9.2]}}]
+    options = {"steps": [100, 200]}
+    a, b = kept(tmp_path, "a", options=options, rows=rows), kept(tmp_path, "b", options=options, rows=slower)
+    found = told(capsys, a, b)
+    assert found["100/s p50, ms"]["told"] == "no difference"
+    assert found["200/s p50, ms"]["told"] == "higher"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"options": {"concurrency": 8}}, "clients 16 and 8"),
+        ({"options": {"concurrency": None, "rate": 50}}, "rate none and 50"),
+        ({"options": {"deadline_ms": 50}}, "deadline in ms none and 50"),
+        ({"target": {"url": "u", "model": "m", "body": "json"}}, "bodies image and json"),
+        ({"target": {"url": "u", "model": "m", "body": "image", "protocol": "grpc"}}, "protocol http and grpc"),
+    ],
+)
+def test_different_loads_are_refused_unless_one_says_otherwise(tmp_path, changes, words):
+    a, b = kept(tmp_path, "a"), kept(tmp_path, "b", **changes)
+    with pytest.raises(UsageError, match=f"different loads: .*{words}.*--anyway"):
+        shown(a, b)
+    assert words in shown(a, b, anyway=True)
+
+
+def test_another_model_server_seed_or_duration_is_no_other_load(tmp_path):
+    target = {"url": "http://other:1", "model": "n", "body": "image", "protocol": "http"}
+    b = kept(tmp_path, "b", target=target, options={"seed": 7, "duration_s": 3})
+    assert "different" not in shown(kept(tmp_path, "a"), b)
+
+
+def test_void_runs_are_refused(tmp_path):
+    a, b = kept(tmp_path, "a"), kept(tmp_path, "b", void="the generator was late")
+    with pytest.raises(UsageError, match=r"b\.json mean nothing: the generator was late"):
+        shown(a, b)
+
+
+def test_another_machine_is_told(tmp_path):
+    b = kept(tmp_path, "b", environment={"platform": "Darwin", "cores": 2})
+    assert "the load was made differently: platform Linux and Darwin" in shown(kept(tmp_path, "a"), b)
+
+
+def test_of_searches_the_capacities_are_compared(tmp_path, capsys):
+    def search(name: str, low: float, high: float) -> Path:
+        capacity = {"sustained_rps": low, "failed_rps": high, "ending": "bracketed", "width_rps": high - low}
+        return kept(tmp_path, name, options={"find_capacity": True, "slo_ms": 50}, capacity=capacity)
+
+    a, b, c = search("a", 100, 104), search("b", 102, 106), search("c", 150, 156)
+    assert told(capsys, a, b)["capacity/s"]["told"] == "no difference"
+    found = told(capsys, a, c)
+    assert list(found) == ["capacity/s"]
+    assert found["capacity/s"]["told"] == "higher"
+    assert found["capacity/s"]["interval"] == [pytest.approx(150 / 104), pytest.approx(1.56)]
+    assert "no confidence interval" in shown(a, c)
+    none = kept(tmp_path, "n", options={"find_capacity": True, "slo_ms": 50}, capacity=None)
+    with pytest.raises(UsageError, match="no capacity was found"):
+        shown(a, none)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema_version": 1}', "\x00"])
+def test_what_is_no_run_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"other\.json is no file of `convoy loadtest --json`"):
+        shown(path, path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        shown(tmp_path / "none.json", tmp_path / "none.json")

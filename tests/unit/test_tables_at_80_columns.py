@@ -1,0 +1,88 @@
+"""Tables of commands on a narrow terminal: no name and no figure is broken or cut."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+
+from convoy.app.commands.predict import predict
+from convoy.app.edge.scores import Prediction
+from convoy.app.python.records import Classification
+from convoy.models.train import DeviceComparison
+from convoy.models.train_command import comparison_table
+
+
+def narrow() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def text_of(console: Console) -> str:
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def asked(names: list[str], label: str = "seven") -> str:
+    """What `convoy predict` prints for these names of images."""
+    answer = Classification("digits", 1, (Prediction(7, label, 0.9876), Prediction(1, "one", 0.01)))
+    client: Any = SimpleNamespace(look=lambda model, image, top_k: answer, at_once=2)
+    console = narrow()
+    assert predict(client, "digits", names, None, console=console) == 0
+    return text_of(console)
+
+
+def test_short_names_of_images_share_a_table() -> None:
+    shown = asked(["a.png", "b.png"])
+    assert shown.count("image") == 1
+    assert "\u2502 a.png \u2502" in shown
+
+
+def test_a_long_name_of_an_image_has_a_line_of_its_own() -> None:
+    long = "photographs/2026-11-25/the-third-camera/IMG_20261125_134502_HDR-copy.jpg"
+    shown = asked(["a.png", long], label="black-and-tan coonhound")
+    assert {"a.png", long} < set(shown.splitlines())
+    assert shown.count("0.9876") == 2
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_devices_that_cannot_be_used_keep_their_names() -> None:
+    console = narrow()
+    why = "no usable NVIDIA driver: cudaGetDeviceCount: CUDA driver version is insufficient for CUDA runtime version"
+    console.print(comparison_table(tuple(DeviceComparison(name, None, why) for name in ("cpu", "cuda:15"))))
+    shown = text_of(console)
+    assert "cuda:15" in shown
+    assert "\u2026" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_on_a_terminal_a_long_value_of_an_option_has_a_line_of_its_own() -> None:
+    store = "/" + "a-rather-long-name-of-a-folder/" * 2
+    command = [sys.executable, "-m", "convoy", "config", "show", "--store", store]
+    main, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    with subprocess.Popen(command, stdout=side, stderr=side, env=environment) as child:
+        os.close(side)
+        shown = "".join(iter(lambda: read(main), ""))
+    os.close(main)
+    assert child.returncode == 0
+    assert f"  {store.rstrip('/')}" in [line.rstrip("/") for line in shown.splitlines()]
+    assert max(map(len, shown.splitlines())) <= 80
+    piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert any(line.startswith("store ") and store.rstrip("/") in line for line in piped)
+
+
+def read(terminal: int) -> str:
+    """ "" at the end, which a terminal calls an error."""
+    try:
+        return os.read(terminal, 65536).decode()
+    except OSError:
+        return ""
