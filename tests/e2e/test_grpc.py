@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -162,6 +164,34 @@ def test_the_standard_health_service_tells_readiness(server: Server) -> None:
         error = refused(lambda: health.Check(health_pb2.HealthCheckRequest(service="nobody")))
         assert error.code() == grpc.StatusCode.NOT_FOUND
         assert next(iter(health.Watch(health_pb2.HealthCheckRequest(service="")))).status == 1
+
+
+def reflected(channel: grpc.Channel, question: dict[str, str], version: str = "v1alpha", **options: Any) -> Any:
+    """One answer of the server's, by that version of the service."""
+    ask = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    return next(ask(iter([reflection_pb2.ServerReflectionRequest(**question)]), **options))
+
+
+def test_reflection_tells_of_every_service_and_method(server: Server) -> None:
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        for version in ("v1", "v1alpha"):
+            answer = reflected(channel, {"list_services": ""}, version)
+            names = [one.name for one in answer.list_services_response.service]
+            assert names == [
+                *("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"),
+                "inference.GRPCInferenceService",
+            ]
+            for name in names:
+                found = reflected(channel, {"file_containing_symbol": name}, version).file_descriptor_response
+                files = [FileDescriptorProto.FromString(one) for one in found.file_descriptor_proto]
+                services = [f"{file.package}.{one.name}" for file in files for one in file.service]
+                assert name in services
+        unknown = reflected(channel, {"file_containing_symbol": "nobody"})
+        assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
 def test_what_is_not_offered_says_so(client: triton.InferenceServerClient) -> None:
@@ -481,6 +511,10 @@ def test_only_a_key_opens_all_but_health(store: StoreFolder, tmp_path: Path) -> 
             stream = stub.ModelStreamInfer(iter([request("identity_fp32", X, "FP32")]))
             assert refused(lambda: list(stream)).code() == grpc.StatusCode.UNAUTHENTICATED
             assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status == 1
+            closed = refused(lambda: reflected(channel, {"list_services": ""}))
+            assert closed.code() == grpc.StatusCode.UNAUTHENTICATED
+            key_given = [("authorization", "Bearer secret")]
+            assert reflected(channel, {"list_services": ""}, metadata=key_given).list_services_response.service
 
 
 def test_the_port_can_be_left_out_and_one_that_is_taken_is_a_wrong_call(server: Server, store: StoreFolder) -> None:
