@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import queue
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 from convoy.models.spec import NUMPY_DTYPES
 from tests.support.crowds import at_once
 from tests.support.servers import FakeServer, Server, run_convoy, start_fake_server, start_server, wait_until
-from tests.support.stores import IDENTITIES, StoreFolder
+from tests.support.stores import IDENTITIES, StoreFolder, digit
 
 # Many servers are started here, and much is waited for.
 pytestmark = pytest.mark.slow
@@ -270,6 +272,74 @@ def test_the_asynchronous_client_works(server: Server) -> None:
     assert [array[0, 0] for array in asyncio.run(ask())] == list(range(20))
 
 
+# Images
+
+
+def picture(*files: bytes, shape: Sequence[int] = (1,)) -> list[triton.InferInput]:
+    tensor = triton.InferInput("image", list(shape), "BYTES")
+    tensor.set_data_from_numpy(np.array(files, np.object_).reshape(shape))
+    return [tensor]
+
+
+def test_an_image_is_answered_as_over_http(client: triton.InferenceServerClient, server: Server) -> None:
+    told = server.post("/predictions/digits?top_k=3", content=digit("seven")).json()
+    for shape in ((1,), (1, 1)):
+        result = client.infer("digits", picture(digit("seven"), shape=shape), request_id="7", parameters={"top_k": 3})
+        document = json.loads(result.as_numpy("predictions").item())
+        assert list(document) == list(told)
+        assert (document["model"], document["version"]) == ("digits", "1")
+        assert document["predictions"] == told["predictions"]
+        assert result.get_response().id == "7"
+    sure = client.infer("digits", picture(digit("seven")), parameters={"threshold": 0.5}, priority=1)
+    assert len(json.loads(sure.as_numpy("predictions").item())["predictions"]) == 1
+
+
+def test_an_image_may_be_typed_and_named_as_the_output_is(stub: Any) -> None:
+    tensor = {"name": "images", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [digit("four")]}}
+    asked = {"model_name": "digits", "inputs": [tensor], "outputs": [{"name": "predictions"}]}
+    response = stub.ModelInfer(service_pb2.ModelInferRequest(**asked))
+    document = json.loads(response.raw_output_contents[0][4:])
+    assert document["predictions"][0]["label"] == "4"
+
+
+def test_a_stream_of_images_is_answered_in_order(stub: Any) -> None:
+    words = ("one", "two", "three")
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1]}
+    files = [*(digit(word) for word in words), b"no image", digit("four")]
+    asked = [
+        service_pb2.ModelInferRequest(
+            model_name="digits", inputs=[tensor], raw_input_contents=[struct.pack("<I", len(file)) + file]
+        )
+        for file in files
+    ]
+    answers = list(stub.ModelStreamInfer(iter(asked)))
+    labels = [
+        json.loads(one.infer_response.raw_output_contents[0][4:])["predictions"][0]["label"]
+        for one in answers
+        if not one.error_message
+    ]
+    assert labels == ["1", "2", "3", "4"]
+    assert "not an image" in answers[3].error_message
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (lambda: picture(b"1", b"2", shape=(2,)), "send each image in a request of its own"),
+        (lambda: picture(b"1") + picture(b"2"), "the only input"),
+        (lambda: picture(b""), "the image is empty"),
+    ],
+)
+def test_what_is_no_image_is_refused(client: triton.InferenceServerClient, asked: Any, words: str) -> None:
+    with pytest.raises(InferenceServerException, match=words) as error:
+        client.infer("digits", asked())
+    assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
+    with pytest.raises(InferenceServerException, match="the output 'predictions' alone"):
+        client.infer("digits", picture(digit("one")), outputs=[triton.InferRequestedOutput("logits")])
+    with pytest.raises(InferenceServerException, match="top_k must be"):
+        client.infer("digits", picture(digit("one")), parameters={"top_k": "none"})
+
+
 # Errors
 
 X = np.zeros((1, 2), np.float32)
@@ -384,6 +454,7 @@ def test_a_deadline_ends_the_wait(slow: FakeServer) -> None:
         assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
         if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:  # it was predicted to be late, so it never waited
             assert int(trailer(error)["retry-after"]) >= 1
+            assert int(trailer(error)["grpc-retry-pushback-ms"]) >= 1
         assert running.result().raw_output_contents
         assert waiting.result().raw_output_contents
     wait_until(lambda: slow.stats()["inflight_bytes"] == 0, "all memory is given back")

@@ -224,7 +224,12 @@ class GrpcGate:
             words = f"internal error; the log has it under request {call.id.decode()}"
         trailer = self._trailer(call)
         if retry_after_s is not None:
-            trailer += (("retry-after", str(max(1, math.ceil(retry_after_s)))),)
+            # The second is gRPC's own word (gRFC A6), which its clients heed where retries are configured.
+            pushback_ms = max(1, math.ceil(retry_after_s * 1000))
+            trailer += (
+                ("retry-after", str(max(1, math.ceil(retry_after_s)))),
+                ("grpc-retry-pushback-ms", str(pushback_ms)),
+            )
         return getattr(grpc.StatusCode, call.status), words[:_MOST_DETAILS], trailer
 
     def _trailer(self, call: GrpcCall) -> _Metadata:

@@ -1,4 +1,4 @@
-"""ModelInfer and ModelStreamInfer: the gRPC twins of the HTTP infer route."""
+"""ModelInfer and ModelStreamInfer: the gRPC twins of the HTTP routes that infer, on tensors and on images."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tritonclient.grpc import service_pb2
 
 from convoy.app.edge.grpc.gate import GrpcCall, Read, ReadOn, parse
-from convoy.app.edge.grpc.tensors import asked_of, infer_response, parameters_of, split, stream_response
+from convoy.app.edge.grpc.tensors import (
+    asked_of,
+    infer_response,
+    parameters_of,
+    response_of,
+    split,
+    stream_response,
+)
 from convoy.app.edge.oip.answers import is_heavy_answer
 from convoy.app.edge.oip.call import Call
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.inference import INLINE_BYTES, InferRequest, is_heavy, request_for, understand, within
+from convoy.app.edge.oip.picture_request import PictureRequest, brings_picture, picture_output, picture_request
+from convoy.app.edge.oip.predicting import Predictor
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, CallEnd, ending_of
 from convoy.app.scheduling.request import Request
@@ -40,11 +50,27 @@ class _Asked:
     wants_final: bool = False
 
 
+class _Tensors(NamedTuple):
+    """What a message means, for whom, and what the scheduler is to be asked."""
+
+    meaning: InferRequest
+    served: ServedLike
+    request: Request
+
+
+class _Picture(NamedTuple):
+    """The same for a message with an image; the scheduler is asked when that is decoded."""
+
+    meaning: PictureRequest
+    served: ServedLike
+
+
 class GrpcInference:
-    """Tensors in, tensors out."""
+    """Tensors in, tensors out; or an image in, and what is in it out."""
 
     def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
         self._core, self._options, self._decoder = core, options, decoder
+        self._predictor = Predictor(decoder, options.max_pixels)
 
     async def infer(self, read: Read, call: GrpcCall) -> bytes:
         """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
@@ -116,13 +142,9 @@ class GrpcInference:
         decoding = self._decode(data, asked, call)
         del data  # whoever decodes has it alone: it must not stay while the request waits
         try:
-            meaning, served, request = await decoding
+            meant = await decoding
             call.turn.end()
-            done = await own.run(request)
-            if is_heavy_answer(meaning, done):
-                reply = await self._decoder.run_owed(infer_response, meaning, served, done, is_final=asked.wants_final)
-            else:
-                reply = infer_response(meaning, served, done, is_final=asked.wants_final)
+            reply = await (self._look(meant, asked) if isinstance(meant, _Picture) else self._infer(meant, asked))
             if len(reply) <= INLINE_BYTES:
                 ending = ANSWERED
             else:
@@ -139,8 +161,21 @@ class GrpcInference:
             if ending is not None:
                 own.end(ending)
 
-    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> tuple[InferRequest, ServedLike, Request]:
-        """The request with its inputs in the slab; its meaning has them no longer."""
+    async def _infer(self, meant: _Tensors, asked: _Asked) -> bytes:
+        meaning, served, request = meant
+        done = await asked.own.run(request)
+        if is_heavy_answer(meaning, done):
+            return await self._decoder.run_owed(infer_response, meaning, served, done, is_final=asked.wants_final)
+        return infer_response(meaning, served, done, is_final=asked.wants_final)
+
+    async def _look(self, meant: _Picture, asked: _Asked) -> bytes:
+        (own_id, picture, wanted, terms), served = meant
+        is_alone = not asked.in_stream
+        predicted = await self._predictor.predict(asked.own, served, picture, terms, wanted, is_alone=is_alone)
+        return response_of(own_id, served, [picture_output(served, wanted, predicted)], is_final=asked.wants_final)
+
+    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> _Tensors | _Picture:
+        """The request with what it brings in the slab; its meaning has tensors no longer."""
         own, nbytes = asked.own, len(data)
         started_ns = time.monotonic_ns()
         small, raw = split(data) if nbytes > INLINE_BYTES else (data, None)
@@ -152,6 +187,8 @@ class GrpcInference:
         served = own.begin(asked.model, asked.version or None)
         timeout_ms = call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model)
         memory = self._core.shared_memory
+        if brings_picture([tensor.datatype for tensor in message.inputs], served):
+            return _Picture(picture_request(asked_of(message, raw, memory), served, own, timeout_ms), served)
         if nbytes <= INLINE_BYTES or (raw and not is_heavy(nbytes, served)):
             meaning, wait_ns = understand(asked_of(message, raw, memory), served), 0
         else:
@@ -161,7 +198,7 @@ class GrpcInference:
             )
         request = request_for(meaning, served, own, within(meaning.terms, timeout_ms))
         own.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
-        return meaning._replace(tensors=()), served, request
+        return _Tensors(meaning._replace(tensors=()), served, request)
 
 
 def _give_up(own: Call, replying: asyncio.Task[bytes]) -> None:

@@ -8,38 +8,29 @@ fails does not harm the others.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from convoy.app.edge.http.body import Body
-from convoy.app.edge.http.class_maps import as_png, wanted_map
+from convoy.app.edge.http.class_maps import as_png, in_form
 from convoy.app.edge.http.hot_route import HotRoute, HttpHead
 from convoy.app.edge.http.json_images import JsonImages, is_json, needed_bytes, split_images
 from convoy.app.edge.http.multipart import boundary_of, split_files
 from convoy.app.edge.http.replies import Reply, error_reply
-from convoy.app.edge.oip.answering import BOXES, Wanted, why_no_predictions
+from convoy.app.edge.oip.answering import CLASS_MAP, Wanted
 from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.inference import INLINE_BYTES
+from convoy.app.edge.oip.picture_answers import Document, answer_document, check_takes_pictures, envelope, wanted_of
 from convoy.app.edge.oip.pictures import EncodedPicture, Picture
-from convoy.app.edge.oip.predicting import (
-    Predictor,
-    check_threshold,
-    check_top_k,
-    wanted_classes,
-)
+from convoy.app.edge.oip.predicting import Predictor
 from convoy.app.edge.options import EdgeOptions
-from convoy.app.edge.timing import Timing, server_timing, timing_document
+from convoy.app.edge.timing import Timing, server_timing
 from convoy.app.scheduling.slab import Slot
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestError
-from convoy.models.tasks import Task
-
-_Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +51,11 @@ class PredictionsRoute(HotRoute):
         self._predictor = Predictor(decoder, options.max_pixels)
 
     def admit(self, served: ServedLike) -> None:
-        why = why_no_predictions(served.spec)
-        if why is not None:
-            name, version = served.key.model, served.key.version
-            raise InvalidRequest(f"'{name}' {why}; send tensors to /v2/models/{name}/versions/{version}/infer")
+        check_takes_pictures(served)
 
     async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
-        wanted = _WANTED[served.spec.task](head, served)
+        wanted = _wanted(head, served)
         terms = Terms(self.timeout_ms(head, served))
-        name, version = served.key.model, served.key.version
-        envelope: _Answer = {"model": name, "version": str(version)}
         picture = EncodedPicture(body.view, (body.slot,))
         if not picture.kind:
             content_type = head.headers.get(b"content-type", b"")
@@ -93,13 +79,13 @@ class PredictionsRoute(HotRoute):
                     *(self._predict_file(call, served, body.slot, file, terms, wanted) for file in several),
                     return_exceptions=True,
                 )
-                return _several(call, envelope, outcomes)
+                return _several(call, envelope(served), outcomes)
         if wanted.finish is as_png:
             seen = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=True)
             return Reply(200, (seen.found,), "image/png", (server_timing(seen.timing),))
         answer = await self._predict(call, served, picture, terms, wanted, is_alone=True)
         headers = (server_timing(Timing(**answer["timing_ms"])),)
-        return Reply(200, (orjson.dumps({**envelope, **answer}),), headers=headers)
+        return Reply(200, (orjson.dumps({**envelope(served), **answer}),), headers=headers)
 
     async def _split_json(self, call: Call, body: Body, terms: Terms) -> JsonImages:
         """Raises RequestError or ClientGone."""
@@ -117,7 +103,7 @@ class PredictionsRoute(HotRoute):
 
     async def _predict_file(
         self, call: Call, served: ServedLike, body: Slot, encoded: memoryview | str, terms: Terms, wanted: Wanted
-    ) -> _Answer | _FailedFile:
+    ) -> Document | _FailedFile:
         """`encoded` is what is wrong with it, where there are no bytes."""
         try:
             if isinstance(encoded, str):
@@ -129,14 +115,14 @@ class PredictionsRoute(HotRoute):
 
     async def _predict(
         self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
-    ) -> _Answer:
-        found = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=is_alone)
-        return {wanted.answering.key: found.found, "timing_ms": timing_document(found.timing)}
+    ) -> Document:
+        predicted = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=is_alone)
+        return answer_document(wanted, predicted)
 
 
-def _several(call: Call, envelope: _Answer, outcomes: list[_Answer | _FailedFile | BaseException]) -> Reply:
+def _several(call: Call, head: Document, outcomes: list[Document | _FailedFile | BaseException]) -> Reply:
     """One result a file, in order; an error status only when every file failed."""
-    results: list[_Answer] = []
+    results: list[Document] = []
     failures: list[_FailedFile] = []
     for outcome in outcomes:
         if isinstance(outcome, _FailedFile):
@@ -152,47 +138,15 @@ def _several(call: Call, envelope: _Answer, outcomes: list[_Answer | _FailedFile
         if reason := one.reply.ending.reason:
             call.core.turned_away(reason)
     if is_answered:
-        return Reply(200, (orjson.dumps({**envelope, "results": results}),))
+        return Reply(200, (orjson.dumps({**head, "results": results}),))
     first = failures[0]
     message = f"none of the {len(failures)} files could be predicted; the first: {first.message}"
     body = orjson.dumps({"error": message, "results": results})
     return first.reply._replace(pieces=(body,))
 
 
-def _wanted_classes(head: HttpHead, served: ServedLike) -> Wanted:
-    threshold = _threshold(head, served)
-    return wanted_classes(_top_k(head), threshold)
-
-
-def _wanted_boxes(head: HttpHead, served: ServedLike) -> Wanted:
-    threshold = _threshold(head, served)
-    return Wanted(BOXES, _top_k(head), threshold)
-
-
-# What a request may say, by the task of its model. All raise InvalidRequest.
-_WANTED: dict[Task, Callable[[HttpHead, ServedLike], Wanted]] = {
-    "classify": _wanted_classes,
-    "multilabel": _wanted_classes,
-    "segment": wanted_map,
-    "detect": _wanted_boxes,
-}
-
-
-def _threshold(head: HttpHead, served: ServedLike) -> float | None:
-    values = head.query().get("threshold")
-    if values is None:
-        return None
-    try:
-        threshold = float(values[-1])
-    except ValueError:
-        threshold = math.nan
-    return check_threshold(threshold, values[-1], served)
-
-
-def _top_k(head: HttpHead) -> int | None:
-    values = head.query().get("top_k")
-    if values is None:
-        return None
-    raw = values[-1]
-    is_number = raw.isascii() and raw.isdigit() and len(raw) < 10
-    return check_top_k(int(raw) if is_number else 0, raw)
+def _wanted(head: HttpHead, served: ServedLike) -> Wanted:
+    """What a request asks of its pictures. Raises InvalidRequest."""
+    query = head.query()
+    wanted = wanted_of(served, *[query[word][-1] if word in query else None for word in ("top_k", "threshold")])
+    return in_form(wanted, head) if wanted.answering is CLASS_MAP else wanted
