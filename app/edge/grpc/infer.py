@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import grpc
 from tritonclient.grpc import service_pb2
 
 from convoy.app.edge.grpc.gate import GrpcCall, Read, ReadOn, parse
@@ -29,9 +30,12 @@ from convoy.app.edge.options import EdgeOptions
 from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, CallEnd, ending_of
 from convoy.app.scheduling.request import Request
 from convoy.app.submission.inference import InferenceCore, ServedLike
+from convoy.app.tracing.spans import RequestSpan
 from convoy.models.errors import RequestError
 
 _PROTOCOL = "grpc"
+_SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+_TRACE_METADATA = ("traceparent", "tracestate")
 # So many requests of one stream may be in flight; more are left unread, which holds the client up.
 _STREAM_WINDOW = 64
 _WANTS_FINAL_FLAG = "triton_enable_empty_final_response"
@@ -76,10 +80,11 @@ class GrpcInference:
         """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
         asked = _Asked(Call(self._core, _PROTOCOL))
         call.inference = asked.own
+        asked.own.span = call.span
         try:
             answering = self._answer(await read(), asked, call)
         except BaseException as error:
-            asked.own.end(ending_of(error) if isinstance(error, RequestError) else CANCELLED)
+            asked.own.end(_ending(asked.own, error) if isinstance(error, RequestError) else CANCELLED)
             raise
         reply = await answering
         task = asyncio.current_task()
@@ -87,9 +92,23 @@ class GrpcInference:
             task.add_done_callback(lambda _: asked.own.end(ANSWERED))
         return reply
 
-    def turned_away(self, error: RequestError) -> None:
+    def turned_away(self, call: GrpcCall, error: RequestError) -> None:
         """Count a call whose message nobody has read, or could."""
-        Call(self._core, _PROTOCOL).end(ending_of(error))
+        own = Call(self._core, _PROTOCOL)
+        own.span = call.span
+        own.end(_ending(own, error))
+
+    def begin_span(self, call: GrpcCall) -> RequestSpan | None:
+        """The span of one request of a call, if it is sampled."""
+        tracing = self._core.tracing
+        if tracing is None:
+            return None
+        parent = {name: call.metadata[name].decode("latin-1") for name in _TRACE_METADATA if name in call.metadata}
+        attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": call.method}
+        span = tracing.begin("grpc", f"{_SERVICE}/{call.method}", attributes, parent, time.monotonic_ns())
+        if span is not None:
+            span.status = 0  # OK, unless there is an error
+        return span
 
     async def stream(self, read: ReadOn, call: GrpcCall) -> AsyncGenerator[bytes]:
         """One response per request, in the order of the requests; several of them run at once."""
@@ -117,6 +136,7 @@ class GrpcInference:
             while (data := await read()) is not None:
                 await room.acquire()
                 own = Call(self._core, _PROTOCOL)
+                own.span = self.begin_span(call)
                 pending.put_nowait((own, asyncio.ensure_future(self._one_of_stream(data, own, call))))
                 del data  # it would be here until the next one has come
         finally:
@@ -152,10 +172,12 @@ class GrpcInference:
                 ending = None
             return reply
         except RequestError as error:
-            ending = ending_of(error)
+            ending = _ending(own, error)
             raise
         except Exception:
             ending = FAILED  # a bug, of which the gate tells
+            if own.span is not None:
+                own.span.status = grpc.StatusCode.INTERNAL.value[0]
             raise
         finally:
             if ending is not None:
@@ -199,6 +221,13 @@ class GrpcInference:
         request = request_for(meaning, served, own, within(meaning.terms, timeout_ms))
         own.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
         return _Tensors(meaning._replace(tensors=()), served, request)
+
+
+def _ending(own: Call, error: RequestError) -> CallEnd:
+    """How a call ends that is told this error, with which status."""
+    if own.span is not None:
+        own.span.status = getattr(grpc.StatusCode, error.grpc_code).value[0]
+    return ending_of(error)
 
 
 def _give_up(own: Call, replying: asyncio.Task[bytes]) -> None:

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from convoy.app.edge.entry import Entry
 from convoy.app.edge.grpc.control import GrpcControl, unsupported
-from convoy.app.edge.grpc.gate import GrpcGate, Unary
+from convoy.app.edge.grpc.gate import GrpcCall, GrpcGate, Unary
 from convoy.app.edge.grpc.infer import GrpcInference
 from convoy.app.edge.grpc.reflection import METHOD, SERVICE_NAMES, GrpcReflection
 from convoy.app.edge.grpc.repository import GrpcRepository
@@ -65,8 +65,9 @@ class GrpcServer:
         }
         room = MessageRoom(core.slab, options.body)
         gate = GrpcGate(
-            *(entry, room, max_calls, lambda method, error: self._turned_away(inference, method, error)),
+            *(entry, room, max_calls, lambda call, error: self._turned_away(inference, call, error)),
             core.current_load,
+            lambda call: inference.begin_span(call) if call.method == "ModelInfer" else None,
         )
         told = GrpcReflection((_SERVICE.full_name, health.SERVICE_NAME))
         handlers = {_SERVICE.full_name: _handlers(gate, inference, methods)}
@@ -74,9 +75,9 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((_Services(gate, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    def _turned_away(self, inference: GrpcInference, method: str, error: RequestError) -> None:
-        if method in _INFER:
-            inference.turned_away(error)
+    def _turned_away(self, inference: GrpcInference, call: GrpcCall, error: RequestError) -> None:
+        if call.method in _INFER:
+            inference.turned_away(call, error)
         elif error.reason:
             self._core.turned_away(error.reason)
 
