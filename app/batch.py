@@ -36,6 +36,13 @@ class StageTimes(NamedTuple):
         return self.copy_in_ns + self.compute_ns + self.copy_out_ns
 
 
+class BatchTrace(NamedTuple):
+    """The span of a batch: its `traceparent`, as W3C writes it, and when it began, CLOCK_MONOTONIC nanoseconds."""
+
+    traceparent: str
+    started_ns: int
+
+
 class BatchResult(NamedTuple):
     """By request, in the batch's order, an answer for each output that it wanted; and where the time went."""
 

@@ -40,6 +40,7 @@ from convoy.app.telemetry.call_recorder import CallRecorder
 from convoy.app.telemetry.gpu_metrics import GpuWatch
 from convoy.app.telemetry.metrics import EngineMetrics, Metrics, TritonMetrics
 from convoy.app.telemetry.process_metrics import ProcessMetrics
+from convoy.app.tracing.starting import Tracing
 from convoy.app.version import VERSION
 from convoy.models.errors import ConvoyError, Unavailable, UsageError
 from convoy.models.store import Store, StoredVersion
@@ -109,6 +110,7 @@ class Core(OpenCalls):
         self.metrics = metrics = Metrics(VERSION)
         recorder = CallRecorder(metrics, catalog.live)
         self.stage_took, self.call_ended, self.call_answered = recorder.stage, recorder.call, recorder.answered
+        self.exemplify = recorder.exemplify
         self.turned_away = metrics.rejected
         self.gpus = GpuWatch(gpus)
         reports = Reports(catalog, metrics, on_lane_lost=lambda *lost: self.lanes.lost(*lost))
@@ -229,6 +231,11 @@ class Core(OpenCalls):
     def current_load(self) -> CoreLoad:
         """Over the last seconds."""
         return self.load_watch.load
+
+    def trace_with(self, tracing: Tracing | None) -> None:
+        """Let calls and batches have spans from now on."""
+        self.tracing = tracing
+        self.scheduler.trace_batch = None if tracing is None else tracing.batch_ran
 
     def change(self, queues: QueueRules, load_by_model: Mapping[str, LoadOptions]) -> None:
         """Let other rules hold for the queues from now on, and other options for what is loaded from now on."""

@@ -39,6 +39,7 @@ from convoy.app.host.runtime import (
 from convoy.app.processes.launch import become_supervisor
 from convoy.app.reload import Reloading
 from convoy.app.settings import Settings, read_settings
+from convoy.app.tracing.starting import CLOSING_S, check_tracing, start_tracing
 
 _log = logging.getLogger("convoy")
 # What ends in good order needs less; what hangs is not waited for.
@@ -53,6 +54,8 @@ def serve(settings: Settings) -> int:
     listener = listen(settings.host, settings.port)
     if settings.address_file:
         write_address(listener, Path(settings.address_file))
+    if settings.tracing:
+        check_tracing()  # before anybody hears of a server
     edges = settings.edge_count()
     if edges.count:
         _log.info("%d edge processes: %s", edges.count, edges.why)
@@ -73,6 +76,8 @@ class Host:
         self._settings = settings
         self._listener = listener
         self.core = make_core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._fatal)
+        self._tracing = start_tracing(is_wanted=settings.tracing)
+        self.core.trace_with(self._tracing)
         options = settings.edge_options()
         self._reloading = Reloading(settings, self.core, [options])
         hot = HotRoutes(self.core, options)
@@ -100,6 +105,8 @@ class Host:
             _log.error("stopped: %d requests were not answered in time", self.core.open_calls)
         end_within(_GRACE_S, lambda: self._http.exit_code)
         await self._grpc.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close, CLOSING_S)
         self._http.stop()
 
     def _fatal(self, reason: str) -> None:
@@ -115,6 +122,7 @@ def _application() -> FastAPI:
         end_for(reason, end_now, is_lost=core.load_failure is None)
 
     core = Core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=give_up)
+    core.trace_with(start_tracing(is_wanted=settings.tracing))
     return create_app(core, settings.edge_options())
 
 

@@ -158,6 +158,9 @@ class Settings(BaseModel):
         "info", description="Log level.", json_schema_extra=LIVE
     )
     log_format: LogFormat = Field("text", description="text, or json: one object a line.")
+    tracing: bool = Field(
+        False, description="Send spans by OpenTelemetry (extra otel); OTEL_* variables say where, and how many."
+    )
     cors_origins: Names = Field(
         "",
         description="Pages that may ask from a browser: origins such as https://a.example, or *.",

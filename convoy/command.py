@@ -186,7 +186,7 @@ def inspect(
 def predict(
     name: Annotated[str, typer.Argument(help="The model.")],
     images: Annotated[list[str], typer.Argument(help="Image files, folders, patterns, or - for one from stdin.")],
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="The server; grpc://HOST:8001 asks over gRPC.")] = "http://127.0.0.1:8000",
     top_k: Annotated[
         int | None, typer.Option(help="Classes or boxes to show per image; by default five classes, or all boxes.")
     ] = None,

@@ -37,9 +37,13 @@ class ExportOptions:
             "Image as CxHxW: 3x224x224, or 3x224?x224? for other sizes, too. Tensors: 1x1000, or a=1x1000,b=8:INT64."
         ),
     ] = None
-    task: Annotated[str | None, Option("classify, multilabel, segment, detect or none; by default what is sure.")] = (
-        None
-    )
+    task: Annotated[
+        str | None,
+        Option(
+            "What the network is for; by default what is sure.",
+            words=("classify", "multilabel", "segment", "detect", "none"),
+        ),
+    ] = None
     detection: Annotated[Path | None, Option("JSON file: how a detector's outputs become boxes.")] = None
     labels: Annotated[Path | None, Option("File with one label a line, or imagenet.")] = None
     preprocess: Annotated[str | None, Option("imagenet, unit, or a JSON file.")] = None

@@ -31,7 +31,7 @@ def app(*rooms: str) -> tuple[str, ...]:
     return tuple(f"{APP}.{room}" for room in rooms)
 
 
-BELOW_ALL = ("host", "batch", "outcomes", "scheduling", "submission", "version")
+BELOW_ALL = ("host", "batch", "outcomes", "scheduling", "submission", "tracing", "version")
 BELOW_THE_CORE = (*BELOW_ALL, "remote", "engines", "loading", "telemetry", "lifecycle")
 BELOW_THE_EDGES = (*BELOW_ALL, "telemetry.statistics", "telemetry.observed")
 # What each room may import of ours beside itself, from the bottom up. The first row that fits a module counts.
@@ -45,8 +45,9 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.scheduling": app("batch"),
     f"{APP}.engines": (MODELS, *app("batch")),
     f"{APP}.loading": (MODELS, *app("batch", "engines")),
-    f"{APP}.telemetry": (MODELS, *app("batch", "outcomes", "engines", "scheduling", "version")),
-    f"{APP}.submission": (MODELS, *app("outcomes", "scheduling", "telemetry")),
+    f"{APP}.tracing": (f"{MODELS}.errors", *app("batch", "outcomes", "scheduling", "version")),
+    f"{APP}.telemetry": (MODELS, *app("batch", "outcomes", "engines", "scheduling", "tracing", "version")),
+    f"{APP}.submission": (MODELS, *app("outcomes", "scheduling", "telemetry", "tracing")),
     f"{APP}.remote": (MODELS,),
     f"{APP}.lifecycle": (
         MODELS,

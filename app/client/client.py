@@ -1,13 +1,12 @@
 """`convoy.Client` and `convoy.AsyncClient`: a server, asked from a program.
 
-The same class twice, since httpx has two as well and a program has threads or a loop; what is asked, how often and what
-an answer means stands once, in the rooms beside this one.
+The same class twice, since httpx and gRPC have two as well and a program has threads or a loop; what is asked, how
+often and what an answer means stands once, in the files beside this one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +15,9 @@ from typing import TypeVar, overload
 
 import numpy as np
 
-from convoy.app.client import http_wire
 from convoy.app.client.asking import WireQuestion, arun, ask, run
-from convoy.app.client.http_transport import AsyncHttpTransport, HttpTransport, http_options
 from convoy.app.client.images import encoded
+from convoy.app.client.reaching import Verify, reach, reach_async
 from convoy.app.client.records import RemoteModel, Sight
 from convoy.app.python.pictures import OneImage, one_or_several
 from convoy.app.python.records import Classification, Detections, Segmentation
@@ -29,7 +27,6 @@ Answer = TypeVar("Answer")
 _Kind = TypeVar("_Kind", Classification, Segmentation, Detections)
 _ASKED_BY = {Classification: "predict", Segmentation: "segment", Detections: "detect"}
 DEFAULT_URL = "http://127.0.0.1:8000"
-_Verify = ssl.SSLContext | str | bool
 
 
 class _Manners:
@@ -49,10 +46,13 @@ class Client:
         with convoy.Client("http://localhost:8000") as client:
             print(client.predict("digits", "seven.png").best.label)
 
+    `grpc://localhost:8001` asks over gRPC, `https://` and `grpcs://` over TLS; all else is the same.
+
     What a server refuses for the moment (429, 503) is asked again, `retries` times, once its `Retry-After` has passed,
     and so is a connection that is refused or breaks off; all of that within `timeout_s`, which the server is told, so
-    that it gives up what nobody waits for. `verify` is httpx's: a file of certificates, an SSLContext, or False. Of
-    several images `at_once` are on their way at a time. Proxies named in the environment are not used.
+    that it gives up what nobody waits for. `verify` is httpx's: a file of certificates, an SSLContext, or False; gRPC
+    takes the file alone. Of several images `at_once` are on their way at a time. Proxies named in the environment are
+    not used.
 
     Raises UsageError for a URL, key or number that cannot be one; nothing is sent until something is asked.
     """
@@ -65,10 +65,10 @@ class Client:
         timeout_s: float = 60.0,
         retries: int = 2,
         at_once: int = 8,
-        verify: _Verify = True,
+        verify: Verify = True,
     ) -> None:
         self._manners = _Manners(timeout_s, retries, at_once)
-        self._transport = HttpTransport(http_options(url, api_key, verify))
+        self._wire, self._transport = reach(url, api_key, verify)
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # str is an iterable of str, too; the first one counts
@@ -104,7 +104,7 @@ class Client:
         threshold: float | None = None,
         timeout_s: float | None = None,
     ) -> Classification | list[Classification]:
-        """Images in, labels with scores out: `POST /predictions/{model}`.
+        """Images in, labels with scores out: `POST /predictions/{model}`, or its gRPC twin.
 
         An image is a path, the bytes of an image file, a PIL image, or a uint8 array [height, width] or
         [height, width, channels] of 1, 3 or 4 channels, grey, RGB or RGBA; pixels travel as PNG, or as TIFF where PNG
@@ -163,7 +163,7 @@ class Client:
         timeout_s: float | None = None,
     ) -> Sight:
         """What is in an image, whatever the model's task is. Raises as `predict` does."""
-        return self._ask(http_wire.look(model, _text(version), encoded(image), top_k, threshold), timeout_s)
+        return self._ask(self._wire.look(model, _text(version), encoded(image), top_k, threshold), timeout_s)
 
     def infer(
         self,
@@ -181,11 +181,11 @@ class Client:
         bytes or str, BF16 is `V2`. `outputs` None: all of them.
         Raises the server's errors with its words, as `predict` does.
         """
-        return self._ask(http_wire.infer(model, _text(version), inputs, outputs, priority), timeout_s)
+        return self._ask(self._wire.infer(model, _text(version), inputs, outputs, priority), timeout_s)
 
     def models(self) -> tuple[RemoteModel, ...]:
         """What is served, and what was refused and why."""
-        return self._ask(http_wire.models(), None)
+        return self._ask(self._wire.models(), None)
 
     @property
     def at_once(self) -> int:
@@ -221,10 +221,10 @@ class AsyncClient:
         timeout_s: float = 60.0,
         retries: int = 2,
         at_once: int = 8,
-        verify: _Verify = True,
+        verify: Verify = True,
     ) -> None:
         self._manners = _Manners(timeout_s, retries, at_once)
-        self._transport = AsyncHttpTransport(http_options(url, api_key, verify))
+        self._wire, self._transport = reach_async(url, api_key, verify)
 
     @overload
     async def predict(  # type: ignore[overload-overlap]
@@ -314,7 +314,7 @@ class AsyncClient:
     ) -> Sight:
         """As `Client.look`."""
         body = await asyncio.to_thread(encoded, image)  # it may be a file on a slow disk, or pixels to be packed
-        return await self._ask(http_wire.look(model, _text(version), body, top_k, threshold), timeout_s)
+        return await self._ask(self._wire.look(model, _text(version), body, top_k, threshold), timeout_s)
 
     async def infer(
         self,
@@ -327,11 +327,11 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> dict[str, np.ndarray]:
         """As `Client.infer`."""
-        return await self._ask(http_wire.infer(model, _text(version), inputs, outputs, priority), timeout_s)
+        return await self._ask(self._wire.infer(model, _text(version), inputs, outputs, priority), timeout_s)
 
     async def models(self) -> tuple[RemoteModel, ...]:
         """What is served, and what was refused and why."""
-        return await self._ask(http_wire.models(), None)
+        return await self._ask(self._wire.models(), None)
 
     async def close(self) -> None:
         """End the connections. A second time it does nothing."""

@@ -25,6 +25,11 @@ _KINDS = (
     *(InvalidRequest, Unauthorized, Forbidden, NotFound, RequestTimeout, BodyTooLarge, ModelFailed, Unsupported),
     DeadlineExceeded,
 )
+# Of those that share a code, that which says less of the cause.
+_BY_CODE: dict[str, type[RequestError]] = {
+    **{kind.grpc_code: kind for kind in _KINDS},
+    InvalidRequest.grpc_code: InvalidRequest,
+}
 _BY_STATUS: dict[int, type[RequestError]] = {kind.http_status: kind for kind in _KINDS}
 
 
@@ -35,6 +40,15 @@ def of_status(status: int, words: str, retry_after: str | None) -> RequestError:
     if status == Unavailable.http_status:
         return Unavailable(words, retry_after_s=seconds_of(retry_after) or 0.0)
     return _BY_STATUS.get(status, RequestError)(words)
+
+
+def of_grpc_code(code: str, words: str, retry_after_s: float) -> RequestError:
+    """The error behind a gRPC status, by its name."""
+    if code == Overloaded.grpc_code:
+        return Overloaded(words, reason="", retry_after_s=retry_after_s)
+    if code == Unavailable.grpc_code:
+        return Unavailable(words, retry_after_s=retry_after_s)
+    return _BY_CODE.get(code, RequestError)(words)
 
 
 def seconds_of(retry_after: str | None) -> float | None:

@@ -17,7 +17,7 @@ from convoy.models.errors import DeadlineExceeded, RequestError, Unavailable, Us
 def http_options(url: str, api_key: str | None, verify: ssl.SSLContext | str | bool) -> dict[str, Any]:
     """What both of httpx's clients are made with. Raises UsageError for a URL or key that cannot be one."""
     if not url.startswith(("http://", "https://")):
-        raise UsageError(f"the URL {url!r} should look like http://localhost:8000")
+        raise UsageError(f"the URL {url!r} should look like http://localhost:8000 or grpc://localhost:8001")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         httpx.URL(url), httpx.Headers(headers)  # both say what is wrong with them

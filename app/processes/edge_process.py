@@ -30,6 +30,7 @@ from convoy.app.processes.orders import EdgeOrders, channel_socket, http_socket,
 from convoy.app.processes.proxy import Proxy
 from convoy.app.processes.remote_core import RemoteCore
 from convoy.app.scheduling.slab import SharedPart, Slab
+from convoy.app.tracing.starting import CLOSING_S, start_tracing
 from convoy.models.records import from_jsonable
 
 _CORE_WITHIN_S = 2.0
@@ -38,11 +39,15 @@ _PUBLISH_EVERY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class EdgeProfile:
-    """What every edge of a server is told. `infers`: it takes tensors itself, and leads none of them to the core."""
+    """What every edge of a server is told. `infers`: it takes tensors itself, and leads none of them to the core.
+
+    `traces`: its calls have spans, which it sends itself.
+    """
 
     options: EdgeOptions
     limits: ConnectionLimits
     infers: bool
+    traces: bool = False
 
 
 def main() -> None:
@@ -66,6 +71,7 @@ class _EdgeProcess:
         self._balance = Balance(memory, fleet.edges, orders.number)
         self._core = RemoteCore(Slab(part.nbytes, part), orders.number, orders.incarnation)
         self._core.on_options = self._take_options
+        self._core.tracing = self._tracing = start_tracing(is_wanted=profile.traces)
         kinds = (PredictionsRoute, InferRoute) if profile.infers else (PredictionsRoute,)
         self._hot = HotRoutes(self._core, profile.options, kinds)
         rest = Proxy(self._core, http_socket(orders.folder))
@@ -117,6 +123,8 @@ class _EdgeProcess:
 
     async def _drain(self) -> int:
         await self._core.drain(self._orders.fleet.drain_timeout_s)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close, CLOSING_S)
         self._server.stop()
         return self._core.open_calls
 

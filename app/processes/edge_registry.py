@@ -244,6 +244,9 @@ class _EdgeConnection:
             found = called if called in self._held else None
             for ns in values:
                 self._core.call_ended(found, protocol, ending, ns)
+        for exemplar in report.exemplars:
+            if exemplar.key in self._held:
+                self._core.exemplify(exemplar)
         for reason, count in report.turned_away.items():
             self._core.metrics.rejected(reason, count)
         self.used_bytes, self.open_calls = report.used_bytes, report.open_calls

@@ -87,4 +87,5 @@ def edge_profile(settings: Settings, edges: int) -> EdgeProfile:
         limits=replace(limits, max_connections=math.ceil(limits.max_connections / edges)),
         # A region of shared memory is registered with the core, and only the core can hold it.
         infers=not settings.allow_shared_memory,
+        traces=settings.tracing,
     )

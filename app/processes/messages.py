@@ -15,14 +15,15 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from convoy.app.batch import StageTimes
+from convoy.app.batch import BatchTrace, StageTimes
 from convoy.app.outcomes import CallEnd
 from convoy.app.scheduling.request import ModelKey, Outcome, Shape, TensorPlace
 from convoy.app.submission.listing import Listing
 from convoy.app.submission.load import CoreLoad
+from convoy.app.tracing.spans import Exemplar
 from convoy.models.spec import ModelSpec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class _Said(Struct, array_like=True, tag=True):
@@ -63,6 +64,7 @@ class Submit(_Said):
     priority: int
     deadline_ns: int | None
     latest_start_ns: int | None
+    trace: str | None
 
 
 class Cancel(_Said):
@@ -87,13 +89,15 @@ class UpdateApplied(_Said):
 class Report(_Said):
     """What an edge has counted since its last report: nanoseconds by stage and by how a call ended.
 
-    `turned_away` is what it refused, by reason, that was no call. Now: `used_bytes` is what its requests hold,
-    `open_calls` how many clients wait, and `waiting_to_decode` how much of theirs no decoder has begun.
+    `turned_away` is what it refused, by reason, that was no call; `exemplars` are those calls that have a span. Now:
+    `used_bytes` is what its requests hold, `open_calls` how many clients wait, and `waiting_to_decode` how much of
+    theirs no decoder has begun.
     """
 
     stages: dict[tuple[ModelKey, str], list[int]] = field(default_factory=dict)
     calls: dict[tuple[ModelKey | None, str, CallEnd], list[int]] = field(default_factory=dict)
     turned_away: dict[str, int] = field(default_factory=dict)
+    exemplars: list[Exemplar] = field(default_factory=list)
     used_bytes: int = 0
     open_calls: int = 0
     waiting_to_decode: int = 0
@@ -167,6 +171,7 @@ class Ended(_Said):
     queue_ns: int = 0
     batch_samples: int = 0
     reason: str = ""
+    batch: BatchTrace | None = None
 
 
 class Refused(_Said):

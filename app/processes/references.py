@@ -26,10 +26,12 @@ class WrongReference(ValueError):
 
 def submission(request: Request, slab: Slab) -> Submit:
     """The request for the core, with the places of its slots in the shared memory."""
-    own_id, key, samples, shapes, refs, inputs, wanted, outputs, arrival, priority, deadline, latest = request
+    own_id, key, samples, shapes, refs, inputs, wanted, outputs, arrival, priority, deadline, latest, trace = request
     held = [slab.slot(ref) for ref in refs]
     extents = tuple([Extent(slot.offset, len(slot.view)) for slot in held])
-    return Submit(own_id, key, samples, shapes, extents, inputs, wanted, outputs, arrival, priority, deadline, latest)
+    return Submit(
+        *(own_id, key, samples, shapes, extents, inputs, wanted, outputs, arrival, priority, deadline, latest, trace)
+    )
 
 
 def answers_of(ended: Ended, request: Request, slab: Slab) -> tuple[TensorBytes, ...]:
@@ -69,6 +71,7 @@ def request_of(submit: Submit, slots: Sequence[Slot]) -> Request:
         submit.priority,
         submit.deadline_ns,
         submit.latest_start_ns,
+        submit.trace,
     )
 
 
@@ -127,4 +130,5 @@ def ended_of(done: Done) -> Ended:
             for one, ref in zip(done.answers, done.request.outputs if done.answers else (), strict=True)
         ]
     )
-    return Ended(done.request.id, done.outcome, answers, done.times, done.queue_ns, done.batch_samples, done.reason)
+    request, outcome, _, times, queue_ns, batch_samples, reason, batch = done
+    return Ended(request.id, outcome, answers, times, queue_ns, batch_samples, reason, batch)

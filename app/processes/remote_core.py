@@ -41,6 +41,7 @@ from convoy.app.submission.load import CoreLoad
 from convoy.app.submission.open_calls import OnEnd, OpenCalls
 from convoy.app.submission.refusals import no_room
 from convoy.app.submission.shared_memory import SharedMemory
+from convoy.app.tracing.spans import Exemplar
 from convoy.models.errors import DeadlineExceeded, Overloaded, RequestError, Unavailable
 
 _log = logging.getLogger("convoy")
@@ -158,6 +159,11 @@ class RemoteCore(OpenCalls):
         self.stage_took(key, "encode", spent.encode_ns)
         self.call_ended(key, protocol, ANSWERED, spent.total_ns)
 
+    def exemplify(self, exemplar: Exemplar) -> None:
+        """A call that was counted has a span, which the histograms may name."""
+        self._report.exemplars.append(exemplar)
+        self._report_soon()
+
     def current_load(self) -> CoreLoad:
         """Over the last seconds, of the whole server."""
         return self._load
@@ -202,7 +208,7 @@ class RemoteCore(OpenCalls):
             self.slab.move(self._lent.pop(ended.id), SlotState.ANSWERED)
         answers = answers_of(ended, request, self.slab)
         times, queue_ns, batch_samples = ended.times, ended.queue_ns, ended.batch_samples
-        on_end(Done(request, ended.outcome, answers, times, queue_ns, batch_samples, ended.reason))
+        on_end(Done(request, ended.outcome, answers, times, queue_ns, batch_samples, ended.reason, ended.batch))
 
     def _refused(self, refused: Refused) -> None:
         self._free(refused.id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, NewType
 
-from convoy.app.batch import Answer, StageTimes
+from convoy.app.batch import Answer, BatchTrace, StageTimes
 
 Shape = tuple[int, ...]
 
@@ -49,7 +49,8 @@ class Request(NamedTuple):
     `shapes` are the inputs' shapes without the batch dimension (whole where the model has none): requests
     with equal shapes can share a batch. `slots` are all that the request holds, each once. `outputs` has a place
     for each wanted output, None where its size is not known before the run. `priority` is as the client said it: 1 is
-    the most urgent, 0 or a level that the model does not have its default. Times are CLOCK_MONOTONIC nanoseconds: the
+    the most urgent, 0 or a level that the model does not have its default. `trace` is the `traceparent` of its call's
+    span, None where that is not sampled. Times are CLOCK_MONOTONIC nanoseconds: the
     answer is worthless after `deadline_ns`, the run must begin before
     `latest_start_ns`.
     """
@@ -66,6 +67,7 @@ class Request(NamedTuple):
     priority: int = 0
     deadline_ns: int | None = None
     latest_start_ns: int | None = None
+    trace: str | None = None
 
     @property
     def expiry_ns(self) -> int | None:
@@ -98,7 +100,10 @@ class Outcome(Enum):
 
 
 class Done(NamedTuple):
-    """How a request ended. `answers` and `times` are there when it was answered, `reason` when it was not."""
+    """How a request ended. `answers` and `times` are there when it was answered, `reason` when it was not.
+
+    `batch` is the span of its batch, where a request in that was traced.
+    """
 
     request: Request
     outcome: Outcome
@@ -107,3 +112,4 @@ class Done(NamedTuple):
     queue_ns: int = 0
     batch_samples: int = 0
     reason: str = ""
+    batch: BatchTrace | None = None

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVarTuple
 
-from convoy.app.batch import BatchResult, EngineFailure, FailureScope
+from convoy.app.batch import BatchResult, BatchTrace, EngineFailure, FailureScope
 from convoy.app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
 from convoy.app.scheduling.queues import Lane, Queue, State
 from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Request, SlotRef
@@ -26,6 +26,8 @@ from convoy.app.scheduling.slab import Slab, SlotState
 OnDone = Callable[[Done], None]
 # What a lane runs batches with; called in the lane's thread. Raises EngineFailure.
 Runner = Callable[[tuple[Request, ...]], BatchResult]
+# The span of a batch that began then and has been answered; None where none of its requests is traced.
+TraceBatch = Callable[[Dispatch, int, BatchResult], BatchTrace | None]
 Args = TypeVarTuple("Args")
 # Batches that run on the loop itself may follow each other for so long before sockets and other lanes have a turn.
 _TURN_NS = 2_000_000
@@ -117,6 +119,7 @@ class Scheduler:
         self.here_since_ns = 0  # when the batch that runs on the loop itself began; 0 when none does
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
+        self.trace_batch: TraceBatch | None = None
 
     # Queues and lanes
 
@@ -379,12 +382,14 @@ class Scheduler:
         answered: list[SlotRef] = []
         unwanted: list[SlotRef] = []
         times, samples = result.times, dispatch.samples
+        batch = None if self.trace_batch is None else self._traced(self.trace_batch, running, result)
         # What it waited for the device, already in the engine, is waiting too.
         began_ns = running.started_ns + times.waited_ns
         for request, answers in zip(dispatch.requests, result.answers, strict=True):
             pending = self._pending.pop(request.id)
             listener = pending.on_done
-            done = Done(request, Outcome.ANSWERED, answers, times, began_ns - pending.submitted_ns, samples)
+            queue_ns = began_ns - pending.submitted_ns
+            done = Done(request, Outcome.ANSWERED, answers, times, queue_ns, samples, "", batch)
             ended.append((listener, done))
             (unwanted if listener is None else answered).extend(request.slots)
         self._slab.free(*unwanted)
@@ -393,6 +398,13 @@ class Scheduler:
         for listener, done in ended:
             if listener is not None:
                 self._report(listener, done)
+
+    def _traced(self, trace: TraceBatch, running: Running, result: BatchResult) -> BatchTrace | None:
+        try:
+            return trace(running.dispatch, running.started_ns, result)
+        except Exception as error:  # must not cost anybody an answer
+            _tell_bug("tracing a batch", error)
+            return None
 
     def _blame(self, entry: _LaneEntry, dispatch: Dispatch, failure: EngineFailure) -> None:
         self._report(self._observer.batch_failed, dispatch, str(failure))
@@ -444,8 +456,7 @@ class Scheduler:
         try:
             listener(*args)
         except Exception as error:
-            context = {"message": f"{listener!r} failed; this is a bug", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(context)
+            _tell_bug(repr(listener), error)
 
     def _free(self, request: Request) -> None:
         self._slab.free(*request.slots)
@@ -467,6 +478,11 @@ class Scheduler:
         result = _result(entry.run, running.dispatch.requests)
         ended_ns = self._now_ns()
         entry.call_loop(lambda: self._finished(entry, running, result, ended_ns))
+
+
+def _tell_bug(what: str, error: Exception) -> None:
+    context = {"message": f"{what} failed; this is a bug", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
 
 
 def _result(run: Runner, requests: tuple[Request, ...]) -> BatchResult | EngineFailure:

@@ -14,6 +14,7 @@ from convoy.app.scheduling.request import Done, ModelKey, Request, Spent
 from convoy.app.scheduling.slab import Slab, Slot
 from convoy.app.submission.load import CoreLoad
 from convoy.app.submission.shared_memory import SharedMemory
+from convoy.app.tracing.spans import Exemplar, RequestTracing
 from convoy.models.errors import RequestError
 from convoy.models.spec import ModelSpec
 
@@ -57,6 +58,7 @@ class InferenceCore(Protocol):
     slab: Slab
     shared_memory: SharedMemory
     leaving: bool  # said to be not ready any more
+    tracing: RequestTracing | None  # None: no call has a span
 
     @property
     def catalog(self) -> Finder[ServedLike]: ...
@@ -98,6 +100,9 @@ class InferenceCore(Protocol):
 
     def call_answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
         """Both at once, for a call that ended well."""
+
+    def exemplify(self, exemplar: Exemplar) -> None:
+        """A call that was counted has a span, which the histograms may name."""
 
     def current_load(self) -> CoreLoad:
         """Over the last seconds, of the whole server."""

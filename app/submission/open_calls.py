@@ -13,6 +13,7 @@ from contextlib import suppress
 from convoy.app.outcomes import Refusal
 from convoy.app.scheduling.request import Done, Outcome, Request
 from convoy.app.scheduling.slab import Slab
+from convoy.app.tracing.spans import RequestTracing
 from convoy.models.errors import RequestError, Unavailable
 
 OnEnd = Callable[[Done | RequestError], None]
@@ -28,6 +29,7 @@ class OpenCalls(ABC):
         self.draining = False  # taking no new calls
         self.open_calls = 0
         self.waiting_to_decode: Callable[[], int] = lambda: 0
+        self.tracing: RequestTracing | None = None
         self._no_call_is_open = asyncio.Event()
         self._no_call_is_open.set()
 

@@ -14,6 +14,7 @@ from convoy.app.outcomes import ANSWERED, CallEnd, CallOutcome
 from convoy.app.scheduling.request import ModelKey, Spent
 from convoy.app.telemetry.metrics import Metrics
 from convoy.app.telemetry.observed import Observed
+from convoy.app.tracing.spans import Exemplar
 
 
 class CallRecorder:
@@ -25,6 +26,7 @@ class CallRecorder:
         self._stages: defaultdict[tuple[ModelKey, str], list[int]] = defaultdict(list)
         self._calls: defaultdict[tuple[ModelKey | None, str, CallEnd], list[int]] = defaultdict(list)
         self._answered: defaultdict[tuple[ModelKey, str], list[Spent]] = defaultdict(list)
+        self._exemplars: list[Exemplar] = []
         self._is_due = False
 
     def stage(self, key: ModelKey, stage: str, ns: int) -> None:
@@ -42,6 +44,12 @@ class CallRecorder:
     def answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
         """A call has ended well: both at once."""
         self._answered[key, protocol].append(spent)
+        if not self._is_due:
+            self._count_soon()
+
+    def exemplify(self, exemplar: Exemplar) -> None:
+        """A call that has come here has a span."""
+        self._exemplars.append(exemplar)
         if not self._is_due:
             self._count_soon()
 
@@ -72,6 +80,9 @@ class CallRecorder:
             served.statistics.calls.add(ending.outcome.value, len(values))
             if ending.outcome is CallOutcome.ANSWERED:
                 served.statistics.last_minute.record_stage("total", values)
+        exemplars, self._exemplars = self._exemplars, []
+        for exemplar in exemplars:
+            self._metrics.exemplify(self._live(exemplar.key), exemplar)
 
     def _count_soon(self) -> None:
         # After this turn and before any later one's: nobody can read what has not been counted.

@@ -6,12 +6,15 @@ where each microsecond counts. Everything here is counted and rendered on the ev
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 _MOST_UNSORTED = 1024
 
@@ -22,7 +25,7 @@ class Distribution:
     Values are given in units of which `per_unit` make one of the bounds' units.
     """
 
-    __slots__ = ("_bounds", "_counts", "_per_unit", "_total", "_unsorted")
+    __slots__ = ("_bounds", "_counts", "_per_unit", "_total", "_unsorted", "exemplars")
 
     def __init__(self, bounds: Sequence[float], per_unit: float = 1.0) -> None:
         self._bounds = np.array(bounds, np.float64)
@@ -30,6 +33,12 @@ class Distribution:
         self._counts = np.zeros(len(bounds) + 1, np.int64)
         self._total = 0.0
         self._unsorted: list[float] = []
+        self.exemplars: dict[int, Exemplar] = {}  # the last one of a bucket, by its number
+
+    def exemplify(self, value: float, labels: dict[str, str]) -> None:
+        """One of the values that were observed is an example, which these labels lead to."""
+        in_unit = value / self._per_unit
+        self.exemplars[int(np.searchsorted(self._bounds, in_unit))] = Exemplar(labels, in_unit, time.time())
 
     def observe(self, *values: float) -> None:
         self._unsorted += values
@@ -92,10 +101,23 @@ class Histogram(Collector):
         """The series for Prometheus, those added up whose first so many label values are the same."""
         family = HistogramMetricFamily(name, documentation, labels=self._labels[:labels])
         bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        exemplars = self._exemplars(labels)
         for values, (counts, total) in self.summed(labels).items():
-            buckets = list(zip(bounds, map(float, accumulate(counts)), strict=True))
+            of_these = exemplars.get(values, {})
+            buckets: list[Any] = [
+                (bound, float(count), of_these.get(number))
+                for number, (bound, count) in enumerate(zip(bounds, accumulate(counts), strict=True))
+            ]
             family.add_metric(list(values), buckets, total)
         return family
+
+    def _exemplars(self, labels: int) -> dict[tuple[str, ...], dict[int, Exemplar]]:
+        """By bucket, by the first so many label values: one of each."""
+        found: dict[tuple[str, ...], dict[int, Exemplar]] = {}
+        for values, one in self._series.items():
+            if one.exemplars:
+                found.setdefault(values[:labels], {}).update(one.exemplars)
+        return found
 
     def collect(self) -> Iterable[Metric]:
         return [self.family(self._name, self._documentation, len(self._labels))]

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from convoy.app.batch import StageTimes
@@ -22,6 +23,7 @@ from convoy.app.telemetry.histograms import Distribution, Histogram
 from convoy.app.telemetry.last_minute import STAGES, MinuteCounts
 from convoy.app.telemetry.observed import Observed
 from convoy.app.telemetry.statistics import ModelStatistics
+from convoy.app.tracing.spans import Exemplar
 
 LATENCY_BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -29,6 +31,7 @@ LATENCY_BUCKETS_S = (
 )
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MODEL = ("model", "version")
+_OPENMETRICS = "application/openmetrics-text"
 _BATCH_STAGES = ("copy_in", "compute", "copy_out")
 CanaryResult = Literal["passed", "failed", "hung"]
 PlanResult = Literal["serves", "not_built", "not_proved", "not_faster"]
@@ -195,9 +198,23 @@ class Metrics:
         if labels in self._watched:  # else it has left, and what was still at work for it ends now
             counter.labels(*labels, *result).inc()
 
+    def exemplify(self, served: Observed, exemplar: Exemplar) -> None:
+        """A call of this version that was counted has a span, and so have its stages."""
+        labels, where = _labels(served), {"trace_id": exemplar.trace_id, "span_id": exemplar.span_id}
+        self.calls.at(*labels, exemplar.protocol, exemplar.ending.outcome).exemplify(exemplar.took_ns, where)
+        for stage, ns in exemplar.stages_ns:
+            self.stage.at(*labels, stage).exemplify(ns, where)
+
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)
+
+    def render_for(self, accept: str) -> tuple[bytes, str]:
+        """All of them, and their content type: as OpenMetrics, with exemplars, for who accepts that."""
+        if _OPENMETRICS not in accept:
+            return self.render(), "text/plain; version=0.0.4; charset=utf-8"
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
 
 
 class _RequestDurations(Collector):

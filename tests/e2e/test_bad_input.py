@@ -6,6 +6,7 @@ in memory; what concerns memory, the order of bytes, or the connection itself go
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import zlib
@@ -625,6 +626,48 @@ def test_a_form_of_one_file_is_a_list_of_one(wire: MemoryWire) -> None:
 def test_an_image_is_an_image_whatever_its_content_type_says(wire: MemoryWire) -> None:
     for kind in ("application/x-www-form-urlencoded", "text/plain", "application/json", FORM["Content-Type"], "\xe9;="):
         assert wire.ask(DIGITS, digit("nine"), {"Content-Type": kind}).json()["predictions"][0]["label"] == "9"
+
+
+def in_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def test_an_image_in_json_is_answered_as_the_image_is(wire: MemoryWire) -> None:
+    plain = wire.ask(f"{DIGITS}?top_k=3", digit("nine")).json()
+    for document in ({"image": in_base64(digit("nine"))}, {"data": {"b64": in_base64(digit("nine"))}}):
+        for kind in ("application/json", "application/x-www-form-urlencoded"):
+            reply = wire.ask(f"{DIGITS}?top_k=3", json.dumps(document).encode(), {"Content-Type": kind})
+            assert reply.json()["predictions"] == plain["predictions"]
+            assert "server-timing" in reply.headers
+
+
+def test_each_instance_is_answered_in_its_place(wire: MemoryWire) -> None:
+    images = [digit("one"), b"no image", jpeg(1200, 900)]  # the last one is read by a decoder's thread
+    instances = [{"b64": in_base64(image)} for image in images]
+    reply = wire.ask(DIGITS, json.dumps({"instances": [*instances, "?"]}).encode())
+    assert reply.status == 200
+    results = reply.json()["results"]
+    assert [next(iter(result)) for result in results] == ["predictions", "error", "predictions", "error"]
+    assert results[0]["predictions"][0]["label"] == "1"
+    assert "instances[3] is not base64" in results[3]["error"]
+    one = wire.ask(DIGITS, json.dumps({"instances": instances[:1]}).encode())
+    assert [result["predictions"][0]["label"] for result in one.json()["results"]] == ["1"]
+
+
+def test_json_without_a_sound_image_is_a_400(wire: MemoryWire) -> None:
+    refused(wire.ask(DIGITS, b'{"image": "????"}'), 400, "not base64")
+    refused(wire.ask(DIGITS, b'{"image": "AAAA"}'), 400, "image")
+    none = wire.ask(DIGITS, b'{"instances": ["AAAA", ""]}')
+    assert (none.status, len(none.json()["results"])) == (400, 2)
+    refused(wire.ask(DIGITS, b"[1, 2]", {"Content-Type": "application/json"}), 400, "must be an object")
+
+
+def test_json_that_cannot_be_read_in_the_memory_there_is_is_a_413(filled_store: StoreFolder) -> None:
+    server = MemoryServer(store=filled_store.root, max_body_mb=2, max_inflight_mb=4)
+    with server.running():
+        body = json.dumps({"image": in_base64(jpeg() + bytes(1_200_000))}).encode()
+        refused(MemoryWire(server).ask(DIGITS, body), 413, "send the image itself")
+        assert MemoryWire(server).ask(DIGITS, digit("one")).status == 200
 
 
 def test_the_index_of_the_repository_takes_what_clients_send(wire: MemoryWire) -> None:

@@ -11,12 +11,15 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from PIL import Image
+from tritonclient.grpc import service_pb2_grpc
 
 import convoy
 from convoy.models.errors import (
@@ -27,6 +30,7 @@ from convoy.models.errors import (
     Overloaded,
     Unauthorized,
     Unavailable,
+    UsageError,
 )
 from tests.support.pages import examples, run_example
 from tests.support.servers import Server, start_server, wait_until
@@ -50,9 +54,18 @@ def demo() -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(params=["http", "grpc"])
+def url(request: pytest.FixtureRequest, server: Server) -> str:
+    return url_of(server, request.param)
+
+
+def url_of(server: Server, wire: str) -> str:
+    return server.url if wire == "http" else f"grpc://{server.grpc_address}"
+
+
 @pytest.fixture
-def client(server: Server) -> Iterator[convoy.Client]:
-    with convoy.Client(server.url, timeout_s=30.0) as client:
+def client(url: str) -> Iterator[convoy.Client]:
+    with convoy.Client(url, timeout_s=30.0) as client:
         yield client
 
 
@@ -127,9 +140,9 @@ def test_it_knows_what_is_served(client: convoy.Client) -> None:
         client.predict("cats", SEVEN)
 
 
-def test_who_awaits_gets_the_same(server: Server) -> None:
+def test_who_awaits_gets_the_same(url: str) -> None:
     async def main() -> None:
-        async with convoy.AsyncClient(server.url) as client:
+        async with convoy.AsyncClient(url) as client:
             one, several, tensors, models = await asyncio.gather(
                 client.predict("digits", SEVEN),
                 client.predict("digits", [SEVEN, b"no image"]),
@@ -156,16 +169,18 @@ def test_a_key_is_asked_for_and_given(tmp_path: Any) -> None:
     key = tmp_path / "key"
     key.write_text("secret")
     with start_server("--api-key-file", str(key)) as locked:
-        with convoy.Client(locked.url) as client, pytest.raises(Unauthorized):
-            client.predict("digits", SEVEN)
-        with convoy.Client(locked.url, api_key="secret") as client:
-            assert client.predict("digits", SEVEN).best.label == "7"
+        for wire in ("http", "grpc"):
+            with convoy.Client(url_of(locked, wire)) as client, pytest.raises(Unauthorized):
+                client.predict("digits", SEVEN)
+            with convoy.Client(url_of(locked, wire), api_key="secret") as client:
+                assert client.predict("digits", SEVEN).best.label == "7"
 
 
-def test_where_nobody_listens_is_said() -> None:
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_where_nobody_listens_is_said(wire: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        url = f"{wire}://127.0.0.1:{taken.getsockname()[1]}"
         with convoy.Client(url, retries=1) as client, pytest.raises(Unavailable, match="nobody answers"):
             client.predict("digits", SEVEN)
 
@@ -232,6 +247,86 @@ def test_overload_is_an_error_of_its_own() -> None:
     with convoy.Client(busy.url, retries=0) as client, pytest.raises(Overloaded) as refused:
         client.predict("digits", b"image")
     assert refused.value.retry_after_s == 7
+
+
+class RefusingService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Ends each call as it is told, one after the other, and remembers when it was called and the time left."""
+
+    def __init__(self, *ends: tuple[grpc.StatusCode, dict[str, str]]) -> None:
+        self.asked: list[tuple[float, float]] = []
+        self._ends = iter(ends)
+
+    def ModelInfer(self, request: Any, context: grpc.ServicerContext) -> None:  # noqa: N802 - the stubs' name
+        self.asked.append((time.monotonic(), context.time_remaining()))
+        code, trailer = next(self._ends)
+        context.set_trailing_metadata((("x-request-id", "1"), *trailer.items()))
+        context.abort(code, "send it again later")
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        server = grpc.server(ThreadPoolExecutor(2))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"grpc://127.0.0.1:{port}"
+        server.stop(None).wait()
+
+
+BUSY, AWAY, WRONG = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.INVALID_ARGUMENT,
+)
+
+
+def test_over_grpc_it_comes_back_after_what_the_server_says() -> None:
+    service = RefusingService((BUSY, {"grpc-retry-pushback-ms": "600"}), (AWAY, {"retry-after": "1"}), (WRONG, {}))
+    with service.running() as url, convoy.Client(url) as client, pytest.raises(InvalidRequest, match="later"):
+        client.predict("digits", b"image")
+    (first, left_s), (second, _), (third, _) = service.asked
+    assert second - first >= 0.6
+    assert third - second >= 1.0
+    assert 0 < left_s <= 60
+
+
+@pytest.mark.parametrize("pushback", ["-1", "no number", "6000"])
+def test_over_grpc_who_is_not_to_come_back_in_time_does_not(pushback: str) -> None:
+    service = RefusingService((BUSY, {"grpc-retry-pushback-ms": pushback}))
+    with service.running() as url, convoy.Client(url, timeout_s=5.0) as client, pytest.raises(Overloaded):
+        client.predict("digits", b"image")
+    assert len(service.asked) == 1
+
+
+def test_over_grpc_errors_are_those_of_http(url: str) -> None:
+    """Asked of the server itself: the words and the kinds agree, whichever wire brings them."""
+    with convoy.Client(url, retries=0) as client:
+        for ask, kind, words in (
+            (lambda: client.predict("digits", b"no image"), InvalidRequest, "not an image"),
+            (lambda: client.predict("digits", SEVEN, top_k=0), InvalidRequest, "top_k must be"),
+            (lambda: client.predict("digits", SEVEN, threshold=1.5), InvalidRequest, "threshold must be"),
+            (lambda: client.predict("shift", SEVEN), InvalidRequest, "'shift'"),
+            (lambda: client.segment("digits", SEVEN), InvalidRequest, "another task"),
+            (lambda: client.predict("digits", SEVEN, version=9), NotFound, "version"),
+        ):
+            with pytest.raises(kind, match=words):
+                ask()
+
+
+@pytest.mark.parametrize(
+    "url", ["grpc://", "grpc://host:port", "grpc://host/path", "grpcs://host?x=1", "ftp://host", "host:8001"]
+)
+def test_a_url_that_is_none_is_a_wrong_call(url: str) -> None:
+    with pytest.raises(UsageError, match="URL"):
+        convoy.Client(url)
+    with pytest.raises(UsageError, match="URL"):
+        convoy.AsyncClient(url)
+
+
+def test_tls_over_grpc_trusts_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="file of certificates"):
+        convoy.Client("grpcs://localhost", verify=False)
+    with pytest.raises(UsageError, match="cannot be read"):
+        convoy.Client("grpcs://localhost", verify=str(tmp_path / "missing.pem"))
 
 
 PAGE = ROOT / "docs" / "client.md"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import queue
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,16 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from convoy.models.spec import NUMPY_DTYPES
 from tests.support.crowds import at_once
 from tests.support.servers import FakeServer, Server, run_convoy, start_fake_server, start_server, wait_until
-from tests.support.stores import IDENTITIES, StoreFolder
+from tests.support.stores import IDENTITIES, StoreFolder, digit
 
 # Many servers are started here, and much is waited for.
 pytestmark = pytest.mark.slow
@@ -164,6 +168,34 @@ def test_the_standard_health_service_tells_readiness(server: Server) -> None:
         assert next(iter(health.Watch(health_pb2.HealthCheckRequest(service="")))).status == 1
 
 
+def reflected(channel: grpc.Channel, question: dict[str, str], version: str = "v1alpha", **options: Any) -> Any:
+    """One answer of the server's, by that version of the service."""
+    ask = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    return next(ask(iter([reflection_pb2.ServerReflectionRequest(**question)]), **options))
+
+
+def test_reflection_tells_of_every_service_and_method(server: Server) -> None:
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        for version in ("v1", "v1alpha"):
+            answer = reflected(channel, {"list_services": ""}, version)
+            names = [one.name for one in answer.list_services_response.service]
+            assert names == [
+                *("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"),
+                "inference.GRPCInferenceService",
+            ]
+            for name in names:
+                found = reflected(channel, {"file_containing_symbol": name}, version).file_descriptor_response
+                files = [FileDescriptorProto.FromString(one) for one in found.file_descriptor_proto]
+                services = [f"{file.package}.{one.name}" for file in files for one in file.service]
+                assert name in services
+        unknown = reflected(channel, {"file_containing_symbol": "nobody"})
+        assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
 def test_what_is_not_offered_says_so(client: triton.InferenceServerClient) -> None:
     client.unregister_cuda_shared_memory()
     for call in (client.get_trace_settings, client.get_log_settings, client.update_trace_settings):
@@ -238,6 +270,74 @@ def test_the_asynchronous_client_works(server: Server) -> None:
             return [answer.as_numpy("y") for answer in await asyncio.gather(*calls)]
 
     assert [array[0, 0] for array in asyncio.run(ask())] == list(range(20))
+
+
+# Images
+
+
+def picture(*files: bytes, shape: Sequence[int] = (1,)) -> list[triton.InferInput]:
+    tensor = triton.InferInput("image", list(shape), "BYTES")
+    tensor.set_data_from_numpy(np.array(files, np.object_).reshape(shape))
+    return [tensor]
+
+
+def test_an_image_is_answered_as_over_http(client: triton.InferenceServerClient, server: Server) -> None:
+    told = server.post("/predictions/digits?top_k=3", content=digit("seven")).json()
+    for shape in ((1,), (1, 1)):
+        result = client.infer("digits", picture(digit("seven"), shape=shape), request_id="7", parameters={"top_k": 3})
+        document = json.loads(result.as_numpy("predictions").item())
+        assert list(document) == list(told)
+        assert (document["model"], document["version"]) == ("digits", "1")
+        assert document["predictions"] == told["predictions"]
+        assert result.get_response().id == "7"
+    sure = client.infer("digits", picture(digit("seven")), parameters={"threshold": 0.5}, priority=1)
+    assert len(json.loads(sure.as_numpy("predictions").item())["predictions"]) == 1
+
+
+def test_an_image_may_be_typed_and_named_as_the_output_is(stub: Any) -> None:
+    tensor = {"name": "images", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [digit("four")]}}
+    asked = {"model_name": "digits", "inputs": [tensor], "outputs": [{"name": "predictions"}]}
+    response = stub.ModelInfer(service_pb2.ModelInferRequest(**asked))
+    document = json.loads(response.raw_output_contents[0][4:])
+    assert document["predictions"][0]["label"] == "4"
+
+
+def test_a_stream_of_images_is_answered_in_order(stub: Any) -> None:
+    words = ("one", "two", "three")
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1]}
+    files = [*(digit(word) for word in words), b"no image", digit("four")]
+    asked = [
+        service_pb2.ModelInferRequest(
+            model_name="digits", inputs=[tensor], raw_input_contents=[struct.pack("<I", len(file)) + file]
+        )
+        for file in files
+    ]
+    answers = list(stub.ModelStreamInfer(iter(asked)))
+    labels = [
+        json.loads(one.infer_response.raw_output_contents[0][4:])["predictions"][0]["label"]
+        for one in answers
+        if not one.error_message
+    ]
+    assert labels == ["1", "2", "3", "4"]
+    assert "not an image" in answers[3].error_message
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (lambda: picture(b"1", b"2", shape=(2,)), "send each image in a request of its own"),
+        (lambda: picture(b"1") + picture(b"2"), "the only input"),
+        (lambda: picture(b""), "the image is empty"),
+    ],
+)
+def test_what_is_no_image_is_refused(client: triton.InferenceServerClient, asked: Any, words: str) -> None:
+    with pytest.raises(InferenceServerException, match=words) as error:
+        client.infer("digits", asked())
+    assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
+    with pytest.raises(InferenceServerException, match="the output 'predictions' alone"):
+        client.infer("digits", picture(digit("one")), outputs=[triton.InferRequestedOutput("logits")])
+    with pytest.raises(InferenceServerException, match="top_k must be"):
+        client.infer("digits", picture(digit("one")), parameters={"top_k": "none"})
 
 
 # Errors
@@ -354,6 +454,7 @@ def test_a_deadline_ends_the_wait(slow: FakeServer) -> None:
         assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
         if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:  # it was predicted to be late, so it never waited
             assert int(trailer(error)["retry-after"]) >= 1
+            assert int(trailer(error)["grpc-retry-pushback-ms"]) >= 1
         assert running.result().raw_output_contents
         assert waiting.result().raw_output_contents
     wait_until(lambda: slow.stats()["inflight_bytes"] == 0, "all memory is given back")
@@ -481,6 +582,10 @@ def test_only_a_key_opens_all_but_health(store: StoreFolder, tmp_path: Path) -> 
             stream = stub.ModelStreamInfer(iter([request("identity_fp32", X, "FP32")]))
             assert refused(lambda: list(stream)).code() == grpc.StatusCode.UNAUTHENTICATED
             assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status == 1
+            closed = refused(lambda: reflected(channel, {"list_services": ""}))
+            assert closed.code() == grpc.StatusCode.UNAUTHENTICATED
+            key_given = [("authorization", "Bearer secret")]
+            assert reflected(channel, {"list_services": ""}, metadata=key_given).list_services_response.service
 
 
 def test_the_port_can_be_left_out_and_one_that_is_taken_is_a_wrong_call(server: Server, store: StoreFolder) -> None:

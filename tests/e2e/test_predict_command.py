@@ -37,7 +37,8 @@ def test_without_its_key_it_names_options_that_exist(locked: Server, tmp_path: P
     assert "CONVOY_API_KEY_FILE" in done.stderr
     key = tmp_path / "key"
     key.write_text("secret")
-    assert "0.99" in run_convoy("predict", "digits", SEVEN, "--url", locked.url, "--api-key-file", str(key)).stdout
+    for url in (locked.url, f"grpc://{locked.grpc_address}"):
+        assert "0.99" in run_convoy("predict", "digits", SEVEN, "--url", url, "--api-key-file", str(key)).stdout
 
 
 def test_answers_go_to_stdout_and_errors_to_stderr(locked: Server, tmp_path: Path) -> None:

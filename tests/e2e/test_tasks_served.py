@@ -338,9 +338,10 @@ def test_batch_says_that_it_labels_with_classes(filled_store: StoreFolder, tmp_p
 # The client
 
 
-def test_the_client_gives_what_the_engine_gives(server: Server, engine: convoy.Engine) -> None:
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_the_client_gives_what_the_engine_gives(server: Server, engine: convoy.Engine, wire: str) -> None:
     picture = flag(121, 50, "red", "blue", "blue", "blue")
-    with convoy.Client(server.url) as client:
+    with convoy.Client(server.url if wire == "http" else f"grpc://{server.grpc_address}") as client:
         there, here = client.segment("stretched", picture), engine.segment("stretched", picture)
         np.testing.assert_array_equal(there.class_map, here.class_map)
         assert there.class_map.dtype == np.uint8

@@ -32,6 +32,7 @@ from convoy.app.host.logs import request_id
 from convoy.app.outcomes import Refusal
 from convoy.app.scheduling.request import MILLISECOND_NS, SECOND_NS
 from convoy.app.submission.load import CoreLoad
+from convoy.app.tracing.spans import RequestSpan
 from convoy.models.errors import InvalidRequest, Overloaded, RequestError, Unauthorized
 
 _errors = logging.getLogger("convoy")
@@ -46,7 +47,7 @@ _ADMIN = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
 class GrpcCall:
     """One call as far as it is known. `client` is its address, `deadline_ns` on the clock of `time.monotonic_ns`.
 
-    `inference` is what a method with one request asks for.
+    `inference` is what a method with one request asks for, and `span` that request's, if it is sampled.
     """
 
     method: str
@@ -58,7 +59,13 @@ class GrpcCall:
     status: str = "OK"
     key_name: str = ""
     inference: Call | None = None
+    span: RequestSpan | None = None
     started_ns: int = field(default_factory=time.monotonic_ns)
+
+    @property
+    def trace(self) -> bytes | None:
+        """The `traceparent` of its span, or else the client's."""
+        return self.metadata.get("traceparent") if self.span is None else self.span.traceparent.encode()
 
     def timeout_ms(self, since_ns: int) -> float | None:
         """What was left of the client's deadline at that time; None where it has none."""
@@ -90,10 +97,11 @@ class GrpcGate:
         entry: Entry,
         room: MessageRoom,
         max_calls: int,
-        on_turned_away: Callable[[str, RequestError], None],
+        on_turned_away: Callable[[GrpcCall, RequestError], None],
         current_load: Callable[[], CoreLoad],
+        begin_span: Callable[[GrpcCall], RequestSpan | None] = lambda call: None,
     ) -> None:
-        self._current_load = current_load
+        self._current_load, self._begin_span = current_load, begin_span
         self._entry, self._room, self._max_calls, self._on_turned_away = entry, room, max_calls, on_turned_away
         self._open_calls = 0
 
@@ -108,7 +116,7 @@ class GrpcGate:
             try:
                 asked = parse(message, await read())
             except RequestError as error:
-                self._on_turned_away(method, error)
+                self._on_turned_away(call, error)
                 raise
             call.turn.end()
             reply: bytes = (await handle(asked, call)).SerializeToString()
@@ -180,6 +188,7 @@ class GrpcGate:
         request_id.set(own_id.decode())
         deadline_ns = _deadline_ns(context.time_remaining())
         call = GrpcCall(method, metadata, own_id, _address(context.peer()), Turn(self._room), deadline_ns)
+        call.span = self._begin_span(call)
         context.set_trailing_metadata(self._trailer(call))
         return call
 
@@ -201,7 +210,7 @@ class GrpcGate:
                 words = f"{self._max_calls} calls are open; send it again later"
                 raise Overloaded(words, reason=Refusal.CALLS, retry_after_s=1.0)
         except RequestError as error:
-            self._on_turned_away(call.method, error)
+            self._on_turned_away(call, error)
             raise
 
     def _check_key(self, call: GrpcCall) -> None:
@@ -224,21 +233,26 @@ class GrpcGate:
             words = f"internal error; the log has it under request {call.id.decode()}"
         trailer = self._trailer(call)
         if retry_after_s is not None:
-            trailer += (("retry-after", str(max(1, math.ceil(retry_after_s)))),)
+            # The second is gRPC's own word (gRFC A6), which its clients heed where retries are configured.
+            pushback_ms = max(1, math.ceil(retry_after_s * 1000))
+            trailer += (
+                ("retry-after", str(max(1, math.ceil(retry_after_s)))),
+                ("grpc-retry-pushback-ms", str(pushback_ms)),
+            )
         return getattr(grpc.StatusCode, call.status), words[:_MOST_DETAILS], trailer
 
     def _trailer(self, call: GrpcCall) -> _Metadata:
         trailer: _Metadata = (("x-request-id", call.id.decode()),)
-        trace = call.metadata.get("traceparent")
-        if trace is not None:
+        if (trace := call.trace) is not None:
             trailer += (("traceparent", trace.decode("ascii", "replace")),)
+        if call.span is not None and call.span.tracestate:
+            trailer += (("tracestate", call.span.tracestate),)
         if ASKS in call.metadata:
             trailer += ((TRAILER, report_message(self._current_load())),)
         return trailer
 
     def _log(self, call: GrpcCall) -> None:
         took_ms = (time.monotonic_ns() - call.started_ns) / 1e6
-        trace = call.metadata.get("traceparent")
         line = f"gRPC {call.method}"
         # Taken out, because the library may keep the call, and with it what it has found.
         inference, call.inference = call.inference, None
@@ -248,7 +262,7 @@ class GrpcGate:
             call.status,
             took_ms,
             is_error=call.status != "OK",
-            trace=trace,
+            trace=call.trace,
             key_name=call.key_name,
             facts=None if inference is None else inference.facts,
         )

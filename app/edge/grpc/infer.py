@@ -1,4 +1,4 @@
-"""ModelInfer and ModelStreamInfer: the gRPC twins of the HTTP infer route."""
+"""ModelInfer and ModelStreamInfer: the gRPC twins of the HTTP routes that infer, on tensors and on images."""
 
 from __future__ import annotations
 
@@ -6,22 +6,36 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import grpc
 from tritonclient.grpc import service_pb2
 
 from convoy.app.edge.grpc.gate import GrpcCall, Read, ReadOn, parse
-from convoy.app.edge.grpc.tensors import asked_of, infer_response, parameters_of, split, stream_response
+from convoy.app.edge.grpc.tensors import (
+    asked_of,
+    infer_response,
+    parameters_of,
+    response_of,
+    split,
+    stream_response,
+)
 from convoy.app.edge.oip.answers import is_heavy_answer
 from convoy.app.edge.oip.call import Call
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.inference import INLINE_BYTES, InferRequest, is_heavy, request_for, understand, within
+from convoy.app.edge.oip.picture_request import PictureRequest, brings_picture, picture_output, picture_request
+from convoy.app.edge.oip.predicting import Predictor
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, CallEnd, ending_of
 from convoy.app.scheduling.request import Request
 from convoy.app.submission.inference import InferenceCore, ServedLike
+from convoy.app.tracing.spans import RequestSpan
 from convoy.models.errors import RequestError
 
 _PROTOCOL = "grpc"
+_SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+_TRACE_METADATA = ("traceparent", "tracestate")
 # So many requests of one stream may be in flight; more are left unread, which holds the client up.
 _STREAM_WINDOW = 64
 _WANTS_FINAL_FLAG = "triton_enable_empty_final_response"
@@ -40,20 +54,37 @@ class _Asked:
     wants_final: bool = False
 
 
+class _Tensors(NamedTuple):
+    """What a message means, for whom, and what the scheduler is to be asked."""
+
+    meaning: InferRequest
+    served: ServedLike
+    request: Request
+
+
+class _Picture(NamedTuple):
+    """The same for a message with an image; the scheduler is asked when that is decoded."""
+
+    meaning: PictureRequest
+    served: ServedLike
+
+
 class GrpcInference:
-    """Tensors in, tensors out."""
+    """Tensors in, tensors out; or an image in, and what is in it out."""
 
     def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
         self._core, self._options, self._decoder = core, options, decoder
+        self._predictor = Predictor(decoder, options.max_pixels)
 
     async def infer(self, read: Read, call: GrpcCall) -> bytes:
         """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
         asked = _Asked(Call(self._core, _PROTOCOL))
         call.inference = asked.own
+        asked.own.span = call.span
         try:
             answering = self._answer(await read(), asked, call)
         except BaseException as error:
-            asked.own.end(ending_of(error) if isinstance(error, RequestError) else CANCELLED)
+            asked.own.end(_ending(asked.own, error) if isinstance(error, RequestError) else CANCELLED)
             raise
         reply = await answering
         task = asyncio.current_task()
@@ -61,9 +92,23 @@ class GrpcInference:
             task.add_done_callback(lambda _: asked.own.end(ANSWERED))
         return reply
 
-    def turned_away(self, error: RequestError) -> None:
+    def turned_away(self, call: GrpcCall, error: RequestError) -> None:
         """Count a call whose message nobody has read, or could."""
-        Call(self._core, _PROTOCOL).end(ending_of(error))
+        own = Call(self._core, _PROTOCOL)
+        own.span = call.span
+        own.end(_ending(own, error))
+
+    def begin_span(self, call: GrpcCall) -> RequestSpan | None:
+        """The span of one request of a call, if it is sampled."""
+        tracing = self._core.tracing
+        if tracing is None:
+            return None
+        parent = {name: call.metadata[name].decode("latin-1") for name in _TRACE_METADATA if name in call.metadata}
+        attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": call.method}
+        span = tracing.begin("grpc", f"{_SERVICE}/{call.method}", attributes, parent, time.monotonic_ns())
+        if span is not None:
+            span.status = 0  # OK, unless there is an error
+        return span
 
     async def stream(self, read: ReadOn, call: GrpcCall) -> AsyncGenerator[bytes]:
         """One response per request, in the order of the requests; several of them run at once."""
@@ -91,6 +136,7 @@ class GrpcInference:
             while (data := await read()) is not None:
                 await room.acquire()
                 own = Call(self._core, _PROTOCOL)
+                own.span = self.begin_span(call)
                 pending.put_nowait((own, asyncio.ensure_future(self._one_of_stream(data, own, call))))
                 del data  # it would be here until the next one has come
         finally:
@@ -116,13 +162,9 @@ class GrpcInference:
         decoding = self._decode(data, asked, call)
         del data  # whoever decodes has it alone: it must not stay while the request waits
         try:
-            meaning, served, request = await decoding
+            meant = await decoding
             call.turn.end()
-            done = await own.run(request)
-            if is_heavy_answer(meaning, done):
-                reply = await self._decoder.run_owed(infer_response, meaning, served, done, is_final=asked.wants_final)
-            else:
-                reply = infer_response(meaning, served, done, is_final=asked.wants_final)
+            reply = await (self._look(meant, asked) if isinstance(meant, _Picture) else self._infer(meant, asked))
             if len(reply) <= INLINE_BYTES:
                 ending = ANSWERED
             else:
@@ -130,17 +172,32 @@ class GrpcInference:
                 ending = None
             return reply
         except RequestError as error:
-            ending = ending_of(error)
+            ending = _ending(own, error)
             raise
         except Exception:
             ending = FAILED  # a bug, of which the gate tells
+            if own.span is not None:
+                own.span.status = grpc.StatusCode.INTERNAL.value[0]
             raise
         finally:
             if ending is not None:
                 own.end(ending)
 
-    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> tuple[InferRequest, ServedLike, Request]:
-        """The request with its inputs in the slab; its meaning has them no longer."""
+    async def _infer(self, meant: _Tensors, asked: _Asked) -> bytes:
+        meaning, served, request = meant
+        done = await asked.own.run(request)
+        if is_heavy_answer(meaning, done):
+            return await self._decoder.run_owed(infer_response, meaning, served, done, is_final=asked.wants_final)
+        return infer_response(meaning, served, done, is_final=asked.wants_final)
+
+    async def _look(self, meant: _Picture, asked: _Asked) -> bytes:
+        (own_id, picture, wanted, terms), served = meant
+        is_alone = not asked.in_stream
+        predicted = await self._predictor.predict(asked.own, served, picture, terms, wanted, is_alone=is_alone)
+        return response_of(own_id, served, [picture_output(served, wanted, predicted)], is_final=asked.wants_final)
+
+    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> _Tensors | _Picture:
+        """The request with what it brings in the slab; its meaning has tensors no longer."""
         own, nbytes = asked.own, len(data)
         started_ns = time.monotonic_ns()
         small, raw = split(data) if nbytes > INLINE_BYTES else (data, None)
@@ -152,6 +209,8 @@ class GrpcInference:
         served = own.begin(asked.model, asked.version or None)
         timeout_ms = call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model)
         memory = self._core.shared_memory
+        if brings_picture([tensor.datatype for tensor in message.inputs], served):
+            return _Picture(picture_request(asked_of(message, raw, memory), served, own, timeout_ms), served)
         if nbytes <= INLINE_BYTES or (raw and not is_heavy(nbytes, served)):
             meaning, wait_ns = understand(asked_of(message, raw, memory), served), 0
         else:
@@ -161,7 +220,14 @@ class GrpcInference:
             )
         request = request_for(meaning, served, own, within(meaning.terms, timeout_ms))
         own.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
-        return meaning._replace(tensors=()), served, request
+        return _Tensors(meaning._replace(tensors=()), served, request)
+
+
+def _ending(own: Call, error: RequestError) -> CallEnd:
+    """How a call ends that is told this error, with which status."""
+    if own.span is not None:
+        own.span.status = getattr(grpc.StatusCode, error.grpc_code).value[0]
+    return ending_of(error)
 
 
 def _give_up(own: Call, replying: asyncio.Task[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""The gRPC listener: the inference service and the standard health service on one port.
+"""The gRPC listener: the inference service, the standard health service and reflection on one port.
 
 Imported only when gRPC is wanted and HTTP already listens, because the library takes a while to load.
 """
@@ -11,14 +11,15 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from tritonclient.grpc import service_pb2
 
 from convoy.app.edge.entry import Entry
 from convoy.app.edge.grpc.control import GrpcControl, unsupported
-from convoy.app.edge.grpc.gate import GrpcGate, Unary
+from convoy.app.edge.grpc.gate import GrpcCall, GrpcGate, Unary
 from convoy.app.edge.grpc.infer import GrpcInference
+from convoy.app.edge.grpc.reflection import METHOD, SERVICE_NAMES, GrpcReflection
 from convoy.app.edge.grpc.repository import GrpcRepository
 from convoy.app.edge.grpc.room import MessageRoom
 from convoy.app.edge.grpc.shared_memory import GrpcSharedMemory
@@ -64,15 +65,19 @@ class GrpcServer:
         }
         room = MessageRoom(core.slab, options.body)
         gate = GrpcGate(
-            *(entry, room, max_calls, lambda method, error: self._turned_away(inference, method, error)),
+            *(entry, room, max_calls, lambda call, error: self._turned_away(inference, call, error)),
             core.current_load,
+            lambda call: inference.begin_span(call) if call.method == "ModelInfer" else None,
         )
-        self._server.add_generic_rpc_handlers((_Service(gate, _handlers(gate, inference, methods)),))
+        told = GrpcReflection((_SERVICE.full_name, health.SERVICE_NAME))
+        handlers = {_SERVICE.full_name: _handlers(gate, inference, methods)}
+        handlers |= {name: {METHOD: gate.stream(METHOD, told.stream)} for name in SERVICE_NAMES}
+        self._server.add_generic_rpc_handlers((_Services(gate, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    def _turned_away(self, inference: GrpcInference, method: str, error: RequestError) -> None:
-        if method in _INFER:
-            inference.turned_away(error)
+    def _turned_away(self, inference: GrpcInference, call: GrpcCall, error: RequestError) -> None:
+        if call.method in _INFER:
+            inference.turned_away(call, error)
         elif error.reason:
             self._core.turned_away(error.reason)
 
@@ -93,14 +98,16 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
 
-class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
+class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Where a call's handler is found. While too many run it is one that refuses before a message is read."""
 
-    def __init__(self, gate: GrpcGate, handlers: Mapping[str, Any]) -> None:
-        prefix = f"/{_SERVICE.full_name}/"
+    def __init__(self, gate: GrpcGate, services: Mapping[str, Mapping[str, Any]]) -> None:
         self._gate = gate
-        self._handlers = {prefix + name: handler for name, handler in handlers.items()}
-        self._refusals = {prefix + name: gate.refusal(name) for name in handlers}
+        self._handlers: dict[str, Any] = {}
+        self._refusals: dict[str, Any] = {}
+        for service, handlers in services.items():
+            self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+            self._refusals |= {f"/{service}/{name}": gate.refusal(name) for name in handlers}
 
     def service(self, details: Any) -> Any:
         return (self._refusals if self._gate.is_full else self._handlers).get(details.method)

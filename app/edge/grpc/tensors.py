@@ -6,7 +6,7 @@ settled in `inference`. Answers are always raw, as every client expects, one ent
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2
 from convoy.app.edge.oip.answers import answers_of
 from convoy.app.edge.oip.inference import InferRequest
 from convoy.app.edge.oip.shared_tensors import REGION, SharedInput, shared_place
-from convoy.app.edge.oip.tensors import OutputIn, RawRequest, Source, Target, TensorIn, in_range
+from convoy.app.edge.oip.tensors import OutputIn, RawRequest, Source, Target, TensorIn, TensorOut, in_range
 from convoy.app.scheduling.request import Done
 from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.shared_memory import SharedMemory
@@ -99,13 +99,18 @@ def infer_response(request: InferRequest, served: ServedLike, done: Done, *, is_
 
     `is_final` is the word to a stream that asks for it.
     """
+    return response_of(request.id, served, answers_of(request, served, done), is_final=is_final)
+
+
+def response_of(own_id: str | None, served: ServedLike, answers: Iterable[TensorOut], *, is_final: bool) -> bytes:
+    """The same around outputs that are there."""
     head = service_pb2.ModelInferResponse(
-        model_name=served.key.model, model_version=str(served.key.version), id=request.id or ""
+        model_name=served.key.model, model_version=str(served.key.version), id=own_id or ""
     )
     if is_final:
         head.parameters["triton_final_response"].bool_param = True
     parts: list[bytes | memoryview] = [b""]
-    for answer in answers_of(request, served, done):
+    for answer in answers:
         head.outputs.add(name=answer.spec.name, datatype=answer.spec.dtype, shape=answer.shape)
         parts += (_RAW_OUTPUT, _as_varint(answer.data.nbytes), answer.data)  # copied once, and never by the library
     parts[0] = head.SerializeToString()

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from convoy.app.edge.http.error_docs import ERRORS
@@ -97,8 +97,9 @@ def _add_statistics(router: APIRouter, core: ManagedCore) -> None:
         return json_response(documents.model_statistics(core, model, version))
 
     @router.get("/metrics", tags=["statistics"], summary="Prometheus metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        return Response(core.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def metrics(request: Request) -> Response:
+        text, content_type = core.metrics.render_for(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
 
     @router.get("/stats", tags=["statistics"], summary="The last minute, for people", responses=ERRORS)
     async def stats() -> Response:

@@ -23,6 +23,7 @@ from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.orca import ASKS, TELLS, report_header
 from convoy.app.host.logs import request_id
 from convoy.app.submission.inference import InferenceCore
+from convoy.app.tracing.spans import RequestSpan
 from convoy.models.errors import Unauthorized, Unavailable
 
 _errors = logging.getLogger("convoy")
@@ -36,7 +37,7 @@ _ADMIN = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
 class Visit:
     """One call's way through the gate: who it is, whether it may, what every answer says, its line in the log."""
 
-    __slots__ = ("_core", "_entry", "key_name", "load_format", "own_id", "started_ns", "status", "trace")
+    __slots__ = ("_core", "_entry", "key_name", "load_format", "own_id", "span", "started_ns", "status", "trace")
 
     def __init__(self, entry: Entry, core: InferenceCore, headers: Mapping[bytes, bytes]) -> None:
         self._entry, self._core = entry, core
@@ -46,6 +47,7 @@ class Visit:
         self.started_ns = time.monotonic_ns()
         self.status = 0  # no answer has begun
         self.key_name = ""  # of none, or not known yet
+        self.span: RequestSpan | None = None
 
     def check_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Raises Unauthorized."""
@@ -58,12 +60,20 @@ class Visit:
         elif not _NO_KEY_NEEDED.fullmatch(path):
             raise Unauthorized(KEY_IS_WRONG)
 
+    def follow(self, span: RequestSpan) -> None:
+        """From now on this is the trace that answers and the log name."""
+        self.span, self.trace = span, span.traceparent.encode()
+
     def headers(self, status: int) -> Headers:
         """What every answer says beside its own, now that it goes out with this status."""
         self.status = status
         headers = [(b"x-request-id", self.own_id)]
         if self.trace is not None:
             headers.append((b"traceparent", self.trace))
+        if self.span is not None:
+            self.span.status = status
+            if self.span.tracestate:
+                headers.append((b"tracestate", self.span.tracestate.encode()))
         if self.load_format is not None:
             told = report_header(self.load_format, self._core.current_load())
             if told is not None:
@@ -122,6 +132,9 @@ class Gate:
 
         async def visible(message: Message) -> None:
             if message["type"] == "http.response.start":
+                inference: Call | None = scope.get(CALL_IN_SCOPE)
+                if inference is not None and inference.span is not None:
+                    visit.follow(inference.span)
                 message["headers"] = [*message.get("headers", ()), *visit.headers(message["status"])]
             await send(message)
 

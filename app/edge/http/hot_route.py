@@ -24,6 +24,8 @@ from convoy.app.outcomes import CANCELLED, FAILED
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import RequestError
 
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
+
 
 class HttpHead(NamedTuple):
     """What a request says before its body."""
@@ -43,6 +45,7 @@ class HotRoute(ABC):
 
     def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
         self.core, self.options, self.decoder = core, options, decoder
+        self.paths: tuple[str, ...] = ()  # where it is mounted: without a version, and with one
 
     @abstractmethod
     async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
@@ -50,6 +53,16 @@ class HotRoute(ABC):
 
     def admit(self, served: ServedLike) -> None:  # noqa: B027 - most routes take every model
         """Refuse a model that this route cannot serve, before the body is read. Raises RequestError."""
+
+    def trace(self, call: Call, path: str, head: HttpHead, names: Mapping[str, str]) -> None:
+        """Give the call a span, if it is sampled."""
+        tracing, headers = self.core.tracing, head.headers
+        if tracing is None:
+            return
+        parent = {name.decode(): headers[name].decode("latin-1") for name in _TRACE_HEADERS if name in headers}
+        route = self.paths[min(len(names), len(self.paths)) - 1]
+        attributes = {"http.request.method": "POST", "http.route": route, "url.path": path, "url.scheme": "http"}
+        call.span = tracing.begin("http", f"POST {route}", attributes, parent, call.arrival_ns)
 
     def begin(self, call: Call, head: HttpHead, names: Mapping[str, str]) -> BodyReader:
         """Let the call in, with room for its body. Raises RequestError."""
@@ -72,6 +85,7 @@ class HotRoute(ABC):
         """The route for plain ASGI."""
         call, head = Call(self.core, self.protocol), HttpHead(dict(scope["headers"]), scope["query_string"])
         ending = CANCELLED
+        self.trace(call, scope["path"], head, scope["path_params"])
         scope[CALL_IN_SCOPE] = call
         try:
             body = await read_body(receive, self.begin(call, head, scope["path_params"]))

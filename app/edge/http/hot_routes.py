@@ -44,6 +44,8 @@ class HotRoutes:
         )
         core.watch_decoding(lambda: self.decoder.waiting)
         made = {kind: kind(core, options, self.decoder) for kind in kinds}
+        for kind, route in made.items():
+            route.paths = _PATHS[kind]
         self.by_path = {path: route for kind, route in made.items() for path in _PATHS[kind]}
         self._templates = [(path.split("/"), route) for path, route in self.by_path.items()]
 

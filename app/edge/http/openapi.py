@@ -88,6 +88,13 @@ _PREDICTED = _object(
     timing_ms={"type": "object", "additionalProperties": {"type": "number"}},
     results=_list(_OBJECT),
 )
+_IN_BASE64 = {"type": "string", "format": "byte"}
+_IMAGES_IN_JSON = {
+    "type": "object",
+    "properties": {"image": _IN_BASE64, "instances": _list({"anyOf": [_IN_BASE64, _object("b64", b64=_IN_BASE64)]})},
+    "minProperties": 1,
+    "maxProperties": 1,
+}
 _IMAGE_TYPES = ("image/jpeg", "image/png", "application/octet-stream")
 _PREDICTED_EXAMPLE = {
     "model": "digits",
@@ -141,7 +148,7 @@ def _predictions(path: list[_Json]) -> _Json:
     responses["200"]["content"]["image/png"] = {"schema": _FILE}
     return {
         "tags": ["inference"],
-        "summary": "What is in an image, or in several in a form: classes, boxes, or a class of each pixel",
+        "summary": "What is in an image, or in several in a form or in JSON: classes, boxes, or a class of each pixel",
         "operationId": f"predict_{len(path)}",
         "description": (
             "By the model's task. Predictions: the best top_k classes, five by default; with a threshold, all that "
@@ -162,6 +169,7 @@ def _predictions(path: list[_Json]) -> _Json:
             "content": {
                 **{kind: {"schema": _FILE} for kind in _IMAGE_TYPES},
                 "multipart/form-data": {"schema": form},
+                "application/json": {"schema": _IMAGES_IN_JSON, "example": {"image": "<base64>"}},
             },
         },
         "responses": responses,

@@ -1,44 +1,36 @@
 """`POST /predictions/{model}[/{version}]`: an image in, what is in it out: classes, boxes, or a class of each pixel.
 
-The body is one image, told by its bytes and not by its content type, or a multipart form with one or
-more files. Each file is a request of its own: it is decoded, queued and answered by itself, and one that
+The body is one image, told by its bytes and not by its content type, a multipart form with one or more files, or JSON
+with images in base64. Each file is a request of its own: it is decoded, queued and answered by itself, and one that
 fails does not harm the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from convoy.app.edge.http.body import Body
-from convoy.app.edge.http.class_maps import as_png, wanted_map
+from convoy.app.edge.http.class_maps import as_png, in_form
 from convoy.app.edge.http.hot_route import HotRoute, HttpHead
+from convoy.app.edge.http.json_images import JsonImages, is_json, needed_bytes, split_images
 from convoy.app.edge.http.multipart import boundary_of, split_files
 from convoy.app.edge.http.replies import Reply, error_reply
-from convoy.app.edge.oip.answering import BOXES, Wanted, why_no_predictions
+from convoy.app.edge.oip.answering import CLASS_MAP, Wanted
 from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
+from convoy.app.edge.oip.inference import INLINE_BYTES
+from convoy.app.edge.oip.picture_answers import Document, answer_document, check_takes_pictures, envelope, wanted_of
 from convoy.app.edge.oip.pictures import EncodedPicture, Picture
-from convoy.app.edge.oip.predicting import (
-    Predictor,
-    check_threshold,
-    check_top_k,
-    wanted_classes,
-)
+from convoy.app.edge.oip.predicting import Predictor
 from convoy.app.edge.options import EdgeOptions
-from convoy.app.edge.timing import Timing, server_timing, timing_document
+from convoy.app.edge.timing import Timing, server_timing
 from convoy.app.scheduling.slab import Slot
 from convoy.app.submission.inference import InferenceCore, ServedLike
-from convoy.models.errors import InvalidRequest, RequestError
-from convoy.models.images import sniff
-from convoy.models.tasks import Task
-
-_Answer = dict[str, Any]
+from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,39 +51,63 @@ class PredictionsRoute(HotRoute):
         self._predictor = Predictor(decoder, options.max_pixels)
 
     def admit(self, served: ServedLike) -> None:
-        why = why_no_predictions(served.spec)
-        if why is not None:
-            name, version = served.key.model, served.key.version
-            raise InvalidRequest(f"'{name}' {why}; send tensors to /v2/models/{name}/versions/{version}/infer")
+        check_takes_pictures(served)
 
     async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
-        wanted = _WANTED[served.spec.task](head, served)
+        wanted = _wanted(head, served)
         terms = Terms(self.timeout_ms(head, served))
-        boundary = boundary_of(head.headers.get(b"content-type", b""))
-        name, version = served.key.model, served.key.version
-        envelope: _Answer = {"model": name, "version": str(version)}
-        if boundary is None or sniff(body.view) is not None:
-            picture = EncodedPicture(body.view, (body.slot,))
-            if wanted.finish is as_png:
-                found = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=True)
-                return Reply(200, (found.found,), "image/png", (server_timing(found.timing),))
-            answer = await self._predict(call, served, picture, terms, wanted, is_alone=True)
-            headers = (server_timing(Timing(**answer["timing_ms"])),)
-            return Reply(200, (orjson.dumps({**envelope, **answer}),), headers=headers)
+        picture = EncodedPicture(body.view, (body.slot,))
+        if not picture.kind:
+            content_type = head.headers.get(b"content-type", b"")
+            several: Sequence[memoryview | str] | None = None
+            if (boundary := boundary_of(content_type)) is not None:
+                work = DecodeWork("form", body.nbytes, (body.slot,), call.deadline_ns(terms.timeout_ms))
+                several = (await self.decoder.run(call, work, split_files, body.view, boundary)).result
+            elif is_json(body.view, content_type):
+                found = await self._split_json(call, body, terms)
+                first = found.images[0]
+                if found.is_list:
+                    several = found.images
+                elif isinstance(first, str):
+                    raise InvalidRequest(first)
+                else:
+                    picture = EncodedPicture(first, (body.slot,))
+            if several is not None:
+                if wanted.finish is as_png:
+                    raise InvalidRequest("a PNG has the class map of one image; send one alone, or ask for JSON")
+                outcomes = await asyncio.gather(
+                    *(self._predict_file(call, served, body.slot, file, terms, wanted) for file in several),
+                    return_exceptions=True,
+                )
+                return _several(call, envelope(served), outcomes)
         if wanted.finish is as_png:
-            raise InvalidRequest("a PNG has the class map of one image; send one alone, or ask for JSON")
-        work = DecodeWork("form", body.nbytes, (body.slot,), call.deadline_ns(terms.timeout_ms))
-        files = (await self.decoder.run(call, work, split_files, body.view, boundary)).result
-        outcomes = await asyncio.gather(
-            *(self._predict_file(call, served, body.slot, file, terms, wanted) for file in files),
-            return_exceptions=True,
-        )
-        return _several(call, envelope, outcomes)
+            seen = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=True)
+            return Reply(200, (seen.found,), "image/png", (server_timing(seen.timing),))
+        answer = await self._predict(call, served, picture, terms, wanted, is_alone=True)
+        headers = (server_timing(Timing(**answer["timing_ms"])),)
+        return Reply(200, (orjson.dumps({**envelope(served), **answer}),), headers=headers)
+
+    async def _split_json(self, call: Call, body: Body, terms: Terms) -> JsonImages:
+        """Raises RequestError or ClientGone."""
+        if body.nbytes <= INLINE_BYTES:
+            return split_images(body.view)
+        needs_bytes, slab = needed_bytes(body.nbytes), call.core.slab
+        if needs_bytes + call.held_bytes > slab.capacity_bytes:
+            raise BodyTooLarge(
+                f"to read JSON of {body.nbytes} bytes takes {needs_bytes} beside it, and there are "
+                f"{slab.capacity_bytes} for all requests; send the image itself as the body, or raise --max-inflight-mb"
+            )
+        deadline_ns = call.deadline_ns(terms.timeout_ms)
+        work = DecodeWork("form", body.nbytes, (body.slot,), deadline_ns, needs_bytes=needs_bytes)
+        return (await self.decoder.run(call, work, split_images, body.view)).result
 
     async def _predict_file(
-        self, call: Call, served: ServedLike, body: Slot, encoded: memoryview, terms: Terms, wanted: Wanted
-    ) -> _Answer | _FailedFile:
+        self, call: Call, served: ServedLike, body: Slot, encoded: memoryview | str, terms: Terms, wanted: Wanted
+    ) -> Document | _FailedFile:
+        """`encoded` is what is wrong with it, where there are no bytes."""
         try:
+            if isinstance(encoded, str):
+                raise InvalidRequest(encoded)
             return await self._predict(call, served, EncodedPicture(encoded, (body,)), terms, wanted, is_alone=False)
         except RequestError as error:
             # The words and not the error: its traceback would keep the whole upload in memory.
@@ -99,14 +115,14 @@ class PredictionsRoute(HotRoute):
 
     async def _predict(
         self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
-    ) -> _Answer:
-        found = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=is_alone)
-        return {wanted.answering.key: found.found, "timing_ms": timing_document(found.timing)}
+    ) -> Document:
+        predicted = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=is_alone)
+        return answer_document(wanted, predicted)
 
 
-def _several(call: Call, envelope: _Answer, outcomes: list[_Answer | _FailedFile | BaseException]) -> Reply:
+def _several(call: Call, head: Document, outcomes: list[Document | _FailedFile | BaseException]) -> Reply:
     """One result a file, in order; an error status only when every file failed."""
-    results: list[_Answer] = []
+    results: list[Document] = []
     failures: list[_FailedFile] = []
     for outcome in outcomes:
         if isinstance(outcome, _FailedFile):
@@ -122,47 +138,15 @@ def _several(call: Call, envelope: _Answer, outcomes: list[_Answer | _FailedFile
         if reason := one.reply.ending.reason:
             call.core.turned_away(reason)
     if is_answered:
-        return Reply(200, (orjson.dumps({**envelope, "results": results}),))
+        return Reply(200, (orjson.dumps({**head, "results": results}),))
     first = failures[0]
     message = f"none of the {len(failures)} files could be predicted; the first: {first.message}"
     body = orjson.dumps({"error": message, "results": results})
     return first.reply._replace(pieces=(body,))
 
 
-def _wanted_classes(head: HttpHead, served: ServedLike) -> Wanted:
-    threshold = _threshold(head, served)
-    return wanted_classes(_top_k(head), threshold)
-
-
-def _wanted_boxes(head: HttpHead, served: ServedLike) -> Wanted:
-    threshold = _threshold(head, served)
-    return Wanted(BOXES, _top_k(head), threshold)
-
-
-# What a request may say, by the task of its model. All raise InvalidRequest.
-_WANTED: dict[Task, Callable[[HttpHead, ServedLike], Wanted]] = {
-    "classify": _wanted_classes,
-    "multilabel": _wanted_classes,
-    "segment": wanted_map,
-    "detect": _wanted_boxes,
-}
-
-
-def _threshold(head: HttpHead, served: ServedLike) -> float | None:
-    values = head.query().get("threshold")
-    if values is None:
-        return None
-    try:
-        threshold = float(values[-1])
-    except ValueError:
-        threshold = math.nan
-    return check_threshold(threshold, values[-1], served)
-
-
-def _top_k(head: HttpHead) -> int | None:
-    values = head.query().get("top_k")
-    if values is None:
-        return None
-    raw = values[-1]
-    is_number = raw.isascii() and raw.isdigit() and len(raw) < 10
-    return check_top_k(int(raw) if is_number else 0, raw)
+def _wanted(head: HttpHead, served: ServedLike) -> Wanted:
+    """What a request asks of its pictures. Raises InvalidRequest."""
+    query = head.query()
+    wanted = wanted_of(served, *[query[word][-1] if word in query else None for word in ("top_k", "threshold")])
+    return in_form(wanted, head) if wanted.answering is CLASS_MAP else wanted

@@ -36,6 +36,7 @@ from convoy.app.scheduling.slab import Slot, SlotState
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import EXPIRED_RUNNING, failure_of
 from convoy.app.submission.shared_memory import Region
+from convoy.app.tracing.spans import EndedCall, Exemplar, RequestSpan
 from convoy.models.errors import DeadlineExceeded, RequestError
 
 # Where the gate finds the call that a route has made, for its line in the log.
@@ -90,6 +91,7 @@ class Call:
         self.decode_ns = self.decode_wait_ns = self.queue_ns = self.ended_ns = 0
         self.times: StageTimes | None = None
         self.ending: CallEnd | None = None
+        self.span: RequestSpan | None = None  # of one that is sampled
         self._is_decoded = False
         self._slots: dict[SlotRef, Slot] = {}
         self._waiting: dict[int, _Waiting] = {}  # by the request's id
@@ -122,6 +124,8 @@ class Call:
 
     def decoded(self, ns: int, wait_ns: int = 0) -> None:
         """An input of it waited so long for its turn, and then took so long to read; a form has several."""
+        if self.span is not None:
+            self.span.decoded(time.monotonic_ns(), ns, wait_ns)
         if not self._is_decoded:
             self._is_decoded, self.decode_ns, self.decode_wait_ns = True, ns, wait_ns  # counted with the call itself
         elif self.served is not None:
@@ -237,11 +241,20 @@ class Call:
             if self.answered_ns:
                 core.stage_took(served.key, "encode", now_ns - self.answered_ns)
             core.call_ended(served.key, self.protocol, ending, took_ns)
+        if self.span is not None:
+            self._end_span(self.span, ending, took_ns)
         if served is not None:
             served.leave()
         if self._has_begun:
             core.end_call()
         return took_ns
+
+    def _end_span(self, span: RequestSpan, ending: CallEnd, took_ns: int) -> None:
+        key = None if self.served is None else self.served.key
+        span.end(EndedCall(self.arrival_ns, self.answered_ns, self.ended_ns, key, ending))
+        if key is not None:
+            where = span.trace_id, span.span_id
+            self.core.exemplify(Exemplar(key, self.protocol, ending, took_ns, span.stages_ns(), *where))
 
     def facts(self) -> CallFacts:
         """For the log, once it has ended, or its answer is being sent."""
@@ -302,6 +315,7 @@ class Call:
             terms.priority,
             self.deadline_ns(terms.timeout_ms),
             None if latest_us is None else arrival_ns + latest_us * 1000,
+            None if self.span is None else self.span.traceparent,
         )
 
     def run(self, request: Request) -> asyncio.Future[Done]:
@@ -360,6 +374,8 @@ class Call:
         self.answered_ns = time.monotonic_ns()
         if isinstance(end, Done):
             self.queue_ns, self.times = end.queue_ns, end.times
+            if self.span is not None:
+                self.span.answered(end)
         waiting.on_end(end)
 
     def _wait_no_more(self, request: Request, reason: str, error: RequestError | ClientGone | None) -> None:

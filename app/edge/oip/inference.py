@@ -86,6 +86,16 @@ def within(terms: Terms, timeout_ms: float | None) -> Terms:
     return terms if timeout_ms is None else replace(terms, timeout_ms=timeout_ms)
 
 
+def terms_of(parameters: Mapping[str, object]) -> Terms:
+    """What a request's parameters ask of the schedule. Raises InvalidRequest."""
+    if not parameters:
+        return _NO_TERMS
+    check_parameters(parameters)
+    timeout_us, priority = (whole_number(parameters, name, "the request") for name in ("timeout", "priority"))
+    # 0 is the protocol's word for "the default"; 1 is the most urgent class.
+    return Terms(None, timeout_us or None, priority)
+
+
 def wrong_request(request_id: str | None, message: str) -> InvalidRequest:
     """An error about the request as a whole, with the prefix that Triton gives it."""
     return InvalidRequest(_prefix(request_id) + message)
@@ -134,7 +144,9 @@ class _Reader:
         tensors = tuple(found[spec.name] for spec in self._spec.inputs)
         outputs = read_outputs(self._asked, self._spec, samples, self._wrong)
         regions = _regions(tensors, outputs) if self._asked.memory.is_allowed else ()
-        return InferRequest(self._asked.id, samples, own_shapes, tensors, outputs, self._terms(), regions)
+        return InferRequest(
+            self._asked.id, samples, own_shapes, tensors, outputs, terms_of(self._asked.parameters), regions
+        )
 
     def _wrong(self, message: str) -> InvalidRequest:
         return InvalidRequest(self._prefix + message)
@@ -200,15 +212,6 @@ class _Reader:
         if self._spec.max_batch_size:
             return "NOTE: with a max_batch_size above 0 the first dimension is the batch."
         return "The model has no batch dimension: the shape is taken as it is."
-
-    def _terms(self) -> Terms:
-        parameters = self._asked.parameters
-        if not parameters:
-            return _NO_TERMS
-        check_parameters(parameters)
-        timeout_us, priority = (whole_number(parameters, name, "the request") for name in ("timeout", "priority"))
-        # 0 is the protocol's word for "the default"; 1 is the most urgent class.
-        return Terms(None, timeout_us or None, priority)
 
 
 def _regions(tensors: tuple[Values, ...], outputs: tuple[WantedOutput, ...]) -> tuple[Region, ...]:

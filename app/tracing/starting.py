@@ -1,0 +1,39 @@
+"""Whether there are spans, and what makes them: the one place that imports what knows the library."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Protocol
+
+from convoy.app.tracing.spans import BatchTracing, RequestTracing
+from convoy.models.errors import UsageError
+
+# So long is waited at the end of a process for the last spans to be sent.
+CLOSING_S = 2.0
+
+
+class Tracing(RequestTracing, BatchTracing, Protocol):
+    """Both, and their end."""
+
+    def close(self, within_s: float) -> None:
+        """Send what has ended, for at most so long; blocks. A second time it does nothing."""
+
+
+def check_tracing() -> None:
+    """Raises UsageError where spans are wanted and the library is not there."""
+    try:
+        is_there = find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter.otlp.proto")
+    except ModuleNotFoundError:
+        is_there = None
+    if not is_there:
+        raise UsageError("--tracing needs OpenTelemetry's SDK; pip install 'convoy-serve[otel]'")
+
+
+def start_tracing(*, is_wanted: bool) -> Tracing | None:
+    """What makes this process's spans; None where none are wanted. Raises UsageError."""
+    if not is_wanted:
+        return None
+    check_tracing()
+    from convoy.app.tracing import sdk
+
+    return sdk.start()
