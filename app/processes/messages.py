@@ -22,7 +22,7 @@ from convoy.app.submission.listing import Listing
 from convoy.app.submission.load import CoreLoad
 from convoy.models.spec import ModelSpec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class _Said(Struct, array_like=True, tag=True):
@@ -88,7 +88,8 @@ class Report(_Said):
     """What an edge has counted since its last report: nanoseconds by stage and by how a call ended.
 
     `turned_away` is what it refused, by reason, that was no call. Now: `used_bytes` is what its requests hold,
-    `open_calls` how many clients wait, and `waiting_to_decode` how much of theirs no decoder has begun.
+    `open_calls` how many clients wait, `open_by_version` for what, and `waiting_to_decode` how much of theirs no
+    decoder has begun.
     """
 
     stages: dict[tuple[ModelKey, str], list[int]] = field(default_factory=dict)
@@ -96,6 +97,7 @@ class Report(_Said):
     turned_away: dict[str, int] = field(default_factory=dict)
     used_bytes: int = 0
     open_calls: int = 0
+    open_by_version: dict[ModelKey, int] = field(default_factory=dict)
     waiting_to_decode: int = 0
 
 

@@ -70,6 +70,8 @@ class CallRecorder:
             served = self._live(called)
             self._metrics.of(served).calls_ended(protocol, ending, values)
             served.statistics.calls.add(ending.outcome.value, len(values))
+            if ending.reason:
+                served.statistics.refusals.add(str(ending.reason), len(values))
             if ending.outcome is CallOutcome.ANSWERED:
                 served.statistics.last_minute.record_stage("total", values)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 
-def tool(name: str) -> str:
+def tool(name: str, whence: str = "docs/deploy/README.md says whence it comes") -> str:
     """Where the program is; a test without it is left out and says so."""
     beside = Path(sys.executable).parent / name
     found = shutil.which(name) or (str(beside) if beside.exists() else None)
     if found is None:
-        pytest.skip(f"{name} is not installed; docs/deploy/README.md says whence it comes")
+        pytest.skip(f"{name} is not installed; {whence}")
     return found
