@@ -62,7 +62,7 @@ class Chart {
     return {
       width: this.width(),
       height: CHART_HEIGHT,
-      padding: [6, 10, 0, 0],
+      padding: [6, 18, 0, 0],
       cursor: { y: false, drag: { x: false, y: false }, sync: { key: this.group }, points: { size: 6 } },
       hooks: { setCursor: [plot => { if (plot.cursor.left < 0) this.showLatest(); }] },
       scales: { y: { range: (_, low, high) => [0, high > 0 ? 1.1 * high : 1] } },

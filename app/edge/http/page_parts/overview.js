@@ -44,7 +44,7 @@ class Row {
     const { model, name, troubles } = entry;
     if (this.version !== entry.version) {
       this.version = entry.version;
-      this.title.replaceChildren(name, ...(entry.version === null ? [] : [" ", element("small", {}, `v${entry.version}`)]));
+      this.title.replaceChildren(element("b", {}, name), ...(entry.version === null ? [] : [" ", element("small", {}, `v${entry.version}`)]));
       this.title.title = name;
     }
     const [word, className] = stateOf(entry), refused = troubles.find(one => one.state === "UNAVAILABLE");
