@@ -19,8 +19,8 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling scale zoo-table
-.PHONY: export-matrix engine-table hard-networks clean
+.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench page-picture simulate peers ceiling scale
+.PHONY: zoo-table export-matrix engine-table hard-networks clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -78,6 +78,10 @@ demo: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m convoy.loadtest.startup
+
+# Six minutes: the README's picture of the page, with Debian's chromium, from a server under load.
+page-picture: $(VENV)/.dev
+	$(BIN)/python -m tests.page_picture docs/page.png
 
 # Some hours, on a machine that has nothing else to do. PEERS=mosec,litserve compares with fewer.
 peers: $(VENV)/.dev

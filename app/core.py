@@ -93,6 +93,7 @@ class Core(OpenCalls):
         self.load_failure: str | None = None
         self.bytes_elsewhere = self.open_calls_elsewhere = self.decoding_elsewhere = 0  # in edge processes
         self.room_elsewhere_bytes = 0  # of which those are
+        self.version_open_elsewhere: Callable[[ModelKey], int] = lambda key: 0
         self.other_processes: Callable[[], Mapping[str, int]] = dict  # of this server, by name
         self.next_request_id = count(1).__next__
         self._tasks = tasks = Tasks()
@@ -200,6 +201,10 @@ class Core(OpenCalls):
     def all_open_calls(self) -> int:
         """Calls that are owed an answer, here and in edge processes."""
         return self.open_calls + self.open_calls_elsewhere
+
+    def open_calls_of(self, key: ModelKey) -> int:
+        """Those for a version that is served."""
+        return self.catalog.live(key).users + self.version_open_elsewhere(key)
 
     @property
     def all_waiting_to_decode(self) -> int:

@@ -81,8 +81,13 @@ class ModelControl:
         self._said_of_all: tuple[str, ...] = ()  # why an engine serves no model
         self._following: dict[str, asyncio.Task[None]] = {}
         self._not_fetched: defaultdict[str, set[int]] = defaultdict(set)
+        self._looking = asyncio.Lock()
         self._watch = StoreWatch(store, self._answers_again)
         self._loads = Loads(load_version, load_options.limit_s, self._load_came_late)
+
+    @property
+    def mode(self) -> ControlMode:
+        return self._options.mode
 
     @property
     def may_be_empty(self) -> bool:
@@ -233,7 +238,16 @@ class ModelControl:
         try:
             return await self._watch.names()
         except OSError as error:
-            raise Unavailable(f"the store cannot be read ({error}); see whether its disk is there") from error
+            raise _unreadable(error) from error
+
+    async def versions_in_store(self) -> dict[str, list[int]]:
+        """All that the store holds now, served or not, by name and ascending. Raises Unavailable."""
+        try:
+            async with self._looking:  # whoever asks, one look at a time
+                found = await self._watch.look()
+        except OSError as error:
+            raise _unreadable(error) from error
+        return {name: sorted(look.versions) for name, look in sorted(found.items())}
 
     def check_explicit(self) -> None:
         """Raises Unavailable unless models are loaded on request; the words are Triton's."""
@@ -361,6 +375,10 @@ class ModelControl:
         still = [str(served.key.version) for served in self._catalog.versions(name)]
         serving = f"; version {', '.join(still)} serves" if still else ""
         return f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason}{serving}"
+
+
+def _unreadable(error: OSError) -> Unavailable:
+    return Unavailable(f"the store cannot be read ({error}); see whether its disk is there")
 
 
 def _check_asked(name: str) -> None:

@@ -26,6 +26,10 @@ class EdgeServed:
         """A request has found this version, and holds it until `leave`."""
         self._users += 1
 
+    @property
+    def users(self) -> int:
+        return self._users
+
     def leave(self) -> None:
         self._users -= 1
         self._settle()
@@ -66,6 +70,10 @@ class EdgeCatalog:
         self._others, self._is_complete = update.others, update.is_complete
         for served in withdrawn:
             served.withdraw()
+
+    def open_calls(self) -> dict[ModelKey, int]:
+        """How many requests hold each version; those that none holds are left out."""
+        return {key: served.users for key, served in self._live.items() if served.users}
 
     def forget(self) -> None:
         """The core that spoke has gone: another one's versions are others, whatever their names."""

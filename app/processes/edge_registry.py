@@ -79,6 +79,7 @@ class EdgeRegistry:
         self._update_number = 0
         self._update_is_known = asyncio.Event()  # an edge knows more, or is no more
         core.other_processes = self._processes
+        core.version_open_elsewhere = self._open_of
         self.options: OptionsTold | None = None  # since the start no other ones
         core.catalog.watch(self._catalog_changed, self._until_update_is_known)
         core.load_watch.on_look = self._tell_load
@@ -99,6 +100,10 @@ class EdgeRegistry:
         self.core.bytes_elsewhere = sum(edge.used_bytes for edge in self._edges)
         self.core.open_calls_elsewhere = sum(edge.open_calls for edge in self._edges)
         self.core.decoding_elsewhere = sum(edge.waiting_to_decode for edge in self._edges)
+
+    def _open_of(self, key: ModelKey) -> int:
+        """Calls for a version, without the edges' own hold of it."""
+        return sum(edge.open_by_version.get(key, 0) - 1 for edge in self._edges if edge.holds(key))
 
     def _processes(self) -> dict[str, int]:
         edges = {f"edge_{number}": part.edge.pid for number, part in enumerate(self.parts) if part.edge is not None}
@@ -152,12 +157,17 @@ class _EdgeConnection:
     def __init__(self, registry: EdgeRegistry) -> None:
         self.channel = Channel(self._heard, self._lost)
         self.used_bytes = self.open_calls = self.waiting_to_decode = 0
+        self.open_by_version: dict[ModelKey, int] = {}
         self.known_update = -1
         self.pid = 0
         self._edges, self._core = registry, registry.core
         self._part: _Part | None = None
         self._requests: dict[int, Request] = {}
         self._held: dict[ModelKey, Served] = {}
+
+    def holds(self, key: ModelKey) -> bool:
+        """Whether it keeps a version from being closed."""
+        return key in self._held
 
     def tell_catalog(self) -> None:
         for served in self._core.catalog.served():
@@ -250,6 +260,7 @@ class _EdgeConnection:
         for reason, count in report.turned_away.items():
             self._core.metrics.rejected(reason, count)
         self.used_bytes, self.open_calls = report.used_bytes, report.open_calls
+        self.open_by_version = report.open_by_version
         self.waiting_to_decode = report.waiting_to_decode
         self._edges.count_held()
 

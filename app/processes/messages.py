@@ -90,8 +90,8 @@ class Report(_Said):
     """What an edge has counted since its last report: nanoseconds by stage and by how a call ended.
 
     `turned_away` is what it refused, by reason, that was no call; `exemplars` are those calls that have a span. Now:
-    `used_bytes` is what its requests hold, `open_calls` how many clients wait, and `waiting_to_decode` how much of
-    theirs no decoder has begun.
+    `used_bytes` is what its requests hold, `open_calls` how many clients wait, `open_by_version` for what, and
+    `waiting_to_decode` how much of theirs no decoder has begun.
     """
 
     stages: dict[tuple[ModelKey, str], list[int]] = field(default_factory=dict)
@@ -100,6 +100,7 @@ class Report(_Said):
     exemplars: list[Exemplar] = field(default_factory=list)
     used_bytes: int = 0
     open_calls: int = 0
+    open_by_version: dict[ModelKey, int] = field(default_factory=dict)
     waiting_to_decode: int = 0
 
 

@@ -253,6 +253,7 @@ class RemoteCore(OpenCalls):
             return  # the next core will hear of it
         report, self._report = self._report, Report()
         report.used_bytes, report.open_calls = self.slab.used_bytes, self.open_calls
+        report.open_by_version = self.catalog.open_calls()
         report.waiting_to_decode = self.waiting_to_decode()
         self._say(report)
 

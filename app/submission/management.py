@@ -56,6 +56,10 @@ class ManagedCatalog(Finder[ManagedVersion], Protocol):
 class ManagedStore(Protocol):
     """Loads and unloads on request."""
 
+    @property
+    def mode(self) -> str:
+        """When models are loaded: `none`, `explicit` or `poll`."""
+
     def check_explicit(self) -> None:
         """Raises Unavailable unless models are loaded on request."""
 
@@ -67,6 +71,9 @@ class ManagedStore(Protocol):
 
     async def names_in_store(self) -> list[str]:
         """What could be loaded and is not listed anyway. Raises Unavailable."""
+
+    async def versions_in_store(self) -> dict[str, list[int]]:
+        """All that the store holds, served or not, by name; none of a folder that is unreadable. Raises Unavailable."""
 
 
 class ManagedCore(InferenceCore, Protocol):
@@ -91,6 +98,9 @@ class ManagedCore(InferenceCore, Protocol):
     @property
     def all_open_calls(self) -> int:
         """Calls that are owed an answer, in this process and in those at the edge."""
+
+    def open_calls_of(self, key: ModelKey) -> int:
+        """Those of them that are for a version that is served."""
 
     @property
     def all_waiting_to_decode(self) -> int:

@@ -78,6 +78,8 @@ class CallRecorder:
             served = self._live(called)
             self._metrics.of(served).calls_ended(protocol, ending, values)
             served.statistics.calls.add(ending.outcome.value, len(values))
+            if ending.reason:
+                served.statistics.refusals.add(str(ending.reason), len(values))
             if ending.outcome is CallOutcome.ANSWERED:
                 served.statistics.last_minute.record_stage("total", values)
         exemplars, self._exemplars = self._exemplars, []

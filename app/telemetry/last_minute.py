@@ -1,9 +1,11 @@
-"""The last minute of one model, for people: rates, batch sizes, and percentiles of what each stage took.
+"""The last minute of one model, for people: rates, batch sizes, and percentiles of what each stage took; and the last
+five minutes, in periods of five seconds.
 
 A minute is sixty slices of a second, the latest of which has just begun, each with all that was measured in it. Times
 fall into buckets whose width is a 64th of their power of two (log-linear, as in HdrHistogram), so that a percentile is
 within 0.8 % of the value of its rank, and memory depends on how different values are and not on how many. Nothing is
-computed but when many values have come, when the next second begins, and when somebody looks.
+computed but when many values have come, when the next second begins, and when somebody looks. A few numbers are kept of
+a period that has ended.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from convoy.app.batch import StageTimes
 
 WINDOW_S = 60
+PERIOD_S, PERIODS = 5, 60
 STAGES = ("decode_wait", "decode", "queue", "copy_in", "compute", "copy_out", "encode", "total")
+BATCH_STAGES = ("copy_in", "compute", "copy_out")  # which all requests of a batch spend together
 _MOST_UNSORTED = 4096
 _SUB_BITS = 6  # an octave has 64 buckets
 # No percentile is further than this from the value of its rank, as a share of it.
@@ -34,6 +39,15 @@ class StagePercentiles:
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """What is kept of `PERIOD_S` seconds that have ended: how many batches of each size, and what calls took in all."""
+
+    number: int
+    batches: dict[int, int]
+    total: StagePercentiles
 
 
 # A float's bits are its exponent and then its mantissa: without the mantissa's last ones they count such buckets.
@@ -56,18 +70,24 @@ _BUCKETS = int(_buckets_of([_LONGEST_NS])[0]) + 1
 
 
 class _Times:
-    """What one stage took in one slice: as it came, then as counts by bucket, at the end of those that have any."""
+    """What one stage took in one slice: as it came, then as counts by bucket, at the end of those that have any.
 
-    __slots__ = ("_counts", "_found", "unsorted")
+    `sum_ns` is of all values that were sorted, and of so many.
+    """
+
+    __slots__ = ("_counts", "_found", "sorted", "sum_ns", "unsorted")
 
     def __init__(self) -> None:
         self.unsorted: list[int] = []
+        self.sorted = self.sum_ns = 0
         self._found: np.ndarray | None = None
         self._counts: np.ndarray = np.empty(0, np.int64)
 
     def sort(self) -> None:
         if self.unsorted:
             counts = np.bincount(_buckets_of(self.unsorted), minlength=_BUCKETS)
+            self.sorted += len(self.unsorted)
+            self.sum_ns += sum(self.unsorted)
             self.unsorted = []
             self._counts = self._counts + counts if len(self._counts) else counts
 
@@ -87,7 +107,7 @@ class _Times:
 
 @dataclass(slots=True)
 class _Slice:
-    """One second."""
+    """One second. `batch_ns` is what the requests of its batches have spent in the stages of batches."""
 
     second: int
     requests: int = 0
@@ -95,6 +115,7 @@ class _Slice:
     unsorted: int = 0
     batches: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     times: defaultdict[str, _Times] = field(default_factory=lambda: defaultdict(_Times))
+    batch_ns: list[int] = field(default_factory=lambda: [0] * len(BATCH_STAGES))
 
     def sort(self) -> None:
         self.unsorted = 0
@@ -107,18 +128,25 @@ class _Slice:
 
 
 class MinuteCounts:
-    """How much of what there was in the last minute, by name. `now_s` is a clock that never goes back."""
+    """How much of what there was in the last minute, and in each period of the last five, by name.
+
+    `now_s` is a clock that never goes back.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s, self._started_s = now_s, now_s()
         self._seconds: deque[tuple[int, Counter[str]]] = deque()
+        self._periods: deque[tuple[int, Counter[str]]] = deque(maxlen=PERIODS + 1)  # and the one that has begun
 
     def add(self, name: str, amount: int = 1) -> None:
         second = int(self._now_s())
         if not self._seconds or self._seconds[-1][0] != second:
             self._forget(second)
             self._seconds.append((second, Counter()))
+            if not self._periods or self._periods[-1][0] != second // PERIOD_S:
+                self._periods.append((second // PERIOD_S, Counter()))
         self._seconds[-1][1][name] += amount
+        self._periods[-1][1][name] += amount
 
     def per_second(self) -> dict[str, float]:
         """Over the last minute or since the start, in the alphabet's order; what there was none of is left out."""
@@ -128,9 +156,43 @@ class MinuteCounts:
         span_s = _span_s(self._started_s, now_s)
         return {name: total[name] / span_s for name in sorted(total)}
 
+    def history(self, span: PeriodSpan) -> dict[str, list[float]]:
+        """By name what there was a second in each of these periods, in the alphabet's order."""
+        by_number = {number: counts for number, counts in self._periods if number in span.numbers}
+        names = sorted({name for counts in by_number.values() for name in counts})
+        nothing = Counter[str]()
+        return {
+            name: [
+                by_number.get(number, nothing)[name] / seconds
+                for number, seconds in zip(span.numbers, span.seconds, strict=True)
+            ]
+            for name in names
+        }
+
     def _forget(self, second: int) -> None:
         while self._seconds and self._seconds[0][0] <= second - WINDOW_S:
             self._seconds.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodSpan:
+    """The periods that have ended since a start, the latest last, and at most `PERIODS`.
+
+    `seconds` is how much of each there was, `until_s_ago` when the latest ended.
+    """
+
+    numbers: range
+    seconds: list[float]
+    until_s_ago: float
+
+    period_s: ClassVar[int] = PERIOD_S
+
+    @staticmethod
+    def of(started_s: float, now_s: float) -> PeriodSpan:
+        end = int(now_s) // PERIOD_S
+        numbers = range(max(int(started_s) // PERIOD_S, end - PERIODS), end)
+        seconds = [max(1.0, min(float(PERIOD_S), (number + 1) * PERIOD_S - started_s)) for number in numbers]
+        return PeriodSpan(numbers, seconds, now_s - end * PERIOD_S)
 
 
 def _span_s(started_s: float, now_s: float) -> float:
@@ -145,6 +207,7 @@ class LastMinute:
         self._now_s = now_s
         self._started_s = now_s()
         self._slices: deque[_Slice] = deque([_Slice(int(self._started_s))])
+        self._periods: deque[Period] = deque(maxlen=PERIODS)
 
     def record_batch(self, samples: int, times: StageTimes, queued_ns: Sequence[int]) -> None:
         """One batch of so many requests, and what its stages took."""
@@ -153,6 +216,10 @@ class LastMinute:
         now.samples += samples
         now.batches[samples] += 1
         taken = now.times
+        spent = now.batch_ns
+        spent[0] += times.copy_in_ns * requests
+        spent[1] += times.compute_ns * requests
+        spent[2] += times.copy_out_ns * requests
         taken["queue"].unsorted += queued_ns
         taken["copy_in"].unsorted.append(times.copy_in_ns)
         taken["compute"].unsorted.append(times.compute_ns)
@@ -174,23 +241,45 @@ class LastMinute:
         return {stage: self.percentiles(stage) for stage in STAGES}
 
     def percentiles(self, stage: str) -> StagePercentiles:
-        total = np.zeros(_BUCKETS, np.int64)
-        for one in self._last():
-            if stage in one.times:
-                one.times[stage].add_to(total)
-        ranks = np.cumsum(total)
-        if not ranks[-1]:
-            return StagePercentiles(None, None, None)
-        wanted = [max(1, -(-int(ranks[-1]) * percent // 100)) for percent in (50, 95, 99)]
-        p50, p95, p99 = (round(_middle_ns(int(bucket)) / 1e6, 4) for bucket in np.searchsorted(ranks, wanted))
-        return StagePercentiles(p50, p95, p99)
+        return _percentiles(stage, self._last())
+
+    def means_ms(self) -> dict[str, float | None]:
+        """What a request spends in each stage, and a call in all; those of batches count for each of their requests."""
+        slices = self._last()
+        requests = sum(one.requests for one in slices)
+        sums_ns = {stage: sum(one.batch_ns[at] for one in slices) for at, stage in enumerate(BATCH_STAGES)}
+        counts = dict.fromkeys(BATCH_STAGES, requests)
+        for stage in STAGES:
+            if stage not in BATCH_STAGES:
+                times = [one.times[stage] for one in slices if stage in one.times]
+                for one in times:
+                    one.sort()
+                sums_ns[stage], counts[stage] = sum(one.sum_ns for one in times), sum(one.sorted for one in times)
+        return {s: round(sums_ns[s] / counts[s] / 1e6, 4) if counts[s] else None for s in STAGES}
 
     def batch_sizes(self) -> dict[int, int]:
         """How many batches of each size ran in the last minute."""
-        total: Counter[int] = Counter()
-        for one in self._last():
-            total.update(one.batches)
-        return dict(sorted(total.items()))
+        return _batch_sizes(self._last())
+
+    def span(self) -> PeriodSpan:
+        """Of the last five minutes, as far as it has counted them."""
+        return PeriodSpan.of(self._started_s, self._now_s())
+
+    def history(self, span: PeriodSpan) -> list[Period | None]:
+        """What there was in these periods; None where nothing ended."""
+        if self._slices[-1].second // PERIOD_S < int(self._now_s()) // PERIOD_S:
+            self._end_period()
+        by_number = {one.number: one for one in self._periods}
+        return [by_number.get(number) for number in span.numbers]
+
+    def _end_period(self) -> None:
+        """Keep a few numbers of the period that the latest slice is in, unless they are kept already."""
+        number = self._slices[-1].second // PERIOD_S
+        if self._periods and self._periods[-1].number == number:
+            return
+        slices = [one for one in self._slices if one.second // PERIOD_S == number]
+        if any(one.times for one in slices):
+            self._periods.append(Period(number, _batch_sizes(slices), _percentiles("total", slices)))
 
     def _now(self) -> _Slice:
         """The slice of this second, and behind it the last of the others."""
@@ -198,6 +287,8 @@ class LastMinute:
         latest = self._slices[-1]
         if latest.second != second:
             latest.close()
+            if latest.second // PERIOD_S != second // PERIOD_S:
+                self._end_period()
             self._slices.append(_Slice(second))
             while self._slices[0].second <= second - WINDOW_S:
                 self._slices.popleft()
@@ -212,3 +303,23 @@ class LastMinute:
     def _last(self) -> list[_Slice]:
         oldest = int(self._now_s()) - WINDOW_S
         return [one for one in self._slices if one.second > oldest]
+
+
+def _percentiles(stage: str, slices: Sequence[_Slice]) -> StagePercentiles:
+    total = np.zeros(_BUCKETS, np.int64)
+    for one in slices:
+        if stage in one.times:
+            one.times[stage].add_to(total)
+    ranks = np.cumsum(total)
+    if not ranks[-1]:
+        return StagePercentiles(None, None, None)
+    wanted = [max(1, -(-int(ranks[-1]) * percent // 100)) for percent in (50, 95, 99)]
+    p50, p95, p99 = (round(_middle_ns(int(bucket)) / 1e6, 4) for bucket in np.searchsorted(ranks, wanted))
+    return StagePercentiles(p50, p95, p99)
+
+
+def _batch_sizes(slices: Sequence[_Slice]) -> dict[int, int]:
+    total: Counter[int] = Counter()
+    for one in slices:
+        total.update(one.batches)
+    return dict(sorted(total.items()))

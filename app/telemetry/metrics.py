@@ -20,7 +20,7 @@ from convoy.app.batch import StageTimes
 from convoy.app.outcomes import CallEnd, CallOutcome, Refusal
 from convoy.app.scheduling.request import SECOND_NS, ModelKey
 from convoy.app.telemetry.histograms import Distribution, Histogram
-from convoy.app.telemetry.last_minute import STAGES, MinuteCounts
+from convoy.app.telemetry.last_minute import BATCH_STAGES, STAGES, MinuteCounts
 from convoy.app.telemetry.observed import Observed
 from convoy.app.telemetry.statistics import ModelStatistics
 from convoy.app.tracing.spans import Exemplar
@@ -32,7 +32,6 @@ LATENCY_BUCKETS_S = (
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MODEL = ("model", "version")
 _OPENMETRICS = "application/openmetrics-text"
-_BATCH_STAGES = ("copy_in", "compute", "copy_out")
 CanaryResult = Literal["passed", "failed", "hung"]
 PlanResult = Literal["serves", "not_built", "not_proved", "not_faster"]
 LoadResult = Literal["loaded", "refused"]
@@ -44,7 +43,7 @@ class ModelMeters:
     def __init__(self, metrics: Metrics, labels: tuple[str, str]) -> None:
         self._calls = lru_cache(maxsize=None)(partial(metrics.calls_of, *labels))
         self._stages = {stage: metrics.stage.at(*labels, stage) for stage in STAGES if stage != "total"}
-        self._copy_in, self._compute, self._copy_out = (self._stages[stage] for stage in _BATCH_STAGES)
+        self._copy_in, self._compute, self._copy_out = (self._stages[stage] for stage in BATCH_STAGES)
         self._batch = metrics.batch.at(*labels)
         self._padding = metrics.padding.labels(*labels)
 

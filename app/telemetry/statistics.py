@@ -51,7 +51,7 @@ class ModelStatistics:
         self.failures_by_reason = dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)
         self.by_batch_size: dict[int, BatchSizeStatistics] = {}
         self.last_minute = LastMinute()
-        self.calls = MinuteCounts()  # by outcome
+        self.calls, self.refusals = MinuteCounts(), MinuteCounts()  # by outcome; those refused by reason
 
     def record_batch(self, samples: int, times: StageTimes, total_ns: int, queued_ns: Sequence[int]) -> None:
         """One batch that ran. Must come before any of its requests is answered.

@@ -106,7 +106,7 @@ def test_stats_show_the_last_minute(server: Server) -> None:
 
 
 def test_pages_are_there(server: Server) -> None:
-    for path in ("/", "/docs"):
+    for path in ("/", "/docs"):  # what is on the first, test_page.py asks in a browser
         answer = server.get(path)
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/html")

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -224,3 +225,67 @@ def test_stats_tell_how_calls_ended_what_is_open_and_how_busy_a_device_is(edges:
     assert list(stats["calls_for_no_model_per_s"]) == ["invalid"]
     (device,) = stats["devices"]
     assert 0 < device["utilisation"] <= 1
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_stats_tell_the_last_five_minutes_of_the_models_that_are_named(edges: int) -> None:
+    with start_fake_server(fake={"max_batch": 4}, max_queue=1, edges=edges) as server, ThreadPoolExecutor(2) as pool:
+        assert {server.infer(1.0, 1.0).status_code for _ in range(3)} == {200}
+        server.switch_on("hold")
+        held = [pool.submit(server.infer, 1.0)]
+        wait_until(lambda: open_calls(server) == (0, 1), "the row's call is open")
+        held.append(pool.submit(server.infer, 1.0))
+        wait_until(lambda: open_calls(server) == (0, 2), "both are")
+        assert server.infer(1.0).status_code == 429
+        server.switch_off("hold")
+        assert {one.result().status_code for one in held} == {200}
+        wait_until(lambda: open_calls(server) == (0, 0), "nobody is owed an answer")
+
+        def five_minutes() -> dict[str, Any] | None:
+            images, rows = server.get("/stats?history=rows&history=nobody").json()["models"]
+            assert "history" not in images
+            found: dict[str, Any] = rows["history"]
+            return found if sum(found["batch_sizes"].values()) == 5 else None
+
+        history = wait_until(five_minutes, "the period has ended")
+        (rows,) = [one for one in server.stats()["models"] if one["name"] == "rows"]
+    assert "history" not in rows, "who names none is told none"
+    assert list(rows["refused_per_s"]) == list(history["refused_per_s"]) == ["queue_full"]
+    length = len(history["mean_batch"])
+    per_second = history["calls_per_s"]
+    assert {name: len(found) for name, found in per_second.items()} == {"answered": length, "refused": length}
+    assert sum(per_second["answered"]) == pytest.approx(5 * sum(per_second["refused"]), rel=0.8)
+    assert history["batch_sizes"] == {"1": 2, "2": 3}
+    assert max(one for one in history["largest_batch"] if one is not None) == 2
+    assert [one is None for one in history["total"]["p99_ms"]] == [not one for one in per_second["answered"]]
+    spent = [rows["mean_ms"][stage] for stage in ("queue", "copy_in", "compute", "copy_out")]
+    assert 0 < sum(spent) < rows["mean_ms"]["total"]
+
+
+def open_calls(server: FakeServer) -> tuple[int, ...]:
+    """By model."""
+    return tuple(model["open_calls"] for model in server.stats()["models"])
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ({}, "not_allowed"),
+        ({"host": "127.0.0.1"}, "not_allowed"),
+        ({"model_control": "explicit"}, "not_allowed"),
+        ({"model_control": "explicit", "host": "127.0.0.1"}, "without_token"),
+        ({"model_control": "explicit", "edges": 1, "admin_token_file": ""}, "with_token"),
+    ],
+)
+def test_stats_tell_who_may_change_what_is_served(options: dict[str, Any], changes: str, tmp_path: Path) -> None:
+    if "admin_token_file" in options:
+        (tmp_path / "token").write_text("boss")
+        options = {**options, "admin_token_file": tmp_path / "token"}
+    with start_fake_server(**options) as server:
+        stats = server.stats()
+        assert (stats["model_control"], stats["changes"]) == (options.get("model_control", "none"), changes)
+        status = server.post("/v2/repository/models/rows/load").status_code
+        assert (status == 200) == (changes == "without_token")
+        (server.store / "rows" / "7").mkdir()
+        found = {model["name"]: model["versions"] for model in server.get("/store").json()["models"]}
+        assert found == {"images": ["1"], "rows": ["1", "7"]}

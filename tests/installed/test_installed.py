@@ -218,7 +218,7 @@ def test_a_wheel_has_what_serves_and_not_what_develops(compiled_wheel: Path, pla
         modules = {file.rpartition("/")[0].replace("/", ".") for file in files}
         assert {"convoy.app.edge.http", "convoy.export.report", "convoy.loadtest.simulation"} <= modules
         assert not [one for one in modules if one.startswith(DEVELOPMENT)]
-        assert {"convoy/models/demo/digits/1/manifest.json", "convoy/app/edge/http/page.html"} <= set(files)
+        assert {"convoy/models/demo/digits/1/manifest.json", "convoy/app/edge/http/page_parts/page.html"} <= set(files)
         assert {"convoy/models/page/chart.css", "convoy/export/report/page.css"} <= set(files)
     assert [file for file in zipfile.ZipFile(compiled_wheel).namelist() if file.endswith(".so")]
 

@@ -55,6 +55,7 @@ def routes() -> Book:
         "/openapi.json",
         "/docs",
         "/models",
+        "/store",
     ):
         book.get(path)
     for model in _MODELS:

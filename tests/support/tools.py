@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 
-def tool(name: str) -> str:
+def tool(name: str, whence: str = "docs/deploy/README.md says whence it comes") -> str:
     """Where the program is; a test without it is left out and says so."""
-    beside = Path(sys.executable).parent / name
-    found = shutil.which(name) or (str(beside) if beside.exists() else None)
+    found = found_tool(name)
     if found is None:
-        pytest.skip(f"{name} is not installed; docs/deploy/README.md says whence it comes")
+        pytest.skip(f"{name} is not installed; {whence}")
     return found
+
+
+def found_tool(name: str) -> str | None:
+    """The same for what is no test; None where it is not."""
+    beside = Path(sys.executable).parent / name
+    return shutil.which(name) or (str(beside) if beside.exists() else None)

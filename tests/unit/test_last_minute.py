@@ -12,10 +12,13 @@ from convoy.app.batch import StageTimes
 from convoy.app.telemetry.last_minute import (
     _MOST_UNSORTED,
     MOST_ERROR,
+    PERIOD_S,
+    PERIODS,
     STAGES,
     WINDOW_S,
     LastMinute,
     MinuteCounts,
+    PeriodSpan,
     StagePercentiles,
 )
 
@@ -148,3 +151,75 @@ def test_counts_are_those_of_the_last_minute_by_name(events: list[tuple[float, s
         assert list(counts.per_second()) == sorted(wanted)
     clock.now_s += WINDOW_S + 1
     assert counts.per_second() == {}
+
+
+events = st.lists(
+    st.tuples(st.one_of(st.floats(0, 3), st.floats(0, 700)), st.integers(1, 8), times_ns, st.booleans()), max_size=30
+)
+
+
+@given(st.floats(0, 5), events, st.floats(0, 20))
+def test_each_period_of_five_minutes_has_what_there_was_in_it(
+    start_s: float, events: list[tuple[float, int, int, bool]], later_s: float
+) -> None:
+    clock = Clock(1000 + start_s)
+    minute, counts = LastMinute(clock), MinuteCounts(clock)
+    began = int(clock.now_s) // PERIOD_S
+    seen: list[tuple[int, int, int]] = []
+    for apart_s, samples, took_ns, is_looked_at in events:
+        clock.now_s += apart_s
+        batch(minute, samples, 1)
+        minute.record_stage("total", [took_ns])
+        counts.add("answered")
+        seen.append((int(clock.now_s) // PERIOD_S, samples, took_ns))
+        if is_looked_at:
+            minute.history(minute.span())
+    clock.now_s += later_s
+    now = int(clock.now_s) // PERIOD_S
+    span = minute.span()
+    assert list(span.numbers) == list(range(max(began, now - PERIODS), now))
+    assert 0 <= span.until_s_ago < PERIOD_S + 1e-6
+    rates = counts.history(span).get("answered", [0.0] * len(span.numbers))
+    for number, seconds, period, per_second in zip(
+        span.numbers, span.seconds, minute.history(span), rates, strict=True
+    ):
+        own = [(samples, took_ns) for at, samples, took_ns in seen if at == number]
+        assert per_second * seconds == pytest.approx(len(own))
+        if period is None:
+            assert own == []
+            continue
+        assert sum(size * times for size, times in period.batches.items()) == sum(samples for samples, _ in own)
+        assert period.total.p99_ms == near(max(took_ns for _, took_ns in own))
+
+
+def test_what_is_kept_of_five_minutes_does_not_grow() -> None:
+    clock = Clock()
+    minute, counts = LastMinute(clock), MinuteCounts(clock)
+    for second in range(5 * PERIOD_S * PERIODS):
+        clock.now_s = 1000 + second
+        batch(minute, 1, 1)
+        counts.add("answered")
+    assert (len(minute._periods), len(counts._periods)) == (PERIODS, PERIODS + 1)
+    assert (len(minute._slices), len(counts._seconds)) == (WINDOW_S, WINDOW_S)
+
+
+def test_a_version_that_began_within_a_period_has_its_rate_over_the_rest_of_it() -> None:
+    assert PeriodSpan.of(1003.0, 1011.0) == PeriodSpan(range(200, 202), [2.0, 5.0], 1.0)
+    assert PeriodSpan.of(1004.9, 1005.0).seconds == [1.0]
+    assert len(PeriodSpan.of(0.0, 1e6).numbers) == PERIODS
+
+
+def test_means_count_a_batch_for_each_of_its_requests_and_forget_what_is_older_than_a_minute() -> None:
+    clock = Clock()
+    minute = LastMinute(clock)
+    assert minute.means_ms() == dict.fromkeys(STAGES)
+    batch(minute, 8, 30, requests=8)
+    batch(minute, 1, 3, requests=1)
+    minute.record_stage("total", [40 * MS] * 8 + [4 * MS])
+    clock.now_s += 1.5
+    means = minute.means_ms()
+    assert means["compute"] == pytest.approx((8 * 30 + 3) / 9, abs=1e-4)
+    assert means["total"] == pytest.approx((8 * 40 + 4) / 9, abs=1e-4)
+    assert (means["queue"], means["copy_in"], means["decode"]) == (1, 1, None)
+    clock.now_s += WINDOW_S
+    assert minute.means_ms() == dict.fromkeys(STAGES)

@@ -79,7 +79,7 @@ def create_app(core: ManagedCore, options: EdgeOptions, routes: HotRoutes | None
     for router in (not_offered_routes(), shared_memory_routes(core, own_pages), torchserve_routes(core)):
         app.include_router(router)
     app.include_router(repository_routes(core, Keys(options), own_pages))
-    app.include_router(control_routes(core, options.server_name))
+    app.include_router(control_routes(core, options))
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

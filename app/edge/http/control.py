@@ -7,38 +7,45 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from convoy.app.edge.http.error_docs import ERRORS
+from convoy.app.edge.http.page import page
 from convoy.app.edge.http.replies import json_response
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.answering import why_no_predictions
 from convoy.app.edge.oip.lookup import find_served
 from convoy.app.edge.oip.model_config import model_config
-from convoy.app.submission.listing import WHOLE_MODEL, Listing
+from convoy.app.edge.options import EdgeOptions
+from convoy.app.submission.listing import WHOLE_MODEL, Listing, ModelState
 from convoy.app.submission.management import ManagedCore, ManagedVersion
 from convoy.app.telemetry.observed import ObservedEngine
 from convoy.app.version import VERSION
 from convoy.models.plans import PlanBuild
 
-_PAGE = Path(__file__).with_name("page.html")
 _Json = dict[str, Any]
 
 
-def control_routes(core: ManagedCore, server_name: str) -> APIRouter:
+_ON_THE_WAY = (ModelState.LOADING, ModelState.UNLOADING)
+_HISTORY = "Names of models whose last five minutes are told, too"
+
+
+def control_routes(core: ManagedCore, options: EdgeOptions) -> APIRouter:
     """Every route that does not infer."""
     router = APIRouter()
     _add_health(router, core)
-    _add_statistics(router, core)  # before the metadata, whose `/v2/models/{model}` would take `stats` for a name
-    _add_metadata(router, core, server_name)
+    _add_statistics(
+        router, core, options
+    )  # before the metadata, whose `/v2/models/{model}` would take `stats` for a name
+    _add_metadata(router, core, options.server_name)
 
     @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
-    async def page() -> Response:
-        return HTMLResponse(_PAGE.read_text())
+    async def own_page() -> Response:
+        return HTMLResponse(page().text, headers=page().headers)
 
     return router
 
@@ -86,7 +93,7 @@ def _add_metadata(router: APIRouter, core: ManagedCore, server_name: str) -> Non
         return json_response(model_config(find_served(core.catalog, model, version)))
 
 
-def _add_statistics(router: APIRouter, core: ManagedCore) -> None:
+def _add_statistics(router: APIRouter, core: ManagedCore, options: EdgeOptions) -> None:
     @router.get("/v2/models/stats", tags=["statistics"], summary="Counters of every model", responses=ERRORS)
     async def all_statistics() -> Response:
         return json_response(documents.model_statistics(core, None, None))
@@ -102,11 +109,13 @@ def _add_statistics(router: APIRouter, core: ManagedCore) -> None:
         return Response(text, headers={"content-type": content_type})
 
     @router.get("/stats", tags=["statistics"], summary="The last minute, for people", responses=ERRORS)
-    async def stats() -> Response:
+    async def stats(history: Annotated[tuple[str, ...], Query(description=_HISTORY)] = ()) -> Response:
         return json_response(
             {
                 "version": VERSION,
                 "ready": core.ready,
+                "model_control": core.control.mode,
+                "changes": _changes(core, options),
                 "uptime_s": round(time.monotonic() - core.started_s, 1),
                 "inflight_bytes": core.inflight_bytes,
                 "open_calls": core.all_open_calls,
@@ -115,11 +124,30 @@ def _add_statistics(router: APIRouter, core: ManagedCore) -> None:
                 "refused_per_s": _rounded(core.metrics.refusals.per_second()),
                 "calls_for_no_model_per_s": _rounded(core.metrics.strangers.per_second()),
                 "devices": _devices(core),
-                "models": [_last_minute(core, served) for served in core.catalog.served()],
+                "models": [
+                    _last_minute(core, served) | (_five_minutes(served) if served.key.model in history else {})
+                    for served in core.catalog.served()
+                ],
                 "gpus": [dataclasses.asdict(reading) for reading in core.gpus.readings],
-                "refused": [_refused(one) for one in core.catalog.refused()],
+                "on_the_way": [_listed(one) for one in core.catalog.index() if one.state in _ON_THE_WAY],
+                "refused": [_listed(one) for one in core.catalog.refused()],
             }
         )
+
+    @router.get("/store", tags=["statistics"], summary="What the store holds, served or not", responses=ERRORS)
+    async def store() -> Response:
+        found = await core.control.versions_in_store()
+        models = [{"name": name, "versions": [str(one) for one in versions]} for name, versions in found.items()]
+        return json_response({"models": models})
+
+
+def _changes(core: ManagedCore, options: EdgeOptions) -> str:
+    """Whether loading and unloading is for anybody here, for who has the admin token, or for nobody."""
+    if core.control.mode != "explicit":
+        return "not_allowed"
+    if options.admin_token is not None:
+        return "with_token"
+    return "without_token" if options.is_loopback else "not_allowed"
 
 
 def _last_minute(core: ManagedCore, served: ManagedVersion) -> _Json:
@@ -138,13 +166,49 @@ def _last_minute(core: ManagedCore, served: ManagedVersion) -> _Json:
         "plan_build": _plan_build(served.plan_build),
         "why_not_others": list(served.loaded.skipped),
         "max_batch_size": served.spec.max_batch_size,
+        "open_calls": core.open_calls_of(served.key),
         "waiting_samples": core.scheduler.waiting_samples(served.key),
         "calls_per_s": _rounded(served.statistics.calls.per_second()),
+        "refused_per_s": _rounded(served.statistics.refusals.per_second()),
         "requests_per_s": round(requests_per_s, 2),
         "samples_per_s": round(samples_per_s, 2),
         "stages": {stage: dataclasses.asdict(one) for stage, one in last_minute.stages().items()},
+        "mean_ms": last_minute.means_ms(),
         "batch_sizes": {str(size): times for size, times in last_minute.batch_sizes().items()},
     }
+
+
+def _five_minutes(served: ManagedVersion) -> _Json:
+    """Lists with a figure for each period that has ended, the latest last; shorter ones of a younger version."""
+    statistics = served.statistics
+    span = statistics.last_minute.span()
+    periods = statistics.last_minute.history(span)
+    runs = [{} if one is None else one.batches for one in periods]
+    batch_sizes = sum((Counter(batches) for batches in runs), Counter[int]())
+    return {
+        "history": {
+            "period_s": span.period_s,
+            "until_s_ago": round(span.until_s_ago, 3),
+            "calls_per_s": _rounded_lists(statistics.calls.history(span)),
+            "refused_per_s": _rounded_lists(statistics.refusals.history(span)),
+            "total": {
+                name: [None if one is None else getattr(one.total, name) for one in periods]
+                for name in ("p50_ms", "p95_ms", "p99_ms")
+            },
+            "mean_batch": [_mean_batch(batches) for batches in runs],
+            "largest_batch": [max(batches, default=None) for batches in runs],
+            "batch_sizes": {str(size): batch_sizes[size] for size in sorted(batch_sizes)},
+        }
+    }
+
+
+def _mean_batch(batches: dict[int, int]) -> float | None:
+    samples = sum(size * times for size, times in batches.items())
+    return round(samples / sum(batches.values()), 2) if batches else None
+
+
+def _rounded_lists(rates: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [round(rate, 2) for rate in found] for name, found in rates.items()}
 
 
 def _devices(core: ManagedCore) -> list[_Json]:
@@ -176,7 +240,7 @@ def _plan_build(build: PlanBuild | None) -> _Json | None:
     return dataclasses.asdict(build) | {"plan": None if build.plan is None else build.plan.name}
 
 
-def _refused(one: Listing) -> _Json:
+def _listed(one: Listing) -> _Json:
     """`version` is null where it is the model's folder that cannot be read."""
     version = None if one.version == WHOLE_MODEL else one.version
     return dataclasses.asdict(one) | {"version": version, "state": one.state.value}

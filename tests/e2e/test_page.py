@@ -1,0 +1,454 @@
+"""The page at `/` in a browser, before real servers: what its document says after real traffic, and what it does."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, Route, expect
+
+from tests.support.browser import DESKTOP, PHONE, open_page, start_browser
+from tests.support.fake_server import POISON
+from tests.support.servers import Server, start_fake_server, start_server, wait_until
+from tests.support.stores import DATA, StoreFolder, digit
+
+slow = pytest.mark.slow
+# What has something to say of one model, in the order of the columns behind the engine.
+ANSWERED, REFUSED, FAILED, P50, P99, OPEN, WAITING, BATCH = range(8)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with start_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoreFolder:
+    return StoreFolder(tmp_path / "store")
+
+
+def row(page: Page, name: str) -> Locator:
+    """The row of a model, and what it has opened."""
+    return page.locator("#models tbody", has=page.locator(f'.model button span[title="{name}"]'))
+
+
+def figures(page: Page, name: str) -> list[str]:
+    return row(page, name).locator("tr.model td").all_inner_texts()[2:]
+
+
+def figure(page: Page, name: str, column: int) -> Locator:
+    return row(page, name).locator("tr.model td").nth(2 + column)
+
+
+def state(page: Page, name: str) -> Locator:
+    return row(page, name).locator(".state")
+
+
+def names(page: Page) -> list[str]:
+    return page.locator("#models .model button span").evaluate_all("all => all.map(one => one.title)")
+
+
+def opened(page: Page, name: str) -> Locator:
+    row(page, name).get_by_role("button").first.click()
+    return row(page, name).locator(".more")
+
+
+def chart(more: Locator, title: str) -> Locator:
+    return more.locator("figure", has_text=title).get_by_role("img")
+
+
+NOT_NULL = re.compile(r"[1-9]")
+
+
+# The document itself
+
+
+def test_it_is_one_file_that_asks_nobody_else_and_runs_nothing_else() -> None:
+    with start_fake_server() as server:
+        answer = server.get("/")
+    text, policy = answer.text, answer.headers["content-security-policy"]
+    for tag in ("script", "style"):
+        (part,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert text.count(f"<{tag}") == 1
+        digest = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "connect-src 'self'" in policy
+    assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", text)
+    assert text.count("Copyright (c) 2022 Leon Sorokin") == 2, "the library goes with its licence, script and style"
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_where_keys_are_set_the_page_is_there_without_one_and_its_figures_are_not(edges: int, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("open sesame\n")
+    with start_fake_server(api_key_file=key, edges=edges) as server:
+        assert server.get("/").status_code == 200
+        statuses = {
+            path: server.get(path).status_code for path in ("/stats", "/store", "/docs", "/metrics", "/index.html")
+        }
+        assert statuses == dict.fromkeys(statuses, 401)
+
+
+# What it is told
+
+
+@slow
+@pytest.mark.parametrize("edges", [0, 1])
+def test_a_row_says_what_has_happened_to_its_model(browser: Browser, edges: int) -> None:
+    fake = {"per_sample_ms": 20, "max_batch": 1}
+    with (
+        start_fake_server(fake=fake, max_queue=1, edges=edges) as server,
+        ThreadPoolExecutor(2) as pool,
+        open_page(browser, server.url) as page,
+    ):
+        expect(state(page, "rows")).to_have_text("ready")
+        assert figures(page, "rows") == ["0", "0", "0", "–", "–", "0", "0", "–"]
+        assert {server.infer(1.0).status_code for _ in range(4)} == {200}
+        assert server.infer(POISON).status_code == 500
+        server.switch_on("hold")
+        held = [pool.submit(server.infer, 1.0)]
+        wait_until(lambda: server.stats()["unfinished_requests"] == 1, "one runs")
+        held.append(pool.submit(server.infer, 1.0))
+        wait_until(lambda: server.stats()["unfinished_requests"] == 2, "one waits")
+        assert server.infer(1.0).status_code == 429
+        expect(figure(page, "rows", OPEN)).to_have_text("2")
+        expect(figure(page, "rows", WAITING)).to_have_text("1")
+        expect(figure(page, "rows", REFUSED)).to_have_text(NOT_NULL)
+        assert figure(page, "images", OPEN).inner_text() == "0"
+        server.switch_off("hold")
+        assert {one.result().status_code for one in held} == {200}
+        expect(figure(page, "rows", OPEN)).to_have_text("0")
+        for column in (ANSWERED, FAILED):
+            expect(figure(page, "rows", column)).to_have_text(NOT_NULL)
+        (told,) = [one for one in server.stats()["models"] if one["name"] == "rows"]
+        assert float(figure(page, "rows", P50).inner_text()) == pytest.approx(
+            told["stages"]["total"]["p50_ms"], rel=0.5
+        )
+        assert float(figure(page, "rows", P99).inner_text().replace(",", "")) >= 20
+        assert figure(page, "rows", BATCH).inner_text() == "1.0"
+        assert "fake" in row(page, "rows").inner_text(), "why this engine"
+
+
+@slow
+def test_an_opened_row_has_five_minutes_by_keyboard_alone(browser: Browser) -> None:
+    fake = {"per_sample_ms": 5, "max_batch": 4}
+    with (
+        start_fake_server(fake=fake, max_queue=1) as server,
+        ThreadPoolExecutor(8) as pool,
+        open_page(browser, server.url) as page,
+    ):
+        expect(state(page, "rows")).to_have_text("ready")
+        while page.evaluate("document.activeElement.closest('.model') === null"):
+            page.keyboard.press("Tab")
+        page.keyboard.press("ArrowDown")
+        assert page.evaluate("document.activeElement.textContent") == "rows v1"
+        page.keyboard.press("Enter")
+        more = row(page, "rows").locator(".more")
+        expect(more.locator("canvas")).to_have_count(4)
+        while True:  # whatever the machine: until some had to be refused
+            statuses = [one.status_code for one in pool.map(lambda _: server.infer(1.0, 1.0, 1.0), range(40))]
+            if 429 in statuses:
+                break
+        some = re.compile(r"answered .* now, \d*\.?\d*[1-9]\d*\.?\d* at most")
+        expect(chart(more, "Calls a second")).to_have_attribute("aria-label", some)
+        expect(chart(more, "Calls a second")).to_have_attribute("aria-label", re.compile("; refused .* now"))
+        expect(chart(more, "Refused a second")).to_have_attribute("aria-label", re.compile("queue full .* now"))
+        expect(chart(more, "Latency")).to_have_attribute("aria-label", re.compile(r"p50 [\d.]+ now.*p99 [\d.]+ now"))
+        expect(chart(more, "Batch size")).to_have_attribute("aria-label", re.compile(r"mean 3 now.*largest 3 now"))
+        split = more.locator(".split")
+        assert "compute" in split.inner_text()
+        shares = [float(one.removesuffix(" %")) for one in split.locator("small").all_inner_texts()]
+        assert sum(shares) == pytest.approx(100, abs=1 + 0.5 * len(shares))
+        assert more.locator(".bars").first.inner_text().split() == ["3", "to", "4", "100", "%"]
+        assert "fake computes" in " ".join(more.locator(".devices").inner_text().split())
+        page.keyboard.press("Escape")
+        expect(more).to_have_count(0)
+        assert page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "false"
+
+
+def with_more(route: Route, **model: Any) -> None:
+    """What the server answers, and of its first model something that only other machines have."""
+    document = route.fetch().json()
+    document["models"][0] |= model
+    route.fulfill(json=document)
+
+
+@slow
+def test_a_plan_that_is_being_built_has_its_progress_and_text_stays_text(browser: Browser) -> None:
+    build = {"state": "building", "file": "fp16.onnx", "phase": "Timing kernels", "step": 30, "total": 120}
+    build |= {"elapsed_s": 61.0, "reason": None, "plan": None, "refused": False}
+    more = {"plan_build": build, "why_not_others": ["<img src=x onerror=alert(1)>"], "why": "<b>because</b>"}
+    with start_fake_server() as server, open_page(browser, server.url) as page:
+        page.route("**/stats*", lambda route: with_more(route, **more))
+        expect(row(page, "images").locator("tr.model")).to_contain_text("plan 25 %")
+        assert "<b>because</b>" in row(page, "images").inner_text()
+        details = opened(page, "images")
+        assert details.locator("progress").evaluate("bar => bar.value / bar.max") == 0.25
+        assert "Timing kernels, 30 of 120" in details.inner_text()
+        assert "<img src=x onerror=alert(1)>" in details.inner_text()
+        assert details.locator("img").count() == 0
+
+
+# An image
+
+
+@pytest.fixture
+def digits(browser: Browser) -> Iterator[Page]:
+    with start_server() as server, open_page(browser, server.url) as page:
+        expect(state(page, "digits")).to_have_text("ready")
+        yield page
+
+
+SEND = """
+([form, bytes]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([new Uint8Array(bytes)], "digit.png", { type: "image/png" }));
+  const event = form === "drop" ? new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true })
+    : new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
+  document.body.dispatchEvent(event);
+}
+"""
+
+
+@slow
+def test_an_image_that_is_chosen_dropped_or_pasted_has_its_five_best_classes(digits: Page) -> None:
+    answer, top = digits.locator("#answer"), digits.locator("#answer .top")
+    digits.set_input_files("#file", DATA / "seven.png")
+    for form, word in (("choose", "7"), ("drop", "2"), ("paste", "5")):
+        if form != "choose":
+            digits.evaluate(SEND, [form, list(digit({"2": "two", "5": "five"}[word]))])
+        expect(top.locator("li").first.locator("span")).to_have_text(word)
+        rows = top.locator("li")
+        assert rows.count() == 5
+        scores = [float(text) for text in rows.locator("b").all_inner_texts()]
+        assert scores == sorted(scores, reverse=True)
+        assert 0.5 < scores[0] <= 1
+        widths = rows.locator("i").evaluate_all("all => all.map(one => parseFloat(one.style.width))")
+        assert widths == pytest.approx([100 * score for score in scores], abs=0.1)
+        assert answer.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 32
+        assert re.search(r"compute\s+[\d.]+ ms", answer.locator(".split").inner_text())
+        assert "of them in the server" in answer.inner_text()
+
+
+@slow
+def test_what_is_no_image_is_answered_in_the_servers_words(digits: Page, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no image")
+    digits.set_input_files("#file", tmp_path / "notes.txt")
+    expect(digits.locator("#answer [role=alert]")).to_contain_text("image")
+    assert digits.locator("#answer .top").count() == 0
+
+
+# Loading and unloading
+
+
+@contextmanager
+def explicit(store: StoreFolder, *options: str) -> Iterator[Server]:
+    with start_server("--model-control", "explicit", "--load-model", "*", *options, store=store.root) as server:
+        yield server
+
+
+@slow
+def test_key_and_token_open_what_they_are_for_and_the_store_is_changed(
+    browser: Browser, store: StoreFolder, tmp_path: Path
+) -> None:
+    store.add_shift(1.0, version=1)
+    store.add_shift(2.0, version=2)
+    (tmp_path / "key").write_text("guest")
+    (tmp_path / "token").write_text("boss")
+    options = ("--api-key-file", str(tmp_path / "key"), "--admin-token-file", str(tmp_path / "token"))
+    with explicit(store, *options) as server, open_page(browser, server.url) as page:
+        key, token = page.locator("#key"), page.locator("#token")
+        expect(key).to_be_visible()
+        assert page.locator("main").is_hidden()
+        page.keyboard.type("stranger")  # the field has the focus
+        page.keyboard.press("Enter")
+        expect(key.get_by_role("alert")).to_have_text("The server does not know this key.")
+        page.keyboard.type("guest")
+        page.keyboard.press("Enter")
+        expect(state(page, "shift")).to_have_text("ready")
+        assert key.is_hidden()
+        page.reload()
+        expect(state(page, "shift")).to_have_text("ready"), "the tab has kept the key"
+
+        actions = opened(page, "shift").locator(".actions")
+        expect(actions.get_by_role("button")).to_have_text(["Give the admin token to change this"])
+        actions.get_by_role("button").click()
+        page.keyboard.type("nobody")
+        page.keyboard.press("Enter")
+        actions.get_by_role("button", name="Load again").click()
+        expect(token.get_by_role("alert")).to_have_text("The server does not know this token.")
+        expect(actions).to_contain_text("missing or wrong")
+        token.get_by_role("textbox").fill("boss")
+        page.keyboard.press("Enter")
+        expect(token).to_be_hidden()
+
+        actions.get_by_role("button", name="Roll back to version 1").click()
+        page.get_by_role("button", name="Roll back", exact=True).click()
+        expect(row(page, "shift").locator(".model th")).to_contain_text("v1")
+        assert row(page, "shift").locator(".more").count() == 1, "it has stayed open"
+        actions.get_by_role("button", name="Load version 2").click()
+        expect(row(page, "shift").locator(".model th")).to_contain_text("v2")
+        actions.get_by_role("button", name="Unload").click()
+        page.get_by_role("button", name="Cancel").click()
+        expect(state(page, "shift")).to_have_text("ready")
+        actions.get_by_role("button", name="Unload").click()
+        page.locator("dialog").get_by_role("button", name="Unload").click()
+        expect(state(page, "shift")).to_have_text("unloaded")
+        actions.get_by_role("button", name="Load").click()
+        expect(state(page, "shift")).to_have_text("ready")
+
+        page.get_by_role("button", name="Forget key").click()
+        expect(key).to_be_visible()
+
+
+@slow
+def test_a_model_is_loaded_and_unloaded_without_a_token_where_nobody_else_can_ask(
+    browser: Browser, store: StoreFolder
+) -> None:
+    store.add_shift(1.0)
+    with explicit(store, "--host", "127.0.0.1") as server, open_page(browser, server.url) as page:
+        store.add_shift(1.0, name="newcomer")
+        actions = opened(page, "shift").locator(".actions")
+        expect(state(page, "newcomer")).to_have_text("not loaded")
+        opened(page, "newcomer").get_by_role("button", name="Load").click()
+        expect(state(page, "newcomer")).to_have_text("ready")
+        actions.get_by_role("button", name="Unload").click()
+        page.locator("dialog").get_by_role("button", name="Unload").click()
+        expect(state(page, "shift")).to_have_text("unloaded")
+        shutil.rmtree(store.root / "shift")
+        expect(row(page, "shift")).to_have_count(0)
+        assert names(page) == ["newcomer"]
+
+
+@slow
+@pytest.mark.parametrize("options", [(), ("--model-control", "explicit", "--load-model", "*")])
+def test_there_are_no_buttons_where_mode_or_address_forbid_it(
+    browser: Browser, store: StoreFolder, options: tuple[str, ...]
+) -> None:
+    store.add_shift(1.0)
+    with start_server(*options, store=store.root) as server, open_page(browser, server.url) as page:
+        more = opened(page, "shift")
+        expect(more.locator("canvas")).to_have_count(4)
+        assert more.get_by_role("button").count() == 0
+
+
+@slow
+def test_a_removed_model_leaves_the_page_and_a_broken_version_says_why(browser: Browser, store: StoreFolder) -> None:
+    store.add_shift(1.0)
+    store.add_shift(1.0, name="leaver")
+    polling = ("--model-control", "poll", "--poll-interval-s", "0.2")
+    with start_server(*polling, store=store.root) as server, open_page(browser, server.url) as page:
+        expect(state(page, "leaver")).to_have_text("ready")
+        shutil.rmtree(store.root / "leaver")
+        expect(row(page, "leaver")).to_have_count(0)
+        for name in ("broken/1", "shift/2"):
+            (store.root / name).mkdir(parents=True)
+            (store.root / name / "model.onnx").write_bytes(b"no model")
+        expect(state(page, "broken")).to_have_text("refused")
+        expect(row(page, "shift")).to_contain_text("version 2 refused: ")
+        assert state(page, "shift").inner_text() == "ready"
+        assert names(page) == ["shift", "broken"]
+
+
+# A server that is not there
+
+
+@slow
+def test_a_dead_server_greys_the_page_and_says_since_when(browser: Browser) -> None:
+    with start_fake_server(exit_code=-signal.SIGKILL) as server, open_page(browser, server.url) as page:
+        expect(state(page, "rows")).to_have_text("ready")
+        silence = page.locator("#silence")
+        assert silence.is_hidden()
+        server.signal(signal.SIGSTOP)
+        expect(silence).to_be_visible()
+        expect(silence.get_by_role("alert")).to_have_text("The server does not answer.")
+        assert page.title() == "No figures – Convoy"
+        server.signal(signal.SIGCONT)
+        expect(silence).to_be_hidden()
+        shown = page.locator("#summary div", has_text="as of").locator("dd").inner_text()
+        server.signal(signal.SIGKILL)
+        expect(silence).to_be_visible()
+        told = silence.inner_text()
+        since = re.search(
+            r"No figures since (\d\d:\d\d:\d\d), for \d+ s\. What is shown is of (\d\d:\d\d:\d\d)\.", told
+        )
+        assert since is not None, told
+        assert since[1] == since[2] >= shown
+        assert page.locator("main").evaluate("main => getComputedStyle(main).filter") == "grayscale(1)"
+        assert names(page) == ["images", "rows"], "what was last known is still to be read"
+
+
+# How it looks
+
+# Of every text on the page the contrast against what is behind it, by WCAG 2.2; what is too faint for reading.
+FAINT = """
+() => {
+  const light = colour => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(one => one / 255)
+      .map(one => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = node => {
+    for (let one = node; one; one = one.parentElement) {
+      const colour = getComputedStyle(one).backgroundColor;
+      if (!/, 0\\)$/.test(colour)) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const isText = node => [...node.childNodes].some(one => one.nodeType === 3 && one.data.trim());
+  const found = [...document.querySelectorAll("body *")].filter(node => isText(node) && node.checkVisibility());
+  const ratios = found.filter(node => node.tagName !== "SCRIPT" && !node.disabled).map(node => {
+    const [low, high] = [light(getComputedStyle(node).color), light(behind(node))].sort((one, other) => one - other);
+    return [node.textContent.trim().slice(0, 40), (high + 0.05) / (low + 0.05)];
+  });
+  if (ratios.length < 30) throw new Error("there is hardly any text");
+  return ratios.filter(([, ratio]) => ratio < 4.5);
+}
+"""
+
+
+@slow
+def test_twelve_models_fit_a_screen_a_phone_is_wide_enough_and_all_is_readable_by_day_and_night(
+    browser: Browser, store: StoreFolder
+) -> None:
+    twelve = ["digits", "faces", *(f"a-model-with-a-rather-long-name-{number}" for number in range(10))]
+    store.add_digits()
+    store.add_mean(name="faces")
+    for name in twelve[2:]:
+        store.add_shift(1.0, name=name)
+    with start_server("--host", "127.0.0.1", store=store.root) as server:
+        assert server.post("/predictions/digits", content=digit("one")).status_code == 200
+        grounds = set()
+        for size, scheme in ((DESKTOP, "light"), (PHONE, "dark")):
+            with open_page(browser, server.url, size, scheme) as page:  # type: ignore[arg-type]
+                expect(state(page, "digits")).to_have_text("ready")
+                assert sorted(names(page)) == sorted(twelve)
+                if size == DESKTOP:
+                    assert page.evaluate("document.scrollingElement.scrollHeight") <= 900
+                    last = page.locator(".model").last.bounding_box()
+                    assert last is not None
+                    assert last["y"] + last["height"] <= 900
+                page.set_input_files("#file", DATA / "seven.png")
+                expect(page.locator("#answer .top li")).to_have_count(5)
+                more = opened(page, "digits")
+                expect(more.locator("canvas")).to_have_count(4)
+                assert page.evaluate("document.scrollingElement.scrollWidth") <= size[0]
+                assert page.evaluate(FAINT) == []
+                wide = more.locator("canvas").evaluate_all(
+                    "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
+                )
+                assert 0 < wide <= size[0]
+                assert figures(page, "digits")[BATCH] == "1.0"
+                grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert len(grounds) == 2, "the night has a ground of its own"
