@@ -20,7 +20,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling scale zoo-table
-.PHONY: export-matrix engine-table hard-networks clean
+.PHONY: export-matrix engine-table hard-networks docs clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -40,6 +40,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST) -m "not gpu and not slow and not image and not long"
+
+# The site of the documents, in build/docs: open index.html, or `python -m http.server -d build/docs` for its search, too.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
 
 # The sdist and, compiled from it, the wheel, in dist/; tried in a bare environment, and inside a project of a user's.
 wheel: $(VENV)/.dev
@@ -132,7 +136,13 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(PIP_INSTALL) --editable '.[$(RUNTIME),openvino,rtx,s3,export,glyphs,dev]'
+	$(PIP_INSTALL) --editable '.[$(RUNTIME),openvino,rtx,s3,export,glyphs,docs,dev]'
+	touch $@
+
+# The site needs nothing else.
+$(VENV)/.docs: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) --editable '.[docs]'
 	touch $@
 
 # Half a gigabyte that only long tests need, and the Envoy that balances in one of them.

@@ -1,0 +1,183 @@
+"""The documents tell the truth as far as reading shows it: commands, options, targets, links and examples are real.
+
+`tests/e2e/test_documents_typed.py` types the commands.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from convoy import command
+from tests.support.documents import PAGES, Block, all_blocks, blocks, name_of, words
+from tests.support.stores import ROOT
+
+PROGRAMS = {"cd", "convoy", "curl", "docker", "export", "kill", "kubectl", "ls", "make", "mkdir", "mv", "pip", "python"}
+PROGRAMS |= {"serve"}  # Ray's
+# What does the work of each subcommand, once its options have been read and checked.
+WORK = {
+    "convoy.app.batch_job.command": "run",
+    "convoy.app.commands.config": "show",
+    "convoy.app.commands.doctor": "run",
+    "convoy.app.commands.inspect": "run",
+    "convoy.app.commands.predict": "predict",
+    "convoy.app.main": "serve",
+    "convoy.export.build_command": "run",
+    "convoy.export.command": "run",
+    "convoy.loadtest.command": "run",
+    "convoy.models.train_command": "run",
+}
+COMMANDS = [(block, line) for block in all_blocks() for line in block.commands]
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, re.MULTILINE))
+
+
+def in_short(value: object) -> str:
+    return f"{name_of(value.page)}:{value.line}" if isinstance(value, Block) else str(value)[:60]
+
+
+def first_words(*programs: str) -> Any:
+    found = [(block, line) for block, line in COMMANDS if words(line)[:1] and words(line)[0] in programs]
+    assert found
+    return pytest.mark.parametrize(("block", "line"), found, ids=in_short)
+
+
+def test_the_first_two_commands_are_the_makefiles() -> None:
+    first, second = [words(line) for block in blocks(ROOT / "README.md") for line in block.commands][:2]
+    assert (first, second) == (["make", "serve"], ["make", "test"])
+
+
+def test_every_command_is_one_that_these_tests_know() -> None:
+    unknown = {in_short(block): line for block, line in COMMANDS if words(line)[:1] and words(line)[0] not in PROGRAMS}
+    assert unknown == {}
+
+
+def test_what_is_to_be_typed_is_marked_as_such() -> None:
+    """A block of commands without `bash` would be read by no test."""
+    begins = re.compile(r"^(?:\.venv/bin/)?(?:convoy|curl|docker|kubectl|make|pip|python) \S", re.MULTILINE)
+    unmarked = [in_short(one) for one in all_blocks() if one.language in ("", "text") and begins.search(one.text)]
+    assert unmarked == []
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Which commands would have gone to work; none does."""
+    begun: list[str] = []
+    for module, function in WORK.items():
+        monkeypatch.setattr(f"{module}.{function}", lambda *_, name=module, **__: begun.append(name))
+    yield begun
+    gc.enable()  # which the command line turns off for a server's start
+
+
+@first_words("convoy")
+def test_convoys_own_command_line_takes_the_command(
+    block: Block, line: str, done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for one in blocks(block.page):
+        if one.file:
+            (tmp_path / one.file).write_text(one.text)
+    with pytest.raises(SystemExit) as ended:
+        command.main(words(line)[1:])
+    assert ended.value.code in (0, None), line
+    assert len(done) == 1 or words(line)[1:] == ["config", "schema"]
+
+
+@first_words("make")
+def test_every_target_of_make_is_one(block: Block, line: str) -> None:
+    target, *given = words(line)[1:]
+    assert target in TARGETS
+    assert [one for one in given if f"$({one.partition('=')[0]})" not in MAKEFILE] == []
+
+
+@first_words("python")
+def test_every_module_that_python_is_to_run_is_one(block: Block, line: str) -> None:
+    named = words(line)[1:]
+    if named[0] == "-m":
+        assert importlib.util.find_spec(named[1]) is not None
+    else:
+        assert named[0] in [one.file for one in blocks(block.page)]
+
+
+@first_words("kubectl", "docker", "curl", "convoy")
+def test_every_file_of_ours_that_a_command_names_is_there(block: Block, line: str) -> None:
+    ours = re.findall(r"(?<![\w/.-])@?((?:docs|tests)/[\w./-]+)", line)
+    assert [one for one in ours if not (ROOT / one).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_the_text_says_of_make_and_of_convoy_is_so(page: Path) -> None:
+    """In passing, between single backticks."""
+    said = re.findall(
+        r"`(?:\.venv/bin/)?(make|convoy) ([^`]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    )
+    subcommands: Any = command._command([]).commands
+    wrong = []
+    for program, rest in said:
+        name, *after = rest.split()
+        if program == "make":
+            wrong += [rest] if name not in TARGETS and name.isascii() and name.islower() else []
+            continue
+        known = {option for one in subcommands[name].params for option in (*one.opts, *one.secondary_opts)}
+        known |= {"--help"} if name != "config" else {"show", "schema", "--json", "--help"}
+        options = [word.partition("=")[0].rstrip(",.") for word in after if re.match(r"--[a-z]", word)]
+        wrong += [f"{name} {option}" for option in options if option not in known]
+    assert wrong == []
+
+
+# Of docker and curl, and of the program that draws characters, which the pages name, too.
+OTHERS = {"--build-arg", "--data-binary", "--gpus", "--read-only", "--shm-size", "--target", "--tmpfs", "--user"}
+OTHERS |= {"--px", "--grey"}
+
+
+@pytest.mark.parametrize("page", ["export", "serving", "training", "your-own-cnn"])
+def test_every_option_that_a_page_speaks_of_is_one(page: str) -> None:
+    subcommands: Any = command._command([]).commands
+    known = {"--help"}
+    known |= {name for one in subcommands.values() for option in one.params for name in option.opts}
+    known |= {name for one in subcommands.values() for option in one.params for name in option.secondary_opts}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", (ROOT / "docs" / f"{page}.md").read_text()))
+    assert len(named) > 5
+    assert named - known - OTHERS == set()
+
+
+@pytest.mark.parametrize("block", [one for one in all_blocks() if one.language == "python"], ids=in_short)
+def test_every_block_of_python_compiles(block: Block) -> None:
+    compile(block.text, f"{name_of(block.page)}:{block.line}", "exec")
+
+
+@pytest.mark.parametrize("block", [one for one in all_blocks() if one.language in ("json", "yaml")], ids=in_short)
+def test_every_block_of_json_and_yaml_can_be_read(block: Block) -> None:
+    """`...` stands for what is left out. Of an object the members alone may be shown."""
+    if block.language == "yaml":
+        yaml.safe_load(block.text)
+    else:
+        whole = re.sub(r",?\s*\.\.\.(?=[\]}])", "", block.text)
+        json.loads(whole if whole.lstrip().startswith(("{", "[")) else f"{{{whole}}}")
+
+
+def anchors(page: Path) -> set[str]:
+    """As code hosts, and the site, make them of headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    """Whether there is such a file and, behind a #, such a heading in it."""
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    assert [one for one in links if not re.match(r"https?:", one) and not leads_somewhere(page, one)] == []
