@@ -149,6 +149,20 @@ def test_every_option_that_a_page_speaks_of_is_one(page: str) -> None:
     assert named - known - OTHERS == set()
 
 
+SUBCOMMANDS = ("batch", "build", "doctor", "export", "inspect", "loadtest", "predict", "serve", "train")
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_option_is_spoken_of_in_some_page(name: str) -> None:
+    """By its name, or, of `serve`, by its key in the example of a file."""
+    told = "\n".join(page.read_text() for page in PAGES if page.name != "CHANGELOG.md")
+    spoken = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", told))
+    spoken |= {f"--{key.replace('_', '-')}" for key in re.findall(r"^([a-z_]+):", told, re.MULTILINE)}
+    asked = command._command([name]).commands[name].params
+    names = [{*one.opts, *one.secondary_opts} for one in asked if one.param_type_name == "option"]
+    assert [one for one in names if not one & (spoken | {"--help"})] == []
+
+
 @pytest.mark.parametrize("block", [one for one in all_blocks() if one.language == "python"], ids=in_short)
 def test_every_block_of_python_compiles(block: Block) -> None:
     compile(block.text, f"{name_of(block.page)}:{block.line}", "exec")
