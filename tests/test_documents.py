@@ -9,6 +9,7 @@ import gc
 import importlib.util
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from convoy import command
 from tests.support.documents import PAGES, Block, all_blocks, blocks, name_of, words
 from tests.support.stores import ROOT
 
-PROGRAMS = {"cd", "convoy", "curl", "docker", "export", "kill", "kubectl", "ls", "make", "mkdir", "mv", "pip", "python"}
-PROGRAMS |= {"serve"}  # Ray's
+PROGRAMS = {"cd", "convoy", "curl", "docker", "export", "head", "kill", "kubectl", "ls", "make", "mkdir", "mv", "pip"}
+PROGRAMS |= {"python", "serve"}  # Ray's `serve`
 # What does the work of each subcommand, once its options have been read and checked.
 WORK = {
     "convoy.app.batch_job.command": "run",
@@ -131,6 +132,29 @@ def test_what_the_text_says_of_make_and_of_convoy_is_so(page: Path) -> None:
         options = [word.partition("=")[0].rstrip(",.") for word in after if re.match(r"--[a-z]", word)]
         wrong += [f"{name} {option}" for option in options if option not in known]
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_module_and_extra_that_the_text_names_is_one(page: Path) -> None:
+    text = page.read_text()
+    modules = re.findall(r"python -m ((?:convoy|tests|docs)[\w.]*)", text)
+    assert [one for one in modules if importlib.util.find_spec(one) is None] == []
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    named = {one for found in re.findall(r"(?:convoy-serve|'\.)\[([\w,]+)\]", text) for one in found.split(",")}
+    assert named - extras.keys() == set()
+
+
+def test_what_is_said_of_another_server_links_to_its_own_documents() -> None:
+    """In each column of the comparison's table but Convoy's: a link, or the dash of what was not found."""
+    text = (ROOT / "docs" / "comparison.md").read_text()
+    places = dict(re.findall(r"^\[([\w-]+)\]: (https://\S+)$", text, re.MULTILINE))
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ") and "[" in line]
+    assert len(rows) > 20
+    assert {len(row) for row in rows} == {8}
+    bare = [cell for row in rows for cell in row[2:] if cell != "-" and not re.search(r"\]\[[\w-]+\]", cell)]
+    assert bare == []
+    assert set(re.findall(r"\]\[([\w-]+)\]", text)) == places.keys()
 
 
 # Of docker and curl, and of the program that draws characters, which the pages name, too.

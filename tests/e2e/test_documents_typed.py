@@ -125,6 +125,8 @@ SCENES = {
     "docs/client.md": Scene(digits, is_served=True),
     "docs/configuration.md": Scene(),
     "docs/deploy/observability/README.md": Scene(dashboards),
+    "docs/metrics.md": Scene(is_served=True),
+    "docs/protocol.md": Scene(is_served=True),
     "docs/python.md": Scene(street),
     "docs/ray.md": Scene(),
     "docs/serving.md": Scene(digits),
