@@ -20,7 +20,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench simulate peers ceiling scale zoo-table
-.PHONY: export-matrix engine-table hard-networks docs clean
+.PHONY: export-matrix engine-table hard-networks clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
@@ -42,6 +42,7 @@ check: $(VENV)/.dev
 	$(PYTEST) -m "not gpu and not slow and not image and not long"
 
 # The site of the documents, in build/docs: open index.html, or `python -m http.server -d build/docs` for its search, too.
+.PHONY: docs
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
 

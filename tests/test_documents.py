@@ -18,10 +18,25 @@ import pytest
 import yaml
 
 from convoy import command
-from tests.support.documents import PAGES, Block, all_blocks, blocks, name_of, words
+from tests.support.documents import PAGES, Block, all_blocks, blocks, name_of, parts
 from tests.support.stores import ROOT
 
-PROGRAMS = {"cd", "convoy", "curl", "docker", "export", "head", "kill", "kubectl", "ls", "make", "mkdir", "mv", "pip"}
+PROGRAMS = {
+    "cd",
+    "convoy",
+    "curl",
+    "docker",
+    "echo",
+    "export",
+    "head",
+    "kill",
+    "kubectl",
+    "ls",
+    "make",
+    "mkdir",
+    "mv",
+    "pip",
+}
 PROGRAMS |= {"python", "serve"}  # Ray's `serve`
 # What does the work of each subcommand, once its options have been read and checked.
 WORK = {
@@ -36,29 +51,30 @@ WORK = {
     "convoy.loadtest.command": "run",
     "convoy.models.train_command": "run",
 }
-COMMANDS = [(block, line) for block in all_blocks() for line in block.commands]
+COMMANDS = [(block, tuple(words)) for block in all_blocks() for line in block.commands for words in parts(line)]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, re.MULTILINE))
 
 
 def in_short(value: object) -> str:
-    return f"{name_of(value.page)}:{value.line}" if isinstance(value, Block) else str(value)[:60]
+    return f"{name_of(value.page)}:{value.line}" if isinstance(value, Block) else " ".join(value)[:60]
 
 
-def first_words(*programs: str) -> Any:
-    found = [(block, line) for block, line in COMMANDS if words(line)[:1] and words(line)[0] in programs]
+def commands_of(*programs: str) -> Any:
+    found = [(block, words) for block, words in COMMANDS if words[0] in programs]
     assert found
-    return pytest.mark.parametrize(("block", "line"), found, ids=in_short)
+    return pytest.mark.parametrize(("block", "words"), found, ids=in_short)
 
 
 def test_the_first_two_commands_are_the_makefiles() -> None:
-    first, second = [words(line) for block in blocks(ROOT / "README.md") for line in block.commands][:2]
-    assert (first, second) == (["make", "serve"], ["make", "test"])
+    assert [words for block, words in COMMANDS if block.page.name == "README.md"][:2] == [
+        ("make", "serve"),
+        ("make", "test"),
+    ]
 
 
 def test_every_command_is_one_that_these_tests_know() -> None:
-    unknown = {in_short(block): line for block, line in COMMANDS if words(line)[:1] and words(line)[0] not in PROGRAMS}
-    assert unknown == {}
+    assert [(in_short(block), words) for block, words in COMMANDS if words[0] not in PROGRAMS] == []
 
 
 def test_what_is_to_be_typed_is_marked_as_such() -> None:
@@ -78,39 +94,38 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     gc.enable()  # which the command line turns off for a server's start
 
 
-@first_words("convoy")
+@commands_of("convoy")
 def test_convoys_own_command_line_takes_the_command(
-    block: Block, line: str, done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    block: Block, words: tuple[str, ...], done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for one in blocks(block.page):
         if one.file:
             (tmp_path / one.file).write_text(one.text)
     with pytest.raises(SystemExit) as ended:
-        command.main(words(line)[1:])
-    assert ended.value.code in (0, None), line
-    assert len(done) == 1 or words(line)[1:] == ["config", "schema"]
+        command.main(list(words[1:]))
+    assert ended.value.code in (0, None)
+    assert len(done) == 1 or words[1:] == ("config", "schema")
 
 
-@first_words("make")
-def test_every_target_of_make_is_one(block: Block, line: str) -> None:
-    target, *given = words(line)[1:]
+@commands_of("make")
+def test_every_target_of_make_is_one(block: Block, words: tuple[str, ...]) -> None:
+    target, *given = words[1:]
     assert target in TARGETS
     assert [one for one in given if f"$({one.partition('=')[0]})" not in MAKEFILE] == []
 
 
-@first_words("python")
-def test_every_module_that_python_is_to_run_is_one(block: Block, line: str) -> None:
-    named = words(line)[1:]
-    if named[0] == "-m":
-        assert importlib.util.find_spec(named[1]) is not None
+@commands_of("python")
+def test_every_module_that_python_is_to_run_is_one(block: Block, words: tuple[str, ...]) -> None:
+    if words[1] == "-m":
+        assert importlib.util.find_spec(words[2]) is not None
     else:
-        assert named[0] in [one.file for one in blocks(block.page)]
+        assert words[1] in [one.file for one in blocks(block.page)]
 
 
-@first_words("kubectl", "docker", "curl", "convoy")
-def test_every_file_of_ours_that_a_command_names_is_there(block: Block, line: str) -> None:
-    ours = re.findall(r"(?<![\w/.-])@?((?:docs|tests)/[\w./-]+)", line)
+@commands_of("kubectl", "docker", "curl", "convoy")
+def test_every_file_of_ours_that_a_command_names_is_there(block: Block, words: tuple[str, ...]) -> None:
+    ours = re.findall(r"(?<![\w/.-])((?:docs|tests)/[\w./-]+)", " ".join(words))
     assert [one for one in ours if not (ROOT / one).exists()] == []
 
 

@@ -2,8 +2,8 @@
 
 A page with something to type has a row in SCENES, which says what its reader has before the first of it. What cannot be
 typed here has a row in NOT_HERE with the reason; `tests/test_documents.py` reads that, too. A server that a command
-starts runs until the next one is started or the page ends, on ports of its own in the place of the page's. JSON that
-a page shows behind a command must be what is printed, its fractions aside.
+starts runs until the next one is started or the page ends, on ports of its own in the place of the page's. What a page
+shows behind a command must be what is printed, its fractions aside.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 import pytest
 
 from convoy.models.tasks import DetectionOutputs
-from tests.support.documents import PAGES, Block, blocks, name_of, run_example, words
+from tests.support.documents import PAGES, Block, blocks, name_of, parts, run_example
 from tests.support.pictures import jpeg
 from tests.support.servers import Server, start_server
 from tests.support.stores import DATA, ROOT, StoreFolder
 from tests.support.task_models import FixedOutput, add_colours, add_detector, stretched
 
-# A pattern of what is not typed here (a command, `python of PAGE`, or a page), and why.
+# A pattern of what is not typed here (in a command, in an example behind `python of PAGE: `, or of a page), and why.
 NOT_HERE = {
     r"^docker ": "no Docker is here; tests/image builds the image and runs it",
     r"^kubectl ": "no cluster is here; test_deploy.py gives the same files to kubectl",
@@ -41,7 +41,7 @@ NOT_HERE = {
     r" s3://": "no S3 is here; test_remote_serving.py serves from one that is played",
     r"torchvision:": "would load published weights, 100 MB",
     r"^convoy serve --config": "its store is /models; test_config_served.py serves from such files",
-    r"^python of docs/ray\.md$": "Ray is half a gigabyte; test_ray_serve.py has the same calls",
+    r"^python of docs/ray\.md: ": "Ray is half a gigabyte; test_ray_serve.py has the same calls",
     r"^docs/your-own-cnn\.md$": "test_your_own_cnn.py types the whole page",
 }
 
@@ -126,7 +126,7 @@ SCENES = {
     "docs/configuration.md": Scene(),
     "docs/deploy/observability/README.md": Scene(dashboards),
     "docs/metrics.md": Scene(is_served=True),
-    "docs/protocol.md": Scene(is_served=True),
+    "docs/protocol.md": Scene(digits, is_served=True),
     "docs/python.md": Scene(street),
     "docs/ray.md": Scene(),
     "docs/serving.md": Scene(digits),
@@ -139,12 +139,13 @@ def is_here(said: str) -> bool:
 
 
 def to_type(block: Block) -> list[str]:
-    """The commands of a block, or the whole of an example."""
+    """The commands of a block, or the whole of an example that begins with its imports."""
     page = name_of(block.page)
     if not is_here(page):
         return []
     if block.language == "python":
-        return [block.text] if is_here(f"python of {page}") else []
+        stands_alone = block.text.startswith(("import ", "from "))
+        return [block.text] if stands_alone and is_here(f"python of {page}: {block.text}") else []
     return [line for line in block.commands if is_here(line)]
 
 
@@ -154,8 +155,9 @@ def test_every_page_with_something_to_type_is_typed() -> None:
 
 
 def test_nothing_is_left_out_that_no_page_has() -> None:
-    said = [text for page in PAGES for text in (name_of(page), f"python of {name_of(page)}")]
-    said += [line for page in PAGES for block in blocks(page) for line in block.commands]
+    said = [name_of(page) for page in PAGES]
+    for block in (block for page in PAGES for block in blocks(page)):
+        said += [*block.commands, f"python of {name_of(block.page)}: {block.text}"]
     assert [pattern for pattern in NOT_HERE if not any(re.search(pattern, one) for one in said)] == []
 
 
@@ -180,14 +182,14 @@ def test_what_the_page_says_can_be_typed(page: str, tmp_path: Path) -> None:
                     run_example(reader.here(said), tmp_path)
                 else:
                     printed = reader.type(said, block.shown)
-            if to_type(block) and block.shown.startswith("{"):
-                assert re.fullmatch(as_pattern(block.shown), "".join(printed.split())), printed
+            if to_type(block) and block.shown:
+                assert re.fullmatch(as_pattern(block.shown), " ".join(printed.split())), printed
 
 
 def as_pattern(shown: str) -> str:
-    """What is printed may have other fractions, and anything in the place of `...`."""
-    pattern = re.escape("".join(shown.split())).replace(re.escape("..."), ".*")
-    return re.sub(r"\d+\\\.\d+", r"[\\d.]+", pattern)
+    """What is printed may have other fractions, anything in the place of `...`, and other spaces and ends of lines."""
+    pattern = re.escape(" ".join(shown.split())).replace(re.escape("..."), ".*")
+    return re.sub(r"\d+(?:\\\.\d+)+", r"[\\d.]+", pattern)
 
 
 class Reader:
@@ -206,27 +208,28 @@ class Reader:
         (folder / "tests" / "data").symlink_to(DATA)
         (folder / ".curlrc").write_text('silent\nshow-error\nwrite-out = "%{stderr}%{http_code}\\n"\n')
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CONVOY_")}
-        self._env = {**inherited, "HOME": str(folder), "PATH": f"{programs}:{os.environ['PATH']}", **dict(scene.env)}
+        self._env = {**inherited, "HOME": str(folder), "PATH": f"{programs}:{os.environ['PATH']}"}
+        self._env |= {"COLUMNS": "80", **dict(scene.env)}
 
     def type(self, command: str, shown: str) -> str:
         """What the command prints. A server is started and goes on.
 
         What curl asks is a 200, where the page does not show another status or an error.
         """
-        if words(command)[:2] == ["make", "serve"]:
+        if parts(command)[0][:2] == ["make", "serve"]:
             recipe = subprocess.run(
                 ["make", "--dry-run", "serve"], cwd=ROOT, check=True, capture_output=True, text=True
             ).stdout.splitlines()
             command = recipe[-1]
-        if words(command)[:2] == ["convoy", "serve"]:
-            self.serve(words(command)[2:])
+        if parts(command)[0][:2] == ["convoy", "serve"]:
+            self.serve(parts(command)[0][2:])
             return ""
         done = subprocess.run(
             ["bash", "-c", self.here(command)],
             *(), cwd=self._folder, env=self._env, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert done.returncode in self._scene.codes, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        if words(command)[0] == "curl":
+        if "curl" in [words[0] for words in parts(command)]:
             (status,) = re.findall(r"^\d{3}$", done.stderr, re.MULTILINE)
             said = re.match(r"HTTP/\S+ (\d{3})", shown)
             assert status == said[1] if said else (status != "200") == shown.startswith('{"error"'), (command, status)

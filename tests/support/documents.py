@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -61,7 +62,7 @@ def blocks(page: Path) -> tuple[Block, ...]:
         adjacent = following and not text[one.end() : following.start()].strip()
         shown = following[5] if following and adjacent and following[4] in ("", "json", "text") else ""
         line = text[: one.start(4)].count("\n") + 1
-        made.append(Block(page, line, one[4], one[5], one[1] or one[2] or "", shown))
+        made.append(Block(page, line, one[4], textwrap.dedent(one[5]), one[1] or one[2] or "", shown))
     return tuple(made)
 
 
@@ -71,22 +72,23 @@ def all_blocks() -> Iterator[Block]:
         yield from blocks(page)
 
 
-def words(command: str) -> list[str]:
-    """The first command of a line, in words: without variables before it, and what follows &, |, <, > or ;.
+def parts(line: str) -> list[list[str]]:
+    """The commands of a line, in words: those that |, && or ; divide, without variables before them and redirections.
 
     `.venv/bin/convoy` is `convoy`.
     """
-    split = shlex.shlex(command, posix=True, punctuation_chars=True)
+    split = shlex.shlex(line, posix=True, punctuation_chars=True)
     split.whitespace_split = True
     split.commenters = ""
-    found: list[str] = []
+    found: list[list[str]] = [[]]
     for word in split:
-        if re.fullmatch(r"[&|<>;()]+", word):
-            break
-        found.append(word)
-    while found and re.fullmatch(r"[A-Z][A-Z0-9_]*=.*", found[0]):
-        found.pop(0)
-    return [found[0].removeprefix(".venv/bin/"), *found[1:]] if found else []
+        if re.fullmatch(r"[<>]+", word):
+            next(split)
+        elif re.fullmatch(r"[&|;()]+", word):
+            found.append([])
+        elif found[-1] or not re.fullmatch(r"[A-Z][A-Z0-9_]*=.*", word):
+            found[-1].append(word if found[-1] else word.removeprefix(".venv/bin/"))
+    return [one for one in found if one]
 
 
 def run_example(code: str, folder: Path) -> None:
