@@ -16,18 +16,23 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 DOCS = "docs/"
-BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+# What stands beside `docs/`, by its place on the site. A SECURITY.html beside a security.html would not do everywhere.
+BESIDE = {
+    "README.md": "README.md",
+    **{name: f"project/{name}" for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")},
+}
+_SOURCES = {place: name for name, place in BESIDE.items()}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what stands beside `docs/` and what is linked there."""
-    for name in BESIDE:
-        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    for name, place in BESIDE.items():
+        files.append(File.generated(config, place, abs_src_path=str(ROOT / name)))
     for page in list(files.documentation_pages()):
         for path, _ in _LINK.findall(page.content_string):
             there = _in_repository(page.src_uri, path)
-            if not there.startswith(DOCS) and (ROOT / there).is_file() and files.get_file_from_path(there) is None:
+            if not there.startswith(DOCS) and (ROOT / there).is_file() and _on_site(there) not in files.src_uris:
                 files.append(File.generated(config, there, abs_src_path=str(ROOT / there)))
     return files
 
@@ -38,7 +43,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here = page.file.src_uri
 
     def on_site(link: re.Match[str]) -> str:
-        there = _in_repository(here, link[1]).removeprefix(DOCS)
+        there = _on_site(_in_repository(here, link[1]))
         return posixpath.relpath(there, posixpath.dirname(here) or ".") + (link[2] or "")
 
     return _LINK.sub(on_site, markdown)
@@ -46,5 +51,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def _in_repository(page: str, path: str) -> str:
     """Where the link of a page leads, from the repository's root; `page` is named as the site names it."""
-    folder = posixpath.dirname(page if page in BESIDE else DOCS + page)
+    folder = posixpath.dirname(_SOURCES.get(page, DOCS + page))
     return posixpath.normpath(posixpath.join(folder, path))
+
+
+def _on_site(path: str) -> str:
+    """The place on the site of a path in the repository."""
+    return BESIDE.get(path, path.removeprefix(DOCS))
