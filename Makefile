@@ -41,6 +41,11 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(PYTEST) -m "not gpu and not slow and not image and not long"
 
+# The site of the documents, in build/docs: open index.html, or `python -m http.server -d build/docs` for its search, too.
+.PHONY: docs
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
+
 # The sdist and, compiled from it, the wheel, in dist/; tried in a bare environment, and inside a project of a user's.
 wheel: $(VENV)/.dev
 	rm -rf dist
@@ -139,7 +144,13 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(PIP_INSTALL) --editable '.[$(RUNTIME),openvino,rtx,s3,export,glyphs,dev]'
+	$(PIP_INSTALL) --editable '.[$(RUNTIME),openvino,rtx,s3,export,glyphs,docs,dev]'
+	touch $@
+
+# The site needs nothing else.
+$(VENV)/.docs: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) --editable '.[docs]'
 	touch $@
 
 # Half a gigabyte that only long tests need, and the Envoy that balances in one of them.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -32,9 +30,8 @@ from convoy.models.errors import (
     Unavailable,
     UsageError,
 )
-from tests.support.pages import examples, run_example
 from tests.support.servers import Server, start_server, wait_until
-from tests.support.stores import DATA, ROOT, StoreFolder
+from tests.support.stores import DATA, StoreFolder
 
 SEVEN = DATA / "seven.png"
 
@@ -327,24 +324,3 @@ def test_tls_over_grpc_trusts_a_file(tmp_path: Path) -> None:
         convoy.Client("grpcs://localhost", verify=False)
     with pytest.raises(UsageError, match="cannot be read"):
         convoy.Client("grpcs://localhost", verify=str(tmp_path / "missing.pem"))
-
-
-PAGE = ROOT / "docs" / "client.md"
-ADDRESS = "http://localhost:8000"
-
-
-@pytest.mark.parametrize("example", range(len(examples(PAGE))))
-def test_the_examples_in_the_documents_run(example: int, demo: Server, tmp_path: Path) -> None:
-    code = examples(PAGE)[example]
-    assert ADDRESS in code
-    run_example(code.replace(ADDRESS, demo.url), tmp_path)
-
-
-def test_the_commands_in_the_documents_run(demo: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    (commands,) = examples(PAGE, "bash")
-    monkeypatch.setenv("CONVOY_URL", demo.url)
-    for command in commands.splitlines():
-        here = command.replace("convoy ", f"{sys.executable} -m convoy ")
-        done = subprocess.run(here, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, (command, done.stderr)
-        assert "7" in done.stdout

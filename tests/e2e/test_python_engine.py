@@ -38,7 +38,6 @@ from convoy.models.errors import (
 )
 from convoy.models.images import preprocess
 from tests.support.fake_server import DIE, POISON, Fakes
-from tests.support.pages import examples, run_example
 from tests.support.pictures import assortment
 from tests.support.servers import Server, run_convoy, start_server, wait_until
 from tests.support.stores import DATA, ROOT, StoreFolder, digit
@@ -470,11 +469,3 @@ def test_an_engine_that_is_forgotten_gives_its_threads_back() -> None:
     engine = convoy.Engine(engine="cpu")
     del engine
     wait_until(lambda: set(threading.enumerate()) <= before, "its threads have ended")
-
-
-PAGE = ROOT / "docs" / "python.md"
-
-
-@pytest.mark.parametrize("example", range(len(examples(PAGE))))
-def test_the_examples_in_the_documents_run(example: int, tmp_path: Path) -> None:
-    run_example(examples(PAGE)[example], tmp_path)

@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.documents import blocks
 from tests.support.servers import Server, start_server
 from tests.support.stores import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 PAGE = ROOT / "docs" / "your-own-cnn.md"
-# A file's name in a line of its own and then the file, or commands and then what they print.
-BLOCK = re.compile(r"(?:^`([\w.]+)`:\n\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMANDS = (
     *("python make_photos.py", "ls photos/test", "python train.py", "convoy export", "convoy inspect", "convoy serve"),
     *("convoy predict", "curl", "convoy train", "convoy export"),
@@ -33,17 +32,10 @@ class Step(NamedTuple):
     shown: str
 
 
-def blocks() -> tuple[dict[str, str], list[Step]]:
-    """The files by name, and the steps in their order."""
-    found = BLOCK.findall(PAGE.read_text())
-    files = {name: text for name, _, text in found if name}
-    steps = []
-    for (_, language, text), following in zip(found, [*found[1:], ("", "", "")], strict=True):
-        if language == "bash":
-            *before, last = text.strip().splitlines()
-            output = following[2] if following[1] in ("", "json") and not following[0] else ""
-            steps += [*(Step(line, "") for line in before), Step(last, output)]
-    return files, steps
+def steps() -> list[Step]:
+    """The page's commands in their order."""
+    shown = [(line, one.shown if line == one.commands[-1] else "") for one in blocks(PAGE) for line in one.commands]
+    return [Step(*one) for one in shown]
 
 
 def same_lines(shown: str, printed: str) -> None:
@@ -122,23 +114,29 @@ def typed(command: str, folder: Path, server: Server | None) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    files, _ = blocks()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
+    for block in blocks(PAGE):
+        if block.file:
+            (tmp_path / block.file).write_text(block.text)
     return tmp_path
 
 
 def test_what_the_page_says_happens(folder: Path) -> None:
-    files, steps = blocks()
-    assert files.keys() == {"my_net.py", "make_photos.py", "labels.txt", "train.py", "seen.json"}
-    assert all(step.command.startswith(begin) for step, begin in zip(steps, COMMANDS, strict=True))
-    served_from = [step.command for step in steps].index("convoy serve --store store &")
-    for step in steps[:served_from]:
+    assert {one.name for one in folder.iterdir()} == {
+        "my_net.py",
+        "make_photos.py",
+        "labels.txt",
+        "train.py",
+        "seen.json",
+    }
+    todo = steps()
+    assert all(step.command.startswith(begin) for step, begin in zip(todo, COMMANDS, strict=True))
+    served_from = [step.command for step in todo].index("convoy serve --store store &")
+    for step in todo[:served_from]:
         check(step, typed(step.command, folder, None))
     assert (folder / "store" / "my_net" / "1" / "report.html").is_file()
     with start_server(store=folder / "store") as server:
         assert "ready: my_net/1" in server.log
-        for step in steps[served_from + 1 :]:
+        for step in todo[served_from + 1 :]:
             check(step, typed(step.command, folder, server))
 
 

@@ -33,7 +33,7 @@ is made smaller: the machine code of other GPUs is taken out, and what is left i
 machine's Python, and the compute capability of its GPU (9.0 for H100 and H200); the result has been loaded, but has not
 run on a GPU yet:
 
-```
+```bash
 pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 -d wheels \\
     onnxruntime-gpu
 python -m tests.gpu.proof.pack wheels/onnxruntime_gpu-*.whl 9.0 carried       # some 60 MB
@@ -48,7 +48,7 @@ TensorRT for RTX is a package that pip makes a wheel of, a wheel for that machin
 brings all that it needs but the driver. Part 5 asks about it, part 6 holds it against what else is there. Nothing can
 be left out of its libraries, so that they are cut in two, each in a folder of its own that can be carried by itself:
 
-```
+```bash
 pip wheel --no-deps -w carried/small tensorrt-rtx-cu13==1.7.1.116              # 23 kB, the same for every Python
 pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 -d wheels \\
     tensorrt-rtx-cu13-bindings==1.7.1.116 tensorrt-rtx-cu13-libs==1.7.1.116
