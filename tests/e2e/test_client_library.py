@@ -236,11 +236,13 @@ def test_overload_is_an_error_of_its_own() -> None:
 
 PAGE = ROOT / "docs" / "client.md"
 ADDRESS = "http://localhost:8000"
+# That about certificates runs in test_tls_served.py.
+EXAMPLES = [code for code in examples(PAGE) if "https://" not in code]
 
 
-@pytest.mark.parametrize("example", range(len(examples(PAGE))))
+@pytest.mark.parametrize("example", range(len(EXAMPLES)))
 def test_the_examples_in_the_documents_run(example: int, demo: Server, tmp_path: Path) -> None:
-    code = examples(PAGE)[example]
+    code = EXAMPLES[example]
     assert ADDRESS in code
     run_example(code.replace(ADDRESS, demo.url), tmp_path)
 
