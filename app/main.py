@@ -27,6 +27,7 @@ from convoy.app.edge.http.connection import guarded_protocol
 from convoy.app.edge.http.direct import DirectWay
 from convoy.app.edge.http.hot_routes import HotRoutes
 from convoy.app.host import logs
+from convoy.app.host.acceptor import Acceptor
 from convoy.app.host.exits import StopSignals, end_for, end_now, end_within
 from convoy.app.host.http_server import HttpServer
 from convoy.app.host.listening import announce, listen, take_port, write_address
@@ -53,7 +54,7 @@ def serve(settings: Settings) -> int:
     give_large_allocations_back()
     listener = listen(settings.host, settings.port)
     if settings.address_file:
-        write_address(listener, Path(settings.address_file))
+        write_address(settings.scheme, listener, Path(settings.address_file))
     if settings.tracing:
         check_tracing()  # before anybody hears of a server
     edges = settings.edge_count()
@@ -81,17 +82,33 @@ class Host:
         options = settings.edge_options()
         self._reloading = Reloading(settings, self.core, [options])
         hot = HotRoutes(self.core, options)
-        protocol = guarded_protocol(settings.connection_limits(), DirectWay(hot, self.core, options))
-        self._http = HttpServer(create_app(self.core, options, hot), protocol)
+        limits = settings.connection_limits()
+        protocol = guarded_protocol(limits, DirectWay(hot, self.core, options))
+        self._handshakes = None if options.tls is None else limits.handshakes(lambda: options.tls)
+        self._acceptor: Acceptor | None = None
+        self._http = HttpServer(
+            create_app(self.core, options, hot),
+            protocol,
+            on_started=self._accept,
+            on_stopping=self._accept_no_more,
+        )
         holder = take_port(settings.host, settings.grpc_port)
         self._grpc = grpc_host(self.core, options, hot.decoder, holder, max_calls=settings.max_connections)
 
     async def run(self) -> int:
         self._signals = StopSignals(self._stop)
         self._signals.heed_hangup(self._reloading.read_again)
-        announce("http", *self._listener.getsockname()[:2])
+        announce(self._settings.scheme, *self._listener.getsockname()[:2])
         collect_only_what_comes()
-        return await self._grpc.serve_beside(self._http, [self._listener])
+        return await self._grpc.serve_beside(self._http, [self._listener] if self._handshakes is None else [])
+
+    async def _accept(self) -> None:
+        if self._handshakes is not None:
+            self._acceptor = Acceptor(self._listener, self._http.make_protocol, self._handshakes)
+
+    def _accept_no_more(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
 
     async def _stop(self) -> None:
         """Not ready at once; then a pause for load balancers to notice; then finish what was accepted."""

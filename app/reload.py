@@ -15,6 +15,7 @@ from convoy.app.edge.options import EdgeOptions
 from convoy.app.host import logs
 from convoy.app.settings import Settings
 from convoy.models.errors import UsageError
+from convoy.models.tls import ServerTls
 
 _log = logging.getLogger("convoy")
 
@@ -58,11 +59,14 @@ class Reloading:
         try:
             after = before.read_again()
             to = after.edge_options()
+            _check_tls(self._options[0].tls, to.tls)
         except UsageError as error:
             _log.error("read again, and nothing was changed: %s; mend it and send SIGHUP again", error)
             return
         differences = Differences.between(before, after)
         had_keys = any(options.api_keys for options in self._options)
+        if to.tls != self._options[0].tls:
+            _log.info("who connects from now on is shown the certificate that was read")
         self._settings = _with_what_may_change(before, after)
         logs.set_level(after.log_level)
         for options in self._options:
@@ -70,6 +74,13 @@ class Reloading:
         self._on_options(to, after.log_level)
         self._core.change(after.queue_rules(), after.load_by_model(self._core.load_options))
         _tell(differences, to, had_keys)
+
+
+def _check_tls(before: ServerTls | None, after: ServerTls | None) -> None:
+    """Raises UsageError where clients would have to speak another language than the port was opened for."""
+    asks_before, asks_after = (tls and (tls.client_ca is not None) for tls in (before, after))
+    if asks_before != asks_after:
+        raise UsageError("TLS, and asking clients for certificates, begin and end with a restart of the server")
 
 
 def _value(held: dict[tuple[str, ...], Any], keys: tuple[str, ...]) -> Any:

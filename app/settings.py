@@ -48,6 +48,7 @@ from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
 from convoy.models.plan_cache import plan_folder
 from convoy.models.store import DEMO_STORE, check_name
+from convoy.models.tls import ServerTls
 
 MIB = 1 << 20
 # What the log calls the key of --api-key-file.
@@ -147,6 +148,19 @@ class Settings(BaseModel):
     admin_token_file: Path | None = Field(
         None, description="File with the token that loading models wants.", json_schema_extra=LIVE
     )
+    tls_cert_file: Path | None = Field(
+        None,
+        description="File with the certificate, in PEM, its chain behind it; HTTPS and gRPC over TLS from then on.",
+        json_schema_extra=LIVE,
+    )
+    tls_key_file: Path | None = Field(
+        None, description="File with its key, in PEM; by default the same file.", json_schema_extra=LIVE
+    )
+    tls_client_ca_file: Path | None = Field(
+        None,
+        description="File with who signs clients' certificates, in PEM; who shows none of theirs is not let in.",
+        json_schema_extra=LIVE,
+    )
     allowed_host: Names = Field(
         "", description="Names, such as a,b, of pages that may load models without a token.", json_schema_extra=LIVE
     )
@@ -194,12 +208,19 @@ class Settings(BaseModel):
         self._allowed_hosts()
         self._cors_origins()
         self._check_key_names()
+        if self.tls_cert_file is None and (self.tls_key_file or self.tls_client_ca_file):
+            raise ValueError("tls_key_file and tls_client_ca_file need tls_cert_file, which turns TLS on")
         return self
 
     @property
     def sources(self) -> Sources:
         """Who said what of it."""
         return self._sources
+
+    @property
+    def scheme(self) -> str:
+        """How URLs of the server begin."""
+        return "http" if self.tls_cert_file is None else "https"
 
     def options(self) -> Iterator[OptionHeld]:
         """Every option, with those of single models that somebody said."""
@@ -365,6 +386,7 @@ class Settings(BaseModel):
             is_loopback=is_loopback(self.host),
             allowed_hosts=self._allowed_hosts(),
             cors_origins=self._cors_origins(),
+            tls=self.tls(),
             access_log=self.access_log,
         )
 
@@ -378,6 +400,12 @@ class Settings(BaseModel):
     def _admin_token(self) -> str | None:
         """Raises UsageError."""
         return None if self.admin_token_file is None else _secret("--admin-token-file", self.admin_token_file)
+
+    def tls(self) -> ServerTls | None:
+        """What the server shows and asks of its clients; None: nothing. Raises UsageError."""
+        if self.tls_cert_file is None:
+            return None
+        return ServerTls.read(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
 
     def connection_limits(self) -> ConnectionLimits:
         return ConnectionLimits(

@@ -18,14 +18,22 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
 from convoy.models.errors import ConvoyError, UsageError
 from convoy.models.option import Option
 
+if TYPE_CHECKING:
+    from convoy.models.tls import ClientTls
+
 KeyFile = Annotated[Path | None, typer.Option(help="File with the API key.")]
+CaFile = Annotated[
+    Path | None, typer.Option(help="File with who signed the server's certificate, in PEM; by default the machine's.")
+]
+CertFile = Annotated[Path | None, typer.Option(help="File with a certificate to show the server, in PEM.")]
+CertKeyFile = Annotated[Path | None, typer.Option(help="File with its key, in PEM; by default the same file.")]
 # What means something else to each command that has it, and so has the command's name in its twin's.
 OWN_MEANINGS = frozenset({"batch_size", "json", "max_batch", "out", "seed", "timeout", "weights", "weights_key"})
 
@@ -193,17 +201,30 @@ def predict(
     json: Annotated[bool, typer.Option("--json", help="A line of JSON per image, as they come.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds for each image, tries included.")] = 60.0,
     api_key_file: KeyFile = None,
+    ca_file: CaFile = None,
+    client_cert_file: CertFile = None,
+    client_key_file: CertKeyFile = None,
 ) -> None:
     """Ask a running server what is in images."""
     from convoy.app.client.client import Client
     from convoy.app.commands.predict import predict as ask
 
-    with Client(url, api_key=_read_key(api_key_file), timeout_s=timeout) as client:
+    tls = _client_tls(ca_file, client_cert_file, client_key_file)
+    verify = True if tls is None else tls.context()
+    with Client(url, api_key=_read_key(api_key_file), timeout_s=timeout, verify=verify) as client:
         raise typer.Exit(ask(client, name, images, top_k, as_json=json))
 
 
 @_of_record("convoy.loadtest.options", "LoadTestOptions", load_tests.callback(invoke_without_command=True))
-def loadtest(*, context: typer.Context, api_key_file: KeyFile = None, **asked: Any) -> None:
+def loadtest(
+    *,
+    context: typer.Context,
+    api_key_file: KeyFile = None,
+    ca_file: CaFile = None,
+    client_cert_file: CertFile = None,
+    client_key_file: CertKeyFile = None,
+    **asked: Any,
+) -> None:
     """Load a server and say honestly how it did; `compare` tells two runs apart."""
     if context.invoked_subcommand is not None:
         given = [name for name in asked if _source(context, name) == "COMMANDLINE"]
@@ -214,7 +235,8 @@ def loadtest(*, context: typer.Context, api_key_file: KeyFile = None, **asked: A
     from convoy.loadtest.command import run
     from convoy.loadtest.options import LoadTestOptions
 
-    raise typer.Exit(run(LoadTestOptions(**asked, api_key=_read_key(api_key_file)), _console()))
+    tls = _client_tls(ca_file, client_cert_file, client_key_file)
+    raise typer.Exit(run(LoadTestOptions(**asked, api_key=_read_key(api_key_file), tls=tls), _console()))
 
 
 @load_tests.command()
@@ -376,6 +398,15 @@ def _read_key(path: Path | None) -> str | None:
         return path.read_text().strip()
     except (OSError, ValueError) as error:
         raise UsageError(f"--api-key-file {path} cannot be read: {error}") from error
+
+
+def _client_tls(ca: Path | None, cert: Path | None, key: Path | None) -> ClientTls | None:
+    """None: as the libraries do without being told. Raises UsageError."""
+    if ca is None and cert is None and key is None:
+        return None
+    from convoy.models.tls import ClientTls
+
+    return ClientTls(*(None if one is None else str(one) for one in (ca, cert, key)))
 
 
 def _with_value(arguments: list[str], option: str, value: str) -> list[str]:

@@ -6,11 +6,13 @@ Knows URLs and name resolution. Knows nothing of models or requests.
 from __future__ import annotations
 
 import socket
+import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from convoy.loadtest.options import DEFAULT_GRPC_URL, DEFAULT_URL, Wire
 from convoy.models.errors import JobError, UsageError
+from convoy.models.tls import ClientTls
 
 CONNECT_TIMEOUT_S = 5.0
 PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 443}
@@ -19,7 +21,9 @@ TO_GRPC = {"http": "grpc", "https": "grpcs"}
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`address` is numeric, so that no name is resolved during the run. `prefix` is "" or "/path"."""
+    """`address` is numeric, so that no name is resolved during the run. `prefix` is "" or "/path". `trust` None: whom
+    this machine trusts, and no certificate of our own.
+    """
 
     url: str
     host: str
@@ -27,6 +31,7 @@ class Endpoint:
     port: int
     tls: bool
     prefix: str
+    trust: ClientTls | None = None
 
     @property
     def host_header(self) -> str:
@@ -36,6 +41,12 @@ class Endpoint:
     @property
     def is_grpc(self) -> bool:
         return self.url.startswith("grpc")
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """How a connection becomes TLS; None: it stays plain."""
+        if not self.tls:
+            return None
+        return ssl.create_default_context() if self.trust is None else self.trust.context()
 
 
 def wire_url(url: str, wire: Wire) -> str:
@@ -48,7 +59,7 @@ def wire_url(url: str, wire: Wire) -> str:
     return DEFAULT_GRPC_URL if url == DEFAULT_URL else f"{TO_GRPC[scheme]}{colon}{rest}"
 
 
-def find_endpoint(url: str) -> Endpoint:
+def find_endpoint(url: str, trust: ClientTls | None = None) -> Endpoint:
     """Resolves the name and keeps the first address where somebody listens.
 
     Raises UsageError for a URL that is none, JobError where nobody listens.
@@ -64,7 +75,7 @@ def find_endpoint(url: str) -> Endpoint:
     address = _first_listening(url, parts.hostname, port)
     prefix = parts.path.rstrip("/")
     clean_url = f"{parts.scheme}://{parts.netloc}{prefix}"
-    return Endpoint(clean_url, parts.hostname, address, port, parts.scheme in ("https", "grpcs"), prefix)
+    return Endpoint(clean_url, parts.hostname, address, port, parts.scheme in ("https", "grpcs"), prefix, trust)
 
 
 def _first_listening(url: str, host: str, port: int) -> str:

@@ -31,4 +31,5 @@ def open_channel(library: Any, endpoint: Endpoint, options: ChannelOptions) -> A
     import grpc
 
     named = [*options, ("grpc.ssl_target_name_override", endpoint.host)]
-    return library.secure_channel(target, grpc.ssl_channel_credentials(), options=named)
+    credentials = grpc.ssl_channel_credentials(*(endpoint.trust.texts() if endpoint.trust is not None else ()))
+    return library.secure_channel(target, credentials, options=named)

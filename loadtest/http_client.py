@@ -37,6 +37,7 @@ class HttpServerClient:
             base_url=endpoint.url,
             timeout=options.timeout_s,
             headers=dict(bodies.auth_headers(options.api_key)),
+            verify=endpoint.tls_context() or False,
             trust_env=False,
         )
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, get_args
 
 from convoy.models.errors import UsageError
 from convoy.models.option import Option
+from convoy.models.tls import ClientTls
 
 Body = Literal["auto", "image", "binary", "json"]
 Arrivals = Literal["poisson", "constant", "bursts"]
@@ -82,6 +83,7 @@ class LoadTestOptions:
     json_file: Annotated[Path | None, Option("File for everything that was measured.", name="--json")] = None
     csv_file: Annotated[Path | None, Option("File for a line of figures per run, step or probe.", name="--csv")] = None
     api_key: str | None = None
+    tls: ClientTls | None = None
 
     def __post_init__(self) -> None:
         self._check_mode()

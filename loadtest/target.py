@@ -30,7 +30,7 @@ class LoadTarget:
 
 def open_client(options: LoadTestOptions) -> ServerClient:
     """The client for the protocol that the URL or the options name. Raises UsageError and JobError."""
-    endpoint = find_endpoint(wire_url(options.url, options.protocol))
+    endpoint = find_endpoint(wire_url(options.url, options.protocol), options.tls)
     if endpoint.is_grpc:
         from convoy.loadtest.grpc_client import GrpcServerClient
 

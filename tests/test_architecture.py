@@ -41,7 +41,7 @@ WALLS: dict[str, tuple[str, ...]] = {
     f"{APP}.edge_count": (),
     f"{APP}.batch": (),
     f"{APP}.outcomes": (f"{MODELS}.errors",),
-    f"{APP}.host": (f"{MODELS}.errors", f"{MODELS}.files"),
+    f"{APP}.host": (f"{MODELS}.errors", f"{MODELS}.files", f"{MODELS}.tls"),
     f"{APP}.scheduling": app("batch"),
     f"{APP}.engines": (MODELS, *app("batch")),
     f"{APP}.loading": (MODELS, *app("batch", "engines")),
@@ -76,7 +76,10 @@ WALLS: dict[str, tuple[str, ...]] = {
     # The bound that a server is held against is made of that server's own parts.
     f"{LOADTEST}.peers.bare": (MODELS, *app("batch", "engines")),
     f"{LOADTEST}.bulk": (MODELS,),
-    LOADTEST: (f"{MODELS}.errors", f"{MODELS}.option", f"{MODELS}.page", f"{LOADTEST}.peers.bare", *app("scheduling")),
+    LOADTEST: (
+        *(f"{MODELS}.{name}" for name in ("errors", "option", "page", "tls")),
+        *(f"{LOADTEST}.peers.bare", *app("scheduling")),
+    ),
     "convoy": (MODELS, EXPORT, LOADTEST, APP),
 }
 

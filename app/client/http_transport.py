@@ -72,13 +72,33 @@ def _request(http: httpx.Client | httpx.AsyncClient, step: Send) -> httpx.Reques
 def _as_own_errors(url: httpx.URL, within_s: float) -> Iterator[None]:
     try:
         yield
-    except httpx.ConnectError:
-        raise Unavailable(
-            f"nobody answers at {url}; start it with `convoy serve`, or check the URL", retry_after_s=0.0
-        ) from None
-    except httpx.TimeoutException:
-        raise DeadlineExceeded(f"{url} did not answer within {within_s:.3g} s; look at the server's log") from None
     except httpx.TransportError as error:
-        raise Unavailable(f"the connection to {url} broke off ({error}); {NOT_A_SERVER}", retry_after_s=0.0) from None
+        if (reason := _tls_trouble(error)) is not None:
+            raise Unavailable(
+                f"TLS does not come about with {url} ({reason}); name who signed its certificate (--ca-file, verify=) "
+                "and, where it asks for one, a certificate of your own (--client-cert-file)"
+            ) from None
+        raise _own_error(error, url, within_s) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise RequestError(f"{url} cannot be asked ({error}); {NOT_A_SERVER}") from None
+
+
+def _own_error(error: httpx.TransportError, url: httpx.URL, within_s: float) -> RequestError:
+    if isinstance(error, httpx.ConnectError):
+        return Unavailable(
+            f"nobody answers at {url}; start it with `convoy serve`, or check the URL", retry_after_s=0.0
+        )
+    if isinstance(error, httpx.TimeoutException):
+        return DeadlineExceeded(f"{url} did not answer within {within_s:.3g} s; look at the server's log")
+    # A server that asks for a certificate says so after the connection has come about, if the words get here at all.
+    hint = "does it ask for a certificate (--client-cert-file, verify=)? " if url.scheme == "https" else ""
+    return Unavailable(f"the connection to {url} broke off ({error}); {hint}{NOT_A_SERVER}", retry_after_s=0.0)
+
+
+def _tls_trouble(error: BaseException | None) -> str | None:
+    """Why there is no TLS, where that is what is wrong."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError) and error.reason is not None:
+            return getattr(error, "verify_message", "") or error.reason.lower().replace("_", " ")
+        error = error.__cause__ or error.__context__
+    return None

@@ -7,6 +7,7 @@ Whether the server in this container is ready. Asks where the server says that i
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -20,7 +21,8 @@ def main() -> int:
     url = _address() + "/v2/health/ready"
     try:
         # The ready route, not the port: a server whose engine hangs still listens. A proxy has no part in this.
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=_TIMEOUT_S).close()
+        handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_context())]
+        urllib.request.build_opener(*handlers).open(url, timeout=_TIMEOUT_S).close()
     except urllib.error.HTTPError as error:
         print(f"{url}: {error.read(1000).decode(errors='replace')}")
         return 1
@@ -35,7 +37,18 @@ def _address() -> str:
     told = ""
     with suppress(KeyError, OSError, ValueError):
         told = Path(os.environ["CONVOY_ADDRESS_FILE"]).read_text().strip()
-    return told if told.startswith("http://") else f"http://127.0.0.1:{os.environ.get('CONVOY_PORT', '8000')}"
+    scheme = "https" if os.environ.get("CONVOY_TLS_CERT_FILE") else "http"
+    own = f"{scheme}://127.0.0.1:{os.environ.get('CONVOY_PORT', '8000')}"
+    return told if told.startswith(("http://", "https://")) else own
+
+
+def _context() -> ssl.SSLContext:
+    """For a server on this machine, whose certificate is for another name; shows what other commands show."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if cert := os.environ.get("CONVOY_CLIENT_CERT_FILE"):
+        context.load_cert_chain(cert, os.environ.get("CONVOY_CLIENT_KEY_FILE"))
+    return context
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from convoy.models.images import DEFAULT_MAX_PIXELS
+from convoy.models.tls import ServerTls
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,10 @@ class ApiKey:
 
 
 # What may change while the server runs.
-_LIVE = ("default_timeout_ms", "timeouts_ms", "api_keys", "admin_token", "allowed_hosts", "cors_origins", "access_log")
+_LIVE = (
+    *("default_timeout_ms", "timeouts_ms", "api_keys", "admin_token", "allowed_hosts", "cors_origins", "access_log"),
+    "tls",
+)
 
 
 @dataclass(slots=True)
@@ -38,7 +42,8 @@ class EdgeOptions:
     `decode_threads` are this process's, which is one of `processes` that decode; `engines_on_cpu`: on the same cores.
     `timeouts_ms` are instead of `default_timeout_ms` for single models.
     `allowed_hosts`: names by which own pages reach the routes that change something, beside this machine's.
-    `cors_origins`: whose pages may read answers, `*` all. `is_behind_edges`: others speak to the clients. Some of them
+    `cors_origins`: whose pages may read answers, `*` all. `tls` None: plain text.
+    `is_behind_edges`: others speak to the clients. Some of them
     `change`, and `edition` with them; so nobody keeps what was made of them longer than that.
     """
 
@@ -56,6 +61,7 @@ class EdgeOptions:
     is_loopback: bool = False
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    tls: ServerTls | None = None
     access_log: str = "all"
     slow_request_ms: float = 1000.0
     is_behind_edges: bool = False

@@ -45,14 +45,14 @@ def announce(scheme: str, host: str, port: int) -> None:
     _log.info("listening on %s://%s:%d", scheme, "localhost" if host in ("0.0.0.0", "::") else host, port)
 
 
-def write_address(listener: socket.socket, file: Path) -> None:
+def write_address(scheme: str, listener: socket.socket, file: Path) -> None:
     """The URL at which this machine reaches the server, as the file's only line; whole whenever somebody reads it.
 
     A server whose disk cannot be written serves all the same, and says so.
     """
     host, port = listener.getsockname()[:2]
     own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    text = f"http://[{own}]:{port}\n" if ":" in own else f"http://{own}:{port}\n"
+    text = f"{scheme}://[{own}]:{port}\n" if ":" in own else f"{scheme}://{own}:{port}\n"
     partial = file.parent / f"{file.name}.{os.getpid()}"
     try:
         if file.exists():

@@ -20,9 +20,9 @@ from convoy.app.edge.http.infer import InferRoute
 from convoy.app.edge.http.predictions import PredictionsRoute
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.host import logs
+from convoy.app.host.acceptor import Acceptor
 from convoy.app.host.http_server import HttpServer
 from convoy.app.host.runtime import collect_only_what_comes, give_large_allocations_back, run
-from convoy.app.processes.acceptor import Acceptor
 from convoy.app.processes.balance import Balance
 from convoy.app.processes.control import SERVING, ControlLine, belong_to
 from convoy.app.processes.messages import OptionsTold
@@ -97,8 +97,13 @@ class _EdgeProcess:
     async def _accept(self) -> None:
         # Whoever comes before the core has been met would only hear that it is away.
         await self._core.until_present(_CORE_WITHIN_S)
+        profile = self._profile
         self._acceptor = Acceptor(
-            self._listener, self._server.make_protocol, self._balance.patience_s, lambda: self._publish(coming=1)
+            self._listener,
+            self._server.make_protocol,
+            profile.limits.handshakes(lambda: profile.options.tls),
+            self._balance.patience_s,
+            lambda: self._publish(coming=1),
         )
         self._publishing = asyncio.ensure_future(self._publish_for_ever())
         collect_only_what_comes()

@@ -49,6 +49,7 @@ def become_supervisor(
         memory_fd=memory,
         grpc_fd=NO_SOCKET if grpc is None else grpc.fileno(),
         parts=parts,
+        scheme=settings.scheme,
         settings=settings.to_json(),
         edge=json.dumps(to_jsonable(edge_profile(settings, edges))),
         core_module=core_module,

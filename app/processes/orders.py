@@ -35,13 +35,14 @@ class FleetOrders:
     one for the core.
 
     `settings` and `edge` are the JSON of `Settings.to_json` and of `EdgeProfile`. `core_module` is what the core's
-    process runs. `grpc_fd` holds the gRPC port, or is NO_SOCKET.
+    process runs. `grpc_fd` holds the gRPC port, or is NO_SOCKET. `scheme` is what clients speak at the listener.
     """
 
     listener_fd: int
     memory_fd: int
     grpc_fd: int
     parts: tuple[MemoryPart, ...]
+    scheme: str
     settings: str
     edge: str
     core_module: str

@@ -82,7 +82,7 @@ class Supervisor:
         self._signals.heed_hangup(self._reload)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         # Heard by those who will send signals, so not before these are heeded.
-        announce("http", *self._listener.getsockname()[:2])
+        announce(self._orders.scheme, *self._listener.getsockname()[:2])
         self._start_core()
         for number in range(self._orders.edges):
             self._start_edge(number)

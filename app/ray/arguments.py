@@ -18,7 +18,12 @@ from convoy.app.settings import Settings, read_settings
 from convoy.models.errors import UsageError
 
 # Ray listens, and ends the process; one replica is one process.
-_RAYS_OWN = frozenset(("host", "port", "grpc_port", "address_file", "edges", "drain_delay_s"))
+_RAYS_OWN = frozenset(
+    (
+        *("host", "port", "grpc_port", "address_file", "edges", "drain_delay_s"),
+        *("tls_cert_file", "tls_key_file", "tls_client_ca_file"),
+    )
+)
 SERVER_OPTIONS = tuple(name for name in Settings.model_fields if name not in _RAYS_OWN)
 
 

@@ -10,7 +10,6 @@ it; it is never held back at its source, and its latency goes on counting.
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -49,7 +48,7 @@ class HttpSender:
         self._limit = connections
         self._timeout_s = timeout_s
         self._timeout_ns = int(timeout_s * NS_PER_S)
-        self._tls = ssl.create_default_context() if endpoint.tls else None
+        self._tls = endpoint.tls_context()
         self._all: set[ClientConnection] = set()
         self._idle: list[ClientConnection] = []
         self._backlog: deque[int] = deque()

@@ -122,8 +122,8 @@ def test_the_api_description_lists_the_routes_that_infer(server: Server) -> None
     assert {"image/jpeg", "image/png", "multipart/form-data"} <= set(predict["requestBody"]["content"])
     names = {parameter["name"] for parameter in predict["parameters"]}
     assert names == {"model", "top_k", "threshold", "format", "timeout_ms"}
-    assert predict["responses"]["200"]["content"]["application/json"]["example"]
-    assert infer["requestBody"]["content"]["application/json"]["example"]["inputs"]
+    assert predict["responses"]["200"]["content"]["application/json"]["examples"]
+    assert infer["requestBody"]["content"]["application/json"]["examples"]
     assert {"400", "404", "413", "429", "500", "503", "504"} <= set(infer["responses"])
     ids = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
     assert len(set(ids)) == len(ids)

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.forked import ForkedProcess
 from tests.support.stores import ROOT
 
-_LISTENING = re.compile(r"listening on http://[^:]+:(\d+)")
+_LISTENING = re.compile(r"listening on (https?)://[^:]+:(\d+)")
 _GRPC_LISTENING = re.compile(r"listening on grpc://[^:]+:(\d+)")
 AnyProcess = subprocess.Popen[bytes] | ForkedProcess
 START_S = 60.0
@@ -43,7 +43,7 @@ class Server:
 
     def __init__(self, process: AnyProcess, log_path: Path) -> None:
         self.process, self._log_path = process, log_path
-        self.port = 0
+        self.port, self.scheme = 0, "http"
 
     @property
     def log(self) -> str:
@@ -64,7 +64,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @property
     def rss_bytes(self) -> int:
@@ -115,14 +115,14 @@ class Server:
             ) from None
 
     def await_port(self) -> None:
-        """Until it listens over HTTP; then `port` says where."""
+        """Until it listens over HTTP; then `port` says where, and `scheme` how."""
 
-        def port() -> int:
+        def place() -> re.Match[str] | None:
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
-            found = _LISTENING.search(self.log)
-            return int(found[1]) if found else 0
+            return _LISTENING.search(self.log)
 
-        self.port = wait_until(port, "the server listens", START_S)
+        found = wait_until(place, "the server listens", START_S)
+        self.scheme, self.port = found[1], int(found[2])
 
     def await_ready(self) -> None:
         """Until it answers requests."""

@@ -27,6 +27,7 @@ from convoy.app.edge.oip.decoder import Decoder
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import RequestError
+from convoy.models.tls import ServerTls
 
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 # What the standard health service is asked for: the server, or the service by its name.
@@ -40,7 +41,7 @@ class GrpcServer:
     """One listener over one core; the decoder is the process's, which others use, too."""
 
     def __init__(self, core: ManagedCore, options: EdgeOptions, decoder: Decoder, *, max_calls: int) -> None:
-        self._core = core
+        self._core, self._options = core, options
         self._health = _Health(core, max_calls)
         self._server = grpc.aio.server(
             options=[
@@ -84,7 +85,10 @@ class GrpcServer:
     async def start(self, host: str, port: int) -> None:
         """Take calls; from then on the core may be ready. Raises RuntimeError when the port is taken."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._server.add_insecure_port(address)
+        if self._options.tls is None:
+            self._server.add_insecure_port(address)
+        else:
+            self._server.add_secure_port(address, _credentials(self._options))
         await self._server.start()
         self._core.listeners_opening -= 1
         self._watching = asyncio.ensure_future(self._health.watch())
@@ -96,6 +100,27 @@ class GrpcServer:
             await self._watching
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+
+
+def _credentials(options: EdgeOptions) -> Any:
+    """What TLS shows and asks, by the options as they are whenever a client comes."""
+    shown = options.tls
+
+    def changed() -> Any:
+        nonlocal shown
+        if options.tls is shown:
+            return None
+        shown = options.tls
+        return _certificates(shown)
+
+    asks = shown is not None and shown.client_ca is not None
+    return grpc.dynamic_ssl_server_credentials(_certificates(shown), changed, require_client_authentication=asks)
+
+
+def _certificates(tls: ServerTls | None) -> Any:
+    assert tls is not None  # it begins and ends with the server
+    ca = None if tls.client_ca is None else tls.client_ca.encode()
+    return grpc.ssl_server_certificate_configuration([(tls.key.encode(), tls.chain.encode())], root_certificates=ca)
 
 
 class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]

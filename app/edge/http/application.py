@@ -22,10 +22,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from convoy.app.edge.entry import Keys
 from convoy.app.edge.http.control import control_routes
 from convoy.app.edge.http.cors import Cors
+from convoy.app.edge.http.docs_routes import docs_routes
 from convoy.app.edge.http.gate import Gate
 from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
 from convoy.app.edge.http.not_offered import not_offered_routes
-from convoy.app.edge.http.openapi import document_hot_routes
+from convoy.app.edge.http.openapi import document_routes
 from convoy.app.edge.http.own_pages import OwnPages
 from convoy.app.edge.http.replies import Reply, as_response, error_body, error_reply
 from convoy.app.edge.http.repository import repository_routes
@@ -70,20 +71,22 @@ def create_app(core: ManagedCore, options: EdgeOptions, routes: HotRoutes | None
         version=VERSION,
         summary="Serves CNNs, batched and verified.",
         lifespan=lifespan,
+        docs_url=None,  # it would come from elsewhere
+        redoc_url=None,
         redirect_slashes=False,  # a page that is not there is a 404 with words, not an empty 307
     )
     # First in the list, because routes are tried in order.
     app.router.routes[:0] = [Route(path, route, methods=["POST"]) for path, route in hot.by_path.items()]
     # The last one has `/v2/models/{model}`, so those that go on from there come before it.
     own_pages = OwnPages(options)
-    for router in (not_offered_routes(), shared_memory_routes(core, own_pages), torchserve_routes(core)):
+    for router in (docs_routes(), not_offered_routes(), shared_memory_routes(core, own_pages), torchserve_routes(core)):
         app.include_router(router)
     app.include_router(repository_routes(core, Keys(options), own_pages))
     app.include_router(control_routes(core, options))
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    document_hot_routes(app, hot.by_path)
+    document_routes(app, hot.by_path, options)
     return app
 
 

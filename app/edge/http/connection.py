@@ -15,6 +15,7 @@ import asyncio
 import fcntl
 import logging
 import termios
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,7 +28,9 @@ from convoy.app.edge.http.body import LOOK_AGAIN_S
 from convoy.app.edge.http.direct import DirectCall, DirectWay, Memory
 from convoy.app.edge.http.hot_route import HttpHead
 from convoy.app.edge.http.replies import error_body
+from convoy.app.host.acceptor import Handshakes
 from convoy.app.outcomes import Refusal
+from convoy.models.tls import ServerTls
 
 _log = logging.getLogger("convoy")
 
@@ -41,6 +44,10 @@ class ConnectionLimits:
     write_timeout_s: float = 30.0
     linger_s: float = 10.0
     max_connections: int = 4096
+
+    def handshakes(self, tls: Callable[[], ServerTls | None]) -> Handshakes:
+        """A client that has not agreed on a key yet may be as slow as one that sends headers."""
+        return Handshakes(tls, self.header_timeout_s, self.write_timeout_s, self.max_connections)
 
 
 class HeadersTooLong(Exception):

@@ -28,10 +28,23 @@ from convoy.models.errors import Unauthorized, Unavailable
 
 _errors = logging.getLogger("convoy")
 _ASKS_LOAD, _TELLS_LOAD = ASKS.encode(), TELLS.encode()
-# Probes come from machines that have no key; the page has nothing to hide, and a field for the key.
-_NO_KEY_NEEDED = re.compile(r"/|/ping|/v2/health/(live|ready)|/v2/models/[^/]+(/versions/[^/]+)?/ready")
+# Probes come from machines that have no key, and pages are opened by browsers, which send none: the page itself, which
+# has nothing to hide and a field for the key, and those of the documentation, which say nothing of what is served.
+_NO_KEY_NEEDED = re.compile(
+    r"/|/ping|/v2/health/(live|ready)|/v2/models/[^/]+(/versions/[^/]+)?/ready|/docs(/[^/]+)?|/openapi\.json"
+)
 # The admin token is a key to these, and to nothing else.
 _ADMIN = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
+
+
+def needs_key(path: str) -> bool:
+    """Whether a call there needs an API key, where there are any."""
+    return not _NO_KEY_NEEDED.fullmatch(path)
+
+
+def takes_admin_token(path: str) -> bool:
+    """Whether a call there may come with the admin token instead."""
+    return _ADMIN.fullmatch(path) is not None
 
 
 class Visit:
@@ -55,9 +68,9 @@ class Visit:
         name = keys.name_of(given)
         if name is not None:
             self.key_name = name
-        elif keys.is_admin_token(given) and _ADMIN.fullmatch(path):
+        elif keys.is_admin_token(given) and takes_admin_token(path):
             self.key_name = ADMIN
-        elif not _NO_KEY_NEEDED.fullmatch(path):
+        elif needs_key(path):
             raise Unauthorized(KEY_IS_WRONG)
 
     def follow(self, span: RequestSpan) -> None:

@@ -1,15 +1,34 @@
-"""The OpenAPI description of the hot routes, which FastAPI cannot see into."""
+"""The OpenAPI document: FastAPI's, with the hot routes, which it cannot see into, examples, and what keys are for."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
 
+from convoy.app.edge.http.docs_routes import seven
+from convoy.app.edge.http.examples import (
+    BLACK_PICTURE,
+    BLACK_PICTURE_FILE,
+    ERROR,
+    MAIN,
+    OBJECT,
+    TEXT,
+    UNKNOWN,
+    add_examples,
+    add_names,
+    add_unknown_model,
+    array,
+    examples,
+    obj,
+)
+from convoy.app.edge.http.gate import needs_key, takes_admin_token
 from convoy.app.edge.http.hot_route import HotRoute
 from convoy.app.edge.http.infer import InferRoute
 from convoy.app.edge.http.predictions import PredictionsRoute
+from convoy.app.edge.options import EdgeOptions
 from convoy.models.spec import NUMPY_DTYPES
 
 _Json = dict[str, Any]
@@ -26,100 +45,116 @@ _STATUSES = {
     503: "Not ready or shutting down; Retry-After says when to try again",
     504: "The deadline passed",
 }
-_TEXT, _OBJECT, _FILE = {"type": "string"}, {"type": "object"}, {"type": "string", "format": "binary"}
+_FILE = {"type": "string", "format": "binary"}
 
 
-def _object(*required: str, **properties: _Json) -> _Json:
-    return {"type": "object", "required": [*required], "properties": properties}
-
-
-def _list(items: _Json) -> _Json:
-    return {"type": "array", "items": items}
-
-
-_TENSOR = _object(
+_TENSOR = obj(
     *("name", "shape", "datatype"),
-    name=_TEXT,
-    shape=_list({"type": "integer", "minimum": 0}),
+    name=TEXT,
+    shape=array({"type": "integer", "minimum": 0}),
     datatype={"type": "string", "enum": list(NUMPY_DTYPES)},
-    parameters=_OBJECT,
-    data=_list({}),
+    parameters=OBJECT,
+    data=array({}),
 )
-_OUTPUT = _object("name", name=_TEXT, parameters=_OBJECT)
-_INFER_REQUEST = _object("inputs", id=_TEXT, parameters=_OBJECT, inputs=_list(_TENSOR), outputs=_list(_OUTPUT))
-_INFER_RESPONSE = _object(
-    *("model_name", "model_version", "outputs"), id=_TEXT, model_name=_TEXT, model_version=_TEXT, outputs=_list(_TENSOR)
+_OUTPUT = obj("name", name=TEXT, parameters=OBJECT)
+_INFER_REQUEST = obj("inputs", id=TEXT, parameters=OBJECT, inputs=array(_TENSOR), outputs=array(_OUTPUT))
+_INFER_RESPONSE = obj(
+    *("model_name", "model_version", "outputs"), id=TEXT, model_name=TEXT, model_version=TEXT, outputs=array(_TENSOR)
 )
-_PREDICTION = _object(
+_PREDICTION = obj(
     *("class_id", "label", "score"),
     class_id={"type": "integer"},
     label={"type": ["string", "null"]},
     score={"type": "number"},
 )
-_DETECTION = _object(
+_DETECTION = obj(
     *("box", "class_id", "label", "score"),
-    box={**_list({"type": "number"}), "minItems": 4, "maxItems": 4},
+    box={**array({"type": "number"}), "minItems": 4, "maxItems": 4},
     class_id={"type": "integer"},
     label={"type": ["string", "null"]},
     score={"type": "number"},
 )
-_WHOLE_NUMBERS = _list({"type": "integer", "minimum": 0})
-_MAPPED_CLASS = _object(
+_WHOLE_NUMBERS = array({"type": "integer", "minimum": 0})
+_MAPPED_CLASS = obj(
     *("class_id", "label", "share", "rle"),
     class_id={"type": "integer"},
     label={"type": ["string", "null"]},
     share={"type": "number"},
-    rle=_object("size", "counts", size=_WHOLE_NUMBERS, counts=_WHOLE_NUMBERS),
+    rle=obj("size", "counts", size=_WHOLE_NUMBERS, counts=_WHOLE_NUMBERS),
 )
-_SEGMENTATION = _object(
+_SEGMENTATION = obj(
     *("height", "width", "unseen_share", "classes"),
     height={"type": "integer"},
     width={"type": "integer"},
     unseen_share={"type": "number"},
-    classes=_list(_MAPPED_CLASS),
+    classes=array(_MAPPED_CLASS),
 )
-_PREDICTED = _object(
+_PREDICTED = obj(
     *("model", "version"),
-    model=_TEXT,
-    version=_TEXT,
-    predictions=_list(_PREDICTION),
-    detections=_list(_DETECTION),
+    model=TEXT,
+    version=TEXT,
+    predictions=array(_PREDICTION),
+    detections=array(_DETECTION),
     segmentation=_SEGMENTATION,
     timing_ms={"type": "object", "additionalProperties": {"type": "number"}},
-    results=_list(_OBJECT),
+    results=array(OBJECT),
 )
 _IN_BASE64 = {"type": "string", "format": "byte"}
 _IMAGES_IN_JSON = {
     "type": "object",
-    "properties": {"image": _IN_BASE64, "instances": _list({"anyOf": [_IN_BASE64, _object("b64", b64=_IN_BASE64)]})},
+    "properties": {"image": _IN_BASE64, "instances": array({"anyOf": [_IN_BASE64, obj("b64", b64=_IN_BASE64)]})},
     "minProperties": 1,
     "maxProperties": 1,
 }
-_IMAGE_TYPES = ("image/jpeg", "image/png", "application/octet-stream")
-_PREDICTED_EXAMPLE = {
-    "model": "digits",
-    "version": "1",
-    "predictions": [{"class_id": 7, "label": "7", "score": 0.9993}],
-    "timing_ms": {"decode_wait": 0.05, "decode": 0.21, "queue": 0.05, "compute": 0.12, "total": 0.61},
-}
-_INFER_EXAMPLE = {
-    "inputs": [{"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [0.1, 0.2, 0.3, 0.4]}],
-}
+_DIGIT = {"predictions": [{"class_id": 7, "label": "7", "score": 0.9911}]}
+_TIMING = {"decode_wait": 0.05, "decode": 0.21, "queue": 0.05, "compute": 0.12, "total": 0.61}
+_SERVED = {"model": "digits", "version": "1"}
+_BLACK = {"name": "images", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [*BLACK_PICTURE]}
+_WRONG = {"name": "images", "shape": [1, 2], "datatype": "UINT8", "data": [0, 0]}
+_LOGITS = [-3.828, 3.6319, 1.0868, 0.6746, -0.1322, 0.2294, -1.1028, -0.0571, -5.3059, -2.1907]
+_BEARER = {"type": "http", "scheme": "bearer"}
+_KEY, _TOKEN = "apiKey", "adminToken"
+_LENGTH = "Inference-Header-Content-Length"
 
 
-def document_hot_routes(app: FastAPI, routes: Mapping[str, HotRoute]) -> None:
-    """Let `/openapi.json` and `/docs` show the hot routes beside FastAPI's own."""
+def document_routes(app: FastAPI, routes: Mapping[str, HotRoute], options: EdgeOptions) -> None:
+    """Let `/openapi.json` show the hot routes beside FastAPI's own, examples of all, and the secrets they want now."""
     plain = app.openapi
+    edition = -1
 
     def openapi() -> _Json:
+        nonlocal edition
         if app.openapi_schema is None:
             document = plain()
-            document["paths"] = {**_hot_paths(routes), **document["paths"]}
             _drop_framework_errors(document)
+            add_examples(document)
+            document["paths"] = {**_hot_paths(routes), **document["paths"]}
             app.openapi_schema = document
+        if edition != options.edition:
+            edition = options.edition
+            _say_secrets(app.openapi_schema, options)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _say_secrets(document: _Json, options: EdgeOptions) -> None:
+    schemes: _Json = {}
+    if options.api_keys:
+        schemes[_KEY] = {**_BEARER, "description": "One of the server's API keys"}
+    if options.admin_token is not None:
+        schemes[_TOKEN] = {**_BEARER, "description": "The admin token, for loading and unloading models"}
+    components = document.setdefault("components", {})
+    components.pop("securitySchemes", None)
+    if schemes:
+        components["securitySchemes"] = schemes
+    for path, operations in document["paths"].items():
+        if takes_admin_token(path) and options.admin_token is not None:
+            wanted = _TOKEN
+        else:
+            wanted = _KEY if options.api_keys and needs_key(path) else ""
+        for operation in operations.values():
+            operation["security"] = [{wanted: []}] if wanted else []
 
 
 def _drop_framework_errors(document: _Json) -> None:
@@ -132,21 +167,32 @@ def _drop_framework_errors(document: _Json) -> None:
 
 
 def _hot_paths(routes: Mapping[str, HotRoute]) -> _Json:
-    parameters = {
-        name: {"name": name, "in": "path", "required": True, "schema": {"type": kind}}
-        for name, kind in (("model", "string"), ("version", "integer"))
-    }
-    return {
-        path: {"post": _OPERATIONS[type(route)]([one for name, one in parameters.items() if f"{{{name}}}" in path])}
-        for path, route in routes.items()
-    }
+    paths: _Json = {}
+    for path, route in routes.items():
+        names = [name for name in ("model", "version") if f"{{{name}}}" in path]
+        kinds = {"model": "string", "version": "integer"}
+        parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": kinds[name]}} for name in names]
+        operation = _OPERATIONS[type(route)](parameters)
+        add_names(operation, path)
+        add_unknown_model(operation)
+        paths[path] = {"post": operation}
+    return paths
 
 
 def _predictions(path: list[_Json]) -> _Json:
-    form = {"type": "object", "properties": {"file": _list(_FILE)}}
-    responses = _responses(_PREDICTED, _PREDICTED_EXAMPLE)
+    form = {"type": "object", "properties": {"file": array(_FILE)}}
+    responses = _responses(_PREDICTED)
     responses["200"]["content"]["image/png"] = {"schema": _FILE}
-    return {
+    png, jpeg = ({"summary": "A seven", "externalValue": f"docs/seven.{kind}"} for kind in ("png", "jpg"))
+    in_json = {"summary": "A seven, in base64", "value": {"image": b64encode(seven()).decode()}}
+    no_image = {"summary": "Bytes that are no picture", "value": "not an image"}
+    bodies = {
+        "image/jpeg": {MAIN: jpeg},
+        "image/png": {MAIN: png, UNKNOWN: png},
+        "application/octet-stream": {MAIN: png, "no-image": no_image},
+        "multipart/form-data": {"form": {**png, "summary": "A seven, in the field `file`"}},
+    }
+    operation = {
         "tags": ["inference"],
         "summary": "What is in an image, or in several in a form or in JSON: classes, boxes, or a class of each pixel",
         "operationId": f"predict_{len(path)}",
@@ -159,7 +205,7 @@ def _predictions(path: list[_Json]) -> _Json:
         ),
         "parameters": [
             *path,
-            _query("top_k", {"type": "integer", "minimum": 1}),
+            {**_query("top_k", {"type": "integer", "minimum": 1}), "examples": _each(1, MAIN, "form")},
             _query("threshold", {"type": "number"}),
             _query("format", {"type": "string", "enum": ["json", "png"]}),
             _TIMEOUT,
@@ -167,20 +213,36 @@ def _predictions(path: list[_Json]) -> _Json:
         "requestBody": {
             "required": True,
             "content": {
-                **{kind: {"schema": _FILE} for kind in _IMAGE_TYPES},
-                "multipart/form-data": {"schema": form},
-                "application/json": {"schema": _IMAGES_IN_JSON, "example": {"image": "<base64>"}},
+                **{
+                    kind: {"schema": form if kind.startswith("multipart") else _FILE, "examples": some}
+                    for kind, some in bodies.items()
+                },
+                "application/json": {"schema": _IMAGES_IN_JSON, "examples": {MAIN: in_json}},
             },
         },
         "responses": responses,
     }
+    timed = {**_DIGIT, "timing_ms": _TIMING}
+    examples(operation, 200).update({MAIN: {"value": {**_SERVED, **timed}}})
+    examples(operation, 200)["form"] = {"value": {**_SERVED, "results": [timed]}}
+    refusal = "these bytes are not an image that is accepted; send a JPEG, PNG, WebP, GIF, BMP or TIFF file"
+    examples(operation, 400)["no-image"] = {"value": {"error": refusal}}
+    return operation
 
 
 def _infer(path: list[_Json]) -> _Json:
-    length = {"name": "Inference-Header-Content-Length", "in": "header", "schema": {"type": "integer", "minimum": 0}}
-    responses = _responses(_INFER_RESPONSE, None)
+    length = {"name": _LENGTH, "in": "header", "schema": {"type": "integer", "minimum": 0}}
+    responses = _responses(_INFER_RESPONSE)
     responses["200"]["content"]["application/octet-stream"] = {"schema": _FILE}
-    return {
+    black = {"summary": "A black picture", "value": {"inputs": [_BLACK]}}
+    bodies = {MAIN: black, UNKNOWN: black, "wrong-shape": {"value": {"inputs": [_WRONG]}}}
+    # Not an example of the parameter: that page would send it with the other bodies, too.
+    raw = {
+        "summary": f"The same as its bytes alone, with {_LENGTH}: 0",
+        "externalValue": f"docs/{BLACK_PICTURE_FILE}",
+        "x-headers": {_LENGTH: "0"},
+    }
+    operation = {
         "tags": ["inference"],
         "summary": "Infer on tensors (Open Inference Protocol)",
         "description": (
@@ -192,19 +254,34 @@ def _infer(path: list[_Json]) -> _Json:
         "requestBody": {
             "required": True,
             "content": {
-                "application/json": {"schema": _INFER_REQUEST, "example": _INFER_EXAMPLE},
-                "application/octet-stream": {"schema": _FILE},
+                "application/json": {"schema": _INFER_REQUEST, "examples": bodies},
+                "application/octet-stream": {"schema": _FILE, "examples": {"raw": raw}},
             },
         },
         "responses": responses,
     }
+    logits = {"name": "logits", "datatype": "FP32", "shape": [1, 10], "data": _LOGITS}
+    answer = {"model_name": "digits", "model_version": "1", "outputs": [logits]}
+    examples(operation, 200)[MAIN] = {"value": answer}
+    binary = {"summary": "JSON, and behind it ten numbers of 4 bytes", "externalValue": "docs/black.answer"}
+    examples(operation, 200, "application/octet-stream")["raw"] = binary
+    refusal = (
+        "[request id: <id_unknown>] unexpected shape for input 'images' for model 'digits'. Expected [-1,32,32,3], got "
+        "[1,2]. NOTE: with a max_batch_size above 0 the first dimension is the batch."
+    )
+    examples(operation, 400)["wrong-shape"] = {"value": {"error": refusal}}
+    return operation
 
 
-def _responses(schema: _Json, example: _Json | None) -> _Json:
-    content = {"schema": schema} if example is None else {"schema": schema, "example": example}
-    answers: _Json = {"200": {"description": "The answer", "content": {"application/json": content}}}
-    error = {"application/json": {"schema": _object("error", error=_TEXT)}}
-    return answers | {str(status): {"description": words, "content": error} for status, words in _STATUSES.items()}
+def _responses(schema: _Json) -> _Json:
+    answers: _Json = {"200": {"description": "The answer", "content": {"application/json": {"schema": schema}}}}
+    for status, words in _STATUSES.items():
+        answers[str(status)] = {"description": words, "content": {"application/json": {"schema": ERROR}}}
+    return answers
+
+
+def _each(value: object, *names: str) -> _Json:
+    return {name: {"value": value} for name in names}
 
 
 def _query(name: str, schema: _Json) -> _Json:

@@ -1,8 +1,9 @@
-"""Takes connections from a socket on which several processes listen.
+"""Takes connections from a socket, on which several processes may listen, and agrees on TLS where that is spoken.
 
 Every process that is free is woken by a new connection; each takes one and looks again in its next turn, and
 one that has more than the others lets them go first. An event loop's own server takes all that wait at once, and
-the first process to wake would have them all.
+the first process to wake would have them all. It also keeps one TLS context for ever, and counts nobody who has not
+agreed on a key yet.
 """
 
 from __future__ import annotations
@@ -11,13 +12,29 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable
-from contextlib import suppress
+from typing import NamedTuple
+
+from convoy.models.tls import ServerTls
 
 _log = logging.getLogger("convoy")
 # Without a free descriptor there is nothing to do but to wait until a connection ends.
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _PAUSE_S = 0.5
+# What a client must have got wrong, rather than a probe that leaves: worth a line.
+_TELLING = frozenset({"HTTP_REQUEST", "PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED"})
+
+
+class Handshakes(NamedTuple):
+    """How connections become TLS. `tls` is what is shown to those that come now. At most `most` are under way; one may
+    take `within_s` to come about, and `end_within_s` to end in good order.
+    """
+
+    tls: Callable[[], ServerTls | None]
+    within_s: float
+    end_within_s: float
+    most: int
 
 
 class Acceptor:
@@ -30,11 +47,14 @@ class Acceptor:
         self,
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.Protocol],
-        patience_s: Callable[[], float],
-        on_taken: Callable[[], None],
+        handshakes: Handshakes,
+        patience_s: Callable[[], float] = lambda: 0.0,
+        on_taken: Callable[[], None] = lambda: None,
     ) -> None:
-        self._listener, self._make_protocol = listener, make_protocol
+        self._listener, self._make_protocol, self._handshakes = listener, make_protocol, handshakes
         self._patience_s, self._on_taken = patience_s, on_taken
+        self._shown: ServerTls | None = None
+        self._context: ssl.SSLContext | None = None
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -76,13 +96,36 @@ class Acceptor:
             self._loop.remove_reader(self._listener.fileno())
             self._loop.call_later(_PAUSE_S, self._resume)
             return
+        if len(self._opening) >= self._handshakes.most:
+            connection.close()  # before there is a key nothing can be said to it
+            return
         self._on_taken()
         task = self._loop.create_task(self._open(connection))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
     async def _open(self, connection: socket.socket) -> None:
-        with suppress(OSError):  # the client has gone already
+        try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(self._make_protocol, connection)
+            context, handshakes = self._current_context(), self._handshakes
+            timeouts = (handshakes.within_s, handshakes.end_within_s) if context is not None else (None, None)
+            await self._loop.connect_accepted_socket(
+                self._make_protocol,
+                connection,
+                ssl=context,
+                ssl_handshake_timeout=timeouts[0],
+                ssl_shutdown_timeout=timeouts[1],
+            )
+        except ssl.SSLError as error:
+            if error.reason in _TELLING:
+                _log.warning("a client could not agree on TLS: %s", error)
+        except OSError:
+            pass  # the client has gone already
+
+    def _current_context(self) -> ssl.SSLContext | None:
+        """Another one as soon as something else is to be shown, with no memory of earlier sessions."""
+        tls = self._handshakes.tls()
+        if tls is not self._shown:
+            self._shown, self._context = tls, None if tls is None else tls.context()
+        return self._context

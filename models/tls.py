@@ -1,0 +1,146 @@
+"""TLS as both ends are told of it: files in PEM, tried as soon as they are read, and what the libraries make of them.
+
+A server keeps the texts and not the files: what was tried is what serves, whatever becomes of the files.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from convoy.models.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """The chain of certificates that a server shows, its key, and who has signed its clients' where those must show
+    one; all PEM.
+    """
+
+    chain: str
+    key: str = field(repr=False)
+    client_ca: str | None = None
+
+    @staticmethod
+    def read(cert_file: Path, key_file: Path | None, client_ca_file: Path | None) -> ServerTls:
+        """Without a `key_file` the key is in `cert_file`, too. Raises UsageError where that makes no TLS."""
+        cert = _File("--tls-cert-file", cert_file)
+        key = cert if key_file is None else _File("--tls-key-file", key_file)
+        ca = None if client_ca_file is None else _File("--tls-client-ca-file", client_ca_file)
+        read = ServerTls(cert.text(), key.text(), None if ca is None else ca.text())
+        with _explained(cert, key, ca):
+            read.context()
+        return read
+
+    def context(self) -> ssl.SSLContext:
+        """For HTTP/1.1 over TLS 1.2 or later. Raises ssl.SSLError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        context.set_alpn_protocols(["http/1.1"])
+        with _as_file(self.chain) as chain, _as_file(self.key) as key:
+            context.load_cert_chain(chain, key, password=_no_password)
+        if self.client_ca is not None:
+            context.load_verify_locations(cadata=self.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Files of a client: who has signed the server's certificate (None: whom this machine trusts), and what it shows of
+    its own. Raises UsageError where TLS cannot be spoken with them.
+    """
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.key_file is not None and self.cert_file is None:
+            raise UsageError("--client-key-file needs --client-cert-file, whose key it is")
+        self.context()
+
+    def context(self) -> ssl.SSLContext:
+        """For any library that takes one. Raises UsageError."""
+        ca, cert, key = self._files()
+        for one in (ca, cert, key):
+            if one is not None:
+                one.text()
+        with _explained(cert, key, ca):
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if cert is not None and key is not None:
+                context.load_cert_chain(cert.path, key.path, password=_no_password)
+        return context
+
+    def texts(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """PEM of the CA, the key and the chain, in gRPC's order. Raises UsageError."""
+        ca, cert, key = self._files()
+        found = (None if one is None else one.text().encode() for one in (ca, key, cert))
+        return next(found), next(found), next(found)
+
+    def _files(self) -> tuple[_File | None, _File | None, _File | None]:
+        ca = None if self.ca_file is None else _File("--ca-file", Path(self.ca_file))
+        if self.cert_file is None:
+            return ca, None, None
+        cert = _File("--client-cert-file", Path(self.cert_file))
+        return ca, cert, cert if self.key_file is None else _File("--client-key-file", Path(self.key_file))
+
+
+class _File(NamedTuple):
+    option: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.option} {self.path}"
+
+    def text(self) -> str:
+        """Raises UsageError."""
+        try:
+            return self.path.read_text()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self} cannot be read: {error}") from error
+
+
+@contextmanager
+def _explained(cert: _File | None, key: _File | None, ca: _File | None) -> Iterator[None]:
+    """What the library says in codes, in words."""
+    try:
+        yield
+    except (ssl.SSLError, ValueError) as error:
+        raise UsageError(_words(cert, key, ca, error)) from error
+
+
+def _words(cert: _File | None, key: _File | None, ca: _File | None, error: Exception) -> str:
+    for file in (cert, ca):
+        if file is not None and "-----BEGIN CERTIFICATE-----" not in file.text():
+            return f"{file} has no certificate in PEM ('-----BEGIN CERTIFICATE-----'); name one that has"
+    if key is not None and "PRIVATE KEY-----" not in key.text():
+        return f"{key} has no private key in PEM ('-----BEGIN PRIVATE KEY-----'); name one that has"
+    if key is not None and "ENCRYPTED" in key.text():
+        return f"the key in {key} has a password, which nobody is asked for; take it off with `openssl pkey`"
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return f"the key in {key} is not that of the first certificate in {cert}; name the two that belong together"
+    files = ", ".join(dict.fromkeys(str(file) for file in (cert, key, ca) if file is not None))
+    return f"TLS cannot be spoken with {files} ({error}); check them with `openssl x509 -text -noout -in FILE`"
+
+
+def _no_password() -> str:
+    """Else the library would ask the terminal."""
+    return ""
+
+
+@contextmanager
+def _as_file(text: str) -> Iterator[str]:
+    """A name under which the library, which reads nothing but files, finds the text; it never comes to a disk."""
+    descriptor = os.memfd_create("convoy-pem")
+    try:
+        os.write(descriptor, text.encode())
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

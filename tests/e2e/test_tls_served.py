@@ -1,0 +1,317 @@
+"""TLS on both wires, with edges and without: who is let in, what a renewed certificate changes, and who asks how."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+import yaml
+from cryptography import x509
+from tests.support.pages import examples, run_example
+
+import convoy
+from convoy.models.errors import Unavailable
+from convoy.models.tls import ClientTls
+from tests.support.certificates import Authority, Signed
+from tests.support.servers import FakeServer, Server, rows_request, run_convoy, start_fake_server, start_server
+from tests.support.servers import wait_until as until
+from tests.support.stores import ROOT, digit
+
+pytestmark = pytest.mark.slow
+
+
+class Papers:
+    """What an operator has: who signs, the server's certificate, and one of a client's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority(folder, "own")
+        self.server, self.client = self.authority.sign("server"), self.authority.sign("client")
+        self.options = {"tls_cert_file": str(self.server.cert), "tls_key_file": str(self.server.key)}
+        self.with_clients = {**self.options, "tls_client_ca_file": str(self.authority.file)}
+
+    def context(self, own: Signed | None = None) -> ssl.SSLContext:
+        """How a client comes that trusts nobody else."""
+        cert, key = (None, None) if own is None else own.pair
+        return ClientTls(str(self.authority.file), cert, key).context()
+
+
+@pytest.fixture
+def papers(tmp_path: Path) -> Papers:
+    return Papers(tmp_path)
+
+
+@pytest.fixture(params=[0, 2], ids=["one-process", "two-edges"])
+def edges(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@contextmanager
+def secured(
+    papers: Papers, options: dict[str, Any], own: Signed | None = None, **settings: Any
+) -> Iterator[tuple[FakeServer, httpx.Client]]:
+    """A server that is ready, and a client that trusts it."""
+    with (
+        start_fake_server(**options, **settings, wait_ready=False) as server,
+        trusting(server, papers.context(own)) as client,
+    ):
+        until(lambda: client.get("/v2/health/ready").status_code == 200, "it is ready")
+        yield server, client
+
+
+def trusting(server: Server, context: ssl.SSLContext) -> httpx.Client:
+    return httpx.Client(base_url=server.url, verify=context, trust_env=False, timeout=60.0)
+
+
+def infer(client: httpx.Client) -> list[float]:
+    reply = client.post("/v2/models/rows/infer", json=rows_request(1.0, 2.0))
+    assert reply.status_code == 200, reply.text
+    outputs: list[float] = reply.json()["outputs"][0]["data"]
+    return outputs
+
+
+def by_grpc(server: Server, papers: Papers, own: Signed | None = None) -> str:
+    """The status of one call on a connection of its own."""
+    x = triton.InferInput("x", [1, 4], "FP32")
+    x.set_data_from_numpy(np.zeros((1, 4), np.float32))
+    credentials = grpc.ssl_channel_credentials(
+        papers.authority.file.read_bytes(), *((own.key.read_bytes(), own.cert.read_bytes()) if own else ())
+    )
+    # Else a client that comes later would be given the connection of the one before.
+    alone = [("grpc.use_local_subchannel_pool", 1)]
+    address = server.grpc_address
+    with triton.InferenceServerClient(address, ssl=True, creds=credentials, channel_args=alone) as client:
+        try:
+            client.infer("rows", [x], client_timeout=20)
+        except triton.InferenceServerException as error:
+            return str(error.status())
+    return "OK"
+
+
+def shown(server: Server, own: ssl.SSLContext, port: int) -> int:
+    """The number of the certificate that a new connection is shown."""
+    with (
+        socket.create_connection(("127.0.0.1", port)) as plain,
+        own.wrap_socket(plain, server_hostname="localhost") as wrapped,
+    ):
+        der = wrapped.getpeercert(binary_form=True)
+    assert der is not None
+    return x509.load_der_x509_certificate(der).serial_number
+
+
+def number(signed: Signed) -> int:
+    return x509.load_pem_x509_certificate(signed.cert.read_bytes()).serial_number
+
+
+def test_every_route_is_behind_it_on_both_wires_and_on_the_direct_way(papers: Papers, edges: int) -> None:
+    with secured(papers, papers.options, edges=edges) as (server, client):
+        first = [infer(client) for _ in range(4)]  # the later ones are not parsed
+        assert first[0]
+        assert first == [first[0]] * 4
+        assert client.get("/metrics").status_code == 200  # behind edges the core's own
+        large = json.dumps(rows_request(1.0, 2.0)).encode() + b" " * (4 << 20)  # many records of TLS
+        assert client.post("/v2/models/rows/infer", content=large).json()["outputs"][0]["data"] == first[0]
+        assert by_grpc(server, papers) == "OK"
+        assert "listening on https://" in server.log
+
+
+def test_who_speaks_plain_text_or_trusts_somebody_else_has_no_answer(
+    papers: Papers, edges: int, tmp_path: Path
+) -> None:
+    stranger = tmp_path / "elsewhere"
+    stranger.mkdir()
+    with secured(papers, papers.options, edges=edges) as (server, client):
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://127.0.0.1:{server.port}/v2", trust_env=False)
+        until(lambda: "a client could not agree on TLS" in server.log, "the log tells of it")
+        with trusting(server, Papers(stranger).context()) as other, pytest.raises(httpx.ConnectError):
+            other.get("/v2")
+        with pytest.raises(grpc.FutureTimeoutError):
+            grpc.channel_ready_future(grpc.insecure_channel(server.grpc_address)).result(timeout=0.5)
+        assert infer(client)
+
+
+def test_clients_show_a_certificate_where_they_are_asked_for_one(papers: Papers, edges: int, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    strangers = Papers(elsewhere).client
+    with secured(papers, papers.with_clients, papers.client, edges=edges) as (server, client):
+        assert infer(client)
+        for wrong in (None, strangers):
+            with trusting(server, papers.context(wrong)) as other, pytest.raises(httpx.TransportError):
+                other.get("/v2")
+        assert by_grpc(server, papers, papers.client) == "OK"
+        assert by_grpc(server, papers) == "StatusCode.UNAVAILABLE"
+        assert by_grpc(server, papers, strangers) == "StatusCode.UNAVAILABLE"
+
+
+def test_a_renewed_certificate_is_shown_from_the_next_connection_on(papers: Papers, edges: int, tmp_path: Path) -> None:
+    renewed, old_number = papers.authority.sign("renewed"), number(papers.server)
+    file = tmp_path / "convoy.yaml"
+    file.write_text(yaml.safe_dump(papers.with_clients))
+    own = papers.context(papers.client)
+    with secured(papers, {"config": file}, papers.client, edges=edges) as (server, client):
+        grpc_port = int(server.grpc_address.rpartition(":")[2])
+        ports = (server.port, server.port, grpc_port)
+        assert [shown(server, own, port) for port in ports] == [old_number] * 3
+
+        def hang_up(told: str) -> None:
+            before = server.log.count(told)
+            server.signal(signal.SIGHUP)
+            until(lambda: server.log.count(told) > before, f"the log has {told!r}")
+
+        papers.server.key.write_bytes(renewed.key.read_bytes())  # half of a renewal
+        hang_up("is not that of the first certificate")
+        assert [shown(server, own, port) for port in ports] == [old_number] * 3
+        papers.server.become(renewed)
+        hang_up("who connects from now on is shown the certificate that was read")
+        until(lambda: all(shown(server, own, port) == number(renewed) for port in (*ports, *ports)), "it is shown")
+        assert infer(client), "connections that are open stay"
+
+        # Clients whose signer is no longer trusted are not let in, and no earlier session helps them.
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        others = Authority(elsewhere, "other")
+        papers_of_other = others.sign("client")
+        ca = tmp_path / "clients.pem"
+        ca.write_bytes(others.file.read_bytes())
+        file.write_text(yaml.safe_dump({**papers.with_clients, "tls_client_ca_file": str(ca)}))
+        hang_up("who connects from now on is shown the certificate that was read")
+
+        def is_let_in(who: Signed) -> bool:
+            with trusting(server, papers.context(who)) as other:
+                try:
+                    return other.get("/v2").status_code == 200
+                except httpx.TransportError:
+                    return False
+
+        until(lambda: [is_let_in(who) for who in (papers.client, papers_of_other) * 2] == [False, True] * 2, "so")
+        assert by_grpc(server, papers, papers_of_other) == "OK"
+        assert by_grpc(server, papers, papers.client) == "StatusCode.UNAVAILABLE"
+        for less in ({}, papers.options):
+            file.write_text(yaml.safe_dump(less))
+            hang_up("TLS, and asking clients for certificates, begin and end with a restart")
+        assert is_let_in(papers_of_other)
+
+
+def test_an_edge_that_is_replaced_shows_what_was_read_last(papers: Papers) -> None:
+    own = papers.context()
+    with secured(papers, papers.options, edges=1) as (server, client):
+        renewed = papers.authority.sign("renewed")
+        papers.server.become(renewed)
+        server.signal(signal.SIGHUP)
+        until(lambda: shown(server, own, server.port) == number(renewed), "it is shown")
+        papers.server.cert.unlink()  # whoever starts again needs no file
+        edge = next(
+            one for one in psutil.Process(server.process.pid).children() if "edge_process" in " ".join(one.cmdline())
+        )
+        edge.kill()
+
+        def is_back() -> bool:
+            try:
+                return client.get("/v2/health/ready").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(is_back, "another edge serves")
+        until(lambda: shown(server, own, server.port) == number(renewed), "it shows the same")
+
+
+def test_what_cannot_be_is_one_line_and_no_server(papers: Papers, edges: int) -> None:
+    options = ("serve", "--port", "0", "--grpc-port", "-1", "--edges", str(edges))
+    other = papers.authority.sign("other")
+    for wrong, words in (
+        (("--tls-cert-file", "/nowhere.pem"), "convoy: --tls-cert-file /nowhere.pem cannot be read"),
+        (("--tls-key-file", str(other.key)), "need tls_cert_file"),
+        (("--tls-cert-file", str(papers.server.cert), "--tls-key-file", str(other.key)), "is not that of the first"),
+    ):
+        ran = run_convoy(*options, *wrong)
+        assert ran.returncode == 2
+        assert words in ran.stderr
+        assert "Traceback" not in ran.stderr
+
+
+def test_a_client_that_never_agrees_is_dropped_and_those_are_counted(papers: Papers, edges: int) -> None:
+    """Each of two edges may have one."""
+    settings = {"header_timeout_s": 1.0, "max_connections": max(1, edges)}
+    with start_fake_server(**papers.options, **settings, edges=edges, wait_ready=False, clean_log=True) as server:
+        with ExitStack() as stack:
+            place = ("127.0.0.1", server.port)
+            silent = [stack.enter_context(socket.create_connection(place, timeout=20)) for _ in range(edges + 3)]
+            for one in silent:
+                with suppress(ConnectionResetError):
+                    assert one.recv(1) == b""
+        with trusting(server, papers.context()) as client:
+            until(lambda: client.get("/v2/health/ready").status_code == 200, "it takes others then")
+
+
+def test_the_health_check_and_the_address_file_know_of_it(papers: Papers, edges: int, tmp_path: Path) -> None:
+    address = tmp_path / "address"
+    given = {f"CONVOY_{name.upper()}": value for name, value in papers.with_clients.items()}
+    given |= {"CONVOY_EDGES": str(edges), "CONVOY_ADDRESS_FILE": str(address)}
+    with start_server(env=given, wait_ready=False) as server:
+        assert address.read_text() == f"https://127.0.0.1:{server.port}\n"
+
+        def check(**more: str) -> int:
+            env = {"CONVOY_ADDRESS_FILE": str(address), **more}
+            line = [sys.executable, "-m", "convoy.app.commands.healthcheck"]
+            return subprocess.run(line, env=env, check=False, cwd=ROOT, stdout=subprocess.DEVNULL).returncode
+
+        cert, key = papers.client.pair
+        until(lambda: check(CONVOY_CLIENT_CERT_FILE=cert, CONVOY_CLIENT_KEY_FILE=key) == 0, "it is healthy")
+        assert check() == 1
+
+
+def test_predict_loadtest_and_the_client_come_with_certificates(papers: Papers, tmp_path: Path) -> None:
+    image, (cert, key) = digit("seven"), papers.client.pair
+    picture = tmp_path / "digit.png"
+    picture.write_bytes(image)
+    given = {f"CONVOY_{name.upper()}": value for name, value in papers.with_clients.items()}
+    shows = ("--ca-file", str(papers.authority.file), "--client-cert-file", cert, "--client-key-file", key)
+    with start_server(env=given, wait_ready=False) as server:
+        with trusting(server, papers.context(papers.client)) as client:
+            until(lambda: client.get("/v2/health/ready").status_code == 200, "it is ready")
+        predicted = run_convoy("predict", "digits", str(picture), "--url", server.url, "--json", *shows)
+        assert predicted.returncode == 0, predicted.stderr
+        label = json.loads(predicted.stdout)["predictions"][0]["label"]
+        assert label == "7"
+        alone = run_convoy("predict", "digits", str(picture), "--url", server.url, *shows[:2])
+        assert alone.returncode == 1
+        assert "--client-cert-file" in alone.stderr
+        for url in (server.url, f"grpcs://{server.grpc_address}"):
+            loaded = run_convoy("loadtest", "--url", url, "--duration", "0.5", "--concurrency", "2", *shows)
+            assert loaded.returncode == 0, loaded.stderr + loaded.stdout
+
+        (example,) = [code for code in examples(ROOT / "docs" / "client.md") if "https://" in code]
+        for name, file in (("ca.crt", papers.authority.file), ("client.crt", cert), ("client.key", key)):
+            (tmp_path / name).write_bytes(Path(file).read_bytes())
+        run_example(example.replace("https://models.example:8000", server.url), tmp_path)
+
+        context = papers.context(papers.client)
+        with convoy.Client(server.url, verify=context) as program:
+            assert program.predict("digits", image).best.label == label
+
+        async def awaited() -> str | None:
+            async with convoy.AsyncClient(server.url, verify=context) as asynchronous:
+                return (await asynchronous.predict("digits", image)).best.label
+
+        assert asyncio.run(awaited()) == label
+        with (
+            convoy.Client(server.url, verify=papers.context(), retries=0) as nameless,
+            pytest.raises(Unavailable, match="certificate"),
+        ):
+            nameless.predict("digits", image)
