@@ -351,8 +351,9 @@ class Manifest:
 
     @property
     def metric(self) -> str:
-        """What the accuracies measure; top-1 where there are none."""
-        return next((variant.accuracy.metric for variant in self.variants if variant.accuracy), TOP_1)
+        """What the accuracies measure, or would."""
+        unmeasured = TOP_1 if self.spec.task == "classify" else "score"
+        return next((variant.accuracy.metric for variant in self.variants if variant.accuracy), unmeasured)
 
     def variant(self, file: str) -> Variant:
         """The variant stored in `file`. Raises KeyError."""

@@ -35,7 +35,7 @@ class AccuracyGate:
             what = "samples" if real else "random inputs"
             return False, (
                 f"not verified on labels: {score.likeness} some {what}{_by_output(score)}; "
-                "export with --evaluate to let it serve"
+                f"export with {score.wanted} to let it serve"
             )
         samples = "images" if accuracy.metric == TOP_1 else "samples"
         loss = f"loses {accuracy.loss_points:.2f} points of {accuracy.metric} on {accuracy.images} {samples}"

@@ -24,12 +24,22 @@ from convoy.export.rows import Rows
 from convoy.models.bundle import TOP_1, Accuracy
 from convoy.models.errors import JobError
 from convoy.models.spec import ModelSpec
+from convoy.models.tasks import Task
 
 Like = Callable[[Rows, Rows], np.ndarray]
 ScoreOf = Callable[[Rows, np.ndarray], np.ndarray]
 # The metric's name, both functions, and how alike answers are in words, of percent and of what is left to a hundred.
 _Parts = tuple[str, Like, ScoreOf | None, str]
+# The tasks beside classify whose targets make scores by themselves.
+_SCORED: tuple[Task, ...] = ("multilabel", "segment")
 _SAME_CLASS = "agrees with fp32 on {0:.1f} % of"
+
+
+def what_scores(task: Task) -> str:
+    """What has to be given at export for a score of this task, as it is typed."""
+    if task == "classify":
+        return "--evaluate"
+    return "--evaluate FILE.npz" if task in _SCORED else "--evaluate FILE.npz and --metric"
 
 
 class Judge(Protocol):

@@ -17,7 +17,7 @@ from convoy.app.batch import EngineFailure
 from convoy.export.cache import NO_CACHE, StepCache, step_key
 from convoy.export.data import SampleSet
 from convoy.export.progress import IGNORED, Progress, Step
-from convoy.export.proof.judging import Judge, judge_of
+from convoy.export.proof.judging import Judge, judge_of, what_scores
 from convoy.export.proof.outcomes import LEAST_SHARE, AnyOutcomes, Outcomes, relative_errors
 from convoy.export.rows import Chunk, Rows, count_of, joined, picked
 from convoy.export.variants.variant import OpenVariant
@@ -35,7 +35,7 @@ class Score:
     """One variant's: `accuracy` is None without labels; error and agreement are against fp32's own answers.
 
     `outcomes` are those of the labelled samples, from which the rest follows. `output_errors` are by output. `likeness`
-    says the agreement in words, where there are no labels.
+    says the agreement in words, and `wanted` what would give a score, where there are no labels.
     """
 
     accuracy: Accuracy | None
@@ -44,6 +44,7 @@ class Score:
     outcomes: AnyOutcomes | None = None
     output_errors: Mapping[str, float] = field(default_factory=dict)
     likeness: str = ""
+    wanted: str = "--evaluate"
 
 
 def relative_error(answers: np.ndarray, expected: np.ndarray, *, least_size: float = 0.0) -> float:
@@ -117,7 +118,8 @@ def compare(candidates: Sequence[OpenVariant], samples: Rows, judge: Judge | Non
 
 def _unlabelled(own: AnyOutcomes, reference: AnyOutcomes, fp32: OpenVariant, judge: Judge) -> Score:
     agreement = own.agreement(reference)  # type: ignore[arg-type]
-    return Score(None, own.worst_error, agreement, None, _by_output(own, fp32), judge.likeness(agreement))
+    errors, wanted = _by_output(own, fp32), what_scores(fp32.spec.task)
+    return Score(None, own.worst_error, agreement, None, errors, judge.likeness(agreement), wanted)
 
 
 def _by_output(own: AnyOutcomes, fp32: OpenVariant) -> dict[str, float]:

@@ -13,6 +13,7 @@ from xml.etree.ElementTree import Element
 
 from convoy.app.engines.limits import limit, share_of_limit
 from convoy.app.engines.speedup import WORTHWHILE_SPEEDUP, best_per_sample_ms
+from convoy.export.proof.judging import what_scores
 from convoy.export.report import charts
 from convoy.export.report.layers import kept_layers, recovery
 from convoy.export.report.mistakes import wrong_answers
@@ -185,7 +186,9 @@ def _accuracy(manifest: Manifest) -> list[Element | None]:
     fp32 = manifest.variants[0]
     if fp32.accuracy is None:
         return [
-            element("p", "Not verified on labels: no labelled samples were given. Export again with --evaluate."),
+            element(
+                "p", f"Not verified on labels, for want of them. Export again with {what_scores(manifest.spec.task)}."
+            ),
             *_outputs(manifest.variants),
         ]
     is_of_classes = fp32.accuracy.metric == TOP_1

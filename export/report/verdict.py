@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from convoy.export.proof.judging import what_scores
 from convoy.models.bundle import ON_CPU, TOP_1, Accuracy, Manifest, Variant
 
 # "alarm": the model should not be served; "doubt": it may be, but that it is right was not proved.
@@ -68,8 +69,8 @@ def _accuracy(manifest: Manifest, serving: Variant) -> str:
         else:
             told = f"of {accuracy.metric} {accuracy.in_words} on {samples}"
         return told if serving.precision == "fp32" else f"{told}, {_change(accuracy)}"
-    wanted = "images (--evaluate)" if is_of_images else "samples (--evaluate FILE.npz)"
-    return f"whose accuracy nobody measured, for want of labelled {wanted}"
+    what = "labelled images" if is_of_images and manifest.spec.task == "classify" else "targets"
+    return f"whose accuracy nobody measured, for want of {what} ({what_scores(manifest.spec.task)})"
 
 
 def _change(accuracy: Accuracy) -> str:

@@ -15,8 +15,9 @@ from test_export_report import Page
 from convoy.export.report.page import render
 from convoy.export.report.verdict import verdict_of
 from convoy.export.terminal import summary
-from convoy.models.bundle import Interval, Manifest, Variant
+from convoy.models.bundle import Accuracy, Interval, Manifest, Variant
 from convoy.models.spec import ImageSpec
+from convoy.models.tasks import Task
 
 IMAGE = ImageSpec(224, 224, 3, "shorter_side", 256, "bilinear", True, (0.5,) * 3, (0.5,) * 3, "uint8_nhwc")
 
@@ -25,6 +26,13 @@ def manifest_of(*variants: Variant, **changes: object) -> Manifest:
     manifest = full_manifest()
     spec = replace(manifest.spec, image=IMAGE)
     return replace(manifest, spec=spec, variants=variants or manifest.variants, **changes)  # type: ignore[arg-type]
+
+
+def of_task(task: Task, accuracy: Accuracy | None = None) -> Manifest:
+    """Of tensors, with fp32 alone."""
+    manifest = full_manifest()
+    spec = replace(manifest.spec, task=task, activation="none")
+    return replace(manifest, spec=spec, variants=(replace(FP32, accuracy=accuracy),))
 
 
 FP32, INT8, FP16 = full_manifest().variants
@@ -85,7 +93,23 @@ RIGHT = "right on 93.40 % of 1,200 images"
         (
             replace(full_manifest(), variants=(replace(FP32, accuracy=None),)),
             "doubt",
-            "CPUs serve fp32.onnx, whose accuracy nobody measured, for want of labelled samples (--evaluate FILE.npz).",
+            "CPUs serve fp32.onnx, whose accuracy nobody measured, for want of targets (--evaluate).",
+        ),
+        (
+            of_task("none"),
+            "doubt",
+            "CPUs serve fp32.onnx, whose accuracy nobody measured, "
+            "for want of targets (--evaluate FILE.npz and --metric).",
+        ),
+        (
+            of_task("multilabel"),
+            "doubt",
+            "CPUs serve fp32.onnx, whose accuracy nobody measured, for want of targets (--evaluate FILE.npz).",
+        ),
+        (
+            of_task("none", replace(FP32.accuracy, metric="scores.py:close", top1=-0.25, images=1)),
+            "good",
+            "CPUs serve fp32.onnx, of scores.py:close -0.25 on 1 sample.",
         ),
         (
             manifest_of(objections=("10.00 % are right: not better than chance", "--min-accuracy wants 50 %")),
