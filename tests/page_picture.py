@@ -33,7 +33,8 @@ class Load(NamedTuple):
 
 
 LOADS = (
-    Load("digits", 60, ("--arrivals", "bursts", "--burst-on", "20", "--burst-off", "25")),
+    Load("digits", 40),
+    Load("digits", 18, ("--arrivals", "bursts", "--burst-on", "10", "--burst-off", "60")),
     Load("meters", 15),
     Load("postcodes", 8),
     Load("mobilenet_v3_small", 3),

@@ -321,6 +321,7 @@ def test_a_model_is_loaded_and_unloaded_without_a_token_where_nobody_else_can_as
         store.add_shift(1.0, name="newcomer")
         actions = opened(page, "shift").locator(".actions")
         expect(state(page, "newcomer")).to_have_text("not loaded")
+        assert state(page, "newcomer").evaluate("word => word.scrollWidth <= word.clientWidth"), "the widest state fits"
         opened(page, "newcomer").get_by_role("button", name="Load").click()
         expect(state(page, "newcomer")).to_have_text("ready")
         actions.get_by_role("button", name="Unload").click()

@@ -64,7 +64,7 @@ class Opened {
     const sizes = model.history ? sizeBars(model.history.batch_sizes) : [];
     found.push(fact("Batches by size, five minutes", "", sizes.length ? bars(sizes) : element("p", { className: "soft" }, "No batch ran.")));
     found.push(fact("Devices", "devices", ...model.engines.map(engine => deviceFact(engine, stats))));
-    if (troubles.length) found.push(fact("Other versions", "why", element("ul", {}, ...troubles.map(one => element("li", {}, `${one.version === null ? "" : `Version ${one.version}: `}${one.reason || words(one.state.toLowerCase())}`)))));
+    if (troubles.length) found.push(fact("Other versions", "why wide", element("ul", {}, ...troubles.map(one => element("li", {}, `${one.version === null ? "" : `Version ${one.version}: `}${one.reason || words(one.state.toLowerCase())}`)))));
     found.push(fact("Why no other engine or variant", "why wide", model.why_not_others.length
       ? element("ul", {}, ...model.why_not_others.map(reason => element("li", {}, reason)))
       : element("p", { className: "soft" }, "There is none.")));

@@ -47,6 +47,7 @@ class Row {
       this.title.replaceChildren(element("b", {}, name), ...(entry.version === null ? [] : [" ", element("small", {}, `v${entry.version}`)]));
       this.title.title = name;
     }
+    this.head.classList.toggle("absent", model === null);
     const [word, className] = stateOf(entry), refused = troubles.find(one => one.state === "UNAVAILABLE");
     setText(this.state, store.busy.get(name) ?? word);
     this.state.className = `state ${store.busy.has(name) ? "warn" : className}`;
