@@ -44,7 +44,7 @@ check: $(VENV)/.dev
 # The site of the documents, in build/docs: open index.html, or `python -m http.server -d build/docs` for its search, too.
 .PHONY: docs
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 # The sdist and, compiled from it, the wheel, in dist/; tried in a bare environment, and inside a project of a user's.
 wheel: $(VENV)/.dev

@@ -49,6 +49,7 @@ WORK = {
     "convoy.export.build_command": "run",
     "convoy.export.command": "run",
     "convoy.loadtest.command": "run",
+    "convoy.loadtest.compare_command": "compare",
     "convoy.models.train_command": "run",
 }
 COMMANDS = [(block, tuple(words)) for block in all_blocks() for line in block.commands for words in parts(line)]
@@ -99,6 +100,9 @@ def test_convoys_own_command_line_takes_the_command(
     block: Block, words: tuple[str, ...], done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for word in words:
+        if not re.match(r"[-/]|\w+:", word):  # a path, whose folder is there
+            (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
     for one in blocks(block.page):
         if one.file:
             (tmp_path / one.file).write_text(one.text)
@@ -129,23 +133,30 @@ def test_every_file_of_ours_that_a_command_names_is_there(block: Block, words: t
     assert [one for one in ours if not (ROOT / one).exists()] == []
 
 
+def options_of(one: Any) -> set[str]:
+    """Every option of a command and of those below it, and the words that these are called by."""
+    below = getattr(one, "commands", {})
+    own = {name for asked in one.params for name in (*asked.opts, *asked.secondary_opts)}
+    return own.union({"--help"}, below, *map(options_of, below.values()))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_what_the_text_says_of_make_and_of_convoy_is_so(page: Path) -> None:
     """In passing, between single backticks."""
     said = re.findall(
         r"`(?:\.venv/bin/)?(make|convoy) ([^`]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
     )
-    subcommands: Any = command._command([]).commands
+    whole = command._command([])
     wrong = []
     for program, rest in said:
-        name, *after = rest.split()
-        if program == "make":
-            wrong += [rest] if name not in TARGETS and name.isascii() and name.islower() else []
+        name = rest.split()[0]
+        if not re.match(r"--|[a-z]", name):  # COMMAND, in the place of any
             continue
-        known = {option for one in subcommands[name].params for option in (*one.opts, *one.secondary_opts)}
-        known |= {"--help"} if name != "config" else {"show", "schema", "--json", "--help"}
-        options = [word.partition("=")[0].rstrip(",.") for word in after if re.match(r"--[a-z]", word)]
-        wrong += [f"{name} {option}" for option in options if option not in known]
+        if program == "make":
+            wrong += [rest] if name not in TARGETS else []
+            continue
+        known = options_of(whole if name.startswith("--") else whole.commands[name])
+        wrong += [f"{name} {option}" for option in re.findall(r"(?<!\S)--[a-z][\w-]*", rest) if option not in known]
     assert wrong == []
 
 
@@ -179,10 +190,7 @@ OTHERS |= {"--px", "--grey"}
 
 @pytest.mark.parametrize("page", ["export", "serving", "training", "your-own-cnn"])
 def test_every_option_that_a_page_speaks_of_is_one(page: str) -> None:
-    subcommands: Any = command._command([]).commands
-    known = {"--help"}
-    known |= {name for one in subcommands.values() for option in one.params for name in option.opts}
-    known |= {name for one in subcommands.values() for option in one.params for name in option.secondary_opts}
+    known = options_of(command._command([]))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", (ROOT / "docs" / f"{page}.md").read_text()))
     assert len(named) > 5
     assert named - known - OTHERS == set()
