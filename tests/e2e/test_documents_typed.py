@@ -42,6 +42,10 @@ NOT_HERE = {
     r"torchvision:": "would load published weights, 100 MB",
     r"^convoy serve --config": "its store is /models; test_config_served.py serves from such files",
     r"^python of docs/ray\.md: ": "Ray is half a gigabyte; test_ray_serve.py has the same calls",
+    r"^python of docs/client\.md: [^$]*https://models": "wants certificates; test_tls_served.py makes some and runs it",
+    r"^convoy serve --tls-cert-file ": "wants certificates; test_tls_served.py makes some and serves with them",
+    r"^(export OTEL_|convoy serve --tracing )": "no collector is here; test_tracing.py tells one that is played",
+    r"^docs/demo\.md$": "test_demo_whole.py has `make demo` type the whole page",
     r"^docs/your-own-cnn\.md$": "test_your_own_cnn.py types the whole page",
 }
 
