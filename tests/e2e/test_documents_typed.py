@@ -42,11 +42,11 @@ NOT_HERE = {
     r"torchvision:": "would load published weights, 100 MB",
     r"^convoy serve --config": "its store is /models; test_config_served.py serves from such files",
     r"^python of docs/ray\.md: ": "Ray is half a gigabyte; test_ray_serve.py has the same calls",
-    r"^convoy serve .*--store /models$": "wants a collector of traces and a store; the tests of tracing have both",
     r"^convoy loadtest compare ": "refuses short runs that a busy machine voids; test_loadtest_compare.py has others",
-    r"^convoy serve --tls-": "wants a certificate; test_tls_served.py makes some",
-    r"^python of docs/client\.md: (?s:.*)models\.example": "asks a server that wants a certificate; see the row above",
-    r"^docs/demo\.md$": "`make demo` types it, and writes the page from what was printed",
+    r"^python of docs/client\.md: [^$]*https://models": "wants certificates; test_tls_served.py makes some and runs it",
+    r"^convoy serve --tls-cert-file ": "wants certificates; test_tls_served.py makes some and serves with them",
+    r"^(export OTEL_|convoy serve --tracing )": "no collector is here; test_tracing.py tells one that is played",
+    r"^docs/demo\.md$": "test_demo_whole.py has `make demo` type the whole page",
     r"^docs/your-own-cnn\.md$": "test_your_own_cnn.py types the whole page",
 }
 
@@ -135,7 +135,6 @@ SCENES = {
     "docs/python.md": Scene(street),
     "docs/ray.md": Scene(),
     "docs/serving.md": Scene(digits),
-    "docs/tracing.md": Scene(),
     **LONG,
 }
 

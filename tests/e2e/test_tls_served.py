@@ -22,12 +22,12 @@ import pytest
 import tritonclient.grpc as triton
 import yaml
 from cryptography import x509
-from tests.support.pages import examples, run_example
 
 import convoy
 from convoy.models.errors import Unavailable
 from convoy.models.tls import ClientTls
 from tests.support.certificates import Authority, Signed
+from tests.support.documents import blocks, run_example
 from tests.support.servers import FakeServer, Server, rows_request, run_convoy, start_fake_server, start_server
 from tests.support.servers import wait_until as until
 from tests.support.stores import ROOT, digit
@@ -296,7 +296,7 @@ def test_predict_loadtest_and_the_client_come_with_certificates(papers: Papers, 
             loaded = run_convoy("loadtest", "--url", url, "--duration", "0.5", "--concurrency", "2", *shows)
             assert loaded.returncode == 0, loaded.stderr + loaded.stdout
 
-        (example,) = [code for code in examples(ROOT / "docs" / "client.md") if "https://" in code]
+        (example,) = [one.text for one in blocks(ROOT / "docs" / "client.md") if "https://models" in one.text]
         for name, file in (("ca.crt", papers.authority.file), ("client.crt", cert), ("client.key", key)):
             (tmp_path / name).write_bytes(Path(file).read_bytes())
         run_example(example.replace("https://models.example:8000", server.url), tmp_path)
