@@ -37,7 +37,7 @@ PROGRAMS = {
     "mv",
     "pip",
 }
-PROGRAMS |= {"python", "serve"}  # Ray's `serve`
+PROGRAMS |= {"model_signing", "openssl", "python", "serve"}  # Ray's `serve`
 # What does the work of each subcommand, once its options have been read and checked.
 WORK = {
     "convoy.app.batch_job.command": "run",
@@ -100,14 +100,17 @@ def test_convoys_own_command_line_takes_the_command(
     block: Block, words: tuple[str, ...], done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for word in words:
-        if not re.match(r"[-/]|\w+:", word):  # a path, whose folder is there
+    given = [f"{tmp_path}{word}" if word.startswith("/") else word for word in words[1:]]
+    for word in given:
+        if not re.match(r"-|\w+:", word):  # perhaps a path: its folder is there, and of a server's own the file
             (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
+            if word.startswith("/"):
+                Path(word).touch()
     for one in blocks(block.page):
         if one.file:
             (tmp_path / one.file).write_text(one.text)
     with pytest.raises(SystemExit) as ended:
-        command.main(list(words[1:]))
+        command.main(given)
     assert ended.value.code in (0, None)
     assert len(done) == 1 or words[1:] == ("config", "schema")
 
