@@ -56,7 +56,7 @@ wheel: $(VENV)/.dev
 lock: $(VENV)/.dev
 	$(PIP_INSTALL) uv
 	for extra in cpu gpu rtx; do \
-		$(BIN)/uv pip compile --quiet pyproject.toml --extra $$extra --extra s3 --constraint constraints.txt --universal \
+		$(BIN)/uv pip compile --quiet pyproject.toml --extra $$extra --extra s3 --extra signing --constraint constraints.txt --universal \
 			--python-version 3.11 --generate-hashes --no-annotate --no-header --output-file locks/$$extra.txt || exit; \
 	done
 

@@ -39,6 +39,7 @@ from convoy.app.host.logs import LogFormat
 from convoy.app.lifecycle.control import EVERYTHING, ControlMode, ControlOptions
 from convoy.app.lifecycle.queue_options import QueueRules
 from convoy.app.loading.load import DEFAULT_LIMIT_S, LoadOptions
+from convoy.app.loading.signed import SignedOnly
 from convoy.app.model_settings import LIVE, ModelSettings
 from convoy.app.remote.remote_files import is_url
 from convoy.app.remote.remote_store import RemoteStore
@@ -147,6 +148,9 @@ class Settings(BaseModel):
     )
     admin_token_file: Path | None = Field(
         None, description="File with the token that loading models wants.", json_schema_extra=LIVE
+    )
+    require_signature: Names = Field(
+        "", description="Files with public keys, such as a.pem,b.pem: what none of them has signed is not loaded."
     )
     tls_cert_file: Path | None = Field(
         None,
@@ -344,6 +348,7 @@ class Settings(BaseModel):
             machine=self._machine(),
             plan_cache=self.plan_folder(),
             limit_s=self.load_timeout_s,
+            signed=self.signed_only(),
         )
         return CoreOptions(
             store=self.store_place(),
@@ -355,6 +360,11 @@ class Settings(BaseModel):
             max_inflight_bytes=self.max_inflight_mb * MIB,
             allow_shared_memory=self.allow_shared_memory,
         )
+
+    def signed_only(self) -> SignedOnly | None:
+        """Whose signature is wanted; None: nobody's. Raises UsageError."""
+        keys = tuple(Path(one).expanduser() for one in _names(self.require_signature))
+        return SignedOnly.by(keys, self.store_cache_folder() / "signed") if keys else None
 
     def load_by_model(self, load: LoadOptions) -> dict[str, LoadOptions]:
         """Where something else holds than for the others."""

@@ -24,6 +24,7 @@ from convoy.export.proof.sanity import NOTHING_FOUND, Sanity
 from convoy.export.proof.verify import Score
 from convoy.export.report.page import render
 from convoy.export.rows import Rows, bytes_of, count_of, joined, picked
+from convoy.export.signing import BundleSigner
 from convoy.export.sources.free_input import free_sizes
 from convoy.export.sources.torch_job import EXTERNAL_DATA, TorchResult
 from convoy.export.variants.making import Made
@@ -200,6 +201,7 @@ def publish(
     scores: str = "",
     sanity: Sanity = NOTHING_FOUND,
     mistakes: Mistakes | None = None,
+    signer: BundleSigner | None = None,
 ) -> Path:
     """Write the bundle as the model's next version and return its folder; `made` holds the variants' files.
 
@@ -222,11 +224,11 @@ def publish(
             objections=sanity.objections,
             mistakes=mistakes,
         )
-        manifest = _sealed(content, folder)
+        manifest = _sealed(content, folder, signer)
     return _published(store, spec.name, manifest)
 
 
-def publish_again(store: Store, bundle: Bundle, content: Manifest) -> Path:
+def publish_again(store: Store, bundle: Bundle, content: Manifest, signer: BundleSigner | None = None) -> Path:
     """The same files under another manifest, with a report of its own, as the next version; returns its folder.
 
     Raises JobError when the disk is full or read-only; then nothing of it remains.
@@ -235,16 +237,18 @@ def publish_again(store: Store, bundle: Bundle, content: Manifest) -> Path:
     with store.writing(content.spec.name) as folder:
         for name in files:
             shutil.copyfile(bundle.path(name), folder / name)
-        manifest = _sealed(replace(content, files=files), folder)
+        manifest = _sealed(replace(content, files=files), folder, signer)
     return _published(store, content.spec.name, manifest)
 
 
-def _sealed(content: Manifest, folder: Path) -> bytes:
-    """Write the report and the manifest, whose bytes are returned; `content` has all other files."""
+def _sealed(content: Manifest, folder: Path, signer: BundleSigner | None) -> bytes:
+    """Write the report, the manifest, whose bytes are returned, and the signature; `content` has all other files."""
     # The report tells of all other files; its own hash can only stand in the manifest.
     (folder / REPORT).write_text(render(content), encoding="utf-8")
     manifest = seal(replace(content, files={**content.files, REPORT: _record(folder / REPORT)}))
     (folder / MANIFEST).write_bytes(manifest)
+    if signer is not None:
+        signer.sign(folder)
     return manifest
 
 

@@ -41,6 +41,7 @@ from convoy.export.proof.sanity import NOTHING_FOUND, Claim, Expectations, Sanit
 from convoy.export.proof.verify import Score, check_against_torch, compared_batches, observe
 from convoy.export.remeasure import remeasure
 from convoy.export.rows import count_of
+from convoy.export.signing import BundleSigner, signer_of
 from convoy.export.sources.ending import read_ending
 from convoy.export.sources.free_input import free_sizes, listed
 from convoy.export.sources.onnx_plain import export_plain, is_plain
@@ -74,7 +75,7 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
     try:
         with RichProgress(console) as progress:
             if options.remeasure is not None:
-                folder = remeasure(options.remeasure, options.store, progress)
+                folder = remeasure(options.remeasure, options.store, progress, signer_of(options.sign))
             else:
                 folder = export_bundle(options, progress, StepCache(default_root()))
     except KeyboardInterrupt:
@@ -100,7 +101,7 @@ def export_bundle(options: ExportOptions, progress: Progress = SILENT, cache: St
     """The pipeline; returns the published folder. Raises UsageError and JobError; an interrupt leaves nothing."""
     if is_plain(options):
         return export_plain(options, progress)
-    plan = make_plan(options)
+    plan, signer = make_plan(options), signer_of(options.sign)
     recipes = select(
         plan.asked.precisions, can_calibrate=plan.asked.calibrate is not None or plan.asked.allow_random_calibration
     )
@@ -115,7 +116,7 @@ def export_bundle(options: ExportOptions, progress: Progress = SILENT, cache: St
         if plan.asked.precisions is None:
             recipes, torch = _without_fp8(recipes, torch, folder / REFERENCE.file)
         try:
-            return _prove_and_publish(plan, recipes, data, torch, progress, cache)
+            return _prove_and_publish(plan, recipes, data, torch, progress, cache, signer)
         except EngineFailure as failure:
             raise JobError(f"the serving engine cannot run the network: {failure}") from failure
 
@@ -168,6 +169,7 @@ def _prove_and_publish(
     torch: TorchResult,
     progress: Progress,
     cache: StepCache,
+    signer: BundleSigner | None,
 ) -> Path:
     folder, gate = torch.onnx.parent, AccuracyGate(plan.asked.accuracy_budget_points, plan.asked.strict_gate)
     outputs = specs_of(torch.reference, [one.reference for one in torch.elsewhere])
@@ -182,7 +184,7 @@ def _prove_and_publish(
         if data.evaluation and data.evaluation.has_targets and not judge.scores_targets:
             unused = f"the targets of {data.evaluation.source} say nothing where the task is {spec.task}; pass --metric"
         torch = replace(torch, remark="; ".join(filter(None, (torch.remark, purpose.remark, unused))))
-        return _prove(plan, recipes, data, torch, spec, decision, gate, judge, progress, cache)
+        return _prove(plan, recipes, data, torch, spec, decision, gate, judge, progress, cache, signer)
 
 
 def _prove(
@@ -196,6 +198,7 @@ def _prove(
     judge: Judge,
     progress: Progress,
     cache: StepCache,
+    signer: BundleSigner | None,
 ) -> Path:
     folder = torch.onnx.parent
     if torch.elsewhere:
@@ -241,6 +244,7 @@ def _prove(
             scores=scores,
             sanity=sanity,
             mistakes=mistakes,
+            signer=signer,
         )
 
 

@@ -22,8 +22,8 @@ class ExportOptions:
     all that can be made with what was given. `accuracy_budget_points` is in percentage points of top-1; `strict_gate`
     wants it proved, not only estimated. `data_root` is where downloaded data sets lie, None the user's cache. `mean`,
     `std`, `resize`, `crop` and `interpolation` go before `preprocess`. The accuracies that are expected, or are the
-    least, are in percent of top-1. `plan_cache` None is the server's own. With `remeasure` only `store` counts
-    beside it.
+    least, are in percent of top-1. `plan_cache` None is the server's own. With `remeasure` only `store` and `sign`
+    count beside it.
     """
 
     source: Annotated[
@@ -97,6 +97,9 @@ class ExportOptions:
     remeasure: Annotated[Path | None, Option("Folder of a bundle: measure its latencies again, and nothing else.")] = (
         None
     )
+    sign: Annotated[Path | None, Option("File with a private key (elliptic curve, PEM) to sign the bundle with.")] = (
+        None
+    )
     store: Annotated[Path, Option("Folder of models.")] = Path("store")
     data_root: Annotated[Path | None, Option("Where downloaded data sets lie.")] = None
     plan_cache: Annotated[Path | None, _PLAN_CACHE] = None
@@ -108,11 +111,11 @@ class ExportOptions:
         """
         if self.remeasure is not None:
             given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-            others = [name for name in given if name not in ("remeasure", "store")]
+            others = [name for name in given if name not in ("remeasure", "store", "sign")]
             if others:
                 raise UsageError(
-                    f"--remeasure measures a bundle that is there, and takes nothing beside it but --store; leave out "
-                    f"{', '.join(map(_flag, others))}"
+                    f"--remeasure measures a bundle that is there, and takes nothing beside it but --store and --sign; "
+                    f"leave out {', '.join(map(_flag, others))}"
                 )
         elif not self.source:
             raise UsageError("SOURCE is missing; say what to export, such as torchvision:resnet18 or model.onnx")

@@ -17,6 +17,7 @@ from convoy.export.assemble import judged_by_speed, publish_again
 from convoy.export.profiling.profile import measure_latencies
 from convoy.export.profiling.roofline import measure_roofline
 from convoy.export.progress import Progress
+from convoy.export.signing import BundleSigner
 from convoy.export.variants.precision import RECIPES, Recipe
 from convoy.export.variants.variant import opened
 from convoy.models.bundle import Bundle, LatencyTable, Roofline, Variant, open_bundle
@@ -24,7 +25,7 @@ from convoy.models.errors import BundleError, JobError, UsageError
 from convoy.models.store import Store, is_version
 
 
-def remeasure(folder: Path, store: Path, progress: Progress) -> Path:
+def remeasure(folder: Path, store: Path, progress: Progress, signer: BundleSigner | None = None) -> Path:
     """Measure the bundle in `folder`; returns the new version's folder.
 
     It is written to the store that the bundle lies in, or to `store` where it lies in none. Raises UsageError where
@@ -51,7 +52,7 @@ def remeasure(folder: Path, store: Path, progress: Progress) -> Path:
         provenance=replace(old.provenance, remeasured_at=datetime.now(UTC).isoformat(timespec="microseconds")),
     )
     with progress.step("publish"):
-        return publish_again(_store_of(folder, old.spec.name, store), bundle, content)
+        return publish_again(_store_of(folder, old.spec.name, store), bundle, content, signer)
 
 
 def _measured(bundle: Bundle, progress: Progress) -> tuple[dict[str, LatencyTable], Roofline | None]:

@@ -5,6 +5,7 @@
                            labels.txt         one label a line
                            canary.safetensors real held-out inputs and their fp32 outputs
                            report.html        all of this for people
+                           model.sig          who has signed it, where somebody has
 
 Knows the records, the hashes, and how a bundle comes to be: written aside, synced, renamed, so that it
 exists completely or not at all, and is never changed afterwards. Knows nothing of engines or of HTTP.
@@ -34,6 +35,7 @@ MANIFEST = "manifest.json"
 LABELS = "labels.txt"
 CANARY = "canary.safetensors"
 REPORT = "report.html"
+SIGNATURE = "model.sig"
 _SEAL = "manifest_sha256"
 
 # What an accuracy measures unless it says otherwise.

@@ -14,9 +14,9 @@ from tests.support.stores import ROOT
 PAGE = ROOT / "docs" / "licences.md"
 MARK = "<!-- python -m tests.test_licences -->\n"
 # What an install for serving may bring, by extra; training and export are for one's own machine.
-EXTRAS = ("", "cpu", "openvino", "rtx", "s3", "batch", "otel")
+EXTRAS = ("", "cpu", "openvino", "rtx", "s3", "batch", "otel", "signing")
 # Whose metadata names no licence; read in the files of the package.
-UNNAMED = {"pysimdjson": "MIT OR Apache-2.0", "tensorrt-rtx": "proprietary"}
+UNNAMED = {"pysimdjson": "MIT OR Apache-2.0", "sigstore-models": "MIT", "tensorrt-rtx": "proprietary"}
 BRIEF = {
     "Apache Software License": "Apache-2.0",
     "BSD License": "BSD",

@@ -91,6 +91,11 @@ class ModelLifecycle:
         for served in self._catalog.all_live():
             if not any(one.lane.in_flight for one in served.lanes):
                 await self._lanes.close_all(served)
+            await self._remove_copy(served)
+
+    async def _remove_copy(self, served: Served) -> None:
+        if served.loaded.copy is not None:
+            await asyncio.to_thread(served.loaded.copy.close)
 
     def _retire(self, served: Served) -> asyncio.Task[None]:
         self._upgrades.end(served)
@@ -101,6 +106,7 @@ class ModelLifecycle:
         """Wait for the last request that has found it, then give the engines' memory back."""
         await served.until_unused()
         await self._lanes.close_all(served)
+        await self._remove_copy(served)
         self._scheduler.remove_queue(served.key, "the model was unloaded")
         self._recorder.count()
         self._catalog.forget(served)

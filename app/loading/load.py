@@ -30,6 +30,7 @@ from convoy.app.loading.bare_model import read_bare_model
 from convoy.app.loading.canary import CanaryCheck
 from convoy.app.loading.choice import NOTHING_SERVES, choose
 from convoy.app.loading.proving import Candidate, ProvedEngine, open_and_prove, prove, prove_by_itself
+from convoy.app.loading.signed import SignedCopy, SignedOnly
 from convoy.models.bundle import Bundle, Variant, open_bundle
 from convoy.models.errors import BundleError, JobError
 from convoy.models.files import check_only_files
@@ -62,7 +63,7 @@ class LoadOptions:
     `plan_cache` None: no plan is kept or looked for. A load that takes longer than `limit_s` is given up.
     `before` serves again, unless it cannot any more or something that takes precedence is there now. Each batch size is
     run `warm_up_runs` times before the version serves. On the CPU there are `instances` engines, each of so many
-    threads, which compute at the same time.
+    threads, which compute at the same time. `signed` None: whoever made it.
     """
 
     precision: PrecisionChoice
@@ -76,6 +77,7 @@ class LoadOptions:
     before: tuple[ServedBefore, ...] = ()
     warm_up_runs: int = 1
     instances: int = 1
+    signed: SignedOnly | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class LoadedModel:
 
     `spec` carries the batch size that is served, which the operator may have lowered. `skipped` says why
     other engines and variants do not serve. `wishes` are the plans that would serve better, were they built, and
-    `untried` what may be faster than what serves. `objections` are the export's own against serving it at all.
+    `untried` what may be faster than what serves. `objections` are the export's own against serving it at all. `copy`
+    is where the files are, if not at `stored`.
     """
 
     stored: StoredVersion
@@ -96,10 +99,22 @@ class LoadedModel:
     wishes: tuple[PlanWish, ...] = ()
     untried: tuple[Untried, ...] = ()
     objections: tuple[str, ...] = ()
+    copy: SignedCopy | None = None
 
 
 def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
-    """Load one version and prove it. Raises BundleError, whose message says what to do."""
+    """Load one version and prove it. Raises BundleError, whose message says what to do, and JobError for this disk."""
+    if options.signed is None:
+        return _load(stored, options)
+    copy = options.signed.copy_of(stored)
+    try:
+        return replace(_load(copy.stored, options), stored=stored, copy=copy)
+    except BundleError as error:
+        copy.close()
+        raise copy.told(error) from error
+
+
+def _load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     started = time.monotonic()
     try:
         check_only_files(stored.folder)

@@ -32,6 +32,7 @@ def become_supervisor(
     settings: Settings, edges: int, listener: socket.socket, core_module: str = CORE_MODULE
 ) -> NoReturn:
     """Start the server in `edges` edge processes and one that runs `core_module`. Raises UsageError."""
+    settings.signed_only()  # so would it of such a key
     place = settings.store_place()
     if isinstance(place, Path):
         Store.at(place, settings.model_name)  # the core would find out after the port has been announced

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from convoy.app.remote.remote_files import RemoteError, RemoteFiles, RemoteObject
 from convoy.app.remote.version_cache import VersionCache, digest_in
-from convoy.models.bundle import MANIFEST, Manifest, open_bundle, read_manifest
+from convoy.models.bundle import MANIFEST, SIGNATURE, Manifest, open_bundle, read_manifest
 from convoy.models.errors import BundleError, NotFetched
 from convoy.models.files import is_file_name, stays_inside, sync
 from convoy.models.store import (
@@ -170,6 +170,8 @@ class RemoteStore:
         self._download(listed.stored.name, objects[f"{listed.inside}{MANIFEST}"], folder)
         for one in _named_by(read_manifest(inner), inner, listed, objects):
             self._download(listed.stored.name, one, folder)
+        if (signature := objects.get(f"{listed.inside}{SIGNATURE}")) is not None:
+            self._download(listed.stored.name, signature, folder)
         open_bundle(inner)
 
     def _fill_with_bare_model(self, listed: RemoteVersion, folder: Path) -> None:

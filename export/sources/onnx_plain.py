@@ -32,6 +32,7 @@ from convoy.export.plan import check_max_batch, parse_activation, priorities_of
 from convoy.export.profiling.profile import measure_latencies
 from convoy.export.progress import SILENT, Progress
 from convoy.export.proof.verify import MAX_FP32_ERROR
+from convoy.export.signing import signer_of
 from convoy.export.sources import onnx_file, to_onnx
 from convoy.export.sources.free_input import FreeInput, listed, settle
 from convoy.export.sources.onnx_batch import Batching, write_batched
@@ -60,7 +61,7 @@ def is_plain(options: ExportOptions) -> bool:
 
 def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
     """Publish the file as a bundle and return its folder. Raises UsageError and JobError; then nothing is left."""
-    source = parse_source(options.source)
+    source, signer = parse_source(options.source), signer_of(options.sign)
     name = check_name(options.name)
     check_max_batch(options.max_batch)
     priorities = priorities_of(options)
@@ -84,7 +85,8 @@ def export_plain(options: ExportOptions, progress: Progress = SILENT) -> Path:
         plan_cache = plan_folder(options.plan_cache)
         variants = accepted([variant], folder, spec.max_batch_size, plan_cache, progress)
         with progress.step("publish"):
-            return publish(Store(options.store), spec, folder, variants, canary, _provenance(source, known), None)
+            origin = _provenance(source, known)
+            return publish(Store(options.store), spec, folder, variants, canary, origin, None, signer=signer)
 
 
 def _refuse_images(options: ExportOptions) -> None:

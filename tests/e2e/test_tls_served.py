@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import signal
 import socket
 import ssl
@@ -208,6 +209,34 @@ def test_a_renewed_certificate_is_shown_from_the_next_connection_on(papers: Pape
         assert is_let_in(papers_of_other)
 
 
+def test_an_earlier_session_opens_nothing_to_who_is_trusted_no_more(papers: Papers, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    ca = tmp_path / "clients.pem"
+    ca.write_bytes(papers.authority.file.read_bytes())
+    own = papers.context(papers.client)
+    own.maximum_version = ssl.TLSVersion.TLSv1_2  # its sessions are there as soon as the handshake is over
+
+    def resumed(session: ssl.SSLSession | None) -> tuple[bool | None, ssl.SSLSession | None]:
+        with (
+            socket.create_connection(("127.0.0.1", server.port)) as plain,
+            own.wrap_socket(plain, server_hostname="localhost", session=session) as wrapped,
+        ):
+            wrapped.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert wrapped.recv(4096).startswith(b"HTTP/1.1 200")
+            return wrapped.session_reused, wrapped.session
+
+    asked = {**papers.options, "tls_client_ca_file": str(ca)}
+    with secured(papers, asked, papers.client) as (server, _):
+        _, session = resumed(None)
+        assert resumed(session)[0], "else this shows nothing"
+        ca.write_bytes(Authority(elsewhere, "other").file.read_bytes())
+        server.signal(signal.SIGHUP)
+        until(lambda: "is shown the certificate that was read" in server.log, "it has been read")
+        with pytest.raises(OSError, match=r"(?i)alert|reset|eof"):
+            resumed(session)
+
+
 def test_an_edge_that_is_replaced_shows_what_was_read_last(papers: Papers) -> None:
     own = papers.context()
     with secured(papers, papers.options, edges=1) as (server, client):
@@ -245,18 +274,26 @@ def test_what_cannot_be_is_one_line_and_no_server(papers: Papers, edges: int) ->
         assert "Traceback" not in ran.stderr
 
 
-def test_a_client_that_never_agrees_is_dropped_and_those_are_counted(papers: Papers, edges: int) -> None:
-    """Each of two edges may have one."""
-    settings = {"header_timeout_s": 1.0, "max_connections": max(1, edges)}
-    with start_fake_server(**papers.options, **settings, edges=edges, wait_ready=False, clean_log=True) as server:
-        with ExitStack() as stack:
-            place = ("127.0.0.1", server.port)
-            silent = [stack.enter_context(socket.create_connection(place, timeout=20)) for _ in range(edges + 3)]
-            for one in silent:
-                with suppress(ConnectionResetError):
-                    assert one.recv(1) == b""
-        with trusting(server, papers.context()) as client:
-            until(lambda: client.get("/v2/health/ready").status_code == 200, "it takes others then")
+def silent_clients(server: Server, stack: ExitStack, count: int) -> list[socket.socket]:
+    """Clients that connect and say nothing."""
+    place = ("127.0.0.1", server.port)
+    return [stack.enter_context(socket.create_connection(place, timeout=60)) for _ in range(count)]
+
+
+def test_a_client_that_never_agrees_on_a_key_is_dropped(papers: Papers, edges: int) -> None:
+    with secured(papers, papers.options, header_timeout_s=0.5, edges=edges) as (server, client), ExitStack() as stack:
+        for one in silent_clients(server, stack, 3):
+            with suppress(ConnectionResetError):
+                assert one.recv(1) == b""
+        assert infer(client)
+
+
+def test_no_more_may_be_about_it_than_there_may_be_connections(papers: Papers, edges: int) -> None:
+    """Each of two edges has half of them; nobody waits for the time limit here."""
+    most = {"header_timeout_s": 300.0, "max_connections": 4}
+    with start_fake_server(**papers.options, **most, edges=edges, wait_ready=False) as server, ExitStack() as stack:
+        clients = silent_clients(server, stack, 12)
+        until(lambda: len(select.select(clients, [], [], 0)[0]) == 12 - 4, "all but four have been turned away")
 
 
 def test_the_health_check_and_the_address_file_know_of_it(papers: Papers, edges: int, tmp_path: Path) -> None:

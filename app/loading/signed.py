@@ -1,0 +1,207 @@
+"""Only what somebody has signed is loaded: OpenSSF's model signing (https://github.com/sigstore/model-transparency).
+
+A version is copied to where only this process writes, the copy is held against its signature, and the copy is loaded:
+who can write to the store has no moment between the check and the use, and no link that leads elsewhere by then. What
+the signature does not name is not there either. A signature tells who made the files, not that there are none newer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import fcntl
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from convoy.models.bundle import SIGNATURE, read_manifest
+from convoy.models.errors import BundleError, UsageError
+from convoy.models.files import check_only_files, open_regular, read_small
+from convoy.models.store import StoredVersion, disk_errors
+
+_OWN_PREFIX = "signed-"
+# A process that has just made its folder has not locked it yet.
+_ABANDONED_AFTER_S = 60.0
+_MOST_WORDS = 200
+# What the library leaves out of a signature unless it is told otherwise; no model needs it.
+_OF_GIT = frozenset({".git", ".gitattributes", ".github", ".gitignore"})
+
+
+class SignedCopy:
+    """A version that was held against its signature, in a folder that goes with `close`, or when nobody has this."""
+
+    def __init__(self, original: StoredVersion, folder: Path) -> None:
+        """`folder` is empty, and becomes this copy's."""
+        inside = folder if original.is_flat else folder / str(original.version)
+        self.stored = replace(original, folder=inside)
+        self._original = original
+        self.close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+    def told(self, error: BundleError) -> BundleError:
+        """The same of the files in the store, which are those that somebody can mend."""
+        return BundleError(str(error).replace(str(self.stored.folder), str(self._original.folder)))
+
+
+@dataclass(frozen=True, slots=True)
+class SignedOnly:
+    """`keys` are files with a public key each, one of which must have signed; they are read for each version.
+
+    `folder` is where copies are kept while they are served.
+    """
+
+    keys: tuple[Path, ...]
+    folder: Path
+
+    @staticmethod
+    def by(keys: tuple[Path, ...], folder: Path) -> SignedOnly:
+        """Raises UsageError for keys that are none, and where the library is not installed."""
+        for key in keys:
+            try:
+                _verifier(key)
+            except ImportError as error:
+                raise UsageError(
+                    f"--require-signature needs {error.name}; pip install 'convoy-serve[signing]'"
+                ) from error
+            except Exception as error:  # whatever the libraries make of a file that is none
+                raise UsageError(
+                    f"--require-signature {key} is no public key of an elliptic curve in PEM ({_brief(error)}); make "
+                    "one of the private key with `openssl ec -in KEY -pubout`"
+                ) from error
+        return SignedOnly(keys, folder)
+
+    def copy_of(self, stored: StoredVersion) -> SignedCopy:
+        """Raises BundleError where it cannot be read or nobody has signed it so, JobError for a full disk."""
+        with disk_errors(self.folder):
+            place = tempfile.mkdtemp(prefix=f"{stored.name}-", dir=_own_folder(self.folder))
+        copy = SignedCopy(stored, Path(place))
+        try:
+            with disk_errors(self.folder):
+                _copy(stored.folder, copy.stored.folder)
+            self._check(copy.stored)
+        except OSError as error:
+            copy.close()
+            raise BundleError(f"{stored.folder}: cannot be read ({error}); mend it or remove it") from error
+        except BundleError as error:
+            copy.close()
+            raise copy.told(error) from error
+        except BaseException:
+            copy.close()
+            raise
+        return copy
+
+    def _check(self, stored: StoredVersion) -> None:
+        folder = stored.folder
+        signature = folder / SIGNATURE
+        if not signature.exists():
+            raise BundleError(
+                f"{folder}: nobody has signed it: there is no {SIGNATURE}, and --require-signature wants one; export "
+                "it with --sign KEY"
+            )
+        refused = []
+        for key in self.keys:
+            try:
+                _verifier(key).verify(folder, signature)
+                break
+            except Exception as error:  # whatever the libraries make of bytes that anybody may have written
+                refused.append(f"{key}: {_brief(error)}")
+        else:
+            raise BundleError(f"{folder}: its signature does not hold ({'; '.join(refused)}); do not use it")
+        _remove_all_but(_signed_names(signature), folder)
+        if stored.is_bundle and (name := read_manifest(folder).spec.name) != stored.name:
+            raise BundleError(
+                f"{folder}: it was signed as the model {name!r}, and lies where {stored.name!r} does; serve it under "
+                "its own name"
+            )
+
+
+def _verifier(key: Path) -> Any:
+    """A new one each time: the library's remembers what the signature before had left out."""
+    library: Any = import_module("model_signing.verifying")
+    return library.Config().use_elliptic_key_verifier(public_key=key)
+
+
+def _signed_names(signature: Path) -> set[str]:
+    """The files that a signature is about, which has been found to hold. Raises BundleError."""
+    statement = json.loads(base64.b64decode(json.loads(read_small(signature))["dsseEnvelope"]["payload"]))
+    predicate = statement["predicate"]
+    if predicate["serialization"]["method"] != "files":
+        raise BundleError(f"{signature}: is about parts of files; sign it by whole files")
+    return {resource["name"] for resource in predicate["resources"]}
+
+
+def _remove_all_but(names: set[str], folder: Path) -> None:
+    for path in [one for one in folder.rglob("*") if not one.is_dir()]:
+        if path.relative_to(folder).as_posix() not in names:
+            path.unlink()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """The files of a folder, links followed. Raises OSError, and BundleError for what is no file."""
+    check_only_files(source)
+
+    def copy_file(one: str, to: str) -> None:
+        with open_regular(one) as original, Path(to).open("wb") as copied:
+            shutil.copyfileobj(original, copied, 1 << 20)
+
+    def of_git(folder: str, names: list[str]) -> set[str]:
+        return {*names} & _OF_GIT if Path(folder) == source else set()
+
+    try:
+        shutil.copytree(source, target, copy_function=copy_file, ignore=of_git, dirs_exist_ok=True)
+    except shutil.Error as error:
+        # Of each file that could not be copied: whence, whither, why.
+        whence, _, why = error.args[0][0]
+        raise BundleError(f"{whence}: cannot be read ({why}); mend it or remove it") from error
+
+
+@cache
+def _own_folder(parent: Path) -> Path:
+    """This process's, locked for as long as it lives; those of processes that have gone are removed.
+
+    Raises BundleError where others could put something else in its place.
+    """
+    parent.parent.mkdir(parents=True, exist_ok=True)
+    parent.mkdir(exist_ok=True, mode=0o700)
+    status = parent.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise BundleError(
+            f"{parent}: others can write there, so nothing in it is safe; remove it, or name --store-cache"
+        )
+    own = Path(tempfile.mkdtemp(prefix=_OWN_PREFIX, dir=parent))
+    _lock(own)  # never closed: the end of the process does
+    for other in parent.glob(f"{_OWN_PREFIX}*"):
+        with suppress(OSError):
+            if other == own or time.time() - other.stat().st_mtime < _ABANDONED_AFTER_S:
+                continue
+            descriptor = _lock(other)
+            shutil.rmtree(other, ignore_errors=True)
+            os.close(descriptor)
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return own
+
+
+def _lock(folder: Path) -> int:
+    """Raises OSError where another process has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _brief(error: BaseException) -> str:
+    # Digests of both sides, which say nothing to anybody.
+    words = str(error).partition(": Expected")[0].replace("[", "").replace("\\'", "'") or type(error).__name__
+    return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."

@@ -1,0 +1,87 @@
+"""A server with `--require-signature`: others are served, the index says why one is not, and a reload asks again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.servers import Server, run_convoy, start_server, wait_until
+from tests.support.signing_keys import KeyPair, sign
+from tests.support.stores import StoreFolder, digit
+
+pytestmark = pytest.mark.slow
+
+
+def index(server: Server) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(one["name"], one["version"]): one for one in server.post("/v2/repository/index").json()}
+
+
+def predicted(server: Server) -> tuple[str, str]:
+    """The version that answers, and what."""
+    answer = server.post("/predictions/digits", content=digit("seven")).json()
+    return answer["version"], answer["predictions"][0]["label"]
+
+
+def publish(store: StoreFolder, folder: Path) -> Path:
+    """A version beside the others, there in one step."""
+    target = store.root / "digits" / folder.name
+    folder.rename(target)
+    return target
+
+
+@pytest.mark.parametrize("edges", [0, 1], ids=["one-process", "one-edge"])
+def test_what_is_not_signed_is_refused_and_what_is_goes_on(edges: int, tmp_path: Path) -> None:
+    own, store = KeyPair(tmp_path, "own"), StoreFolder(tmp_path / "store")
+    sign(store.add_digits(1), own)
+    store.add_add_sub()
+    cache = tmp_path / "cache"
+    options = ("--require-signature", str(own.public), "--store-cache", str(cache), "--edges", str(edges))
+    watched = ("--model-control", "poll", "--poll-interval-s", "0.1", "--max-inflight-mb", "256")
+    with start_server(*options, *watched, store=store.root) as server:
+        assert predicted(server) == ("1", "7")
+        refused = index(server)["simple", "1"]
+        assert refused["state"] == "UNAVAILABLE"
+        assert refused["reason"].startswith(f"{store.root}/simple/1: nobody has signed it")
+
+        aside = StoreFolder(tmp_path / "aside")
+        changed = aside.add_digits(2)
+        sign(changed, own)
+        with (changed / "labels.txt").open("a") as file:
+            file.write("ten\n")
+        publish(store, changed)
+        wait_until(lambda: ("digits", "2") in index(server), "it has been seen")
+        wait_until(lambda: index(server)["digits", "2"]["state"] == "UNAVAILABLE", "it is refused")
+        assert "its signature does not hold" in index(server)["digits", "2"]["reason"]
+        assert predicted(server) == ("1", "7")
+
+        better = aside.add_digits(3)
+        sign(better, own)
+        publish(store, better)
+        wait_until(lambda: predicted(server) == ("3", "7"), "the next one serves")
+        sign(store.root / "simple" / "1", own)
+        wait_until(lambda: index(server)["simple", "1"]["state"] == "READY", "what has been signed since is loaded")
+        wait_until(lambda: not list(cache.glob("signed/*/digits-*/1")), "the copy of what is not served any more goes")
+        assert len(list(cache.glob("signed/*/digits-*/3"))) == 1
+    assert not list(cache.glob("signed/*/*")), "no copy is left"
+
+
+def test_a_signature_comes_with_a_bundle_from_a_url(tmp_path: Path) -> None:
+    own, store = KeyPair(tmp_path, "own"), StoreFolder(tmp_path / "store")
+    sign(store.add_digits(1), own)
+    options = ("--require-signature", str(own.public), "--store-cache", str(tmp_path / "cache"))
+    with start_server(*options, "--store", f"file://{store.root}") as server:
+        assert predicted(server) == ("1", "7")
+
+
+def test_a_key_that_is_none_is_one_line(tmp_path: Path) -> None:
+    wrong = tmp_path / "key.pem"
+    shutil.copyfile(KeyPair(tmp_path, "own").private, wrong)
+    for edges in ("0", "1"):
+        options = ("--port", "0", "--grpc-port", "-1", "--edges", edges, "--max-inflight-mb", "256")
+        ran = run_convoy("serve", *options, "--require-signature", str(wrong))
+        assert ran.returncode == 2
+        assert f"convoy: --require-signature {wrong} is no public key" in ran.stderr
+        assert "Traceback" not in ran.stderr
