@@ -106,7 +106,7 @@ def _add_statistics(router: APIRouter, core: ManagedCore, options: EdgeOptions) 
     @router.get("/metrics", tags=["statistics"], summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         text, content_type = core.metrics.render_for(request.headers.get("accept", ""))
-        return Response(text, headers={"content-type": content_type})
+        return Response(text, media_type=content_type)
 
     @router.get("/stats", tags=["statistics"], summary="The last minute, for people", responses=ERRORS)
     async def stats(history: Annotated[tuple[str, ...], Query(description=_HISTORY)] = ()) -> Response:
