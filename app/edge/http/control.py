@@ -14,8 +14,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from convoy.app.edge.http.error_docs import ERRORS
-from convoy.app.edge.http.page import page
-from convoy.app.edge.http.replies import json_response
+from convoy.app.edge.http.page import page_reply
+from convoy.app.edge.http.replies import as_response, json_response
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.answering import why_no_predictions
 from convoy.app.edge.oip.lookup import find_served
@@ -45,7 +45,7 @@ def control_routes(core: ManagedCore, options: EdgeOptions) -> APIRouter:
 
     @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
     async def own_page() -> Response:
-        return HTMLResponse(page().text, headers=page().headers)
+        return as_response(page_reply())
 
     return router
 
