@@ -56,8 +56,9 @@ wheel: $(VENV)/.dev
 lock: $(VENV)/.dev
 	$(PIP_INSTALL) uv
 	for extra in cpu gpu rtx; do \
-		$(BIN)/uv pip compile --quiet pyproject.toml --extra $$extra --extra s3 --extra signing --constraint constraints.txt --universal \
-			--python-version 3.11 --generate-hashes --no-annotate --no-header --output-file locks/$$extra.txt || exit; \
+		$(BIN)/uv pip compile --quiet pyproject.toml --extra $$extra --extra s3 --extra otel --extra signing \
+			--constraint constraints.txt --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+			--output-file locks/$$extra.txt || exit; \
 	done
 
 # As root, with buildah and debootstrap; minutes, and 8 GB of disk meanwhile. IMAGE_TARGET=cpu or rtx is one of the two that
@@ -144,7 +145,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(PIP_INSTALL) --editable '.[$(RUNTIME),openvino,rtx,s3,export,glyphs,docs,dev]'
+	$(PIP_INSTALL) --editable '.[$(RUNTIME),openvino,rtx,s3,otel,export,glyphs,docs,dev]'
 	touch $@
 
 # The site needs nothing else.

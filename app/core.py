@@ -5,6 +5,7 @@ Any host can run it: it needs one asyncio event loop, `start`, `submit` and `sto
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -40,7 +41,7 @@ from convoy.app.telemetry.call_recorder import CallRecorder
 from convoy.app.telemetry.gpu_metrics import GpuWatch
 from convoy.app.telemetry.metrics import EngineMetrics, Metrics, TritonMetrics
 from convoy.app.telemetry.process_metrics import ProcessMetrics
-from convoy.app.tracing.starting import Tracing
+from convoy.app.tracing.starting import CLOSING_S, Tracing
 from convoy.app.version import VERSION
 from convoy.models.errors import ConvoyError, Unavailable, UsageError
 from convoy.models.store import Store, StoredVersion
@@ -97,6 +98,7 @@ class Core(OpenCalls):
         self.other_processes: Callable[[], Mapping[str, int]] = dict  # of this server, by name
         self.next_request_id = count(1).__next__
         self._tasks = tasks = Tasks()
+        self._traces: Tracing | None = None
         if isinstance(self._store, RemoteStore):
             load_version = partial(_load_fetched, self._store, load_version)
         gpus = options.load.machine.gpus
@@ -149,11 +151,13 @@ class Core(OpenCalls):
         self._tasks.spawn(self.load_watch.watch())
 
     async def stop(self) -> None:
-        """Stop watching and give the engines' memory back. What still runs is abandoned."""
+        """Stop watching, give the engines' memory back, and send the last spans. What still runs is abandoned."""
         self.leaving = self.draining = True
         await self._tasks.cancel()
         await self.lifecycle.close()
         self.gpus.stop()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close, CLOSING_S)
 
     async def _load_initially(self) -> None:
         try:
@@ -238,8 +242,8 @@ class Core(OpenCalls):
         return self.load_watch.load
 
     def trace_with(self, tracing: Tracing | None) -> None:
-        """Let calls and batches have spans from now on."""
-        self.tracing = tracing
+        """Let calls and batches have spans from now on; their end is the core's."""
+        self.tracing = self._traces = tracing
         self.scheduler.trace_batch = None if tracing is None else tracing.batch_ran
 
     def change(self, queues: QueueRules, load_by_model: Mapping[str, LoadOptions]) -> None:

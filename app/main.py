@@ -40,7 +40,7 @@ from convoy.app.host.runtime import (
 from convoy.app.processes.launch import become_supervisor
 from convoy.app.reload import Reloading
 from convoy.app.settings import Settings, read_settings
-from convoy.app.tracing.starting import CLOSING_S, check_tracing, start_tracing
+from convoy.app.tracing.starting import check_tracing, start_tracing
 
 _log = logging.getLogger("convoy")
 # What ends in good order needs less; what hangs is not waited for.
@@ -77,8 +77,7 @@ class Host:
         self._settings = settings
         self._listener = listener
         self.core = make_core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._fatal)
-        self._tracing = start_tracing(is_wanted=settings.tracing)
-        self.core.trace_with(self._tracing)
+        self.core.trace_with(start_tracing(is_wanted=settings.tracing))
         options = settings.edge_options()
         self._reloading = Reloading(settings, self.core, [options])
         hot = HotRoutes(self.core, options)
@@ -122,8 +121,6 @@ class Host:
             _log.error("stopped: %d requests were not answered in time", self.core.open_calls)
         end_within(_GRACE_S, lambda: self._http.exit_code)
         await self._grpc.close()
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close, CLOSING_S)
         self._http.stop()
 
     def _fatal(self, reason: str) -> None:

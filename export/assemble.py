@@ -83,7 +83,9 @@ def verdicts(
     """The variants with the verdict on each; the first is the fp32 reference, whose errors, by output, are torch's."""
     reference = measured[0]
     kind = data.evaluation.kind if data.evaluation else "images" if isinstance(data.calibration, ImageSet) else "rows"
-    inputs = f"held-out {kind}" if data.real else "random inputs, for want of --calibrate and --evaluate"
+    # Of a file of arrays nothing is held out, unless another one is evaluated on, or the same.
+    held_out = "held-out " if data.evaluation or kind == "images" else ""
+    inputs = f"{held_out}{kind}" if data.real else "random inputs, for want of --calibrate and --evaluate"
     error = max(errors.values())
     each = f" ({', '.join(f'{name} {own:.1g}' for name, own in errors.items())})" if len(errors) > 1 else ""
     proof = f"equals {original} to {error:.1g}{each} on {count_of(data.samples)} {inputs}"

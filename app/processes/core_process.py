@@ -30,7 +30,7 @@ from convoy.app.processes.orders import NO_SOCKET, CoreOrders, own_orders
 from convoy.app.reload import Reloading
 from convoy.app.scheduling.slab import SharedPart
 from convoy.app.settings import Settings
-from convoy.app.tracing.starting import CLOSING_S, start_tracing
+from convoy.app.tracing.starting import start_tracing
 
 _log = logging.getLogger("convoy")
 _LOOK_EVERY_S = 0.02
@@ -56,8 +56,7 @@ class _CoreProcess:
         memory = mmap.mmap(fleet.memory_fd, 0)
         options = replace(settings.core_options(), shared_memory=SharedPart(memory, own.offset, own.nbytes))
         self._core = make_core(options, on_loaded=collect_only_what_comes, on_fatal=self._fatal)
-        self._tracing = start_tracing(is_wanted=settings.tracing)
-        self._core.trace_with(self._tracing)
+        self._core.trace_with(start_tracing(is_wanted=settings.tracing))
         self._edges = EdgeRegistry(self._core, [Extent(part.offset, part.nbytes) for part in edges], orders.parent_pid)
         edge_options, limits = settings.edge_options(), settings.connection_limits()
         edge_options = replace(edge_options, decode_threads=decode_threads(edge_options, len(edges)))
@@ -94,8 +93,6 @@ class _CoreProcess:
         """Only the calls that came here; those of the edges are theirs to wait for, and are still run."""
         await self._core.drain(self._settings.drain_timeout_s)
         await self._grpc.close()
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close, CLOSING_S)
         return self._core.open_calls
 
     def _fatal(self, reason: str) -> None:

@@ -17,6 +17,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from convoy.app.edge.http.hot_routes import protocol_of
+from convoy.app.edge.http.page import page_reply
 from convoy.app.edge.http.replies import Headers, Reply, error_reply, send_reply
 from convoy.app.edge.oip.call import Call
 from convoy.app.host.logs import request_id
@@ -56,7 +57,13 @@ class Proxy:
             writer.transport.abort()
 
     async def _answer_alone(self, scope: Scope, send: Send) -> None:
-        """The process runs, and that is all that can be said. A call that a core never heard of is counted here."""
+        """The process runs, and that is all that can be said; the page says it to people.
+
+        A call that a core never heard of is counted here.
+        """
+        if (scope["method"], scope["path"]) == ("GET", "/"):
+            await send_reply(send, page_reply())
+            return
         if scope["path"] == "/v2/health/live":
             await send_reply(send, Reply(200, (orjson.dumps({"live": True}),)))
             return

@@ -27,7 +27,7 @@ from convoy.app.ray.connections import RouteHere, take_connections
 from convoy.app.ray.handle import HandleCalls
 from convoy.app.ray.ingress import Ingress
 from convoy.app.ray.ways import Ways
-from convoy.app.tracing.starting import CLOSING_S, start_tracing
+from convoy.app.tracing.starting import start_tracing
 
 _log = logging.getLogger("convoy")
 _LOOK_EVERY_S = 0.02
@@ -53,8 +53,7 @@ class Replica(HandleCalls):
         self._fatal: str | None = None
         self._has_ended = False
         core = self._core = Core(settings.core_options(), on_loaded=collect_only_what_comes, on_fatal=self._is_lost)
-        self._tracing = start_tracing(is_wanted=settings.tracing)
-        core.trace_with(self._tracing)
+        core.trace_with(start_tracing(is_wanted=settings.tracing))
         self._options = settings.edge_options()
         self._hot = HotRoutes(core, self._options)
         self._ways = Ways(serve.get_replica_context().replica_tag)
@@ -96,8 +95,6 @@ class Replica(HandleCalls):
         if not await self._core.drain(self._settings.drain_timeout_s):
             _log.error("stopped: %d requests were not answered in time", self._core.open_calls)
         self._hot.close()
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close, CLOSING_S)
         await self._core.stop()
 
     def _is_lost(self, reason: str) -> None:

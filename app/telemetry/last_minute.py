@@ -216,7 +216,7 @@ class LastMinute:
         now.samples += samples
         now.batches[samples] += 1
         taken = now.times
-        spent = now.batch_ns
+        spent = now.batch_ns  # in the order of BATCH_STAGES
         spent[0] += times.copy_in_ns * requests
         spent[1] += times.compute_ns * requests
         spent[2] += times.copy_out_ns * requests

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
@@ -98,6 +100,30 @@ def test_where_keys_are_set_the_page_is_there_without_one_and_its_figures_are_no
             path: server.get(path).status_code for path in ("/stats", "/store", "/docs", "/metrics", "/index.html")
         }
         assert statuses == dict.fromkeys(statuses, 401)
+
+
+def test_an_edge_has_the_page_while_it_has_no_core() -> None:
+    with start_fake_server(edges=1) as server:
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        (core,) = [one for one in children if "fake_core" in " ".join(one.cmdline())]
+        before = server.get("/")
+        server.signal(signal.SIGSTOP)  # the supervisor, so that nobody starts another one
+        core.kill()
+
+        def has_no_core() -> bool:
+            try:
+                with server.client(timeout=1.0) as client:
+                    return client.get("/stats").status_code == 503
+            except httpx.TimeoutException:  # led to the core that was dying
+                return False
+
+        wait_until(has_no_core, "the edge has no core")
+        meanwhile = server.get("/")
+        server.signal(signal.SIGCONT)
+        assert (meanwhile.status_code, meanwhile.text) == (200, before.text)
+        policy = "content-security-policy"
+        assert meanwhile.headers[policy] == before.headers[policy]
+        wait_until(server.is_ready, "another core serves")
 
 
 # What it is told

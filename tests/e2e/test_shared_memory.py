@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +18,8 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.support.servers import FakeServer, start_fake_server, wait_until
+from tests.support.servers import FakeServer, start_fake_server, start_server, wait_until
+from tests.support.stores import digit
 from tests.support.wire_forms import Region, region
 
 FOLDER = Path("/dev/shm")
@@ -305,6 +308,29 @@ def test_it_is_off_unless_it_is_allowed() -> None:
             pytest.raises(InferenceServerException, match="Client shared memory is disabled"),
         ):
             client.get_system_shared_memory_status()
+
+
+def test_an_image_may_lie_in_a_region() -> None:
+    packed = struct.pack("<I", len(digit("seven"))) + digit("seven")
+    whole, cut = Region(packed, len(packed)), Region(packed, len(packed))
+    with (
+        start_server("--allow-shared-memory") as server,
+        triton_grpc.InferenceServerClient(server.grpc_address) as client,
+    ):
+        for place in (whole, cut):
+            client.register_system_shared_memory(place.name, place.key, len(packed))
+        image = triton_grpc.InferInput("image", [1], "BYTES")
+        image.set_shared_memory(whole.name, len(packed))
+        found = json.loads(client.infer("digits", [image]).as_numpy("predictions").item())
+        assert found["predictions"][0]["label"] == "7"
+        image.set_shared_memory(cut.name, len(packed) - 1)
+        with pytest.raises(InferenceServerException, match="for model 'digits'"):
+            client.infer("digits", [image])
+        wait_until(server.is_at_rest, "nothing is held")
+        client.unregister_system_shared_memory()
+        assert names(client) == set()
+    for place in (whole, cut):
+        place.destroy()
 
 
 def test_cuda_regions_are_not_offered_but_may_be_tidied_up(server: FakeServer) -> None:

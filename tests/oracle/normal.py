@@ -30,7 +30,6 @@ RULES = (
     Rule("head", "", rf"(?i)(x-request-id: '?){_OWN_ID}", r"\1<id>", "a process's own name, and a number"),
     Rule("head", "", rf"(the log has it under request ){_OWN_ID}", r"\1<id>", "the same, where gRPC names it"),
     Rule("body", "", rf"(the log has it under request ){_OWN_ID}", r"\1<id>", "the same, where an error names it"),
-    Rule("head", "", r"(grpc-retry-pushback-ms: ')\d+", r"\1<ms>", "computed of what waits, to the millisecond"),
     Rule("head", "", r"(\w+;dur=)[0-9.]+", r"\1<ms>", "Server-Timing: how long each stage took"),
     Rule(
         "body",

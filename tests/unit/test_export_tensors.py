@@ -135,7 +135,7 @@ def test_every_precision_is_made_of_a_file_of_arrays_and_each_output_is_proved(t
         assert set(variant.output_errors) == {"scores", "size", "best"}
         assert variant.max_relative_error == max(variant.output_errors.values())
         assert 0 <= (variant.agreement or 0) <= 1
-    assert "(scores 0, size 0, best 0) on 60 held-out rows" in reference.reason
+    assert "(scores 0, size 0, best 0) on 60 rows" in reference.reason
     assert "--task classify or multilabel, if scores scores classes" in reference.reason
     int8 = bundle.manifest.variant("int8-cpu.onnx")
     assert not int8.serve

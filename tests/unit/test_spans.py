@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from convoy.app.batch import BatchTrace, StageTimes
+from convoy.app.outcomes import ANSWERED
 from convoy.app.scheduling.request import Done, ModelKey, Outcome, Request
 from convoy.app.telemetry.histograms import Histogram
 from convoy.app.tracing import starting
+from convoy.app.tracing.sdk import SdkTracing
 from convoy.app.tracing.spans import EndedCall, RequestSpan
 from convoy.models.errors import UsageError
 
@@ -99,3 +105,38 @@ def test_without_the_library_the_switch_says_what_to_install(
     with pytest.raises(UsageError, match=r"pip install 'convoy-serve\[otel\]'"):
         starting.start_tracing(is_wanted=True)
     assert starting.start_tracing(is_wanted=False) is None
+
+
+LATIN = st.text(st.characters(max_codepoint=255), max_size=80)
+HEX = st.text("0123456789abcdefg", max_size=33)
+
+
+@pytest.fixture(scope="module")
+def sdk() -> Iterator[SdkTracing]:
+    tracing = SdkTracing(InMemorySpanExporter())
+    yield tracing
+    tracing.close(10.0)
+
+
+@given(
+    LATIN | st.builds("{}-{}-{}-{}".format, HEX, HEX, HEX, HEX), LATIN | st.builds("{}={},{}".format, LATIN, HEX, HEX)
+)
+def test_whatever_a_client_calls_a_trace_its_call_has_a_span_or_none(
+    sdk: SdkTracing, traceparent: str, tracestate: str
+) -> None:
+    given = {"traceparent": traceparent, "tracestate": tracestate}
+    span = sdk.begin("http", "POST /", {}, given, 0)
+    if span is not None:
+        assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", span.traceparent)
+        assert span.tracestate.isascii()
+        assert not {*"\r\n"} & {*span.tracestate}
+        span.end(EndedCall(0, 0, 1, None, ANSWERED))
+
+
+def test_a_trace_that_w3c_allows_is_gone_on_with(sdk: SdkTracing) -> None:
+    given = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01", "tracestate": "vendor=1"}
+    span = sdk.begin("grpc", "ModelInfer", {}, given, 0)
+    assert span is not None
+    assert (span.trace_id, span.tracestate) == ("ab" * 16, "vendor=1")
+    assert span.span_id != "cd" * 8
+    assert sdk.begin("grpc", "ModelInfer", {}, {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-00"}, 0) is None

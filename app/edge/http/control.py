@@ -14,8 +14,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from convoy.app.edge.http.error_docs import ERRORS
-from convoy.app.edge.http.page import page
-from convoy.app.edge.http.replies import json_response
+from convoy.app.edge.http.page import page_reply
+from convoy.app.edge.http.replies import as_response, json_response
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.answering import why_no_predictions
 from convoy.app.edge.oip.lookup import find_served
@@ -45,7 +45,7 @@ def control_routes(core: ManagedCore, options: EdgeOptions) -> APIRouter:
 
     @router.get("/", tags=["pages"], summary="A page for people", response_class=HTMLResponse)
     async def own_page() -> Response:
-        return HTMLResponse(page().text, headers=page().headers)
+        return as_response(page_reply())
 
     return router
 
@@ -106,7 +106,7 @@ def _add_statistics(router: APIRouter, core: ManagedCore, options: EdgeOptions) 
     @router.get("/metrics", tags=["statistics"], summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         text, content_type = core.metrics.render_for(request.headers.get("accept", ""))
-        return Response(text, headers={"content-type": content_type})
+        return Response(text, media_type=content_type)
 
     @router.get("/stats", tags=["statistics"], summary="The last minute, for people", responses=ERRORS)
     async def stats(history: Annotated[tuple[str, ...], Query(description=_HISTORY)] = ()) -> Response:

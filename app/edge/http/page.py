@@ -10,22 +10,16 @@ import base64
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+
+from convoy.app.edge.http.replies import Reply
 
 _PARTS = Path(__file__).with_name("page_parts")
 # In this order: none of them uses what comes later before the last has begun.
 _SCRIPTS = ("format", "elements", "server", "charts", "time_split", "store", "opened", "overview", "picture", "begin")
 
 
-class Page(NamedTuple):
-    """A document, and the headers that it goes out with."""
-
-    text: str
-    headers: dict[str, str]
-
-
 @cache
-def page() -> Page:
+def page_reply() -> Reply:
     """Read once, when it is first asked for."""
     uplot = _PARTS / "uplot"
     licence = (uplot / "LICENSE").read_text()
@@ -41,13 +35,13 @@ def page() -> Page:
         "img-src blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'"
     )
-    headers = {
-        "Content-Security-Policy": policy,
-        "Cache-Control": "no-cache",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
-    return Page(text, headers)
+    headers = (
+        (b"content-security-policy", policy.encode()),
+        (b"cache-control", b"no-cache"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"x-content-type-options", b"nosniff"),
+    )
+    return Reply(200, (text.encode(),), "text/html; charset=utf-8", headers)
 
 
 def _joined(*parts: str) -> str:
