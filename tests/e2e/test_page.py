@@ -96,9 +96,7 @@ def test_where_keys_are_set_the_page_is_there_without_one_and_its_figures_are_no
     key.write_text("open sesame\n")
     with start_fake_server(api_key_file=key, edges=edges) as server:
         assert server.get("/").status_code == 200
-        statuses = {
-            path: server.get(path).status_code for path in ("/stats", "/store", "/docs", "/metrics", "/index.html")
-        }
+        statuses = {path: server.get(path).status_code for path in ("/stats", "/store", "/metrics", "/index.html")}
         assert statuses == dict.fromkeys(statuses, 401)
 
 
