@@ -30,7 +30,7 @@ test: $(VENV)/.dev
 
 # What is long by nature: crowds of leavers, the compiled form, wheels, whole exports, training over seeds, clusters of Ray.
 test-long: $(VENV)/.ray
-	$(PYTEST) -m "long and not alone and not hard and not gpu and not image"
+	$(PYTEST) -m "long and not alone and not gpu and not image"
 	$(BIN)/python -m pytest -m "alone and not gpu"
 
 test-all: test test-long

@@ -149,12 +149,17 @@ def variants_table(manifest: Manifest) -> Table:
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     # A name of ours stays whole, even where figures are long; a longer one, of somebody else's bundle, is folded.
-    table.add_column("variant", overflow="fold", min_width=len("int8-openvino.onnx"))
+    table.add_column("variant", overflow="fold", min_width=_longest_name(manifest))
     for heading in ("serves", manifest.metric, "lost (95 %)", "ms b=1", "best/s", "times fp32"):
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in manifest.variants:
         table.add_row(escape(variant.file), _serves(manifest, variant), *_accuracy(variant), *_speed(variant))
     return table
+
+
+def _longest_name(manifest: Manifest) -> int:
+    names = [variant.file for variant in manifest.variants]
+    return min(max(map(len, names), default=0), len("int8-openvino.onnx"))
 
 
 def _serves(manifest: Manifest, variant: Variant) -> str:

@@ -143,6 +143,8 @@ class Maker:
 
     def _ladder(self, recipe: Recipe) -> Ladder:
         if recipe.file not in self._ladders:
+            # Its images are measured before the steps of trying files begin.
+            self._calibrated(recipe)
             bench = self._ready_bench()
             method = best_method(bench, recipe, self._methods(recipe), self.progress)
             sensitivity = partial(self._sensitive_layers, recipe)

@@ -207,8 +207,8 @@ def test_behind_keys_the_page_is_open_and_says_what_they_are_for(edges: int, tmp
     token.write_text("abracadabra")
     files = {"api_key_file": key, "admin_token_file": token}
     with start_fake_server(**files, edges=edges, max_inflight_mb=256) as server:
-        assert {server.get(path).status_code for path in ("/docs", "/docs/start.js", "/openapi.json")} == {200}
-        assert {server.get(path).status_code for path in ("/", "/stats", "/v2", "/metrics", "/docs/a/b")} == {401}
+        assert {server.get(path).status_code for path in ("/", "/docs", "/docs/start.js", "/openapi.json")} == {200}
+        assert {server.get(path).status_code for path in ("/stats", "/v2", "/metrics", "/docs/a/b")} == {401}
         document = server.get("/openapi.json").json()
     schemes = document["components"]["securitySchemes"]
     assert {name: (one["type"], one["scheme"]) for name, one in schemes.items()} == dict.fromkeys(
@@ -216,7 +216,7 @@ def test_behind_keys_the_page_is_open_and_says_what_they_are_for(edges: int, tmp
     )
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            is_open = path.endswith("/ready") or path in ("/ping", "/v2/health/live")
+            is_open = path.endswith("/ready") or path in ("/", "/ping", "/v2/health/live")
             is_admins = path in ("/v2/repository/models/{model}/load", "/v2/repository/models/{model}/unload")
             wanted = [] if is_open else [{"adminToken" if is_admins else "apiKey": []}]
             assert operation["security"] == wanted, path

@@ -42,11 +42,14 @@ NOT_HERE = {
     r"torchvision:": "would load published weights, 100 MB",
     r"^convoy serve .*(--store /|--config)": "its paths are a server's; test_config_served.py serves from such files",
     r"^python of docs/ray\.md: ": "Ray is half a gigabyte; test_ray_serve.py has the same calls",
+    r"^convoy export .*\becg\b": "a network of the reader's; test_export_outputs.py exports such",
+    r"^(openssl|model_signing|convoy serve --require-signature) ": "wants keys; test_signed_served.py makes some",
     r"^convoy loadtest compare ": "refuses short runs that a busy machine voids; test_loadtest_compare.py has others",
     r"^python of docs/client\.md: [^$]*https://models": "wants certificates; test_tls_served.py makes some and runs it",
     r"^convoy serve --tls-cert-file ": "wants certificates; test_tls_served.py makes some and serves with them",
     r"^export OTEL_": "no collector is here; test_tracing.py tells one that is played",
     r"^docs/demo\.md$": "test_demo_whole.py has `make demo` type the whole page",
+    r"^(openssl |model_signing |convoy serve --require-signature )": "test_signed_served.py signs and serves",
     r"^docs/your-own-cnn\.md$": "test_your_own_cnn.py types the whole page",
 }
 

@@ -96,12 +96,11 @@ def test_where_keys_are_set_the_page_is_there_without_one_and_its_figures_are_no
     key.write_text("open sesame\n")
     with start_fake_server(api_key_file=key, edges=edges) as server:
         assert server.get("/").status_code == 200
-        statuses = {
-            path: server.get(path).status_code for path in ("/stats", "/store", "/docs", "/metrics", "/index.html")
-        }
+        statuses = {path: server.get(path).status_code for path in ("/stats", "/store", "/metrics", "/index.html")}
         assert statuses == dict.fromkeys(statuses, 401)
 
 
+@slow
 def test_an_edge_has_the_page_while_it_has_no_core() -> None:
     with start_fake_server(edges=1) as server:
         children = psutil.Process(server.process.pid).children(recursive=True)
@@ -224,6 +223,16 @@ def test_a_plan_that_is_being_built_has_its_progress_and_text_stays_text(browser
         assert "Timing kernels, 30 of 120" in details.inner_text()
         assert "<img src=x onerror=alert(1)>" in details.inner_text()
         assert details.locator("img").count() == 0
+
+
+@slow
+def test_a_gpu_tells_its_load_its_memory_and_its_power(browser: Browser) -> None:
+    with start_fake_server(fake={"gpu": True}, engine="auto") as server, open_page(browser, server.url) as page:
+        devices = opened(page, "rows").locator(".devices")
+        expect(devices).to_contain_text("413 W, 61 °C")
+        told = " ".join(devices.inner_text().split())
+        assert "GPU busy 75 %" in told
+        assert "memory 8.0 GiB" in told
 
 
 # An image

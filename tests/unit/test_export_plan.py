@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from export_fixtures import IMAGE, options
 
+from convoy.app.engines.machine import CPU_ONLY
 from convoy.export.plan import make_plan
 from convoy.export.sources.torch_job import Description
 from convoy.export.variants.precision import select
@@ -186,9 +187,15 @@ def test_precisions_are_what_can_be_made(monkeypatch):
     def files(precisions: str | None, *, can_calibrate: bool) -> list[str]:
         return [recipe.file for recipe in select(precisions, can_calibrate=can_calibrate)]
 
-    assert files(None, can_calibrate=True) == ["fp32.onnx", "fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx", "fp8.onnx"]
+    with monkeypatch.context() as without:
+        without.setattr("convoy.export.variants.precision.find_cpu", lambda: CPU_ONLY)
+        usual = ["fp32.onnx", "fp16.onnx", "int8-cpu.onnx", "int8-trt.onnx", "fp8.onnx"]
+        assert files(None, can_calibrate=True) == usual
+        assert files("int8", can_calibrate=True) == ["fp32.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
+    assert files(None, can_calibrate=True) == [*usual[:3], "int8-openvino.onnx", *usual[3:]]
     assert files(None, can_calibrate=False) == ["fp32.onnx"]
-    assert files("int8", can_calibrate=True) == ["fp32.onnx", "int8-cpu.onnx", "int8-trt.onnx"]
+    int8 = ["fp32.onnx", "int8-cpu.onnx", "int8-openvino.onnx", "int8-trt.onnx"]
+    assert files("int8", can_calibrate=True) == int8
     assert files("fp32,fp8", can_calibrate=True) == ["fp32.onnx", "fp8.onnx"]
     with pytest.raises(UsageError, match="fp8 needs real images"):
         select("fp8", can_calibrate=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from convoy.models.errors import RequestError
 
 _PROTOCOL = "grpc"
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+_log = logging.getLogger("convoy")
 _TRACE_METADATA = ("traceparent", "tracestate")
 # So many requests of one stream may be in flight; more are left unread, which holds the client up.
 _STREAM_WINDOW = 64
@@ -99,13 +101,17 @@ class GrpcInference:
         own.end(_ending(own, error))
 
     def begin_span(self, call: GrpcCall) -> RequestSpan | None:
-        """The span of one request of a call, if it is sampled."""
-        tracing = self._core.tracing
-        if tracing is None:
+        """The span of one request of a call, if it is sampled. Where that fails there is none, and an answer."""
+        try:
+            tracing = self._core.tracing
+            if tracing is None:
+                return None
+            parent = {name: call.metadata[name].decode("latin-1") for name in _TRACE_METADATA if name in call.metadata}
+            attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": call.method}
+            span = tracing.begin("grpc", f"{_SERVICE}/{call.method}", attributes, parent, time.monotonic_ns())
+        except Exception:
+            _log.exception("a request has no span")
             return None
-        parent = {name: call.metadata[name].decode("latin-1") for name in _TRACE_METADATA if name in call.metadata}
-        attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": call.method}
-        span = tracing.begin("grpc", f"{_SERVICE}/{call.method}", attributes, parent, time.monotonic_ns())
         if span is not None:
             span.status = 0  # OK, unless there is an error
         return span

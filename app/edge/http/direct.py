@@ -248,10 +248,9 @@ class DirectCall:
         self._connection, self.found, self.head, self.lines = connection, found, head, lines
         self._visit = Visit(way.entry, way.core, self.head.headers)
         self._call = Call(way.core, found.route.protocol)
-        if way.core.tracing is not None:
-            found.route.trace(self._call, found.path, head, found.names)
-            if self._call.span is not None:
-                self._visit.follow(self._call.span)
+        found.route.trace(self._call, found.path, head, found.names)
+        if self._call.span is not None:
+            self._visit.follow(self._call.span)
         self._cors = bool(way.options.cors_origins)
         self._reader: BodyReader | None = None
         self._answering: _Steps | None = None

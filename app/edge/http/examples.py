@@ -143,6 +143,10 @@ _SAID = {
         {"version": "0.1.0", "ready": True, "uptime_s": 4.9, "open_calls": 0, "inflight_bytes": 0, "models": []},
         obj("version", "ready", "uptime_s", "open_calls", "inflight_bytes", "models", models=array(OBJECT)),
     ),
+    "get /store": Said(
+        {"models": [{"name": "digits", "versions": ["1"]}]},
+        obj("models", models=array(obj("name", "versions", name=TEXT, versions=array(TEXT)))),
+    ),
     "get /models": Said(
         {"models": [{"modelName": "digits", "modelUrl": "/v2/models/digits"}]},
         obj("models", models=array(obj("modelName", "modelUrl", modelName=TEXT, modelUrl=TEXT))),

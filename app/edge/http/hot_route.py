@@ -6,6 +6,7 @@ own `direct`, which needs no task.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
@@ -24,6 +25,7 @@ from convoy.app.outcomes import CANCELLED, FAILED
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import RequestError
 
+_log = logging.getLogger("convoy")
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
@@ -55,14 +57,17 @@ class HotRoute(ABC):
         """Refuse a model that this route cannot serve, before the body is read. Raises RequestError."""
 
     def trace(self, call: Call, path: str, head: HttpHead, names: Mapping[str, str]) -> None:
-        """Give the call a span, if it is sampled."""
-        tracing, headers = self.core.tracing, head.headers
-        if tracing is None:
-            return
-        parent = {name.decode(): headers[name].decode("latin-1") for name in _TRACE_HEADERS if name in headers}
-        route = self.paths[min(len(names), len(self.paths)) - 1]
-        attributes = {"http.request.method": "POST", "http.route": route, "url.path": path, "url.scheme": "http"}
-        call.span = tracing.begin("http", f"POST {route}", attributes, parent, call.arrival_ns)
+        """Give the call a span, if it is sampled. Where that fails it has none, and is answered all the same."""
+        try:
+            tracing, headers = self.core.tracing, head.headers
+            if tracing is None:
+                return
+            parent = {name.decode(): headers[name].decode("latin-1") for name in _TRACE_HEADERS if name in headers}
+            route = self.paths[min(len(names), len(self.paths)) - 1]
+            attributes = {"http.request.method": "POST", "http.route": route, "url.path": path, "url.scheme": "http"}
+            call.span = tracing.begin("http", f"POST {route}", attributes, parent, call.arrival_ns)
+        except Exception:
+            _log.exception("a request has no span")
 
     def begin(self, call: Call, head: HttpHead, names: Mapping[str, str]) -> BodyReader:
         """Let the call in, with room for its body. Raises RequestError."""
