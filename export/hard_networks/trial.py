@@ -175,10 +175,11 @@ class FilePace:
 
 def _race(bundle: Bundle) -> list[FilePace]:
     """fp32 in every engine of CPUs that is here, INT8 in the one that each file is for, where its loss was measured."""
-    recipes = [REFERENCE, *(one for one in RECIPES if one.precision == "int8" and one.row is not None)]
     files = {variant.file for variant in bundle.manifest.variants}
     pairs = [(row, REFERENCE) for row in ROWS if not row.is_on_gpus and row.probe(find_cpu())[0]]
-    pairs += [(one.row, one) for one in recipes[1:] if one.row is not None and one.file in files]
+    pairs += [
+        (one.row, one) for one in RECIPES if one.precision == "int8" and one.row is not None and one.file in files
+    ]
     with ExitStack() as stack:
         engines = []
         for row, recipe in pairs:

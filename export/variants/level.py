@@ -10,22 +10,22 @@ have a scale per channel. Knows graphs and ranges of channels. Knows nothing of 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from convoy.export.variants.equalize import Levels, for_reader, multiply, scales_for
-from convoy.export.variants.onnx_graph import attribute, front_nodes, initializers, tidy
-from convoy.export.variants.streams import is_scalable, own_weights
+from convoy.export.variants.onnx_graph import front_nodes, initializers, tidy
+from convoy.export.variants.streams import input_channels, is_scalable, own_weights
 
 
 def read_channels(graph: Any) -> dict[str, int]:
     """How many channels there are in each tensor [N, channels, ...] that layers with weights of their own read."""
     found: dict[str, int] = {}
+    constants = initializers(graph)
     for tensor, nodes in _readers(graph).items():
-        counts = {_inputs(node, initializers(graph)) for node in nodes}
+        counts = {input_channels(node, constants) for node in nodes}
         if len(counts) == 1:
             found[tensor] = counts.pop()
     return found
@@ -71,10 +71,3 @@ def _readers(graph: Any) -> dict[str, list[Any]]:
         if node.input and node.input[0] not in given and is_scalable(node, weights):
             found[node.input[0]].append(node)
     return found
-
-
-def _inputs(node: Any, constants: Mapping[str, Any]) -> int:
-    dims = constants[node.input[1]].dims
-    if node.op_type == "Gemm":
-        return int(dims[1 if attribute(node, "transB", 0) else 0])
-    return int(dims[1]) * int(attribute(node, "group", 1))

@@ -92,8 +92,7 @@ class _Search:
         channels = self._channels.get(node.input[0])
         if channels is None:
             return False
-        dims = self._weights[node.input[1]].dims
-        inputs = dims[1] * attribute(node, "group", 1) if node.op_type == "Conv" else _depth(node, dims)
+        inputs = input_channels(node, self._weights)
         if inputs % len(channels) == 0 and (node.op_type == "Gemm" or inputs == len(channels)):
             return True
         self._fix(node.input[0])
@@ -241,5 +240,9 @@ def is_scalable(node: Any, weights: Mapping[str, Any]) -> bool:
     return all(name in weights for name in node.input[1:] if name)
 
 
-def _depth(node: Any, dims: Any) -> int:
-    return int(dims[1 if attribute(node, "transB", 0) else 0])
+def input_channels(node: Any, weights: Mapping[str, Any]) -> int:
+    """How many channels a layer's weights read, in all groups together; of a flattened map a classifier's columns."""
+    dims = weights[node.input[1]].dims
+    if node.op_type == "Gemm":
+        return int(dims[1 if attribute(node, "transB", 0) else 0])
+    return int(dims[1]) * int(attribute(node, "group", 1))
