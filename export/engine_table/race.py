@@ -10,14 +10,13 @@ import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from convoy.app.batch import EngineFailure
 from convoy.app.engines.base import Engine, run_arrays
-from convoy.app.engines.jobs import Job, Place
 from convoy.app.engines.machine import find_cpu
 from convoy.app.engines.measure import Pace, make_probe, take_turns
 from convoy.app.engines.speedup import paired_speedup
@@ -27,8 +26,9 @@ from convoy.export.proof.verify import relative_error
 from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.making import plain_calibration
 from convoy.export.variants.precision import RECIPES, REFERENCE, Recipe
+from convoy.export.variants.variant import open_engine
 from convoy.export.zoo_table.proof import Proof, image_of, pictures_of, prove
-from convoy.models.bundle import Interval, Variant
+from convoy.models.bundle import Interval
 from convoy.models.errors import ConvoyError
 
 BATCHES = (1, 8)
@@ -70,11 +70,12 @@ def race(name: str, threads: int) -> list[EngineResult]:
             recipes = _made(folder, proof)
         except (ConvoyError, EngineFailure) as failure:
             return [EngineResult(name, "", "", "", problem=str(failure))]
+        spec = replace(proof.spec, max_batch_size=max(BATCHES))
         opened: list[Engine] = []
         failed: list[EngineResult] = []
         for row, recipe in _pairs(recipes):
             try:
-                engine = _open(row, recipe, proof, folder, threads)
+                engine = open_engine(spec, recipe, row, folder / recipe.file)
                 stack.callback(engine.close)
                 engine.warm_up()
                 opened.append(engine)
@@ -97,12 +98,6 @@ def _pairs(recipes: Sequence[Recipe]) -> list[tuple[Row, Recipe]]:
     """The reference in ONNX Runtime first."""
     rows = [row for row in ROWS if not row.is_on_gpus and row.probe(find_cpu())[0]]
     return [(row, one) for row in rows for one in recipes if one is REFERENCE or one.target in row.targets]
-
-
-def _open(row: Row, recipe: Recipe, proof: Proof, folder: Path, threads: int) -> Engine:
-    variant = Variant(recipe.file, recipe.precision, recipe.target, True, "", 0.0, None, None)
-    job = Job(folder, proof.spec, (variant,), None, max(BATCHES), "auto", find_cpu(), plan_cache=None, threads=threads)
-    return row.open(job, variant, Place())
 
 
 def _entries(name: str, engines: Sequence[Engine], samples: np.ndarray) -> list[EngineResult]:
