@@ -244,7 +244,7 @@ class Core(OpenCalls):
     def trace_with(self, tracing: Tracing | None) -> None:
         """Let calls and batches have spans from now on; their end is the core's."""
         self.tracing = self._traces = tracing
-        self.scheduler.trace_batch = None if tracing is None else tracing.batch_ran
+        self.scheduler.trace_batch = None if tracing is None else tracing.batch_ended
 
     def change(self, queues: QueueRules, load_by_model: Mapping[str, LoadOptions]) -> None:
         """Let other rules hold for the queues from now on, and other options for what is loaded from now on."""

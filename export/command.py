@@ -50,9 +50,8 @@ from convoy.export.sources.to_onnx import to_onnx
 from convoy.export.sources.torch_job import INPUT_NAME, Answered, TorchResult
 from convoy.export.terminal import RichProgress, summary
 from convoy.export.variants.fp8 import why_no_fp8
-from convoy.export.variants.int8_openvino import gains_from_pairs
 from convoy.export.variants.making import Maker
-from convoy.export.variants.precision import INT8_OPENVINO, REFERENCE, Recipe, select
+from convoy.export.variants.precision import INT8_OPENVINO, REFERENCE, Recipe, select, without_needless_pairs
 from convoy.export.variants.variant import OpenVariant, opened
 from convoy.models.bundle import busy_words, read_manifest
 from convoy.models.datasets import source_labels
@@ -112,7 +111,7 @@ def export_bundle(options: ExportOptions, progress: Progress = SILENT, cache: St
         with progress.step("export from torch"):
             torch = reused(plan, data.samples, folder, cache, to_onnx)
         torch.onnx.rename(folder / REFERENCE.file)
-        recipes = _without_needless_pairs(recipes, folder / REFERENCE.file)
+        recipes = without_needless_pairs(recipes, folder / REFERENCE.file)
         if plan.asked.precisions is None:
             recipes, torch = _without_fp8(recipes, torch, folder / REFERENCE.file)
         try:
@@ -143,15 +142,6 @@ def _without_openvino(
         files = " and no ".join(recipe.file for recipe in found)
         remark = "; ".join(filter(None, (torch.remark, f"no {files}: {error}")))
     return [recipe for recipe in recipes if recipe not in found], replace(torch, remark=remark)
-
-
-def _without_needless_pairs(recipes: tuple[Recipe, ...], graph: Path) -> tuple[Recipe, ...]:
-    """Where all that is between layers has kernels of 8 bits, one INT8 file is right for both engines of CPUs."""
-    import onnx
-
-    if INT8_OPENVINO not in recipes or gains_from_pairs(onnx.load(str(graph), load_external_data=False).graph):
-        return recipes
-    return tuple(recipe for recipe in recipes if recipe is not INT8_OPENVINO)
 
 
 def _without_fixed_sizes(recipes: Sequence[Recipe], torch: TorchResult) -> tuple[Sequence[Recipe], TorchResult]:

@@ -102,7 +102,7 @@ class Outcome(Enum):
 class Done(NamedTuple):
     """How a request ended. `answers` and `times` are there when it was answered, `reason` when it was not.
 
-    `batch` is the span of its batch, where a request in that was traced.
+    `batch` is the span of the batch that it ended with, where a request in that was traced.
     """
 
     request: Request

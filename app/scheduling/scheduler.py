@@ -26,8 +26,8 @@ from convoy.app.scheduling.slab import Slab, SlotState
 OnDone = Callable[[Done], None]
 # What a lane runs batches with; called in the lane's thread. Raises EngineFailure.
 Runner = Callable[[tuple[Request, ...]], BatchResult]
-# The span of a batch that began then and has been answered; None where none of its requests is traced.
-TraceBatch = Callable[[Dispatch, int, BatchResult], BatchTrace | None]
+# The span of a batch that began then, and ended then with that; None where none of its requests is traced.
+TraceBatch = Callable[[Dispatch, int, int, BatchResult | EngineFailure], BatchTrace | None]
 Args = TypeVarTuple("Args")
 # Batches that run on the loop itself may follow each other for so long before sockets and other lanes have a turn.
 _TURN_NS = 2_000_000
@@ -361,10 +361,10 @@ class Scheduler:
                     # First the engine's next batch, and then the answers, which occupy this thread meanwhile.
                     self._decide_all(may_run_here=False)
             finally:  # nothing may cost these their answers
-                self._answer(running, result)
+                self._answer(running, result, ended_ns)
         else:
             complete(self.state, dispatch, ended_ns, None)
-            self._blame(entry, dispatch, result)
+            self._blame(entry, running, result, ended_ns)
         self._wake()
 
     def _is_thread_next(self, entry: _LaneEntry, answers: int) -> bool:
@@ -377,12 +377,12 @@ class Scheduler:
             return True
         return answers >= _WORTH_A_THREAD and queue.requests >= _WORTH_A_THREAD
 
-    def _answer(self, running: Running, result: BatchResult) -> None:
+    def _answer(self, running: Running, result: BatchResult, ended_ns: int) -> None:
         dispatch, ended = running.dispatch, []
         answered: list[SlotRef] = []
         unwanted: list[SlotRef] = []
         times, samples = result.times, dispatch.samples
-        batch = None if self.trace_batch is None else self._traced(self.trace_batch, running, result)
+        batch = self._traced(running, result, ended_ns)
         # What it waited for the device, already in the engine, is waiting too.
         began_ns = running.started_ns + times.waited_ns
         for request, answers in zip(dispatch.requests, result.answers, strict=True):
@@ -399,18 +399,22 @@ class Scheduler:
             if listener is not None:
                 self._report(listener, done)
 
-    def _traced(self, trace: TraceBatch, running: Running, result: BatchResult) -> BatchTrace | None:
+    def _traced(self, running: Running, result: BatchResult | EngineFailure, ended_ns: int) -> BatchTrace | None:
+        if self.trace_batch is None:
+            return None
         try:
-            return trace(running.dispatch, running.started_ns, result)
+            return self.trace_batch(running.dispatch, running.started_ns, ended_ns, result)
         except Exception as error:  # must not cost anybody an answer
             _tell_bug("tracing a batch", error)
             return None
 
-    def _blame(self, entry: _LaneEntry, dispatch: Dispatch, failure: EngineFailure) -> None:
+    def _blame(self, entry: _LaneEntry, running: Running, failure: EngineFailure, ended_ns: int) -> None:
+        dispatch = running.dispatch
+        batch = self._traced(running, failure, ended_ns)
         self._report(self._observer.batch_failed, dispatch, str(failure))
         if failure.scope in (FailureScope.ENGINE, FailureScope.DEVICE):
             for request in dispatch.requests:
-                self._end(request, Outcome.ENGINE_LOST, str(failure))
+                self._end(request, Outcome.ENGINE_LOST, str(failure), batch)
             if failure.scope is FailureScope.DEVICE:
                 self.give_up_device(entry.lane.device, str(failure))
             else:
@@ -421,18 +425,20 @@ class Scheduler:
                 self._end(request, Outcome.STOPPED, "cancelled")
         suspects = tuple(request for request in dispatch.requests if request.id in self._pending)
         if suspects:
-            self._try_again(dispatch, suspects, failure)
+            self._try_again(dispatch, suspects, failure, batch)
 
-    def _try_again(self, dispatch: Dispatch, suspects: tuple[Request, ...], failure: EngineFailure) -> None:
+    def _try_again(
+        self, dispatch: Dispatch, suspects: tuple[Request, ...], failure: EngineFailure, batch: BatchTrace | None
+    ) -> None:
         """In halves, down to who is to blame; for want of memory only once."""
         is_memory = failure.scope is FailureScope.MEMORY
         if is_memory and any(self._pending[request.id].was_split for request in suspects):
             for request in suspects:
-                self._end(request, Outcome.NO_MEMORY, str(failure))
+                self._end(request, Outcome.NO_MEMORY, str(failure), batch)
             return
         guilty = blame(self.state, dispatch, suspects)
         if guilty is not None:
-            self._end(guilty, Outcome.NO_MEMORY if is_memory else Outcome.MODEL_FAILED, str(failure))
+            self._end(guilty, Outcome.NO_MEMORY if is_memory else Outcome.MODEL_FAILED, str(failure), batch)
             return
         for request in suspects:
             pending = self._pending[request.id]
@@ -441,9 +447,9 @@ class Scheduler:
 
     # Ends
 
-    def _end(self, request: Request, outcome: Outcome, reason: str) -> None:
+    def _end(self, request: Request, outcome: Outcome, reason: str, batch: BatchTrace | None = None) -> None:
         self._free(request)
-        self._tell(request, Done(request, outcome, reason=reason))
+        self._tell(request, Done(request, outcome, reason=reason, batch=batch))
 
     def _tell(self, request: Request, done: Done) -> None:
         pending = self._pending.pop(request.id, None)

@@ -34,7 +34,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from convoy.app.batch import BatchResult, BatchTrace
+from convoy.app.batch import BatchResult, BatchTrace, EngineFailure
 from convoy.app.outcomes import CallOutcome
 from convoy.app.scheduling.policy import Dispatch
 from convoy.app.scheduling.request import ModelKey
@@ -79,7 +79,9 @@ class SdkTracing:
         )
         return _SdkSpan(self._requests, span, wire, clock_ns) if span.is_recording() else None
 
-    def batch_ran(self, dispatch: Dispatch, started_ns: int, result: BatchResult) -> BatchTrace | None:
+    def batch_ended(
+        self, dispatch: Dispatch, started_ns: int, ended_ns: int, result: BatchResult | EngineFailure
+    ) -> BatchTrace | None:
         """As `BatchTracing` has it. A trace of its own, linked to the requests' spans."""
         links = [Link(_context_of(one.trace)) for one in dispatch.requests if one.trace is not None]
         if not links:
@@ -95,9 +97,14 @@ class SdkTracing:
         span = self._batches.start_span(
             "batch", Context(), attributes=attributes, links=links, start_time=started_ns + clock_ns
         )
-        # After this turn, in which the answers are given.
-        stages = batch_stages(started_ns, result.times)
-        asyncio.get_running_loop().call_soon(_end_with, self._batches, span, stages, clock_ns)
+        if isinstance(result, BatchResult):
+            stages = batch_stages(started_ns, result.times)
+            # After this turn, in which the answers are given.
+            asyncio.get_running_loop().call_soon(_end_with, self._batches, span, stages, clock_ns)
+        else:
+            span.set_attribute("error.type", result.scope.value)
+            span.set_status(Status(StatusCode.ERROR, str(result)))
+            span.end(ended_ns + clock_ns)
         return BatchTrace(_traceparent(span.get_span_context()), started_ns)
 
     def close(self, within_s: float) -> None:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
-from convoy.app.batch import BatchResult, BatchTrace, StageTimes
+from convoy.app.batch import BatchResult, BatchTrace, EngineFailure, StageTimes
 from convoy.app.outcomes import CallEnd
 from convoy.app.scheduling.policy import Dispatch
 from convoy.app.scheduling.request import Done, ModelKey
@@ -108,7 +108,9 @@ class RequestTracing(Protocol):
 class BatchTracing(Protocol):
     """Tells of batches in which is a request that is traced."""
 
-    def batch_ran(self, dispatch: Dispatch, started_ns: int, result: BatchResult) -> BatchTrace | None: ...
+    def batch_ended(
+        self, dispatch: Dispatch, started_ns: int, ended_ns: int, result: BatchResult | EngineFailure
+    ) -> BatchTrace | None: ...
 
 
 _DEVICE_WAIT = "device_wait"

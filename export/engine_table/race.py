@@ -25,7 +25,7 @@ from convoy.export.progress import SILENT
 from convoy.export.proof.verify import relative_error
 from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.making import plain_calibration
-from convoy.export.variants.precision import RECIPES, REFERENCE, Recipe
+from convoy.export.variants.precision import RECIPES, REFERENCE, Recipe, without_needless_pairs
 from convoy.export.variants.variant import open_engine
 from convoy.export.zoo_table.proof import Proof, image_of, pictures_of, prove
 from convoy.models.bundle import Interval
@@ -84,10 +84,10 @@ def race(name: str, threads: int) -> list[EngineResult]:
         return [*_entries(name, opened, proof.samples), *failed]
 
 
-def _made(folder: Path, proof: Proof) -> list[Recipe]:
+def _made(folder: Path, proof: Proof) -> tuple[Recipe, ...]:
     assert proof.spec.image is not None
     calibration = plain_calibration(folder, pictures_of(proof.spec.image, proof.samples), SILENT)
-    recipes = [one for one in RECIPES if one.row is not None]
+    recipes = without_needless_pairs([one for one in RECIPES if one.row is not None], folder / REFERENCE.file)
     for recipe in recipes:
         if recipe.make is not None:
             recipe.make(Conversion(calibration), folder / recipe.file)
@@ -95,9 +95,11 @@ def _made(folder: Path, proof: Proof) -> list[Recipe]:
 
 
 def _pairs(recipes: Sequence[Recipe]) -> list[tuple[Row, Recipe]]:
-    """The reference in ONNX Runtime first."""
+    """The reference in ONNX Runtime first; of several files of one precision each engine has its own."""
     rows = [row for row in ROWS if not row.is_on_gpus and row.probe(find_cpu())[0]]
-    return [(row, one) for row in rows for one in recipes if one is REFERENCE or one.target in row.targets]
+    pairs = [(row, one) for row in rows for one in recipes if one is REFERENCE or one.target in row.targets]
+    own = {(row.name, one.precision) for row, one in pairs if one.row is row}
+    return [(row, one) for row, one in pairs if one.row is row or (row.name, one.precision) not in own]
 
 
 def _entries(name: str, engines: Sequence[Engine], samples: np.ndarray) -> list[EngineResult]:

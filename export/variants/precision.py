@@ -5,7 +5,7 @@ Knows file names, precisions, targets and makers. Knows nothing of how a maker w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from convoy.export.variants.bf16 import convert_to_bf16
 from convoy.export.variants.calibrate import Conversion
 from convoy.export.variants.fp8 import quantize_to_fp8
 from convoy.export.variants.fp16 import convert_to_fp16
-from convoy.export.variants.int8_openvino import quantize_for_openvino
+from convoy.export.variants.int8_openvino import gains_from_pairs, quantize_for_openvino
 from convoy.export.variants.int8_trt import quantize_for_tensorrt
 from convoy.export.variants.quantize import quantize_for_cpu
 from convoy.models.bundle import Precision, Target
@@ -91,3 +91,12 @@ def select(precisions: str | None, *, can_calibrate: bool) -> tuple[Recipe, ...]
             "DATASET or --precisions fp32 (--allow-random-calibration takes noise, at a price in speed and accuracy)"
         )
     return chosen
+
+
+def without_needless_pairs(recipes: Sequence[Recipe], graph: Path) -> tuple[Recipe, ...]:
+    """Where all that is between layers has kernels of 8 bits, one INT8 file is right for both engines of CPUs."""
+    import onnx
+
+    if INT8_OPENVINO not in recipes or gains_from_pairs(onnx.load(str(graph), load_external_data=False).graph):
+        return tuple(recipes)
+    return tuple(recipe for recipe in recipes if recipe is not INT8_OPENVINO)

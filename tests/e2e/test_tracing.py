@@ -17,6 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.support.fake_server import POISON
 from tests.support.servers import FakeServer, Server, run_convoy, start_fake_server, start_server, wait_until
 from tests.support.span_receiver import Received, SpanReceiver, receiving, receiving_over_http
 from tests.support.stores import digit
@@ -264,6 +265,20 @@ def test_a_failed_request_is_an_error(one_lane: FakeServer, receiver: SpanReceiv
     span = receiver.await_request(trace_id)
     assert span.is_error
     assert (span.attributes["http.response.status_code"], span.attributes["error.type"]) == (504, "late")
+
+
+def test_a_batch_that_fails_is_an_error_that_its_request_leads_to(one_lane: FakeServer, receiver: SpanReceiver) -> None:
+    trace_id, _, headers = trace_context()
+    assert one_lane.infer(POISON, headers=headers).status_code == 500
+    span = receiver.await_request(trace_id)
+    assert (span.is_error, span.attributes["error.type"]) == (True, "failed")
+    ((batch_trace_id, batch_span_id),) = span.links
+    batch = receiver.find(batch_trace_id, batch_span_id)
+    assert batch is not None
+    assert (batch.name, batch.is_error, batch.attributes["error.type"]) == ("batch", True, "batch")
+    assert batch.attributes["convoy.batch.requests"] == 1
+    assert batch.links == [span.where]
+    assert 0 < batch.ns <= span.ns
 
 
 def test_a_form_has_the_stages_of_each_file(server: Server, receiver: SpanReceiver) -> None:

@@ -368,6 +368,8 @@ class Call:
             waiting.timer.cancel()
         error = end if isinstance(end, RequestError) else failure_of(end)
         if error is not None:
+            if self.span is not None and isinstance(end, Done) and end.batch is not None:
+                self.span.batches.append(end.batch)
             waiting.on_end(error)
             return
         self._slots.update(waiting.slots)
