@@ -19,7 +19,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench page-picture simulate peers ceiling scale
+.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench page-picture simulate peers ceiling scale overload
 .PHONY: zoo-table export-matrix engine-table hard-networks clean
 
 serve: $(VENV)/.serve
@@ -96,6 +96,11 @@ peers: $(VENV)/.dev
 # A quarter of an hour, and the machine must have nothing else to do, either.
 ceiling: $(VENV)/.dev
 	$(BIN)/python -m convoy.loadtest.peers.ceiling --json docs/results/ceiling.json --page docs/peers.md
+
+# What is left of the goodput when three times as many pictures come as can be answered, and of a small picture's latency beside
+# large ones: half an hour, and the machine must have nothing else to do.
+overload: $(VENV)/.dev
+	$(BIN)/python -m convoy.loadtest.overload --json docs/results/overload.json --page docs/reliability.md
 
 # What Convoy costs behind Ray Serve, in every form: some minutes, and the machine must have nothing else to do. Wants wrk.
 scale: $(VENV)/.ray

@@ -76,14 +76,14 @@ def measure(
     subjects: tuple[Subject, ...], home: Path, rounds: int, seconds: float, generator: Generator, console: Console
 ) -> list[Round]:
     """The rounds so far at Ctrl-C. Raises JobError where a network cannot be exported or served."""
-    bundles = [_ensure_bundle(subject, home) for subject in subjects]
+    bundles = [ensure_bundle(subject, home) for subject in subjects]
     bare = {subject: open_bare(bundle) for subject, bundle in zip(subjects, bundles, strict=True)}
     lots, done = random.Random(0), list[Round]()
     ports = free_ports()
     launch = convoy_launch(ensure_build(home.parent), home / "store", ports, ())
     with (
         tempfile.TemporaryDirectory(prefix="convoy-peers-", ignore_cleanup_errors=True) as temporary,
-        serving("Convoy", launch, ports.http, Path(temporary), _is_ready) as server,
+        serving("Convoy", launch, ports.http, Path(temporary), is_ready) as server,
     ):
         try:
             for _ in range(rounds):
@@ -116,14 +116,14 @@ def _subject(network: str) -> Subject:
     raise UsageError(f"--networks knows {', '.join(NETWORKS)}, and not {network!r}")
 
 
-def _is_ready(url: str) -> bool:
+def is_ready(url: str) -> bool:
     try:
         return httpx.get(f"{url}/v2/health/ready", trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
 
 
-def _ensure_bundle(subject: Subject, home: Path) -> Path:
+def ensure_bundle(subject: Subject, home: Path) -> Path:
     """The network's bundle in the store of `home`, exported now if it is not there."""
     bundle = home / "store" / subject.network / "1"
     if not bundle.is_dir():

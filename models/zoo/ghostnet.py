@@ -1,7 +1,7 @@
 """GhostNet for small images: half of each layer's channels are made from the other half by depthwise convolutions.
 
-Source of the method: Han et al., GhostNet: More Features from Cheap Operations, 2020. The stages are the original's,
-half as wide, and one of its halvings is left out.
+Source of the method: Han et al., GhostNet: More Features from Cheap Operations, 2020. The blocks are the original's,
+and one of its halvings is left out.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 # (kernel, expanded, outputs, squeeze-and-excitation, stride) of each block.
 _BLOCKS = (
-    (3, 16, 16, False, 1),
-    (3, 24, 16, False, 2),
-    (3, 40, 16, False, 1),
-    (5, 40, 24, True, 2),
-    (5, 64, 24, True, 1),
-    (3, 120, 40, False, 1),
-    (3, 104, 40, False, 1),
-    (3, 240, 56, True, 1),
-    (3, 336, 56, True, 1),
-    (5, 336, 80, True, 2),
-    (5, 480, 80, False, 1),
-    (5, 480, 80, True, 1),
+    (3, 32, 32, False, 1),
+    (3, 48, 32, False, 2),
+    (3, 80, 32, False, 1),
+    (5, 80, 48, True, 2),
+    (5, 128, 48, True, 1),
+    (3, 240, 80, False, 1),
+    (3, 208, 80, False, 1),
+    (3, 480, 112, True, 1),
+    (3, 672, 112, True, 1),
+    (5, 672, 160, True, 2),
+    (5, 960, 160, False, 1),
+    (5, 960, 160, True, 1),
 )
-_STEM, _LAST = 16, 480
+_STEM, _LAST = 32, 960
 
 
 class GhostModule(nn.Module):

@@ -31,20 +31,24 @@ _STAGES = [
     [6, 160, 3, 2],
     [6, 320, 1, 1],
 ]
-# (input, kernel, expanded, output, squeeze-and-excitation, activation, stride) of MobileNetV3-Small; the original's
-# fourth has stride 2.
-_SMALL_V3 = (
-    (16, 3, 16, 16, True, "RE", 2),
-    (16, 3, 72, 24, False, "RE", 2),
-    (24, 3, 88, 24, False, "RE", 1),
-    (24, 5, 96, 40, True, "HS", 1),
-    (40, 5, 240, 40, True, "HS", 1),
-    (40, 5, 240, 40, True, "HS", 1),
-    (40, 5, 120, 48, True, "HS", 1),
-    (48, 5, 144, 48, True, "HS", 1),
-    (48, 5, 288, 96, True, "HS", 2),
-    (96, 5, 576, 96, True, "HS", 1),
-    (96, 5, 576, 96, True, "HS", 1),
+# (input, kernel, expanded, output, squeeze-and-excitation, activation, stride) of MobileNetV3-Large; the original's
+# seventh has stride 2.
+_LARGE_V3 = (
+    (16, 3, 16, 16, False, "RE", 1),
+    (16, 3, 64, 24, False, "RE", 2),
+    (24, 3, 72, 24, False, "RE", 1),
+    (24, 5, 72, 40, True, "RE", 2),
+    (40, 5, 120, 40, True, "RE", 1),
+    (40, 5, 120, 40, True, "RE", 1),
+    (40, 3, 240, 80, False, "HS", 1),
+    (80, 3, 200, 80, False, "HS", 1),
+    (80, 3, 184, 80, False, "HS", 1),
+    (80, 3, 184, 80, False, "HS", 1),
+    (80, 3, 480, 112, True, "HS", 1),
+    (112, 3, 672, 112, True, "HS", 1),
+    (112, 5, 672, 160, True, "HS", 2),
+    (160, 5, 960, 160, True, "HS", 1),
+    (160, 5, 960, 160, True, "HS", 1),
 )
 # (expansion, kernel, stride, input, output, blocks) of EfficientNet-B0; the original's fourth has stride 2.
 _B0 = (
@@ -71,9 +75,9 @@ def mobilenet_v2(num_classes: int = 10) -> nn.Module:
 
 
 def mobilenet_v3(num_classes: int = 10) -> nn.Module:
-    """MobileNetV3-Small: float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes]."""
-    blocks = [InvertedResidualConfig(*row, 1, 1.0) for row in _SMALL_V3]
-    network: nn.Module = MobileNetV3(blocks, 1024, num_classes=num_classes, dropout=0.0)
+    """MobileNetV3-Large: float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes]."""
+    blocks = [InvertedResidualConfig(*row, 1, 1.0) for row in _LARGE_V3]
+    network: nn.Module = MobileNetV3(blocks, 1280, num_classes=num_classes, dropout=0.0)
     return network
 
 
