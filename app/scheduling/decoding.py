@@ -16,6 +16,9 @@ No clock, no thread, no I/O, and no image: a job is so many units (pixels, bytes
  6. Short ones share a hand-over to a thread, as long as all of them together are short.
  7. Where engines compute on the same cores, half of the threads rest while a model has one of its two batches: it needs
     the cores more than the next image does. One that has less gets all, so that no core is idle for it.
+ 8. Where all threads that may work have long ones, a short one is decoded beside them, by a thread more; one hand-over
+    at a time. The cores are shared by all of them meanwhile, which costs the long ones little, and a short one would
+    else wait for what takes a hundred times as long.
 
 Shortest first is what makes the mean wait least (Smith, 1956); it does so by predictions, too, that are off by less
 than the sizes differ (Mitzenmacher, ITCS 2020, "Scheduling with predictions and the price of misprediction"), and sizes
@@ -39,6 +42,9 @@ from convoy.app.scheduling.request import SECOND_NS, ModelKey
 
 # Handing a job to a thread and back costs some tenths of this.
 SHARED_NS = 500_000
+# By rule 8.
+LONG_NS = 10_000_000
+SHORT_NS = LONG_NS // 4
 _LEARN = 1 / 8
 # What stood still for a while (a machine that was suspended, a core that others used) must not be learned from.
 _MOST_TIMES_LONGER = 4
@@ -157,10 +163,12 @@ class Begin(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HandOver:
-    """What a thread has been given, and when it is predicted to be done."""
+    """What a thread has been given, and when it is predicted to be done; `is_beside` by rule 8."""
 
     left: int
     until_ns: int
+    total_ns: int
+    is_beside: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -176,7 +184,8 @@ class Decoding:
     costs: dict[str, DecodeCost] = field(default_factory=dict)
     lines: dict[ModelKey | None, DecodeLine] = field(default_factory=dict)
     running: dict[int, HandOver] = field(default_factory=dict)  # by job; those of one hand-over share theirs
-    busy: int = 0  # threads
+    busy: int = 0  # threads, but for the one beside them
+    is_busy_beside: bool = False
     waiting: int = 0
     owed_ns: int = 0  # to the others, before one that is overdue goes first again
 
@@ -199,6 +208,12 @@ class Decoding:
             return self.busy < self.threads
         is_fed = any(0 < line.most_ahead <= 2 * line.ahead for line in self.lines.values())
         return not is_fed or self.busy < self.threads // 2
+
+    def takes_beside(self, job: DecodeJob) -> bool:
+        """Whether the job is one of those that need not wait for a thread, by rule 8."""
+        if job.predicted_ns > SHORT_NS or self.has_thread:
+            return False
+        return all(one.total_ns >= LONG_NS for one in self.running.values() if not one.is_beside)
 
 
 # Whether there is memory for a job, which is then taken.
@@ -229,25 +244,35 @@ def _refusal(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> 
         if job.deadline_ns <= now_ns:
             return NotDecoded(job, Why.EXPIRED)
         late_ns = now_ns + _wait_ns(state, line, job, now_ns) + _needs_ns(line, job) - job.deadline_ns
-        if late_ns > 0 and (state.waiting or state.busy or line.ahead):
+        if late_ns > 0 and (state.waiting or state.running or line.ahead):
             return NotDecoded(job, Why.PREDICTED_LATE, late_ns)
     return None
 
 
 def decide(state: Decoding, now_ns: int, reserve: Reserve) -> Begin | NotDecoded | None:
     """The next thing to do; call until it is None."""
-    lines = [line for line in state.lines.values() if line.is_open] if state.has_thread else []
+    lines = [line for line in state.lines.values() if line.is_open]
+    if is_beside := not state.has_thread:
+        lines = [] if state.is_busy_beside else [one for one in lines if state.takes_beside(one.places[0][-1])]
     if not lines:
         return None
     job = first = min(line.places[0] for line in lines)[-1]
     oldest = min((next(iter(line.by_age.values())) for line in lines), key=lambda one: one.arrival_ns)
-    if oldest is not first and now_ns - oldest.arrival_ns >= PATIENCE_NS and state.owed_ns <= 0 and first.level:
+    if (
+        oldest is not first
+        and not is_beside
+        and now_ns - oldest.arrival_ns >= PATIENCE_NS
+        and state.owed_ns <= 0
+        and first.level
+    ):
         job = oldest
     if why := _given_up(state, job, now_ns):
         withdraw(state, job)
         return NotDecoded(job, why)
     if not reserve(job):
-        if not state.busy:
+        if is_beside:
+            return None
+        if not state.running:
             withdraw(state, job)
             return NotDecoded(job, Why.NO_ROOM, SECOND_NS)
         fitting = () if now_ns - job.arrival_ns >= PATIENCE_NS else _behind(state, lines, now_ns)
@@ -258,10 +283,10 @@ def decide(state: Decoding, now_ns: int, reserve: Reserve) -> Begin | NotDecoded
         state.owed_ns = (ONE_BATCH_IN - 1) * job.predicted_ns
     else:
         state.owed_ns = max(0, state.owed_ns - job.predicted_ns)
-    return _begin(state, job, now_ns, reserve)
+    return _begin(state, job, now_ns, reserve, is_beside=is_beside)
 
 
-def _begin(state: Decoding, job: DecodeJob, now_ns: int, reserve: Reserve) -> Begin:
+def _begin(state: Decoding, job: DecodeJob, now_ns: int, reserve: Reserve, *, is_beside: bool) -> Begin:
     """The job, and those behind it that share its hand-over."""
     jobs, total_ns = [job], job.predicted_ns
     _go(state, job)
@@ -275,10 +300,13 @@ def _begin(state: Decoding, job: DecodeJob, now_ns: int, reserve: Reserve) -> Be
         _go(state, other)
         jobs.append(other)
         total_ns += other.predicted_ns
-    running = HandOver(len(jobs), now_ns + total_ns)
+    running = HandOver(len(jobs), now_ns + total_ns, total_ns, is_beside)
     for one in jobs:
         state.running[one.id] = running
-    state.busy += 1
+    if is_beside:
+        state.is_busy_beside = True
+    else:
+        state.busy += 1
     return Begin(tuple(jobs))
 
 
@@ -297,7 +325,10 @@ def ended(state: Decoding, job: DecodeJob, took_ns: int | None) -> None:
     """A job that was begun has left its thread; None: it was not decoded, or nothing can be learned from it."""
     running = state.running.pop(job.id)
     running.left -= 1
-    state.busy -= not running.left
+    if not running.left and running.is_beside:
+        state.is_busy_beside = False
+    elif not running.left:
+        state.busy -= 1
     if took_ns is not None:
         state.cost(job.kind).observe(job.units, took_ns)
     _forget(state, job.key)
@@ -343,7 +374,7 @@ def _given_up(state: Decoding, job: DecodeJob, now_ns: int) -> Why | None:
         return None
     if job.deadline_ns <= now_ns:
         return Why.EXPIRED
-    line, is_alone = state.line(job.key), state.waiting == 1 and not state.busy
+    line, is_alone = state.line(job.key), state.waiting == 1 and not state.running
     if now_ns + _needs_ns(line, job) > job.deadline_ns and not (is_alone and not line.ahead):
         return Why.HOPELESS
     return None
@@ -359,7 +390,12 @@ def _wait_ns(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> 
     place = _place(job)
     before = [other.places[: bisect_left(other.places, place)] for other in state.lines.values() if other.is_open]
     work_ns = sum(one[-1].predicted_ns for places in before for one in places)
-    wait_ns = 0 if state.has_thread and not work_ns else (_running_ns(state, now_ns) + work_ns) // state.threads
+    if state.has_thread and not work_ns:
+        wait_ns = 0
+    elif state.takes_beside(job):
+        wait_ns = work_ns + _running_ns(state, now_ns, is_beside=True)
+    else:
+        wait_ns = (_running_ns(state, now_ns) + work_ns) // state.threads
     if not job.most_ahead:
         return wait_ns
     too_many = bisect_left(line.places, place) + line.ahead + 1 - job.most_ahead
@@ -371,8 +407,9 @@ def _backlog_ns(state: Decoding, now_ns: int) -> int:
     return (_running_ns(state, now_ns) + waiting_ns) // state.threads
 
 
-def _running_ns(state: Decoding, now_ns: int) -> int:
-    return sum(max(0, one.until_ns - now_ns) for one in {id(one): one for one in state.running.values()}.values())
+def _running_ns(state: Decoding, now_ns: int, *, is_beside: bool = False) -> int:
+    each = {id(one): one for one in state.running.values() if one.is_beside or not is_beside}
+    return sum(max(0, one.until_ns - now_ns) for one in each.values())
 
 
 def _behind(state: Decoding, lines: list[DecodeLine], now_ns: int) -> Iterator[DecodeJob]:

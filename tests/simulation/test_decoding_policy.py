@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from convoy.app.scheduling.decoding import (
     SHARED_NS,
+    SHORT_NS,
     Begin,
     DecodeCost,
     DecodeJob,
@@ -53,6 +54,8 @@ class Decoders:
     left: set[int] = field(default_factory=set)
     used_bytes: int = 0
     most_ahead: Counter[ModelKey] = field(default_factory=Counter)
+    most_at_once: int = 0
+    _working: int = 0
     _ahead: Counter[ModelKey] = field(default_factory=Counter)
     _events: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
     _ids: count[int] = field(default_factory=count)
@@ -102,6 +105,10 @@ class Decoders:
             assert isinstance(decision, Begin)
             self.hand_overs.append(tuple(job.id for job in decision.jobs))
             end_ns = self.now_ns
+            self._working += 1
+            self.most_at_once = max(self.most_at_once, self._working)
+            if self._working > self.state.threads:
+                assert all(job.predicted_ns <= SHORT_NS for job in decision.jobs)
             for job in decision.jobs:
                 assert job.id not in self.left, "nobody waits for it"
                 self.began[job.id] = end_ns
@@ -112,6 +119,7 @@ class Decoders:
             self.at(end_ns, lambda jobs=decision.jobs: self._return(jobs))
 
     def _return(self, jobs: tuple[DecodeJob, ...]) -> None:
+        self._working -= 1
         for job in jobs:
             ended(self.state, job, self.true_ns(job))
             self.used_bytes -= job.needs_bytes
@@ -139,9 +147,10 @@ def job(number: int, units: int, arrival_ns: int = 0, within_ns: int | None = No
 # --- who goes first
 
 
-def test_a_small_image_is_not_stuck_behind_a_stream_of_large_ones() -> None:
-    """It waits for the one that is being decoded, and at most for one that is owed its turn."""
-    large, small = 200 * MILLISECOND_NS, 2 * MILLISECOND_NS
+@pytest.mark.parametrize(("small_ms", "most_ms"), [(2, 2), (20, 400)])
+def test_a_small_image_is_not_stuck_behind_a_stream_of_large_ones(small_ms: int, most_ms: int) -> None:
+    """A short one waits for others like it; any other for one that is being decoded, and one that is owed its turn."""
+    large, small = 200 * MILLISECOND_NS, small_ms * MILLISECOND_NS
     play = decoders()
     for number in range(200):  # twice what one thread can do, for twenty seconds
         play.arrive(job(number, large, number * large // 2))
@@ -150,7 +159,40 @@ def test_a_small_image_is_not_stuck_behind_a_stream_of_large_ones() -> None:
         play.arrive(one)
     play.run()
     waits = [play.began[one.id] - one.arrival_ns for one in small_ones]
-    assert max(waits) <= 2 * large
+    assert max(waits) <= most_ms * MILLISECOND_NS
+
+
+def test_one_short_one_at_a_time_is_decoded_beside_long_ones() -> None:
+    play = decoders(2)
+    for number in range(4):
+        play.arrive(job(number, 100 * TINY))
+    for number in range(4, 8):  # each of which would be too late behind a long one
+        play.arrive(job(number, TINY, TINY, within_ns=5 * TINY))
+    play.arrive(job(8, SHORT_NS + 1, TINY))
+    play.run()
+    assert not play.refused
+    assert [play.began[number] // TINY for number in range(4, 8)] == [1, 2, 3, 4]
+    assert play.began[8] == 100 * TINY, "what is not short waits for a thread"
+    assert play.most_at_once == 3
+
+
+def test_short_ones_have_no_thread_more_beside_each_other() -> None:
+    play = decoders(2)
+    play.arrive(job(0, 100 * TINY))
+    for number in range(1, 20):
+        play.arrive(job(number, TINY))
+    play.run()
+    assert play.most_at_once == 2
+
+
+def test_a_short_one_beside_long_ones_waits_for_memory_like_all_others() -> None:
+    play = decoders(1, memory_bytes=100)
+    play.arrive(job(0, 100 * TINY, needs_bytes=60))
+    play.arrive(job(1, TINY, 1, needs_bytes=60))
+    play.arrive(job(2, TINY, 2, needs_bytes=101))
+    play.run()
+    assert play.began == {0: 0, 1: 100 * TINY}
+    assert play.refused[2] == (Why.NO_ROOM, 101 * TINY)
 
 
 @pytest.mark.parametrize("small_ms", [1, 20])
@@ -369,6 +411,8 @@ def test_whatever_comes(jobs: list[tuple[object, ...]], threads: int, answer_ms:
     assert all(most <= 4 for most in play.most_ahead.values())
     assert (play.used_bytes, play.state.waiting, play.state.busy) == (0, 0, 0)
     assert not play.state.running
+    assert not play.state.is_busy_beside
+    assert play.most_at_once <= threads + 1
     assert not any(line.places or line.by_age or line.ahead or line.behind_ns for line in play.state.lines.values())
 
 

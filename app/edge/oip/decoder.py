@@ -76,13 +76,14 @@ class _Waiting:
 
 
 class Decoder:
-    """At most `threads` work and `max_waiting` jobs wait.
+    """At most `threads` work, one more beside them that have long jobs, and `max_waiting` jobs wait.
 
     It is one of `processes` that decode ahead for the same engines, which compute on its cores where it `shares_cores`.
     """
 
     def __init__(self, threads: int, max_waiting: int, processes: int = 1, *, shares_cores: bool = False) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="decode")
+        # One more, for the short ones that are decoded beside long ones.
+        self._executor = ThreadPoolExecutor(max_workers=threads + 1, thread_name_prefix="decode")
         self._state, self._processes = Decoding(threads, max_waiting, shares_cores), processes
         self._waiting: dict[int, _Waiting] = {}  # those that have not begun, by their job's id
         self._next_id = count(1).__next__
