@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -166,6 +168,30 @@ def test_one_body_of_several_images_is_lent_until_the_last_returns() -> None:
         await asyncio.gather(*tasks)
         assert call.core.slab.state(slot.ref) is SlotState.FILLING
         decoder.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a priority of its own")
+def test_a_short_one_is_decoded_beside_a_long_one_that_gives_way(decoder: Decoder) -> None:
+    async def play() -> None:
+        long, short, held = call_with_slot(), call_with_slot(), Held()
+        nice: dict[str, int] = {}
+
+        def note(name: str) -> None:
+            nice[name] = os.getpriority(os.PRIO_PROCESS, 0)
+
+        def take_long() -> None:
+            note("long")
+            held()
+
+        running = asyncio.ensure_future(decoder.run(long[0], DecodeWork("PNG", 12_000_000, (long[1],)), take_long))
+        await until(held.began.is_set)
+        await decoder.run(short[0], DecodeWork("PNG", 1000, (short[1],)), note, "short")
+        assert not running.done()
+        assert nice["long"] > nice["short"] == os.getpriority(os.PRIO_PROCESS, 0)
+        held.may_end.set()
+        await running
 
     asyncio.run(play())
 

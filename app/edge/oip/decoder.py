@@ -8,6 +8,8 @@ at once, with the call, when its client leaves and at its deadline.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from convoy.app.edge.oip.call import Call
 from convoy.app.scheduling.decoding import (
+    LONG_NS,
     Begin,
     DecodeJob,
     Decoding,
@@ -39,6 +42,8 @@ from convoy.models.errors import DeadlineExceeded, Overloaded, RequestError
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _BATCHES_AHEAD = 2
+# A third of the weight that Linux gives to the others.
+_NICER = 5
 
 
 class DecodeWork(NamedTuple):
@@ -84,6 +89,7 @@ class Decoder:
     def __init__(self, threads: int, max_waiting: int, processes: int = 1, *, shares_cores: bool = False) -> None:
         # One more, for the short ones that are decoded beside long ones.
         self._executor = ThreadPoolExecutor(max_workers=threads + 1, thread_name_prefix="decode")
+        self._long = ThreadPoolExecutor(threads, "decode-long", _give_way)
         self._state, self._processes = Decoding(threads, max_waiting, shares_cores), processes
         self._waiting: dict[int, _Waiting] = {}  # those that have not begun, by their job's id
         self._next_id = count(1).__next__
@@ -163,7 +169,8 @@ class Decoder:
             self._look_soon()
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._executor, self._long):
+            executor.shutdown(wait=False, cancel_futures=True)
 
     def _most_ahead(self, served: ServedLike) -> int:
         """So many of its samples may be decoded and unanswered: so many full batches for each engine."""
@@ -216,7 +223,9 @@ class Decoder:
                 waiting.call.lend(waiting.slots)
             group.append(waiting)
         if group:
-            self._executor.submit(_work, group, asyncio.get_running_loop(), self._returned)
+            is_long = sum(one.job.predicted_ns for one in group) >= LONG_NS
+            executor = self._long if is_long else self._executor
+            executor.submit(_work, group, asyncio.get_running_loop(), self._returned)
 
     def _returned(self, group: list[_Waiting], ends: list[_End]) -> None:
         """A thread touches nothing of these any more."""
@@ -260,6 +269,12 @@ class _End(NamedTuple):
     error: BaseException | None
     began_ns: int
     took_ns: int | None
+
+
+def _give_way() -> None:
+    """To threads that have little to do: the loop, an engine's, and those that decode what is short."""
+    if sys.platform == "linux":  # elsewhere it would be the whole process that gives way
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICER)
 
 
 def _work(
