@@ -47,11 +47,11 @@ class HardNetwork:
 
 # So often that more is gained by little; half of the half hour that a network has on two slow cores, or less.
 NETWORKS = (
-    HardNetwork("mobilenet_v2", 6),
-    HardNetwork("mobilenet_v3", 6),
+    HardNetwork("mobilenet_v2", 3),
+    HardNetwork("mobilenet_v3", 4),
     HardNetwork("efficientnet_b0", 4),
     HardNetwork("regnet", 2),
-    HardNetwork("convnext", 6),
+    HardNetwork("convnext", 4),
     HardNetwork("repvgg", 2),
     HardNetwork("ghostnet", 3),
     HardNetwork("wide_range_silu", 3),
