@@ -39,19 +39,23 @@ _TOOLS = ("torch", "onnxruntime", "openvino")
 
 @dataclass(frozen=True, slots=True)
 class HardNetwork:
-    """A network of the zoo, and how often it sees all training images."""
+    """A network of the zoo, and how often it sees all training images.
+
+    `learning_rate` is its peak; None: the optimiser's own.
+    """
 
     name: str
     epochs: int
+    learning_rate: float | None = None
 
 
 # So often that more is gained by little; half of the half hour that a network has on two slow cores, or less.
 NETWORKS = (
     HardNetwork("mobilenet_v2", 3),
-    HardNetwork("mobilenet_v3", 4),
+    HardNetwork("mobilenet_v3", 8),
     HardNetwork("efficientnet_b0", 4),
     HardNetwork("regnet", 2),
-    HardNetwork("convnext", 4),
+    HardNetwork("convnext", 4, learning_rate=1e-3),
     HardNetwork("repvgg", 2),
     HardNetwork("ghostnet", 3),
     HardNetwork("wide_range_silu", 3),
@@ -86,7 +90,13 @@ def try_network(network: HardNetwork, place: TrialPlace, report: Report, progres
     if not weights.exists():
         place.folder.mkdir(parents=True, exist_ok=True)
         options = TrainOptions(
-            place.dataset, weights, network.name, epochs=network.epochs, data_root=place.data_root, resume=True
+            place.dataset,
+            weights,
+            network.name,
+            epochs=network.epochs,
+            learning_rate=network.learning_rate,
+            data_root=place.data_root,
+            resume=True,
         )
         if train(options, report).is_interrupted:
             # What was learned so far must not be taken for the network; the unfinished run is kept beside it.

@@ -11,6 +11,7 @@ al., A ConvNet for the 2020s, 2022; Huang et al., Densely Connected Convolutiona
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 from torch import nn
@@ -77,7 +78,9 @@ def mobilenet_v2(num_classes: int = 10) -> nn.Module:
 def mobilenet_v3(num_classes: int = 10) -> nn.Module:
     """MobileNetV3-Large: float32 [N, 3, 32, 32], normalised -> float32 logits [N, num_classes]."""
     blocks = [InvertedResidualConfig(*row, 1, 1.0) for row in _LARGE_V3]
-    network: nn.Module = MobileNetV3(blocks, 1280, num_classes=num_classes, dropout=0.0)
+    # A tenth of this is the published momentum, for running means of thousands of steps; here are few more in all.
+    norm = partial(nn.BatchNorm2d, eps=0.001, momentum=0.1)
+    network: nn.Module = MobileNetV3(blocks, 1280, num_classes=num_classes, dropout=0.0, norm_layer=norm)
     return network
 
 
