@@ -8,6 +8,7 @@ Sources: entropy is TensorRT's calibration (Migacz, 8-bit Inference with TensorR
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -88,7 +89,9 @@ def observed(
     """The values that float tensors take, [n, ...] by name, for a few images at a time; of all, or of `tensors`."""
     session, names = _observing(graph, tensors)
     floats = [given.name for given in session.get_inputs() if given.type == "tensor(float)"]
-    batch = 1
+    # What cannot be batched has a fixed number of samples; a free one has a name here.
+    fixed = [given.shape[0] for given in session.get_inputs() if given.shape and isinstance(given.shape[0], int)]
+    batch, most = 1, min(fixed, default=math.inf)
     for chunk in chunks:
         count = start = 0
         while (start := start + count) < count_of(chunk.inputs):
@@ -98,7 +101,7 @@ def observed(
             own = {name: inputs[name] for name in floats} if tensors is None else {}
             yield {**dict(zip(names, values, strict=True)), **own}
             nbytes = sum(value.nbytes for value in values) // count
-            batch = max(1, min(count_of(chunk.inputs), _BATCH_BYTES // max(1, nbytes)))
+            batch = max(1, int(min(most, count_of(chunk.inputs), _BATCH_BYTES // max(1, nbytes))))
 
 
 def _observing(graph: Path, tensors: Collection[str] | None) -> tuple[Any, list[str]]:

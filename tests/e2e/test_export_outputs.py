@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
@@ -50,6 +51,10 @@ NETWORKS = """
         def forward(self, images):
             return {"out": self.body(images), "total": self.body(images).sum()}
 
+    class Single(Segmenter):
+        def forward(self, images):
+            return self.body(images).mean((2, 3)).reshape(1, 8)
+
     class Words(Segmenter):
         def forward(self, images):
             return {"out": self.body(images), "name": "net"}
@@ -57,6 +62,7 @@ NETWORKS = """
     Found = namedtuple("Found", "classes others")
     torch.manual_seed(1)
     segmenter, signals, one, pictures, total, words = Segmenter, Signals, One, Pictures, Total, Words
+    single = Single
 """
 
 
@@ -140,6 +146,24 @@ def test_what_cannot_be_batched_says_so_and_is_served_one_by_one(tmp_path, file,
     assert (spec.max_batch_size, {one.name: one.shape for one in spec.outputs}) == (1, outputs)
     assert f"cannot be batched, and is served one by one: the network {words}" in fp32.reason
     assert fp32.max_relative_error < 1e-4
+
+
+@pytest.mark.parametrize("factory", ["total", "single"])
+def test_what_cannot_be_batched_is_calibrated_and_judged_one_by_one(tmp_path, file, factory):
+    """On more pictures than one, whose places in a batch the graph has none of."""
+    generator = np.random.default_rng(0)
+    for number in range(40):
+        pixels = generator.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        (tmp_path / "flat").mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "flat" / f"{number}.png")
+    data = str(tmp_path / "flat")
+    options = {"preprocess": "unit", "input": "3x16x16", "precisions": "fp16,int8", "force": True}
+    bundle = export(tmp_path, f"{file}:{factory}", calibrate=data, evaluate=data, **options)
+    assert bundle.manifest.spec.max_batch_size == 1
+    files = {one.file: one for one in bundle.manifest.variants}
+    assert {"fp32.onnx", "fp16.onnx", "int8-cpu.onnx"} <= files.keys()
+    assert "equals torch to" in files["fp32.onnx"].reason
+    assert all(one.agreement is not None and one.agreement > 0.5 for one in files.values())
 
 
 def test_what_returns_other_than_tensors_says_so(tmp_path, file):
