@@ -55,7 +55,7 @@ NETWORKS = (
     HardNetwork("mobilenet_v3", 8),
     HardNetwork("efficientnet_b0", 4),
     HardNetwork("regnet", 2),
-    HardNetwork("convnext", 4, learning_rate=1e-3),
+    HardNetwork("convnext", 5, learning_rate=1e-3),
     HardNetwork("repvgg", 2),
     HardNetwork("ghostnet", 3),
     HardNetwork("wide_range_silu", 3),
