@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from convoy.export.matrix.made import checkpoints, onnx_files, originals, pictures
+from convoy.export.matrix.made import arrays, checkpoints, onnx_files, originals, pictures
 from convoy.export.matrix.made.originals import NETWORKS, USUAL, Shape
 
 # What a user would say of images that are not scaled in any other way, 32 pixels high and wide.
@@ -43,6 +43,7 @@ def all_cases() -> tuple[Case, ...]:
         *(Case("Free height and width", what, prepare) for what, prepare in _FREE_SIZES.items()),
         *(Case("ONNX files", what, prepare) for what, prepare in _ONNX.items()),
         *(Case("Several inputs and outputs", what, prepare) for what, prepare in _SEVERAL.items()),
+        *(Case("Tasks and precisions", what, prepare) for what, prepare in _TASKS.items()),
         *(Case("Data and preprocessing", what, prepare) for what, prepare in _DATA.items()),
         *(Case("Odd sources", what, prepare) for what, prepare in _ODD.items()),
         *(Case("torchvision", name, _registry("torchvision", name)) for name in _TORCHVISION),
@@ -300,6 +301,69 @@ _DATA: dict[str, Prepare] = {
     ),
     "--preprocess FILE": _by_file(),
     "--preprocess FILE with mistakes": _by_file(interpolation="cubic", mean=[0.5], size=32),
+}
+
+
+# --- tasks and precisions
+
+_ALL = ("--precisions", "fp32,fp16,int8")
+# Weights by chance lose what chance decides: what is asked here is whether each file can be made and proved.
+_BY_CHANCE = ("--random-weights", "--force")
+_HEAD = {"boxes": "places", "scores": "found", "box_form": "cxcywh", "box_unit": "fractions"}
+
+
+def _task(factory: str, *words: str, is_flat: bool = False) -> Prepare:
+    """A network of chance with pictures to calibrate on, by class or all in one folder."""
+
+    def prepare(folder: Path) -> Sequence[str]:
+        pictures.write(folder / "photos", ("red",) if is_flat else pictures.COLOURS)
+        originals.write_networks(folder)
+        (folder / "head.json").write_text(json.dumps(_HEAD))
+        data = "photos/red" if is_flat else "photos"
+        return (f"{NETWORKS}:{factory}", *_SEEN, "--calibrate", data, "--evaluate", data, *_BY_CHANCE, *words)
+
+    return prepare
+
+
+def _arrays(factory: str, write: Callable[[Path], None], *words: str) -> Prepare:
+    def prepare(folder: Path) -> Sequence[str]:
+        write(folder / "samples.npz")
+        originals.write_networks(folder)
+        (folder / "scores.py").write_text(arrays.SCORES)
+        data = ("--calibrate", "samples.npz", "--evaluate", "samples.npz")
+        return (f"{NETWORKS}:{factory}", *data, *_BY_CHANCE, *words)
+
+    return prepare
+
+
+_TASKS: dict[str, Prepare] = {
+    "classes, in all precisions": _colours(
+        pictures.COLOURS,
+        _FIVE,
+        *("--preprocess", "unit", "--input", "3x32x32", "--calibrate", "photos", *_ALL),
+    ),
+    "a flat folder without classes, in all precisions": _task("plain", *_ALL, is_flat=True),
+    "--task multilabel": _task("plain", "--task", "multilabel", is_flat=True),
+    "--task segment, in all precisions": _task("maps", "--task", "segment", *_ALL, is_flat=True),
+    "--task detect with --detection": _task(
+        "detector", *("--task", "detect", "--detection", "head.json", "--precisions", "fp32,fp16"), is_flat=True
+    ),
+    "--task none, in all precisions": _task("dictionary", "--task", "none", *_ALL, is_flat=True),
+    "one sample at a time, in all precisions": _task("one_by_one", *_ALL, is_flat=True),
+    "a signal": _untrained("signal", "--input", "2x64", "--random-weights"),
+    "a signal with .npz and classes, in all precisions": _arrays(
+        "signal", arrays.write_signals, *("--task", "classify"), *_ALL
+    ),
+    "a signal with .npz and --metric": _arrays(
+        "signal", arrays.write_targets, *("--metric", "scores.py:close", "--precisions", "fp32,fp16")
+    ),
+    "two inputs with .npz, in all precisions": _arrays("two_inputs", arrays.write_pairs, *_ALL),
+    "torchvision's LR-ASPP": lambda folder: (
+        *("torchvision:lraspp_mobilenet_v3_large", "--input", "3x64x64"),
+        "--random-weights",
+    ),
+    "torchvision's SSDlite": lambda folder: ("torchvision:ssdlite320_mobilenet_v3_large", "--random-weights"),
+    "torchvision's Faster R-CNN": lambda folder: ("torchvision:fasterrcnn_resnet50_fpn", "--random-weights"),
 }
 
 

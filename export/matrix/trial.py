@@ -26,7 +26,7 @@ from convoy.export.variants.precision import REFERENCE
 from convoy.export.variants.variant import opened
 from convoy.models.bundle import Manifest, read_manifest
 
-# What every command has beside its own words.
+# What every command has before its own words, which may say otherwise.
 COMMON = ("--name", "net", "--precisions", "fp32", "--max-batch", "4")
 _LIMIT_S = 7200
 _SAID_CHARACTERS = 500
@@ -52,7 +52,7 @@ def try_case(case: Case) -> MatrixRow:
 
 
 def _outcome(words: tuple[str, ...], folder: Path) -> tuple[Verdict, float | None, str]:
-    command = [sys.executable, "-m", "convoy", "export", *words, *COMMON]
+    command = [sys.executable, "-m", "convoy", "export", *COMMON, *words]
     # Nothing that an earlier run left is taken instead of trying.
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "NO_COLOR": "1", "COLUMNS": "200"}
     try:

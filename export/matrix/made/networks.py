@@ -349,3 +349,30 @@ def no_module() -> object:
 
 def fails() -> nn.Module:
     raise RuntimeError("the data of this machine are not mounted")
+
+
+def maps() -> nn.Module:
+    return Applied(lambda x, a, end: {"out": end(a(x)), "aux": a(x)}, conv(3, 8), nn.Conv2d(8, CLASSES, 1))
+
+
+def detector() -> nn.Module:
+    """Boxes as fractions of the sides, [N, 16, 4], and a score for each of three classes, [N, 16, 3]."""
+
+    def answer(x: Tensor, a: nn.Module, boxes: nn.Module, scores: nn.Module) -> object:
+        cells = a(x)
+        return {
+            "places": boxes(cells).flatten(2).mT.sigmoid(),
+            "found": scores(cells).flatten(2).mT.sigmoid(),
+        }
+
+    return Applied(answer, conv(3, 8, stride=8), nn.Conv2d(8, 4, 1), nn.Conv2d(8, 3, 1))
+
+
+def signal() -> nn.Module:
+    return Applied(
+        lambda x, a, end: end(torch.relu(a(x)).mean(2)), nn.Conv1d(2, 8, 5, padding=2), nn.Linear(8, CLASSES)
+    )
+
+
+def one_by_one() -> nn.Module:
+    return Applied(lambda x, a, end: end(a(x)).reshape(1, CLASSES), conv(3, 8), head(8))
