@@ -20,12 +20,13 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.support.browser import DESKTOP, PHONE, open_page, start_browser
 from tests.support.fake_server import POISON
-from tests.support.servers import Server, start_fake_server, start_server, wait_until
+from tests.support.servers import Server, rows_request, start_fake_server, start_server, wait_until
 from tests.support.stores import DATA, StoreFolder, digit
 
 slow = pytest.mark.slow
+INFER = "/v2/models/rows/infer"
 # What has something to say of one model, in the order of the columns behind the engine.
-ANSWERED, REFUSED, FAILED, P50, P99, OPEN, WAITING, BATCH = range(8)
+REQUESTS, REFUSED, FAILED, P50, P99, OPEN, WAITING, BATCH = range(8)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def test_a_row_says_what_has_happened_to_its_model(browser: Browser, edges: int)
         server.switch_off("hold")
         assert {one.result().status_code for one in held} == {200}
         expect(figure(page, "rows", OPEN)).to_have_text("0")
-        for column in (ANSWERED, FAILED):
+        for column in (REQUESTS, FAILED):
             expect(figure(page, "rows", column)).to_have_text(NOT_NULL)
         (told,) = [one for one in server.stats()["models"] if one["name"] == "rows"]
         assert float(figure(page, "rows", P50).inner_text()) == pytest.approx(
@@ -163,6 +164,30 @@ def test_a_row_says_what_has_happened_to_its_model(browser: Browser, edges: int)
         assert float(figure(page, "rows", P99).inner_text().replace(",", "")) >= 20
         assert figure(page, "rows", BATCH).inner_text() == "1.0"
         assert "fake" in row(page, "rows").inner_text(), "why this engine"
+
+
+@slow
+def test_a_model_of_which_every_call_is_late_or_wrong_does_not_look_idle(browser: Browser) -> None:
+    wrong = {**rows_request(1.0), "inputs": []}
+    with start_fake_server() as server, open_page(browser, server.url) as page:
+        expect(state(page, "rows")).to_have_text("ready")
+        late = [server.post(f"{INFER}?timeout_ms=0.001", json=rows_request(1.0)).status_code for _ in range(9)]
+        assert set(late) == {504}
+        expect(figure(page, "rows", FAILED)).to_have_text(NOT_NULL)
+        expect(figure(page, "rows", FAILED)).to_have_class("raised bad")
+        shown = figures(page, "rows")
+        assert shown[REQUESTS] == shown[FAILED]
+        assert (shown[REFUSED], shown[P50]) == ("0", "–")
+        assert figures(page, "images")[:3] == ["0", "0", "0"]
+        failed = page.get_by_role("columnheader", name="Failed/s")
+        assert "deadline" in (failed.get_attribute("title") or "")
+        assert {server.post(INFER, json=wrong).status_code for _ in range(9)} == {400}
+
+        def counts_all() -> bool:
+            requests, refused, failed = map(float, figures(page, "rows")[:3])
+            return requests == pytest.approx(2 * failed, rel=0.2) and refused == 0
+
+        wait_until(counts_all, "what was wrong is a request, and no failure of the model's")
 
 
 @slow
