@@ -169,6 +169,19 @@ def test_a_models_queue_is_as_long_as_it_is_told_to_be(file: File, edges: int) -
             wait_until(server.is_at_rest, "all is answered")
 
 
+def test_the_servers_own_queue_stays_as_long_as_it_was(file: File, edges: int) -> None:
+    with fake_server(file, edges, {"max_queue": 2}, fake={"max_batch": 1}) as server:
+        for change in (None, {"max_queue": 6400, "models": {"images": {"max_queue": 5}}}):
+            if change is not None:
+                file.change(server, change, "max_queue: stays as it is until the server is restarted")
+            server.switch_on("hold")
+            with _asking(server, 12) as answers:
+                refused = wait_until(lambda: [one for one in answers() if one.status_code == 429], "one is refused")
+                assert "Exceeds maximum queue size: 2 samples for 'rows'" in refused[0].json()["error"]
+                server.switch_off("hold")
+            wait_until(server.is_at_rest, "all is answered")
+
+
 @contextmanager
 def _asking(server: FakeServer, count: int) -> Iterator[Callable[[], list[httpx.Response]]]:
     from concurrent.futures import ThreadPoolExecutor
