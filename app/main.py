@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -47,9 +47,14 @@ _log = logging.getLogger("convoy")
 _GRACE_S = 10.0
 
 
-def serve(settings: Settings) -> int:
-    """Serve until told to stop; the exit code. Raises UsageError."""
+def serve(settings: Settings, unknown_variables: Sequence[str] = ()) -> int:
+    """Serve until told to stop; the exit code. Raises UsageError.
+
+    `unknown_variables` are those of the environment that say nothing to anybody, although their names promise it.
+    """
     logs.configure(settings.log_level, settings.log_format)
+    if unknown_variables:
+        _log.warning("environment: no option is called %s; nothing was changed by it", ", ".join(unknown_variables))
     raise_file_limit()
     give_large_allocations_back()
     listener = listen(settings.host, settings.port)

@@ -72,7 +72,8 @@ class Reloading:
         for options in self._options:
             options.change(_for_part(options, to))
         self._on_options(to, after.log_level)
-        self._core.change(after.queue_rules(), after.load_by_model(self._core.load_options))
+        # Of what holds, and not of what was read: the length of all queues waits for a restart, a model's own does not.
+        self._core.change(self._settings.queue_rules(), after.load_by_model(self._core.load_options))
         _tell(differences, to, had_keys)
 
 

@@ -14,9 +14,11 @@ import gc
 import importlib
 import inspect as python_inspect
 import os
+import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -53,6 +55,11 @@ cli.add_typer(load_tests, name="loadtest")
 _KEYWORD = python_inspect.Parameter.KEYWORD_ONLY
 EXIT_INTERRUPTED = 130
 _COMPLETE = "_CONVOY_COMPLETE"
+# By the build, and by `loadtest/scale/processes.py`.
+_READ_ELSEWHERE = frozenset({"CONVOY_USE_MYPYC", "CONVOY_TREE_MARK"})
+# What Kubernetes tells containers of a service whose name begins with "convoy".
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
+_ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://")
 # A wrong call as typer finds it: UsageError, of click or of typer's own copy of it, as its version has it.
 _WrongCall: Any = typer.BadParameter.__mro__[1]
 
@@ -283,7 +290,7 @@ def _serve(context: typer.Context, **given: object) -> None:
     from convoy.app.main import serve
     from convoy.app.settings import read_settings
 
-    raise typer.Exit(serve(read_settings(_on_command_line(context, given))))
+    raise typer.Exit(serve(read_settings(_on_command_line(context, given)), _unknown_variables(os.environ)))
 
 
 @config.command(name="show")
@@ -308,6 +315,34 @@ def _on_command_line(context: typer.Context, given: dict[str, object]) -> dict[s
     return {
         name: value for name, value in given.items() if _source(context, name) == "COMMANDLINE" and value is not None
     }
+
+
+def _unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Those that begin as the options' twins do and are none of any command, each with the nearest of `serve`."""
+    from convoy.app.setting_sources import PREFIX
+    from convoy.app.settings import Settings
+
+    options = {name.upper() for name in Settings.model_fields}
+    asked = {
+        name
+        for name, value in environment.items()
+        if name.upper().startswith(PREFIX)
+        and name.upper().removeprefix(PREFIX) not in options
+        and name not in _READ_ELSEWHERE
+        and not (_OF_KUBERNETES.search(name) or _ADDRESS_OF_KUBERNETES.match(value))
+    }
+    if asked:  # other commands' options are imported only now
+        asked -= {*_twins(_command([]))}
+    near = {name: get_close_matches(name.upper().removeprefix(PREFIX), options, 1) for name in sorted(asked)}
+    return [f"{name} (did you mean {PREFIX}{found[0]}?)" if found else name for name, found in near.items()]
+
+
+def _twins(command: Any) -> Iterator[str]:
+    for parameter in command.params:
+        if isinstance(parameter.envvar, str):
+            yield parameter.envvar
+    for subcommand in getattr(command, "commands", {}).values():
+        yield from _twins(subcommand)
 
 
 def _source(context: typer.Context, name: str) -> str:

@@ -65,19 +65,49 @@ class Browser:
     ) -> None:
         self._opened.close()
 
-    def picture(self, url: str, path: Path, *, width: int, until: str | None = None, wait_s: float = 0.5) -> None:
-        """A PNG of the page as it looks so long after it was opened, as far as the heading `until`, if there is one."""
+    def picture(
+        self,
+        url: str,
+        path: Path,
+        *,
+        width: int,
+        until: str | None = None,
+        wait_s: float = 0.5,
+        click: str | None = None,
+        wanted: str | None = None,
+    ) -> None:
+        """A PNG of the page as it looks so long after it was opened, as far as the heading `until`, if there is one.
+
+        `click` selects what is clicked first, and `wanted` what must be there before the picture is taken; as in CSS.
+        Raises JobError where one of them does not come.
+        """
         metrics = {"width": width, "height": VIEW_HEIGHT, "deviceScaleFactor": 1, "mobile": False}
         self._ask("Emulation.setDeviceMetricsOverride", **metrics)
         self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
         self._ask("Page.navigate", url=url)
+        if click is not None:
+            self._await(click, url, "found.click()")
         time.sleep(wait_s)
+        if wanted is not None:
+            self._await(wanted, url)
         height = min(self._top_of(until), self._ask("Page.getLayoutMetrics")["cssContentSize"]["height"], MOST_HEIGHT)
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         taken = self._ask("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         self._ask("Page.navigate", url="about:blank")  # a live page would go on asking its server
         with Image.open(io.BytesIO(base64.b64decode(taken["data"]))) as image:
             image.convert("RGB").quantize(COLOURS).save(path, optimize=True)
+
+    def _await(self, selector: str, url: str, then: str = "") -> None:
+        """Return when the page has something that the selector finds, after `then` was done with what was `found`."""
+        find = f"const found = document.querySelector({json.dumps(selector)})"
+        look = f"{find}; if (found) {{ {then} }} return found !== null"
+        give_up_s = time.monotonic() + ANSWER_S
+        while time.monotonic() < give_up_s:
+            answer = self._ask("Runtime.evaluate", expression=f"(() => {{ {look}; }})()", returnByValue=True)
+            if answer["result"].get("value"):
+                return
+            time.sleep(0.05)
+        raise JobError(f"{url} has nothing that is {selector}, {ANSWER_S:g} s after it was opened")
 
     def _top_of(self, heading: str | None) -> float:
         """How far down the page it stands; infinite where it does not."""

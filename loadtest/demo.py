@@ -167,14 +167,14 @@ class Film:
         print(f"$ convoy {command}", flush=True)
         started_s = time.perf_counter()
         with subprocess.Popen(_words(command), stdout=subprocess.PIPE, text=True) as load:
-            picture = self._picture("page", server.url, wait_s=_LOOK_S)
+            picture = self._picture("page", server.url, wait_s=_LOOK_S, click=".model button", wanted=".more .split")
             load.communicate()
         if load.returncode != 0:
             raise SystemExit(f"the demo stops: `convoy {command}` ended with exit code {load.returncode}")
         return Scene(
             "Look",
-            "The same load once more, and the server's page meanwhile: which engine serves and why, what it does now, "
-            "and where each request's time goes.",
+            "The same load once more, and the server's page meanwhile, with the model's row open: which engine serves "
+            "and why, what it does now, and where each request's time goes.",
             command,
             "",
             time.perf_counter() - started_s,
@@ -182,14 +182,22 @@ class Film:
             picture,
         )
 
-    def _picture(self, name: str, what: Path | str, until: str | None = None, wait_s: float = 0.5) -> str | None:
-        """The file's name, below where the words are."""
+    def _picture(
+        self,
+        name: str,
+        what: Path | str,
+        until: str | None = None,
+        wait_s: float = 0.5,
+        click: str | None = None,
+        wanted: str | None = None,
+    ) -> str | None:
+        """The file's name, below where the words are; the rest is as a browser's picture has it."""
         if self._browser is None:
             time.sleep(wait_s)
             return None
         url = what if isinstance(what, str) else what.absolute().as_uri()
         file = self._out / "demo" / f"{name}.png"
-        self._browser.picture(url, file, width=_WIDTH, until=until, wait_s=wait_s)
+        self._browser.picture(url, file, width=_WIDTH, until=until, wait_s=wait_s, click=click, wanted=wanted)
         return f"demo/{file.name}"
 
 

@@ -78,7 +78,18 @@ class ModelLifecycle:
         self._catalog.changed()
 
     def _put_priorities(self, served: Served) -> None:
-        priorities = self._rules.of(served.key.model).priorities(served.own_priorities)
+        model, asked = served.key.model, self._rules.of(served.key.model)
+        priorities = asked.priorities(served.own_priorities)
+        if asked.default_level is not None and asked.default_level > priorities.levels:
+            _log.warning(
+                "models.%s.default_priority is %d, and %s has %d levels: requests that ask for none have level %d; "
+                "lower it, or set priority_levels",
+                model,
+                asked.default_level,
+                model,
+                priorities.levels,
+                priorities.default,
+            )
         served.loaded = replace(served.loaded, spec=replace(served.spec, priorities=priorities))
 
     def take_out_of_service(self, name: str, version: int) -> asyncio.Task[None] | None:

@@ -169,6 +169,29 @@ def test_a_models_queue_is_as_long_as_it_is_told_to_be(file: File, edges: int) -
             wait_until(server.is_at_rest, "all is answered")
 
 
+def test_the_servers_own_queue_stays_as_long_as_it_was(file: File, edges: int) -> None:
+    with fake_server(file, edges, {"max_queue": 2}, fake={"max_batch": 1}) as server:
+        for change in (None, {"max_queue": 6400, "models": {"images": {"max_queue": 5}}}):
+            if change is not None:
+                file.change(server, change, "max_queue: stays as it is until the server is restarted")
+            server.switch_on("hold")
+            with _asking(server, 12) as answers:
+                refused = wait_until(lambda: [one for one in answers() if one.status_code == 429], "one is refused")
+                assert "Exceeds maximum queue size: 2 samples for 'rows'" in refused[0].json()["error"]
+                server.switch_off("hold")
+            wait_until(server.is_at_rest, "all is answered")
+
+
+def test_a_default_priority_that_the_model_does_not_have_is_said(file: File) -> None:
+    with fake_server(file, 0, {"models": {"rows": {"default_priority": 9}}}) as server:
+        config = server.get("/v2/models/rows/config").json()["dynamic_batching"]
+        assert (config["priority_levels"], config["default_priority_level"]) == (3, 3)
+        told = "models.rows.default_priority is 9, and rows has 3 levels: requests that ask for none have level 3"
+        assert told in server.log
+        file.change(server, {"models": {"rows": {"default_priority": 9, "priority_levels": 9}}})
+        assert server.log.count("default_priority is 9") == 1
+
+
 @contextmanager
 def _asking(server: FakeServer, count: int) -> Iterator[Callable[[], list[httpx.Response]]]:
     from concurrent.futures import ThreadPoolExecutor
@@ -210,11 +233,16 @@ def test_a_core_that_comes_later_knows_what_holds(file: File) -> None:
 def test_a_real_model_is_loaded_as_the_file_says(file: File) -> None:
     of_digits = {"max_batch": 2, "precision": "fp32", "threads": 1, "instances": 2, "warm_up_runs": 3}
     file.write({"port": 1, "models": {"digits": of_digits, "digit": {"max_batch": 1}}, "engine": "openvino"})
-    with start_server("--config", str(file.path)) as server:  # whose port and engine are said elsewhere
+    misspelt = {"CONVOY_MAX_QEUE": "3", "CONVOY_EPOCHS": "3"}
+    with start_server("--config", str(file.path), env=misspelt) as server:  # whose port and engine are said elsewhere
         assert server.get("/v2/models/digits/config").json()["max_batch_size"] == 2
         (digits,) = [one for one in server.stats()["models"] if one["name"] == "digits"]
         assert (digits["engine"], digits["precision"]) == ("onnxruntime-cpu", "fp32")
         assert [engine["device_id"] for engine in digits["engines"]] == ["cpu", "cpu/1"]
+        (group,) = server.get("/v2/models/digits/config").json()["instance_group"]
+        assert (group["kind"], group["count"]) == ("KIND_CPU", 2)
         assert server.post("/predictions/digits", content=digit("five")).status_code == 200
         assert "there are options for model 'digit', which is not in" in server.log
         assert "did you mean 'digits'?" in server.log
+        told = "no option is called CONVOY_MAX_QEUE (did you mean CONVOY_MAX_QUEUE?); nothing was changed by it"
+        assert server.log.count(told) == 1

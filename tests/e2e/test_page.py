@@ -20,12 +20,13 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.support.browser import DESKTOP, PHONE, open_page, start_browser
 from tests.support.fake_server import POISON
-from tests.support.servers import Server, start_fake_server, start_server, wait_until
+from tests.support.servers import Server, rows_request, start_fake_server, start_server, wait_until
 from tests.support.stores import DATA, StoreFolder, digit
 
 slow = pytest.mark.slow
+INFER = "/v2/models/rows/infer"
 # What has something to say of one model, in the order of the columns behind the engine.
-ANSWERED, REFUSED, FAILED, P50, P99, OPEN, WAITING, BATCH = range(8)
+REQUESTS, REFUSED, FAILED, P50, P99, OPEN, WAITING, BATCH = range(8)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def test_a_row_says_what_has_happened_to_its_model(browser: Browser, edges: int)
         server.switch_off("hold")
         assert {one.result().status_code for one in held} == {200}
         expect(figure(page, "rows", OPEN)).to_have_text("0")
-        for column in (ANSWERED, FAILED):
+        for column in (REQUESTS, FAILED):
             expect(figure(page, "rows", column)).to_have_text(NOT_NULL)
         (told,) = [one for one in server.stats()["models"] if one["name"] == "rows"]
         assert float(figure(page, "rows", P50).inner_text()) == pytest.approx(
@@ -163,6 +164,30 @@ def test_a_row_says_what_has_happened_to_its_model(browser: Browser, edges: int)
         assert float(figure(page, "rows", P99).inner_text().replace(",", "")) >= 20
         assert figure(page, "rows", BATCH).inner_text() == "1.0"
         assert "fake" in row(page, "rows").inner_text(), "why this engine"
+
+
+@slow
+def test_a_model_of_which_every_call_is_late_or_wrong_does_not_look_idle(browser: Browser) -> None:
+    wrong = {**rows_request(1.0), "inputs": []}
+    with start_fake_server() as server, open_page(browser, server.url) as page:
+        expect(state(page, "rows")).to_have_text("ready")
+        late = [server.post(f"{INFER}?timeout_ms=0.001", json=rows_request(1.0)).status_code for _ in range(9)]
+        assert set(late) == {504}
+        expect(figure(page, "rows", FAILED)).to_have_text(NOT_NULL)
+        expect(figure(page, "rows", FAILED)).to_have_class("raised bad")
+        shown = figures(page, "rows")
+        assert shown[REQUESTS] == shown[FAILED]
+        assert (shown[REFUSED], shown[P50]) == ("0", "–")
+        assert figures(page, "images")[:3] == ["0", "0", "0"]
+        failed = page.get_by_role("columnheader", name="Failed/s")
+        assert "deadline" in (failed.get_attribute("title") or "")
+        assert {server.post(INFER, json=wrong).status_code for _ in range(9)} == {400}
+
+        def counts_all() -> bool:
+            requests, refused, failed = map(float, figures(page, "rows")[:3])
+            return requests == pytest.approx(2 * failed, rel=0.2) and refused == 0
+
+        wait_until(counts_all, "what was wrong is a request, and no failure of the model's")
 
 
 @slow
@@ -453,15 +478,22 @@ FAINT = """
 }
 """
 
+# The texts of these elements that are not to be seen whole.
+CUT = """all => all.filter(one => one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight)
+  .map(one => one.textContent)"""
+
 
 @slow
 def test_twelve_models_fit_a_screen_a_phone_is_wide_enough_and_all_is_readable_by_day_and_night(
     browser: Browser, store: StoreFolder
 ) -> None:
-    twelve = ["digits", "faces", *(f"a-model-with-a-rather-long-name-{number}" for number in range(10))]
-    store.add_digits()
+    # Long names that differ at their ends only; the first two are of models that take images and are offered for one.
+    long = [f"resnet-for-factory-line-{number:02}" for number in range(8)]
+    twelve = ["digits", "faces", *long, "a-model-with-a-rather-long-name-1", "a-model-with-a-rather-long-name-2"]
     store.add_mean(name="faces")
-    for name in twelve[2:]:
+    for name in ("digits", *long[:2]):
+        store.add_digits(name=name)
+    for name in (*long[2:], *twelve[-2:]):
         store.add_shift(1.0, name=name)
     with start_server("--host", "127.0.0.1", store=store.root) as server:
         assert server.post("/predictions/digits", content=digit("one")).status_code == 200
@@ -470,6 +502,8 @@ def test_twelve_models_fit_a_screen_a_phone_is_wide_enough_and_all_is_readable_b
             with open_page(browser, server.url, size, scheme) as page:  # type: ignore[arg-type]
                 expect(state(page, "digits")).to_have_text("ready")
                 assert sorted(names(page)) == sorted(twelve)
+                assert page.evaluate("document.scrollingElement.scrollWidth") <= size[0]
+                assert page.locator(".model button b").evaluate_all(CUT) == []
                 if size == DESKTOP:
                     assert page.evaluate("document.scrollingElement.scrollHeight") <= 900
                     last = page.locator(".model").last.bounding_box()

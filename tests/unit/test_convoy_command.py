@@ -40,6 +40,16 @@ def test_no_variable_is_read_differently_by_two_commands(readers: dict[str, set[
     assert {variable for variable, commands in readers.items() if len(commands) > 1} <= SHARED
 
 
+def test_only_variables_that_nobody_reads_are_unknown(readers: dict[str, set[str]]) -> None:
+    known = dict.fromkeys([*readers, "CONVOY_MODELS", "CONVOY_KEYS", "convoy_max_queue", "CONVOY_USE_MYPYC"], "1")
+    of_kubernetes = {"CONVOY_SERVICE_HOST": "10.0.0.1", "CONVOY_SERVICE_PORT_HTTP": "80"}
+    of_kubernetes |= {"CONVOY_CANARY_PORT": "tcp://10.0.0.1:80", "CONVOY_PORT_80_TCP_ADDR": "10.0.0.1"}
+    assert convoy._unknown_variables({**known, **of_kubernetes, "PATH": "/bin", "_CONVOY_COMPLETE": "bash"}) == []
+    wrong = {"CONVOY_MAX_QEUE": "3", "CONVOY_COMPLETELY_ELSE": "x"}
+    told = ["CONVOY_COMPLETELY_ELSE", "CONVOY_MAX_QEUE (did you mean CONVOY_MAX_QUEUE?)"]
+    assert convoy._unknown_variables({**known, **wrong}) == told
+
+
 def test_what_means_something_else_has_the_commands_name(readers: dict[str, set[str]]) -> None:
     assert readers["CONVOY_MAX_BATCH"] == {"serve"}
     assert readers["CONVOY_EXPORT_MAX_BATCH"] == {"export"}

@@ -79,6 +79,28 @@ class TestBrowser:
                 assert image.height == 4000
                 assert image.convert("RGB").getpixel((320, 3999)) == (0, 0, 204)
 
+    def test_what_a_page_opens_is_in_its_picture_and_is_missed_where_it_is_not(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        page, picture = tmp_path / "page.html", tmp_path / "page.png"
+        page.write_text(
+            "<!doctype html><body style='margin: 0'><script>setTimeout(() => {"  # as pages do that ask a server first
+            "document.body.innerHTML = '<button style=\"height: 100px\">open</button>';"
+            "document.querySelector('button').onclick = () => setTimeout(() => {"
+            'document.body.innerHTML = \'<div class="opened" style="background: #c00; height: 400px"></div>\'; }, 200);'
+            "}, 200)</script>"
+        )
+        program = find_browser()
+        assert program is not None
+        with Browser(program) as browser:
+            browser.picture(page.as_uri(), picture, width=640, wait_s=0, click="button", wanted=".opened")
+            with Image.open(picture) as image:
+                assert image.size == (640, 400)
+                assert image.convert("RGB").getpixel((320, 399)) == (204, 0, 0)
+            monkeypatch.setattr("convoy.loadtest.browser.ANSWER_S", 1.0)
+            with pytest.raises(JobError, match=r"nothing that is \.split"):
+                browser.picture(page.as_uri(), picture, width=640, click="button", wanted=".split")
+
     def test_a_live_page_is_left_after_its_picture(self, tmp_path: Path) -> None:
         asked: list[str] = []
 

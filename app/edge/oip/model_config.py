@@ -13,6 +13,7 @@ _TRITON_TYPE_OF = {"BOOL": "TYPE_BOOL", "BYTES": "TYPE_STRING"}
 def model_config(served: ManagedVersion) -> dict[str, Any]:
     """The ModelConfig as JSON, with the protobuf's field names."""
     spec = served.spec
+    count = len(served.loaded.engines)
     labels = "labels.txt" if spec.labels else ""
     return {
         "name": served.key.model,
@@ -29,7 +30,7 @@ def model_config(served: ManagedVersion) -> dict[str, Any]:
             {**_tensor(one), "label_filename": "" if index else labels, "is_shape_tensor": False}
             for index, one in enumerate(spec.outputs)
         ],
-        "instance_group": [{"name": served.key.model, "kind": "KIND_CPU", "count": 1, "gpus": [], "profile": []}],
+        "instance_group": [{"name": served.key.model, "kind": "KIND_CPU", "count": count, "gpus": [], "profile": []}],
         "default_model_filename": "model.onnx",
         "parameters": {},
         "model_warmup": [],

@@ -4,9 +4,9 @@ const FIVE_MINUTES_S = 300;
 const rows = new Map();
 // The figures of a row, behind its model, its state and its engine: title, and how it is read of a model of `/stats`.
 const FIGURES = [
-  ["Answered/s", model => rate(model.calls_per_s.answered ?? 0)],
+  ["Requests/s", model => rate(Object.values(model.calls_per_s).reduce((sum, each) => sum + each, 0))],
   ["Refused/s", model => rate(model.calls_per_s.refused ?? 0), "warn"],
-  ["Failed/s", model => rate(model.calls_per_s.failed ?? 0), "bad"],
+  ["Failed/s", model => rate((model.calls_per_s.failed ?? 0) + (model.calls_per_s.late ?? 0)), "bad"],
   ["p50 ms", model => milliseconds(model.stages.total.p50_ms)],
   ["p99 ms", model => milliseconds(model.stages.total.p99_ms)],
   ["Open", model => model.open_calls.toLocaleString("en")],
