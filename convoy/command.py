@@ -217,8 +217,7 @@ def predict(
     from convoy.app.commands.predict import predict as ask
 
     tls = _client_tls(ca_file, client_cert_file, client_key_file)
-    verify = True if tls is None else tls.context()
-    with Client(url, api_key=_read_key(api_key_file), timeout_s=timeout, verify=verify) as client:
+    with Client(url, api_key=_read_key(api_key_file), timeout_s=timeout, verify=tls or True) as client:
         raise typer.Exit(ask(client, name, images, top_k, as_json=json))
 
 
@@ -441,7 +440,8 @@ def _client_tls(ca: Path | None, cert: Path | None, key: Path | None) -> ClientT
         return None
     from convoy.models.tls import ClientTls
 
-    return ClientTls(*(None if one is None else str(one) for one in (ca, cert, key)))
+    ca_file, cert_file, key_file = (None if one is None else str(one) for one in (ca, cert, key))
+    return ClientTls(ca_file, cert_file, key_file)
 
 
 def _with_value(arguments: list[str], option: str, value: str) -> list[str]:

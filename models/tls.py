@@ -51,6 +51,17 @@ class ServerTls:
         return context
 
 
+class ClientTlsNames(NamedTuple):
+    """How whoever named the files calls them, for errors."""
+
+    ca_file: str = "--ca-file"
+    cert_file: str = "--client-cert-file"
+    key_file: str = "--client-key-file"
+
+
+_OPTIONS = ClientTlsNames()
+
+
 @dataclass(frozen=True, slots=True)
 class ClientTls:
     """Files of a client: who has signed the server's certificate (None: whom this machine trusts), and what it shows of
@@ -60,10 +71,11 @@ class ClientTls:
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
+    names: ClientTlsNames = _OPTIONS
 
     def __post_init__(self) -> None:
         if self.key_file is not None and self.cert_file is None:
-            raise UsageError("--client-key-file needs --client-cert-file, whose key it is")
+            raise UsageError(f"{self.names.key_file} needs {self.names.cert_file}, whose key it is")
         self.context()
 
     def context(self) -> ssl.SSLContext:
@@ -85,11 +97,11 @@ class ClientTls:
         return next(found), next(found), next(found)
 
     def _files(self) -> tuple[_File | None, _File | None, _File | None]:
-        ca = None if self.ca_file is None else _File("--ca-file", Path(self.ca_file))
+        ca = None if self.ca_file is None else _File(self.names.ca_file, Path(self.ca_file))
         if self.cert_file is None:
             return ca, None, None
-        cert = _File("--client-cert-file", Path(self.cert_file))
-        return ca, cert, cert if self.key_file is None else _File("--client-key-file", Path(self.key_file))
+        cert = _File(self.names.cert_file, Path(self.cert_file))
+        return ca, cert, cert if self.key_file is None else _File(self.names.key_file, Path(self.key_file))
 
 
 class _File(NamedTuple):

@@ -17,8 +17,9 @@ import numpy as np
 
 from convoy.app.client.asking import WireQuestion, arun, ask, run
 from convoy.app.client.images import encoded
-from convoy.app.client.reaching import Verify, reach, reach_async
+from convoy.app.client.reaching import reach, reach_async
 from convoy.app.client.records import RemoteModel, Sight
+from convoy.app.client.trust import Cert, Verify, trust_of
 from convoy.app.python.pictures import OneImage, one_or_several
 from convoy.app.python.records import Classification, Detections, Segmentation
 from convoy.models.errors import InvalidRequest, RequestError, UsageError
@@ -50,11 +51,12 @@ class Client:
 
     What a server refuses for the moment (429, 503) is asked again, `retries` times, once its `Retry-After` has passed,
     and so is a connection that is refused or breaks off; all of that within `timeout_s`, which the server is told, so
-    that it gives up what nobody waits for. `verify` is httpx's: a file of certificates, an SSLContext, or False; gRPC
-    takes the file alone. Of several images `at_once` are on their way at a time. Proxies named in the environment are
-    not used.
+    that it gives up what nobody waits for. `verify` is a file with the certificates of who signed the server's, and
+    `cert` a file with one of your own and its key, or a pair of files; over HTTP `verify` may also be an SSLContext,
+    or False, by which nobody is asked who the server is. Of several images `at_once` are on their way at a time.
+    Proxies named in the environment are not used.
 
-    Raises UsageError for a URL, key or number that cannot be one; nothing is sent until something is asked.
+    Raises UsageError for a URL, key, file or number that cannot be one; nothing is sent until something is asked.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class Client:
         retries: int = 2,
         at_once: int = 8,
         verify: Verify = True,
+        cert: Cert | None = None,
     ) -> None:
         self._manners = _Manners(timeout_s, retries, at_once)
-        self._wire, self._transport = reach(url, api_key, verify)
+        self._wire, self._transport = reach(url, api_key, trust_of(verify, cert))
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # str is an iterable of str, too; the first one counts
@@ -222,9 +225,10 @@ class AsyncClient:
         retries: int = 2,
         at_once: int = 8,
         verify: Verify = True,
+        cert: Cert | None = None,
     ) -> None:
         self._manners = _Manners(timeout_s, retries, at_once)
-        self._wire, self._transport = reach_async(url, api_key, verify)
+        self._wire, self._transport = reach_async(url, api_key, trust_of(verify, cert))
 
     @overload
     async def predict(  # type: ignore[overload-overlap]

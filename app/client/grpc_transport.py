@@ -5,12 +5,10 @@ What is asked again is settled in `asking`, as over HTTP: the library's own retr
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import grpc
@@ -18,7 +16,9 @@ from tritonclient.grpc import service_pb2_grpc
 
 from convoy.app.client.asking import Send
 from convoy.app.client.errors import NOT_A_SERVER, of_grpc_code
+from convoy.app.client.trust import Trust
 from convoy.models.errors import BodyTooLarge, DeadlineExceeded, RequestError, Unavailable, UsageError
+from convoy.models.tls import ClientTls
 
 _PORTS = {"grpc": 8001, "grpcs": 443}
 _CHANNEL = (
@@ -37,20 +37,22 @@ _ITS_ID = "x-request-id"
 # gRPC's own word (gRFC A6): milliseconds; below 0, or no number, is "do not come back".
 _PUSHBACK, _RETRY_AFTER = "grpc-retry-pushback-ms", "retry-after"
 _NEVER_S = float("inf")
+# PEM of the CA, the key and the chain, as the library takes them.
+_Papers: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 
 
 @dataclass(frozen=True)
 class GrpcTarget:
-    """Where to connect. `certificates` None: in the clear; empty: as the library trusts."""
+    """Where to connect. `papers` None: in the clear; of them the CA None: as the library trusts."""
 
     url: str
     address: str
-    certificates: bytes | None
+    papers: _Papers | None = field(repr=False)
     metadata: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, url: str, api_key: str | None, verify: ssl.SSLContext | str | bool) -> GrpcTarget:
-        """Raises UsageError for a URL, key or `verify` that cannot be one."""
+    def of(cls, url: str, api_key: str | None, trust: Trust) -> GrpcTarget:
+        """Raises UsageError for a URL, key or trust that cannot be one."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port or _PORTS[parts.scheme]
@@ -62,13 +64,13 @@ class GrpcTarget:
             raise UsageError("the API key has characters that metadata cannot carry; check where it came from")
         metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return cls(url, address, _certificates(verify) if parts.scheme == "grpcs" else None, metadata)
+        return cls(url, address, _papers(trust) if parts.scheme == "grpcs" else None, metadata)
 
     def open(self, library: Any) -> Any:
         """A channel of `grpc` or of `grpc.aio`."""
-        if self.certificates is None:
+        if self.papers is None:
             return library.insecure_channel(self.address, options=_CHANNEL)
-        credentials = grpc.ssl_channel_credentials(self.certificates or None)
+        credentials = grpc.ssl_channel_credentials(*self.papers)
         return library.secure_channel(self.address, credentials, options=_CHANNEL)
 
     def error(self, error: grpc.RpcError, within_s: float) -> RequestError:
@@ -76,6 +78,8 @@ class GrpcTarget:
         code, words, trailer = error.code(), error.details() or "", dict(error.trailing_metadata() or ())
         if _ITS_ID not in trailer and code is grpc.StatusCode.UNAVAILABLE:
             hint = f"nobody answers at {self.url} ({words}); start it with `convoy serve`, or check the URL"
+            if self.papers is not None:  # the library does not tell a handshake that failed from a server that left
+                hint += ", who signed its certificate (--ca-file, verify=) and your own (--client-cert-file, cert=)"
             return Unavailable(hint, retry_after_s=0.0)
         if _ITS_ID not in trailer and code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{self.url} did not answer within {within_s:.3g} s; look at the server's log")
@@ -132,15 +136,14 @@ def _call(stub: Any, step: Send, target: GrpcTarget) -> Any:
     return method(step.message.request, timeout=step.within_s, metadata=target.metadata)
 
 
-def _certificates(verify: ssl.SSLContext | str | bool) -> bytes:
-    if verify is True:
-        return b""
-    if not isinstance(verify, str):
-        raise UsageError("over grpcs:// `verify` must be a file of certificates, or True")
-    try:
-        return Path(verify).read_bytes()
-    except OSError as error:
-        raise UsageError(f"the certificates {verify} cannot be read: {error}") from None
+def _papers(trust: Trust) -> _Papers:
+    if trust is True:
+        return None, None, None
+    if isinstance(trust, ClientTls):
+        return trust.texts()
+    raise UsageError(
+        "over grpcs:// `verify` must be a file of certificates, or True; a certificate of your own goes into `cert`"
+    )
 
 
 def _retry_after_s(trailer: dict[str, str | bytes]) -> float:

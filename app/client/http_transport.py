@@ -11,10 +11,12 @@ import httpx
 
 from convoy.app.client.asking import Send
 from convoy.app.client.errors import NOT_A_SERVER
+from convoy.app.client.trust import Trust
 from convoy.models.errors import DeadlineExceeded, RequestError, Unavailable, UsageError
+from convoy.models.tls import ClientTls
 
 
-def http_options(url: str, api_key: str | None, verify: ssl.SSLContext | str | bool) -> dict[str, Any]:
+def http_options(url: str, api_key: str | None, trust: Trust) -> dict[str, Any]:
     """What both of httpx's clients are made with. Raises UsageError for a URL or key that cannot be one."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"the URL {url!r} should look like http://localhost:8000 or grpc://localhost:8001")
@@ -27,6 +29,7 @@ def http_options(url: str, api_key: str | None, verify: ssl.SSLContext | str | b
         raise UsageError(
             "the API key has characters that an HTTP header cannot carry; check where it came from"
         ) from None
+    verify = trust.context() if isinstance(trust, ClientTls) else trust
     # trust_env: a proxy meant for the internet must not come between a program and localhost.
     return {"base_url": url, "headers": headers, "verify": verify, "trust_env": False}
 
@@ -76,7 +79,7 @@ def _as_own_errors(url: httpx.URL, within_s: float) -> Iterator[None]:
         if (reason := _tls_trouble(error)) is not None:
             raise Unavailable(
                 f"TLS does not come about with {url} ({reason}); name who signed its certificate (--ca-file, verify=) "
-                "and, where it asks for one, a certificate of your own (--client-cert-file)"
+                "and, where it asks for one, a certificate of your own (--client-cert-file, cert=)"
             ) from None
         raise _own_error(error, url, within_s) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -91,7 +94,7 @@ def _own_error(error: httpx.TransportError, url: httpx.URL, within_s: float) -> 
     if isinstance(error, httpx.TimeoutException):
         return DeadlineExceeded(f"{url} did not answer within {within_s:.3g} s; look at the server's log")
     # A server that asks for a certificate says so after the connection has come about, if the words get here at all.
-    hint = "does it ask for a certificate (--client-cert-file, verify=)? " if url.scheme == "https" else ""
+    hint = "does it ask for a certificate (--client-cert-file, cert=)? " if url.scheme == "https" else ""
     return Unavailable(f"the connection to {url} broke off ({error}); {hint}{NOT_A_SERVER}", retry_after_s=0.0)
 
 

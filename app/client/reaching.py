@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,8 +11,8 @@ from convoy.app.client import http_wire
 from convoy.app.client.asking import Send, WireQuestion
 from convoy.app.client.http_transport import AsyncHttpTransport, HttpTransport, http_options
 from convoy.app.client.records import RemoteModel, Sight
+from convoy.app.client.trust import Trust
 
-Verify = ssl.SSLContext | str | bool
 _GRPC = ("grpc://", "grpcs://")
 
 
@@ -52,21 +51,21 @@ class AsyncTransport(Protocol):
     async def close(self) -> None: ...
 
 
-def reach(url: str, api_key: str | None, verify: Verify) -> tuple[Wire, Transport]:
+def reach(url: str, api_key: str | None, trust: Trust) -> tuple[Wire, Transport]:
     """How to ask the server at this URL. Raises UsageError; connects to nothing yet."""
     if not url.startswith(_GRPC):
-        return http_wire, HttpTransport(http_options(url, api_key, verify))
+        return http_wire, HttpTransport(http_options(url, api_key, trust))
     from convoy.app.client import grpc_wire
     from convoy.app.client.grpc_transport import GrpcTarget, GrpcTransport
 
-    return grpc_wire, GrpcTransport(GrpcTarget.of(url, api_key, verify))
+    return grpc_wire, GrpcTransport(GrpcTarget.of(url, api_key, trust))
 
 
-def reach_async(url: str, api_key: str | None, verify: Verify) -> tuple[Wire, AsyncTransport]:
+def reach_async(url: str, api_key: str | None, trust: Trust) -> tuple[Wire, AsyncTransport]:
     """The same for who awaits."""
     if not url.startswith(_GRPC):
-        return http_wire, AsyncHttpTransport(http_options(url, api_key, verify))
+        return http_wire, AsyncHttpTransport(http_options(url, api_key, trust))
     from convoy.app.client import grpc_wire
     from convoy.app.client.grpc_transport import AsyncGrpcTransport, GrpcTarget
 
-    return grpc_wire, AsyncGrpcTransport(GrpcTarget.of(url, api_key, verify))
+    return grpc_wire, AsyncGrpcTransport(GrpcTarget.of(url, api_key, trust))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -319,8 +320,23 @@ def test_a_url_that_is_none_is_a_wrong_call(url: str) -> None:
         convoy.AsyncClient(url)
 
 
-def test_tls_over_grpc_trusts_a_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="file of certificates"):
-        convoy.Client("grpcs://localhost", verify=False)
-    with pytest.raises(UsageError, match="cannot be read"):
-        convoy.Client("grpcs://localhost", verify=str(tmp_path / "missing.pem"))
+@pytest.mark.parametrize("kind", [convoy.Client, convoy.AsyncClient])
+@pytest.mark.parametrize("scheme", ["https", "grpcs"])
+def test_files_with_which_there_is_no_tls_are_a_wrong_call(tmp_path: Path, scheme: str, kind: Any) -> None:
+    url, missing = f"{scheme}://localhost", tmp_path / "missing.pem"
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    with pytest.raises(UsageError, match=r"^verify .*missing\.pem cannot be read"):
+        kind(url, verify=str(missing))
+    with pytest.raises(UsageError, match=r"^cert .*missing\.pem cannot be read"):
+        kind(url, cert=missing)
+    with pytest.raises(UsageError, match=r"^cert .*empty\.pem has no certificate"):
+        kind(url, cert=(empty, empty))
+    with pytest.raises(UsageError, match="name files in both"):
+        kind(url, verify=ssl.create_default_context(), cert=empty)
+
+
+def test_tls_over_grpc_takes_files_alone() -> None:
+    for verify in (False, ssl.create_default_context()):
+        with pytest.raises(UsageError, match=r"file of certificates, .* into `cert`"):
+            convoy.Client("grpcs://localhost", verify=verify)

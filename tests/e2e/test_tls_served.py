@@ -322,33 +322,50 @@ def test_predict_loadtest_and_the_client_come_with_certificates(papers: Papers, 
     with start_server(env=given, wait_ready=False) as server:
         with trusting(server, papers.context(papers.client)) as client:
             until(lambda: client.get("/v2/health/ready").status_code == 200, "it is ready")
-        predicted = run_convoy("predict", "digits", str(picture), "--url", server.url, "--json", *shows)
-        assert predicted.returncode == 0, predicted.stderr
-        label = json.loads(predicted.stdout)["predictions"][0]["label"]
-        assert label == "7"
-        alone = run_convoy("predict", "digits", str(picture), "--url", server.url, *shows[:2])
-        assert alone.returncode == 1
-        assert "--client-cert-file" in alone.stderr
         for url in (server.url, f"grpcs://{server.grpc_address}"):
+            predicted = run_convoy("predict", "digits", str(picture), "--url", url, "--json", *shows)
+            assert predicted.returncode == 0, predicted.stderr
+            assert json.loads(predicted.stdout)["predictions"][0]["label"] == "7"
+            alone = run_convoy("predict", "digits", str(picture), "--url", url, *shows[:2])
+            assert alone.returncode == 1
+            assert "--client-cert-file" in alone.stderr
             loaded = run_convoy("loadtest", "--url", url, "--duration", "0.5", "--concurrency", "2", *shows)
             assert loaded.returncode == 0, loaded.stderr + loaded.stdout
 
         (example,) = [one.text for one in blocks(ROOT / "docs" / "client.md") if "https://models" in one.text]
         for name, file in (("ca.crt", papers.authority.file), ("client.crt", cert), ("client.key", key)):
             (tmp_path / name).write_bytes(Path(file).read_bytes())
-        run_example(example.replace("https://models.example:8000", server.url), tmp_path)
+        for url in (server.url, f"grpcs://{server.grpc_address}"):
+            run_example(example.replace("https://models.example:8000", url), tmp_path)
+            check_client(url, papers, tmp_path)
 
         context = papers.context(papers.client)
         with convoy.Client(server.url, verify=context) as program:
-            assert program.predict("digits", image).best.label == label
+            assert program.predict("digits", image).best.label == "7"
+        with convoy.Client(server.url, verify=False, cert=papers.client.pair) as credulous:
+            assert credulous.predict("digits", image).best.label == "7"
 
-        async def awaited() -> str | None:
-            async with convoy.AsyncClient(server.url, verify=context) as asynchronous:
-                return (await asynchronous.predict("digits", image)).best.label
 
-        assert asyncio.run(awaited()) == label
-        with (
-            convoy.Client(server.url, verify=papers.context(), retries=0) as nameless,
-            pytest.raises(Unavailable, match="certificate"),
-        ):
-            nameless.predict("digits", image)
+def check_client(url: str, papers: Papers, folder: Path) -> None:
+    """Both clients come with a certificate and its key, in two files or in one, and without it nobody does."""
+    image, trusted = digit("seven"), papers.authority.file
+    both = folder / "both.pem"
+    both.write_bytes(papers.client.key.read_bytes() + papers.client.cert.read_bytes())
+    with convoy.Client(url, verify=trusted, cert=papers.client.pair) as program:
+        assert program.predict("digits", image).best.label == "7"
+
+    async def awaited() -> str | None:
+        async with convoy.AsyncClient(url, verify=str(trusted), cert=both) as asynchronous:
+            return (await asynchronous.predict("digits", image)).best.label
+
+    assert asyncio.run(awaited()) == "7"
+    with (
+        convoy.Client(url, verify=trusted, retries=0) as nameless,
+        pytest.raises(Unavailable, match=r"certificate .*cert="),
+    ):
+        nameless.predict("digits", image)
+    with (
+        convoy.Client(url, cert=papers.client.pair, retries=0) as distrustful,
+        pytest.raises(Unavailable, match=r"certificate \(--ca-file, verify=\)"),
+    ):
+        distrustful.predict("digits", image)
