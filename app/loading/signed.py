@@ -64,8 +64,14 @@ class SignedOnly:
 
     @staticmethod
     def by(keys: tuple[Path, ...], folder: Path) -> SignedOnly:
-        """Raises UsageError for keys that are none, and where the library is not installed."""
+        """Raises UsageError for keys that are none or cannot be read, and where the library is not installed."""
         for key in keys:
+            try:
+                key.read_bytes()
+            except OSError as error:
+                is_missing = isinstance(error, FileNotFoundError)
+                what = "no such file" if is_missing else f"cannot be read ({_brief(error)})"
+                raise UsageError(f"--require-signature {key}: {what}; name the file of a public key in PEM") from error
             try:
                 _verifier(key)
             except ImportError as error:
@@ -202,6 +208,8 @@ def _lock(folder: Path) -> int:
 
 
 def _brief(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror  # without its number and the path, which stands beside it
     # Digests of both sides, which say nothing to anybody.
     words = str(error).partition(": Expected")[0].replace("[", "").replace("\\'", "'") or type(error).__name__
     return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."

@@ -103,6 +103,12 @@ def test_help_shows_what_can_be_chosen() -> None:
     assert "--optimizer [adamw|sgd]" in run("train", "--help").stdout
 
 
+def test_help_names_no_default_that_is_empty() -> None:
+    shown = " ".join(run("serve", "--help").stdout.split())
+    assert "(default: )" not in shown
+    assert "(default: 8000)" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -12,7 +12,8 @@ import pytest
 from tests.support.fake_server import POISON
 from tests.support.prometheus import Prometheus, start_prometheus
 from tests.support.promql import alerts, asked_by_panels, asked_in_the_page, recorded, selectors
-from tests.support.servers import FakeServer, rows_request, start_fake_server, wait_until
+from tests.support.servers import FakeServer, Server, rows_request, start_fake_server, start_server, wait_until
+from tests.support.stores import StoreFolder, digit
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 # Of a server with one GPU that is played, and of one with two edges.
@@ -21,9 +22,17 @@ EDGES = {"fake": {"latency_ms": 2.0}, "edges": 2}
 
 
 @contextmanager
-def asked_all_the_time(*servers: FakeServer) -> Iterator[None]:
-    """Each is asked by two clients, one request after the other; one in ten fails where a server can be told to."""
+def asked_all_the_time(*servers: FakeServer, real: Server) -> Iterator[None]:
+    """Each is asked by two clients, one request after the other; one in ten fails where a server can be told to.
+
+    The one with a real model by one client, and not at full speed: it computes, on the processors of all the others.
+    """
     is_over = threading.Event()
+
+    def ask_for_a_digit() -> None:
+        with real.client() as client:
+            while not is_over.wait(0.1):
+                client.post("/predictions/digits", content=digit("seven")).raise_for_status()
 
     def ask(server: FakeServer, rows: cycle[float]) -> None:
         with server.client() as client:
@@ -36,6 +45,7 @@ def asked_all_the_time(*servers: FakeServer) -> Iterator[None]:
         for server, last in zip(servers, (1.0, POISON), strict=True)
         for _ in range(2)
     ]
+    threads.append(threading.Thread(target=ask_for_a_digit))
     for thread in threads:
         thread.start()
     try:
@@ -47,14 +57,29 @@ def asked_all_the_time(*servers: FakeServer) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def prometheus() -> Iterator[Prometheus]:
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`convoy serve` with the bundled model, beside which a version is broken."""
+    store = StoreFolder(tmp_path_factory.mktemp("real") / "store")
+    store.add_digits()
+    (store.add_digits(version=2) / "fp32.onnx").write_bytes(b"nothing of a model")
+    with start_server(store=store.root) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def prometheus(real: Server) -> Iterator[Prometheus]:
     """With a history of at least one look before the load, from which rates begin."""
     with start_fake_server(**ALONE) as alone, start_fake_server(**EDGES) as edges:
-        servers = [f"127.0.0.1:{server.port}" for server in (alone, edges)]
+        servers = [address(server) for server in (alone, edges, real)]
         with start_prometheus(servers) as one:
-            wait_until(lambda: one.targets() == dict.fromkeys(servers, "up"), "both servers were scraped")
-            with asked_all_the_time(alone, edges):
+            wait_until(lambda: one.targets() == dict.fromkeys(servers, "up"), "all servers were scraped")
+            with asked_all_the_time(alone, edges, real=real):
                 yield one
+
+
+def address(server: Server) -> str:
+    """As Prometheus' label `instance` has it."""
+    return f"127.0.0.1:{server.port}"
 
 
 def unanswered(prometheus: Prometheus, asked: dict[str, str]) -> dict[str, str]:
@@ -110,7 +135,7 @@ def test_an_alert_fires_on_what_a_real_server_does(prometheus: Prometheus) -> No
 def test_values_are_those_of_the_servers(prometheus: Prometheus) -> None:
     processes = prometheus.ask("count by (process) (convoy_process_resident_memory_bytes)")
     assert {one["metric"]["process"]: one["value"][1] for one in processes} == {
-        "core": "2",
+        "core": "3",
         "supervisor": "1",
         "edge_0": "1",
         "edge_1": "1",
@@ -119,6 +144,17 @@ def test_values_are_those_of_the_servers(prometheus: Prometheus) -> None:
     assert (gpu["metric"]["device"], gpu["value"][1]) == ("cuda:0", "412.5")
     (share,) = wait_until(lambda: prometheus.ask("job:convoy_bad_calls:ratio_rate5m"), "a share was recorded")
     assert 0.0 < float(share["value"][1]) < 0.2
+
+
+def test_the_bundled_model_is_seen_and_a_version_refused_at_the_start_is_told(
+    prometheus: Prometheus, real: Server
+) -> None:
+    """It was refused before Prometheus looked for the first time."""
+    here = f'instance="{address(real)}"'
+    answered = f'convoy_call_duration_seconds_count{{{here}, model="digits", version="1", outcome="answered"}}'
+    wait_until(lambda: prometheus.ask(f"rate({answered}[10s]) > 0"), "the bundled model answers", 60.0)
+    fires = f'ALERTS{{alertname="ConvoyVersionRefused", alertstate="firing", {here}}}'
+    wait_until(lambda: prometheus.ask(fires), "the alert fires", 60.0)
 
 
 def test_alerts_fire_on_an_engine_that_goes_wrong() -> None:

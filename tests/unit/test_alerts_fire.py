@@ -64,6 +64,17 @@ class Case(NamedTuple):
     fires: set[str]
 
 
+def rare(values: str) -> Series:
+    """All that happens so seldom that its first time is told."""
+    return {
+        f'convoy_canary_runs_total{{{VERSION}, result="failed"}}': values,
+        f"convoy_engine_replacements_total{{{VERSION}}}": values,
+        f'convoy_plans_total{{{VERSION}, result="not_built"}}': values,
+        f'convoy_loads_total{{{HERE}, result="refused"}}': values,
+    }
+
+
+RARE = {"ConvoyCanaryFailed", "ConvoyEngineReplaced", "ConvoyPlanFailed", "ConvoyVersionRefused"}
 HOURS, DAYS = 60, 24 * 60
 # Of 6,000 calls a minute. Allowed is 1 in 1,000 that is not done, and 1 in 100 that is late.
 CASES = (
@@ -166,6 +177,13 @@ CASES = (
         {f'convoy_loads_total{{{HERE}, result="refused"}}': "0x10 1x10"},
         {"ConvoyVersionRefused"},
     ),
+    Case("all of it was there at the first look", 10, rare("1x10"), RARE),
+    Case("all of it was there at the first look at a new version", 30, rare("_x20 1x9"), RARE),
+    Case("all of it was there at a first look that is long over", 90, rare("1x90"), set()),
+    Case(
+        "all of it is long over, and one look was missed a quarter of an hour ago", 80, rare("1x64 stale 1x14"), set()
+    ),
+    Case("all of it is long over, and one look was missed an hour ago", 180, rare("1x119 stale 1x59"), set()),
 )
 
 

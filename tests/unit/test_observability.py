@@ -215,6 +215,8 @@ def test_the_compose_file_is_one_and_mounts_what_is_there() -> None:
     # Where each finds what it is told to look for.
     prometheus = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
     assert "--config.file=/etc/prometheus/prometheus.yml" in services["prometheus"]["command"]
+    # Without it what leads from a histogram to a trace is dropped.
+    assert "--enable-feature=exemplar-storage" in services["prometheus"]["command"]
     assert all(f"/etc/prometheus/{name}" in inside for name in prometheus["rule_files"])
     (scraped,) = prometheus["scrape_configs"]
     assert scraped["static_configs"][0]["targets"] == ["convoy:8000"]

@@ -130,12 +130,13 @@ def _of_servers() -> tuple[Alert, ...]:
 
 
 def _of_engines() -> tuple[Alert, ...]:
-    not_passed = 'increase(convoy_canary_runs_total{result!="passed"}[15m])'
-    failed = 'increase(convoy_plans_total{result=~"not_built|not_proved"}[1h])'
+    not_passed = _happened('convoy_canary_runs_total{result!="passed"}', "15m")
+    replaced = _happened("convoy_engine_replacements_total", "15m")
+    failed = _happened('convoy_plans_total{result=~"not_built|not_proved"}', "1h")
     return (
         Alert(
             "ConvoyCanaryFailed",
-            f"{_BY_VERSION} ({not_passed}) > 0",
+            f"{_BY_VERSION} ({not_passed})",
             "",
             _PAGE,
             f"an engine of {_VERSION} gave a wrong answer, or none",
@@ -144,7 +145,7 @@ def _of_engines() -> tuple[Alert, ...]:
         ),
         Alert(
             "ConvoyEngineReplaced",
-            f"{_BY_VERSION} (increase(convoy_engine_replacements_total[15m])) > 0",
+            f"{_BY_VERSION} ({replaced})",
             "",
             _TICKET,
             f"an engine of {_VERSION} was lost and replaced",
@@ -153,7 +154,7 @@ def _of_engines() -> tuple[Alert, ...]:
         ),
         Alert(
             "ConvoyPlanFailed",
-            f"{_BY_VERSION} ({failed}) > 0",
+            f"{_BY_VERSION} ({failed})",
             "",
             _TICKET,
             f"{_VERSION} is served without a plan that was to make it faster",
@@ -163,7 +164,7 @@ def _of_engines() -> tuple[Alert, ...]:
         ),
         Alert(
             "ConvoyVersionRefused",
-            'increase(convoy_loads_total{result="refused"}[15m]) > 0',
+            _happened('convoy_loads_total{result="refused"}', "15m"),
             "",
             _TICKET,
             f"{_INSTANCE} has refused a version of a model",
@@ -171,6 +172,16 @@ def _of_engines() -> tuple[Alert, ...]:
             "take it out of the store.",
         ),
     )
+
+
+def _happened(counter: str, within: str) -> str:
+    """Series of a counter that have risen, or that were above zero when Prometheus first saw them.
+
+    What goes wrong at a start is counted before the first look, and `increase` sees no rise there. A day without a
+    look, and not a single missed one, makes a series new: otherwise what is long over would be told again.
+    """
+    is_new = f"unless present_over_time({counter}[1d] offset {within})"
+    return f"(increase({counter}[{within}]) > 0) or ({counter} > 0 {is_new})"
 
 
 def rules(objective: Objective) -> dict[str, Any]:
