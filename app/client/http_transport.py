@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -42,8 +44,15 @@ class HttpTransport:
 
     def send(self, step: Send) -> httpx.Response:
         """The whole reply. Raises Unavailable where nobody answers, DeadlineExceeded, and RequestError."""
+        until_s = time.monotonic() + step.within_s
         with _as_own_errors(self._http.base_url, step.within_s):
-            return self._http.send(_request(self._http, step))
+            reply = self._http.send(_request(self._http, step), stream=True)
+            try:
+                body = _in_time(reply, until_s)
+                headers = [(name, value) for name, value in reply.headers.items() if name != "content-encoding"]
+                return httpx.Response(reply.status_code, headers=headers, content=body)
+            finally:
+                reply.close()
 
     def close(self) -> None:
         self._http.close()
@@ -58,7 +67,11 @@ class AsyncHttpTransport:
     async def send(self, step: Send) -> httpx.Response:
         """The whole reply. Raises Unavailable where nobody answers, DeadlineExceeded, and RequestError."""
         with _as_own_errors(self._http.base_url, step.within_s):
-            return await self._http.send(_request(self._http, step))
+            try:
+                async with asyncio.timeout(step.within_s):
+                    return await self._http.send(_request(self._http, step))
+            except TimeoutError:
+                raise httpx.ReadTimeout("the time is over") from None
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -69,6 +82,16 @@ def _request(http: httpx.Client | httpx.AsyncClient, step: Send) -> httpx.Reques
     return http.build_request(
         method, path, content=body, params=query or None, headers=dict(headers), timeout=step.within_s
     )
+
+
+def _in_time(reply: httpx.Response, until_s: float) -> bytes:
+    """The body, unpacked. httpx gives each wait for bytes the whole time, so that one who drips them has no end."""
+    parts = []
+    for part in reply.iter_bytes():
+        if time.monotonic() > until_s:
+            raise httpx.ReadTimeout("the time is over")
+        parts.append(part)
+    return b"".join(parts)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -340,3 +340,41 @@ def test_tls_over_grpc_takes_files_alone() -> None:
     for verify in (False, ssl.create_default_context()):
         with pytest.raises(UsageError, match=r"file of certificates, .* into `cert`"):
             convoy.Client("grpcs://localhost", verify=verify)
+
+
+@contextmanager
+def dripping() -> Iterator[str]:
+    """A server that sends a byte of its answer every fifth of a second, and is never done."""
+    is_over = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(1 << 20)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
+            while not is_over.wait(0.2):
+                connection.sendall(b" ")
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        is_over.set()
+
+
+def test_a_server_that_drips_is_waited_for_as_long_as_was_said() -> None:
+    async def ask(url: str) -> None:
+        async with convoy.AsyncClient(url, timeout_s=1, retries=0) as client:
+            await client.predict("digits", SEVEN)
+
+    def ask_in_a_thread(url: str) -> None:
+        with convoy.Client(url, timeout_s=1, retries=0) as client:
+            client.predict("digits", SEVEN)
+
+    with dripping() as url:
+        for asking in (ask_in_a_thread, lambda url: asyncio.run(ask(url))):
+            with pytest.raises(DeadlineExceeded, match="did not answer within 1 s"):
+                asking(url)
