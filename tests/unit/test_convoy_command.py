@@ -43,6 +43,8 @@ def test_no_variable_is_read_differently_by_two_commands(readers: dict[str, set[
 def test_what_means_something_else_has_the_commands_name(readers: dict[str, set[str]]) -> None:
     assert readers["CONVOY_MAX_BATCH"] == {"serve"}
     assert readers["CONVOY_EXPORT_MAX_BATCH"] == {"export"}
+    assert readers["CONVOY_TRAIN_PRECISION"] == {"train"}
+    assert "train" not in readers["CONVOY_PRECISION"]
     assert readers["CONVOY_DOCTOR_JSON"] == {"doctor"}
     assert readers["CONVOY_LOADTEST_JSON"] == {"loadtest"}
     assert "CONVOY_JSON" not in readers
