@@ -38,6 +38,8 @@ CertFile = Annotated[Path | None, typer.Option(help="File with a certificate to 
 CertKeyFile = Annotated[Path | None, typer.Option(help="File with its key, in PEM; by default the same file.")]
 # What means something else to each command that has it, and so has the command's name in its twin's.
 OWN_MEANINGS = frozenset({"batch_size", "json", "max_batch", "out", "seed", "timeout", "weights", "weights_key"})
+# Those of one command only; to the others the option is the same thing.
+_OWN_OF_ONE = frozenset({("train", "precision")})
 
 cli = typer.Typer(
     name="convoy",
@@ -154,7 +156,9 @@ def _root(
 @_of_record("convoy.models.train_options", "TrainOptions")
 def train(
     *,
-    compare: Annotated[str | None, typer.Option(help="Devices to train on and compare, such as cpu,cuda.")] = None,
+    compare: Annotated[
+        str | None, typer.Option(help="Variants to train and compare, such as cpu,cuda:fp16:compiled.")
+    ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where downloaded data sets lie.")] = None,
     **asked: Any,
 ) -> None:
@@ -406,7 +410,8 @@ def _name_twins(command: Any, name: str) -> None:
     for parameter in command.params:
         if parameter.param_type_name == "option" and parameter.name != "help":
             option = parameter.opts[0].lstrip("-").replace("-", "_")
-            own = f"{name}_" if option in OWN_MEANINGS and name != "serve" else ""
+            is_own = (option in OWN_MEANINGS and name != "serve") or (name, option) in _OWN_OF_ONE
+            own = f"{name}_" if is_own else ""
             parameter.envvar = f"CONVOY_{own}{option}".upper()
     for inner, subcommand in getattr(command, "commands", {}).items():
         if name != "config":  # the settings read theirs, and tell whence

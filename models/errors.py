@@ -50,6 +50,10 @@ class BundleError(JobError):
     """A bundle or bare model is broken, half written, or asks for what this version cannot do."""
 
 
+class FormRefused(JobError):
+    """A training cannot be done in this form: on this device, in this precision, compiled. In another it may be."""
+
+
 class NotFetched(JobError):
     """A version did not come from a remote store. Nothing is known against it, and it may come on another try."""
 

@@ -2,9 +2,9 @@
 
 Knows torch, the optimisers and the device. Knows nothing of data sets, files or terminals.
 
-On a GPU: automatic mixed precision (bfloat16, or float16 with loss scaling where the chip lacks it),
-channels_last, page-locked host memory and copies that overlap with compute. On a CPU the first pays only on processors
-with BF16 instructions, and is used where it is asked for.
+On a GPU: page-locked host memory and copies that overlap with compute, and by default automatic mixed precision
+(bfloat16, or float16 with loss scaling where the chip lacks it) and channels_last. On a CPU these two pay on some
+processors only, and are used where they are asked for, as is a compiled network anywhere.
 
 Sources of the method: AdamW (Loshchilov and Hutter, 2019), label smoothing (Szegedy et al., 2016), averaged weights
 (Polyak and Juditsky, 1992); those of the learning rate stand in `convoy.models.training.schedule`.
@@ -28,7 +28,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from convoy.models.augment import distort
-from convoy.models.errors import JobError
+from convoy.models.errors import FormRefused
+from convoy.models.train_options import Layout, TrainPrecision
 from convoy.models.training.epochs import EpochRecord
 from convoy.models.training.feed import Feed
 from convoy.models.training.meters import EnergyMeter, peak_memory_bytes, start_peak
@@ -37,6 +38,8 @@ from convoy.models.training.schedule import Schedule, factor
 # A step of a network below this many parameters is over before a second thread has woken up. Where other
 # programs want the cores too, threads that wait for each other made such a step over ten times slower.
 SMALL_PARAMETERS = 200_000
+# Beyond that much of what a compiler says nobody reads on.
+_MOST_OF_A_REASON = 200
 # What a second head inside of a network counts beside the one that answers (Szegedy et al., 2014).
 AUXILIARY_WEIGHT = 0.3
 
@@ -48,6 +51,7 @@ class FitPlan:
     `warm_up` is a fraction of the run. `class_weights` has one factor of the loss per class, or is None: all alike.
     `ema_decay` None: the weights are taken as they are, not averaged over steps. `trained` names the parameters that
     learn, None: all; where it is given, the rest of the network stays as it is, its running statistics too.
+    `precision` is that of the forward pass; the weights are fp32.
     """
 
     optimizer: str
@@ -56,7 +60,7 @@ class FitPlan:
     evaluation_batch: int
     epochs: int
     seed: int
-    mixed_precision: bool
+    precision: TrainPrecision
     mirror: bool
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -67,6 +71,8 @@ class FitPlan:
     ema_decay: float | None
     class_weights: tuple[float, ...] | None
     trained: frozenset[str] | None = None
+    channels_last: bool = False
+    is_compiled: bool = False
 
 
 class Evaluation(NamedTuple):
@@ -85,11 +91,18 @@ class KeptEpoch(NamedTuple):
 
 
 def choose_device(wanted: str) -> torch.device:
-    """ "auto" is the GPU if there is one. Raises JobError where a GPU is wanted and there is none."""
+    """ "auto" is the GPU if there is one. Raises FormRefused where a GPU is wanted and there is none."""
     present = torch.cuda.is_available()
     if wanted == "cuda" and not present:
-        raise JobError("there is no GPU that torch can use here; train with --device cpu")
+        raise FormRefused("there is no GPU that torch can use here; train with --device cpu")
     return torch.device("cuda" if present and wanted != "cpu" else "cpu")
+
+
+def mixed_precision(device: torch.device) -> TrainPrecision:
+    """What `--amp` means on this device: bf16, on a GPU without it fp16."""
+    if device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bf16"
+    return "fp16"
 
 
 def seeded(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
@@ -112,37 +125,44 @@ def _threads_for(network: nn.Module) -> Iterator[None]:
 
 
 class Trainer:
-    """One network on one device, by `plan`. `records` are the epochs that are done, `kept` the best of them."""
+    """One network on one device, by `plan`. `records` are the epochs that are done, `kept` the best of them.
+
+    Raises FormRefused where torch compiles nothing here.
+    """
 
     def __init__(self, network: nn.Module, plan: FitPlan, device: torch.device) -> None:
         self.plan = plan
         self._device = device
         self._on_gpu = device.type == "cuda"
-        self._layout = torch.channels_last if self._on_gpu else torch.contiguous_format
+        self._layout = torch.channels_last if plan.channels_last else torch.contiguous_format
         self._network = network.to(device).to(memory_format=self._layout)
         self._mean = torch.tensor(plan.mean, device=device).reshape(1, -1, 1, 1)
         self._std = torch.tensor(plan.std, device=device).reshape(1, -1, 1, 1)
-        self._amp_dtype = _amp_dtype(plan, device)
+        self._amp_dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[plan.precision]
         self._scaler = torch.amp.GradScaler(device.type, enabled=self._amp_dtype == torch.float16)
         self._optimizer = _optimizer(self._network, plan)
         self._generator = torch.Generator().manual_seed(plan.seed)
         weight = None if plan.class_weights is None else torch.tensor(plan.class_weights, device=device)
         self._loss = nn.CrossEntropyLoss(weight, label_smoothing=plan.label_smoothing)
         self._average = None if plan.ema_decay is None else _average(self._network, plan.ema_decay)
+        # The network itself is what is measured, averaged and written, so names and results are those of any run.
+        self._learner: Callable[..., Any] = _compiled(self._network) if plan.is_compiled else self._network
+        self._has_stepped = False
         self._dropout_state: dict[str, Tensor] = {}
         self._energy = EnergyMeter(device)
         self.records: list[EpochRecord] = []
         self.kept: KeptEpoch | None = None
 
     @property
-    def precision(self) -> str:
-        """The precision of the forward pass: "fp32", "bf16" or "fp16"."""
-        return {None: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[self._amp_dtype]
+    def layout(self) -> Layout:
+        """How pictures and weights lie in memory."""
+        return "channels_last" if self.plan.channels_last else "contiguous"
 
     def fit(self, training: Feed, validation: Feed | None, on_epoch: Callable[[EpochRecord], None]) -> None:
         """Learns for all epochs that are not done, and tells of each, after `kept` is up to date.
 
-        Raises JobError when the loss is no longer a number or the GPU's memory does not suffice.
+        Raises FormRefused when the loss is no longer a number, the GPU's memory does not suffice, or the network does
+        not compile.
         """
         with _threads_for(self._network), self._dropout_apart():
             steps = math.ceil(len(training.labels) / self.plan.batch_size)
@@ -151,11 +171,11 @@ class Trainer:
                 try:
                     record = self._measured(epoch, training, validation, schedule)
                 except torch.OutOfMemoryError as error:
-                    raise JobError(
+                    raise FormRefused(
                         f"batches of {self.plan.batch_size} exceed the GPU's memory; lower --batch-size"
                     ) from error
                 if not math.isfinite(record.loss):
-                    raise JobError(f"training diverged in epoch {epoch + 1}; lower --lr {self.plan.learning_rate:g}")
+                    raise FormRefused(f"training diverged in epoch {epoch + 1}; lower --lr {self.plan.learning_rate:g}")
                 if self.kept is None or record.is_better_than(self.kept.record):
                     self.kept = KeptEpoch(record, _on_host(self._answering.state_dict()))
                 self.records.append(record)
@@ -255,14 +275,29 @@ class Trainer:
         total = torch.zeros((), device=self._device)
         for batch in training.batches(order):
             pixels, wanted = self._on_device(batch)
-            total += self._step(pixels, wanted) * len(wanted)
+            # To compile once more for the smaller batch at the end would cost more than that one step does.
+            network = self._learner if len(wanted) == min(self.plan.batch_size, images) else self._network
+            total += self._first_step(network, pixels, wanted) * len(wanted)
             schedule.step()
         return total.item() / images
 
-    def _step(self, pixels: Tensor, wanted: Tensor) -> Tensor:
+    def _first_step(self, network: Callable[..., Any], pixels: Tensor, wanted: Tensor) -> Tensor:
+        """A step; the first with a compiled network is what compiles it, and nearly all that can fail in it is that."""
+        if self._has_stepped or network is self._network:
+            return self._step(network, pixels, wanted)
+        try:
+            loss = self._step(network, pixels, wanted)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, OSError) as error:
+            raise _does_not_compile(error) from error
+        self._has_stepped = True
+        return loss
+
+    def _step(self, network: Callable[..., Any], pixels: Tensor, wanted: Tensor) -> Tensor:
         inputs = self._normalised(distort(pixels, self._generator, mirror=self.plan.mirror))
         with self._autocast():
-            loss = self._loss_of(self._network(inputs), wanted)
+            loss = self._loss_of(network(inputs), wanted)
         self._optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(self._scaler.scale(loss))
         self._scaler.step(self._optimizer)
@@ -325,12 +360,21 @@ def _average(network: nn.Module, decay: float) -> AveragedModel:
     return AveragedModel(network, multi_avg_fn=average, use_buffers=True)
 
 
-def _amp_dtype(plan: FitPlan, device: torch.device) -> torch.dtype | None:
-    if not plan.mixed_precision:
-        return None
-    if device.type != "cuda":
-        return torch.bfloat16
-    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+def _compiled(network: nn.Module) -> Callable[..., Any]:
+    """Shares all parameters with `network`. Compiled for one size of batch, at its first call."""
+    # torch counts what it compiled of a class, and after some networks runs further ones uncompiled without a word.
+    torch.compiler.reset()
+    try:
+        compiled: Callable[..., Any] = torch.compile(network, dynamic=False)
+    except RuntimeError as error:  # not on this platform, or not with this Python
+        raise _does_not_compile(error) from error
+    return compiled
+
+
+def _does_not_compile(error: Exception) -> FormRefused:
+    # After the first paragraph torch tells how to have more told.
+    why = " ".join(str(error).strip().split("\n\n")[0].split())[:_MOST_OF_A_REASON] or type(error).__name__
+    return FormRefused(f"torch.compile does not work here: {why}; train without it")
 
 
 def _optimizer(network: nn.Module, plan: FitPlan) -> torch.optim.Optimizer:

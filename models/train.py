@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -27,16 +27,19 @@ from convoy.models.checkpoint import (
     write_whole,
 )
 from convoy.models.datasets import load
-from convoy.models.errors import JobError, UsageError
+from convoy.models.errors import FormRefused, JobError, UsageError
 from convoy.models.samples import Dataset
-from convoy.models.train_options import Optimizer, TrainOptions, refuse_unknown
+from convoy.models.train_options import Layout, Optimizer, TrainOptions, TrainPrecision
 from convoy.models.training.epochs import EpochRecord
 from convoy.models.training.held_out import hold_out
 from convoy.models.training.log import EpochLog, refuse_no_tensorboard
 from convoy.models.training.page import TrainingStory, render
 from convoy.models.training.schedule import WARM_UP_SHARES
+from convoy.models.training.variants import TrainingVariant, parse_variants
 
 if TYPE_CHECKING:
+    import torch
+
     from convoy.models.fit import FitPlan, Trainer
     from convoy.models.training.networks import InitialNetwork
     from convoy.models.training.split_data import SplitData
@@ -74,7 +77,7 @@ class TrainProgress:
 @dataclass(frozen=True, slots=True)
 class TrainResult:
     """What came out. Accuracy, in the header, is a fraction; `epoch_s` is the median over the epochs, `total_s`
-    includes reading the images. `precision` is "fp32", "bf16" or "fp16"; `skipped` names broken images.
+    includes reading the images. `precision` is that of the forward pass; `skipped` names broken images.
 
     `out` is where the weights lie, those of `kept`, the best of `epochs`. Fewer of them than were planned were done
     where the run was interrupted. `images_by_class` are those to learn from, by label. `page` shows it all.
@@ -85,7 +88,9 @@ class TrainResult:
     total_s: float
     epoch_s: float
     device: str
-    precision: str
+    precision: TrainPrecision
+    layout: Layout
+    is_compiled: bool
     skipped: tuple[str, ...]
     epochs: tuple[EpochRecord, ...]
     kept: EpochRecord
@@ -95,10 +100,10 @@ class TrainResult:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceComparison:
-    """One row of a comparison: what came out on this device, or one line on why nothing did."""
+class Compared:
+    """One row of a comparison: what came out of this variant, or one line on why nothing did."""
 
-    device: str
+    variant: TrainingVariant
     result: TrainResult | None
     unavailable: str | None
 
@@ -110,8 +115,9 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
     """Trains, measures the best epoch on the test part and writes the checkpoint to `options.out`.
 
     On a CPU the same seed, thread count and torch version give the same weights, whether or not the run was interrupted
-    and resumed. Raises UsageError for a data set that is not there, JobError when torch or the device is missing,
-    images are missing or broken, training diverges, or a file cannot be written. An interrupt before the first epoch is
+    and resumed. Raises UsageError for a data set that is not there, FormRefused when the device is missing, training
+    diverges, or the network does not compile or fit into memory, JobError when torch is missing, images are missing or
+    broken, or a file cannot be written. An interrupt before the first epoch is
     done leaves no file; a later one ends the training, and the best epoch until then comes out.
     """
     started_s = time.perf_counter()
@@ -126,12 +132,10 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
     dataset = load(options.dataset, options.data_root)
     initial = _initial_network(options, dataset.labels, report)
     data = _split_data(options, dataset, initial, report)
-    if options.amp and device.type == "cpu" and not _has_bf16():
-        _tell(
-            report,
-            "this processor has no instructions for BF16, which --amp computes in; it may be slower than without",
-        )
-    trainer = fit.Trainer(initial.network, _plan(options, data, initial, device.type), device)
+    plan = _plan(options, data, initial, device)
+    if plan.precision == "bf16" and device.type == "cpu" and not _has_bf16():
+        _tell(report, "this processor has no instructions for BF16, so that may be slower than without")
+    trainer = fit.Trainer(initial.network, plan, device)
     unfinished = UnfinishedFile(options.beside("resume"), _asked(options, data, initial))
     _take_up(trainer, unfinished, options, report)
     log = EpochLog(options.beside("csv") if options.log else None, options.tensorboard, trainer.records)
@@ -158,7 +162,9 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
         total_s=time.perf_counter() - started_s,
         epoch_s=statistics.median(record.epoch_s for record in trainer.records),
         device=device.type,
-        precision=trainer.precision,
+        precision=plan.precision,
+        layout=trainer.layout,
+        is_compiled=plan.is_compiled,
         skipped=data.skipped,
         epochs=tuple(trainer.records),
         kept=kept.record,
@@ -171,35 +177,28 @@ def train(options: TrainOptions, report: Report = lambda progress: None) -> Trai
 
 
 def compare(
-    options: TrainOptions, devices: Sequence[str], report: Report = lambda progress: None
-) -> tuple[DeviceComparison, ...]:
-    """Trains once on each of `devices` ("cpu", "cuda"), everything else equal.
+    options: TrainOptions, variants: Sequence[str], report: Report = lambda progress: None
+) -> tuple[Compared, ...]:
+    """Trains each of `variants`, such as "cpu" and "cuda:fp16:compiled", once, everything else equal.
 
-    A device that is not there gives a row that says so. The checkpoint that stays is that of the last device
-    that trained. Raises as `train` does, and JobError when no device trained.
+    One that cannot be trained here gives a row that says why. The checkpoint that stays is that of the last one that
+    trained. Raises UsageError for what is no variant, JobError when none trained, and as `train` does.
     """
-    for name in devices:
-        refuse_unknown("--compare", name, ("cpu", "cuda"))
-    if not devices:
-        raise UsageError("--compare needs devices, for example cpu,cuda")
+    wanted = parse_variants(variants)
     if options.resume:
-        raise UsageError("--compare trains from the first epoch on each device; leave --resume out")
-    _require_torch()
-    from convoy.models import fit
-
+        raise UsageError("--compare trains each variant from the first epoch; leave --resume out")
     rows = []
-    for name in devices:
+    for variant in wanted:
         try:
-            fit.choose_device(name)
-        except JobError as error:
-            rows.append(DeviceComparison(name, None, str(error)))
+            result = train(variant.options(options), report)
+        except FormRefused as error:
+            rows.append(Compared(variant, None, str(error)))
             continue
-        result = train(replace(options, device="cuda" if name == "cuda" else "cpu"), report)
         if result.is_interrupted:
             raise KeyboardInterrupt
-        rows.append(DeviceComparison(name, result, None))
+        rows.append(Compared(variant, result, None))
     if all(row.result is None for row in rows):
-        raise JobError(f"none of {', '.join(devices)} can train here: {rows[0].unavailable}")
+        raise JobError(f"none of {', '.join(map(str, wanted))} can train here: {rows[0].unavailable}")
     return tuple(rows)
 
 
@@ -276,9 +275,11 @@ def default_rate(options: TrainOptions) -> float:
     return LEARNING_RATES[options.optimizer] * (0.1 if is_tuned else 1)
 
 
-def _plan(options: TrainOptions, data: SplitData, initial: InitialNetwork, device: str) -> FitPlan:
+def _plan(options: TrainOptions, data: SplitData, initial: InitialNetwork, device: torch.device) -> FitPlan:
     from convoy.models import fit
 
+    is_gpu = device.type == "cuda"
+    is_mixed = is_gpu if options.amp is None else options.amp
     image = data.image
     is_small = image.height * image.width <= _SMALL_IMAGE_PIXELS
     return fit.FitPlan(
@@ -288,7 +289,7 @@ def _plan(options: TrainOptions, data: SplitData, initial: InitialNetwork, devic
         evaluation_batch=_EVALUATION_BATCH if is_small else options.batch_size,
         epochs=options.epochs,
         seed=options.seed,
-        mixed_precision=device == "cuda" if options.amp is None else options.amp,
+        precision=options.precision or (fit.mixed_precision(device) if is_mixed else "fp32"),
         mirror=options.dataset in _MIRRORED_SOURCES,
         mean=image.mean,
         std=image.std,
@@ -299,6 +300,8 @@ def _plan(options: TrainOptions, data: SplitData, initial: InitialNetwork, devic
         ema_decay=options.ema,
         class_weights=None if options.class_weights == "none" else balanced(data.images_by_class),
         trained=initial.learns,
+        channels_last=is_gpu if options.channels_last is None else options.channels_last,
+        is_compiled=options.compile,
     )
 
 
@@ -356,6 +359,8 @@ def _write_page(result: TrainResult) -> None:
         kept=result.kept,
         images_by_class=result.images_by_class,
         device=result.device,
+        layout=result.layout,
+        is_compiled=result.is_compiled,
         total_s=result.total_s,
     )
     write_whole(result.page, render(story).encode())
@@ -395,7 +400,7 @@ def _header(
             epochs_done=len(trainer.records),
             best_epoch=kept.epoch,
             validation_accuracy=kept.validation_accuracy,
-            precision=trainer.precision,
+            precision=plan.precision,
             optimizer=plan.optimizer,
             learning_rate=plan.learning_rate,
             batch_size=plan.batch_size,

@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import statistics
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from convoy.models.errors import JobError
 from convoy.models.page.axis import number
-from convoy.models.train import DeviceComparison, Report, TrainProgress, TrainResult, compare, train
+from convoy.models.train import Compared, Report, TrainProgress, TrainResult, compare, train
 from convoy.models.train_options import TrainOptions
 from convoy.models.training import words
 from convoy.models.training.epochs import EpochRecord
+from convoy.models.training.variants import TrainingVariant
 
 
-def run(options: TrainOptions, devices: tuple[str, ...] | None, console: Console) -> None:
-    """Train once, or once on each of `devices`. Raises UsageError, and JobError for a job that cannot be done or was
+def run(options: TrainOptions, variants: tuple[str, ...] | None, console: Console) -> None:
+    """Train once, or each of `variants` once. Raises UsageError, and JobError for a job that cannot be done or was
     interrupted; the best epoch until then is kept."""
     try:
         with _bars(console) as bars:
-            if devices is None:
+            if variants is None:
                 result = train(options, _reporter(bars))
                 comparison = None
             else:
-                comparison = compare(options, devices, _reporter(bars))
+                comparison = compare(options, variants, _reporter(bars))
     except KeyboardInterrupt:
         raise JobError(f"interrupted; nothing was written to {options.out}; run the command again") from None
     if comparison is not None:
@@ -112,25 +115,45 @@ def _seen(last: EpochRecord | None) -> str:
     return f"loss {last.loss:.4f}{right}"
 
 
-def comparison_table(rows: tuple[DeviceComparison, ...]) -> Table:
-    """A row for each device; names and figures stay whole on a narrow terminal."""
-    table = Table("device", "precision", "test accuracy", "s / epoch", "total s", "speed")
+def comparison_table(rows: tuple[Compared, ...]) -> Table:
+    """A row for each variant, whole at 80 columns; beneath it stands why one could not be trained."""
+    # Headings are broken where that leaves the figures room.
+    table = Table(*_HEADINGS, box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for column in table.columns:
-        column.no_wrap = column.header != "test accuracy"  # there stands why a device cannot be used
+        column.no_wrap = True
     trained = [row.result for row in rows if row.result is not None]
     for row in rows:
-        if row.result is None:
-            table.add_row(row.device, "-", str(row.unavailable), "-", "-", "-")
-        else:
-            table.add_row(row.device, *_figures(row.result, trained[0]))
+        table.add_row(*(_unavailable(row.variant) if row.result is None else _figures(row.result, trained[0])))
+    reasons = [f"{row.variant}: {row.unavailable}" for row in rows if row.result is None]
+    if reasons:
+        table.caption = Text("\n".join(reasons))
+        table.caption_justify = "left"
     return table
 
 
+_HEADINGS = (
+    *("device", "preci-\nsion", "layout", "com-\npiled", "test\naccuracy", "s /\nepoch", "images\n/ s"),
+    *("peak\nMiB", "energy,\nJ", "speed"),
+)
+
+
+def _unavailable(variant: TrainingVariant) -> tuple[str, ...]:
+    run = {"compiled": "yes", "eager": "no", None: "-"}[variant.run]
+    return (variant.device, variant.precision or "-", variant.layout or "-", run, *["-"] * 6)
+
+
 def _figures(result: TrainResult, first: TrainResult) -> tuple[str, ...]:
+    epochs = result.epochs
+    peak_bytes, energy_j = words.peak_memory_bytes(epochs), words.total_energy_j(epochs)
     return (
+        result.device,
         result.precision,
+        result.layout,
+        "yes" if result.is_compiled else "no",
         f"{100 * result.header.test_accuracy:.2f} %",
-        f"{result.epoch_s:.3f}",
-        f"{result.total_s:.1f}",
-        f"{first.epoch_s / result.epoch_s:.2f}x",
+        number(result.epoch_s),
+        number(statistics.median(one.images_per_s for one in epochs)),
+        words.NOT_KNOWN if peak_bytes is None else number(peak_bytes / 2**20),
+        words.NOT_KNOWN if energy_j is None else number(energy_j),
+        f"{number(first.epoch_s / result.epoch_s)}x",
     )

@@ -18,6 +18,8 @@ from convoy.models.training.schedule import Schedule
 from convoy.models.weights.key import refuse_needless_key
 
 Device = Literal["auto", "cpu", "cuda"]
+TrainPrecision = Literal["fp32", "bf16", "fp16"]
+Layout = Literal["contiguous", "channels_last"]
 Optimizer = Literal["adamw", "sgd"]
 ClassWeights = Literal["none", "balanced"]
 
@@ -35,8 +37,10 @@ class TrainOptions:
     """What to train and how.
 
     `learning_rate` is the peak of the schedule. It, `weight_decay` and `warm_up` are None for what goes with the
-    optimiser and the schedule. `amp` None means mixed
-    precision exactly where there is a GPU. `validation` is a share or a folder. `data_root` None is the user's cache.
+    optimiser and the schedule. `amp` None means mixed precision exactly where there is a GPU, `channels_last` None that
+    layout there; `precision` names the one that `amp` leaves to the device. `compile` is of the steps that learn: what
+    is measured and written is the network itself. `validation` is a share or a folder. `data_root` None is the user's
+    cache.
     Raises UsageError for values out of range.
     """
 
@@ -53,6 +57,14 @@ class TrainOptions:
     freeze: Annotated[bool, Option("Only the head learns; the rest stays as --weights has it.")] = False
     device: Annotated[Device, Option("Where to train.")] = "auto"
     amp: Annotated[bool | None, Option("Mixed precision; by default where there is a GPU. On a CPU bf16.")] = None
+    precision: Annotated[
+        TrainPrecision | None,
+        Option("Instead of --amp: the precision of the forward pass.", words=get_args(TrainPrecision)),
+    ] = None
+    channels_last: Annotated[
+        bool | None, Option("Pictures and weights with their channels side by side; by default where there is a GPU.")
+    ] = None
+    compile: Annotated[bool, Option("Compile the network for learning, by torch.compile.")] = False
     optimizer: Annotated[Optimizer, Option("How weights are stepped.")] = "adamw"
     learning_rate: Annotated[
         float | None, Option("Peak learning rate; by default the optimiser's own.", name="--lr")
@@ -99,6 +111,10 @@ class TrainOptions:
         if self.freeze and self.weights is None:
             raise UsageError("--freeze keeps what --weights brings; pass --weights, or leave --freeze out")
         refuse_unknown("--device", self.device, get_args(Device))
+        if self.precision is not None:
+            refuse_unknown("--precision", self.precision, get_args(TrainPrecision))
+            if self.amp is not None:
+                raise UsageError(f"--precision {self.precision} says all that --amp does; leave one of the two out")
         refuse_unknown("--optimizer", self.optimizer, get_args(Optimizer))
         refuse_unknown("--schedule", self.schedule, get_args(Schedule))
         refuse_unknown("--class-weights", self.class_weights, get_args(ClassWeights))

@@ -35,6 +35,8 @@ class TrainingStory:
     kept: EpochRecord
     images_by_class: Sequence[int]
     device: str
+    layout: str
+    is_compiled: bool
     total_s: float
 
 
@@ -55,7 +57,7 @@ def render(story: TrainingStory) -> str:
 
 def _head(story: TrainingStory) -> Element:
     header, training = story.header, story.training
-    where = f"on {story.device} in {training.precision}"
+    where = f"on {story.device} in {training.precision}, {story.layout}{', compiled' if story.is_compiled else ''}"
     what = f"{header.architecture} on {header.dataset}, {len(header.labels)} classes; {where}"
     return element("header", element("h1", f"{story.out.stem}: training"), element("p", what, class_="lead"))
 

@@ -126,6 +126,12 @@ def test_help_names_no_default_that_is_empty() -> None:
         ("config show --engine steam", 2, "--engine"),
         ("train digits --out here.txt", 2, "safetensors"),
         ("train digits --out here.safetensors --device tpu", 2, "--device tpu"),
+        (
+            "train digits --out here.safetensors --compare cpu:int8",
+            2,
+            "fp32|bf16|fp16, contiguous|channels_last, eager|",
+        ),
+        ("train digits --out here.safetensors --compare cpu,,cuda", 2, "use cpu or cuda, and after colons fp32|"),
         ("export zoo:simple_cnn", 2, "--name is missing"),
         ("build nothing --store nowhere", 2, "nowhere"),
         ("batch digits nowhere.png --out out", 2, "nowhere.png"),

@@ -53,6 +53,8 @@ def test_only_variables_that_nobody_reads_are_unknown(readers: dict[str, set[str
 def test_what_means_something_else_has_the_commands_name(readers: dict[str, set[str]]) -> None:
     assert readers["CONVOY_MAX_BATCH"] == {"serve"}
     assert readers["CONVOY_EXPORT_MAX_BATCH"] == {"export"}
+    assert readers["CONVOY_TRAIN_PRECISION"] == {"train"}
+    assert "train" not in readers["CONVOY_PRECISION"]
     assert readers["CONVOY_DOCTOR_JSON"] == {"doctor"}
     assert readers["CONVOY_LOADTEST_JSON"] == {"loadtest"}
     assert "CONVOY_JSON" not in readers

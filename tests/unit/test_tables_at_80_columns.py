@@ -18,8 +18,10 @@ from rich.console import Console
 from convoy.app.commands.predict import predict
 from convoy.app.edge.scores import Prediction
 from convoy.app.python.records import Classification
-from convoy.models.train import DeviceComparison
+from convoy.models.train import Compared
 from convoy.models.train_command import comparison_table
+from convoy.models.training.epochs import EpochRecord
+from convoy.models.training.variants import parse_variants
 
 
 def narrow() -> Console:
@@ -53,14 +55,42 @@ def test_a_long_name_of_an_image_has_a_line_of_its_own() -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_devices_that_cannot_be_used_keep_their_names() -> None:
+def trained(variant: str, epoch_s: float, energy_j: float | None) -> Compared:
+    (asked,) = parse_variants([variant])
+    epoch = EpochRecord(1, 0.1, 0.5, None, None, epoch_s, 48_000 / epoch_s, 12_345 << 20, energy_j)
+    result: Any = SimpleNamespace(
+        header=SimpleNamespace(test_accuracy=1.0),
+        epochs=[epoch],
+        epoch_s=epoch_s,
+        device=asked.device,
+        precision=asked.precision,
+        layout=asked.layout,
+        is_compiled=asked.run == "compiled",
+    )
+    return Compared(asked, result, None)
+
+
+def test_a_comparison_has_all_figures_and_says_why_one_could_not_be_trained() -> None:
     console = narrow()
     why = "no usable NVIDIA driver: cudaGetDeviceCount: CUDA driver version is insufficient for CUDA runtime version"
-    console.print(comparison_table(tuple(DeviceComparison(name, None, why) for name in ("cpu", "cuda:15"))))
+    rows = [
+        trained("cpu:fp32:contiguous:eager", 1234.5, None),
+        trained("cuda:fp16:channels_last:compiled", 1.234, 98_765.0),
+        *(Compared(variant, None, why) for variant in parse_variants(["cuda", "cuda:fp16:channels_last:compiled"])),
+    ]
+    console.print(comparison_table(tuple(rows)))
     shown = text_of(console)
-    assert "cuda:15" in shown
-    assert "\u2026" not in shown
     assert max(map(len, shown.splitlines())) <= 80
+    figures = [line.split() for line in shown.splitlines() if line.startswith(("cpu ", "cuda "))]
+    assert figures == [
+        ["cpu", "fp32", "contiguous", "no", *["100.00", "%", "1,234", "38.9", "12,345", "not", "known", "1x"]],
+        ["cuda", "fp16", "channels_last", "yes", *["100.00", "%", "1.23", "38,898", "12,345", "98,765", "1,000x"]],
+        ["cuda", *"-" * 9],
+        ["cuda", "fp16", "channels_last", "yes", *"-" * 6],
+    ]
+    assert f"cuda: {why}" in " ".join(shown.split())
+    assert f"cuda:fp16:channels_last:compiled: {why}" in " ".join(shown.split())
+    assert "\u2026" not in shown
 
 
 def test_on_a_terminal_a_long_value_of_an_option_has_a_line_of_its_own() -> None:

@@ -62,7 +62,18 @@ def story(epochs: list[EpochRecord], kept: int, planned: int) -> TrainingStory:
         test_accuracy=0.9,
         training=training,
     )
-    return TrainingStory(Path("pets.safetensors"), header, training, epochs, epochs[kept - 1], (7, 3), "cpu", 9.0)
+    return TrainingStory(
+        out=Path("pets.safetensors"),
+        header=header,
+        training=training,
+        epochs=epochs,
+        kept=epochs[kept - 1],
+        images_by_class=(7, 3),
+        device="cpu",
+        layout="channels_last",
+        is_compiled=True,
+        total_s=9.0,
+    )
 
 
 def text_of(html: str) -> str:
@@ -128,6 +139,7 @@ def test_the_page_tells_the_story_and_escapes_it() -> None:
     text = text_of(html)
     assert "<cat>" not in html
     assert "90.00 %" in text
+    assert "on cpu in fp32, channels_last, compiled" in text
     assert "2 of 3" in text
     assert "80.00 % of 10 validation images" in text
     assert "not known" in text  # energy

@@ -126,7 +126,7 @@ def test_the_recipe_is_what_torch_computes_with_these_numbers(folder: Path) -> N
     network = fit.seeded(0, lambda: zoo.create("simple_cnn", 2))
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     plan = fit.FitPlan(
-        "sgd", 0.1, 8, 8, 1, 0, False, False, (0.5,) * 3, (0.5,) * 3, 0.01, 0.2, "step", 0.0, 0.5, (1.0, 3.0)
+        "sgd", 0.1, 8, 8, 1, 0, "fp32", False, (0.5,) * 3, (0.5,) * 3, 0.01, 0.2, "step", 0.0, 0.5, (1.0, 3.0)
     )
     trainer = fit.Trainer(network, plan, torch.device("cpu"))
     gradients: dict[str, torch.Tensor] = {}
