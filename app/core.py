@@ -39,7 +39,7 @@ from convoy.app.submission.refusals import no_room, refused
 from convoy.app.submission.shared_memory import SharedMemory
 from convoy.app.telemetry.call_recorder import CallRecorder
 from convoy.app.telemetry.gpu_metrics import GpuWatch
-from convoy.app.telemetry.metrics import EngineMetrics, Metrics, TritonMetrics
+from convoy.app.telemetry.metrics import EngineMetrics, Metrics, ShapeMetrics, TritonMetrics
 from convoy.app.telemetry.process_metrics import ProcessMetrics
 from convoy.app.tracing.starting import CLOSING_S, Tracing
 from convoy.app.version import VERSION
@@ -138,7 +138,7 @@ class Core(OpenCalls):
         self._watch_whole()
         engines, triton = EngineMetrics(catalog.served), TritonMetrics(catalog.served, scheduler.waiting_samples)
         processes = ProcessMetrics(lambda: {"core": os.getpid(), **self.other_processes()})
-        for collector in (engines, triton, self.gpus, processes):
+        for collector in (engines, ShapeMetrics(catalog.served), triton, self.gpus, processes):
             metrics.registry.register(collector)
 
     # Life

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich import box
@@ -20,7 +21,9 @@ from convoy.models.bundle import (
     BUSY_MARK,
     ON_CPU,
     REPORT,
+    Interval,
     LatencyPoint,
+    LatencyTable,
     Manifest,
     Roofline,
     Variant,
@@ -32,6 +35,10 @@ from convoy.models.errors import BundleError, JobError, NotFetched, UsageError
 from convoy.models.store import DEMO_STORE, Store, StoredVersion, is_name, is_version
 
 _MOST_NAMES = 4
+# Of a terminal as nobody has made it wider.
+_COLUMNS = 80
+# A metric of a longer name would widen the table; the reasons below it name it.
+_WIDEST_METRIC = 8
 
 
 def run(place: str | None, name: str | None, console: Console) -> int:
@@ -142,24 +149,40 @@ def _title(version: StoredVersion, rest: str) -> Text:
 
 
 def variants_table(manifest: Manifest) -> Table:
-    """One row per variant, in less than 80 columns.
+    """One row per variant, in no more than 80 columns.
 
     `lost` is points of top-1, or of another score, with the bound that they are below with 95 % confidence; the
-    speed-up has its interval.
+    speed-up has its interval; where figures are long, columns come closer and digits go.
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    metric = manifest.metric if len(manifest.metric) <= _WIDEST_METRIC else "score"
+    headings = "variant", "serves", metric, "lost (95 %)", "ms b=1", "best/s", "times fp32"
+    for gap, ratio in _FORMS:
+        cells = [(_serves(manifest, one), *_accuracy(one), *_speed(one, ratio)) for one in manifest.variants]
+        rows = [(name[: _longest_name(manifest)], *own) for name, own in zip(_names_of(manifest), cells, strict=True)]
+        if _width(headings, rows, gap) <= _COLUMNS:
+            break
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), show_edge=False)
     # A name of ours stays whole, even where figures are long; a longer one, of somebody else's bundle, is folded.
-    table.add_column("variant", overflow="fold", min_width=_longest_name(manifest))
-    for heading in ("serves", manifest.metric, "lost (95 %)", "ms b=1", "best/s", "times fp32"):
+    table.add_column(headings[0], overflow="fold", min_width=_longest_name(manifest))
+    for heading in headings[1:]:
         table.add_column(heading, justify="right", no_wrap=True)
-    for variant in manifest.variants:
-        table.add_row(escape(variant.file), _serves(manifest, variant), *_accuracy(variant), *_speed(variant))
+    for name, own in zip(_names_of(manifest), cells, strict=True):
+        table.add_row(escape(name), *own)
     return table
 
 
+def _width(headings: Sequence[str], rows: Sequence[Sequence[str]], gap: int = 2) -> int:
+    """Of a table that folds nothing, with so much room between columns."""
+    columns = zip(headings, *rows, strict=True)
+    return sum(gap + max(Text.from_markup(cell).cell_len for cell in column) for column in columns) - 1
+
+
+def _names_of(manifest: Manifest) -> list[str]:
+    return [variant.file for variant in manifest.variants]
+
+
 def _longest_name(manifest: Manifest) -> int:
-    names = [variant.file for variant in manifest.variants]
-    return min(max(map(len, names), default=0), len("int8-openvino.onnx"))
+    return min(max(map(len, _names_of(manifest)), default=0), len("int8-openvino.onnx"))
 
 
 def _serves(manifest: Manifest, variant: Variant) -> str:
@@ -179,18 +202,44 @@ def _accuracy(variant: Variant) -> tuple[str, str]:
     return accuracy.in_words, lost
 
 
-def _speed(variant: Variant) -> tuple[str, str, str]:
+def _speed(variant: Variant, ratio: Callable[[Interval], str]) -> tuple[str, str, str]:
     latency = variant.latency
     if latency is None:
         return "-", "-", "-"
-    gain = latency.speedup
-    ratio = f"{_times(gain.median)} ({_times(gain.low)}-{_times(gain.high)})" if gain else "-"
-    first = f"{latency.points[0].median_ms:.4g}{BUSY_MARK * latency.points[0].is_of_busy_machine}"
-    return first, f"{1e3 / best_per_sample_ms(latency):,.0f}", f"{ratio}{BUSY_MARK * latency.is_of_busy_machine}"
+    first, gain = latency.points[0], latency.speedup
+    mark = BUSY_MARK * latency.is_of_busy_machine
+    return (
+        f"{_three_digits(first.median_ms)}{BUSY_MARK * first.is_of_busy_machine}",
+        f"{1e3 / best_per_sample_ms(latency):,.0f}",
+        f"{ratio(gain)}{mark}" if gain else "-",
+    )
+
+
+def _ratio_in_full(gain: Interval) -> str:
+    return f"{_times(gain.median)} ({_times(gain.low)}-{_times(gain.high)})"
+
+
+def _ratio_in_short(gain: Interval) -> str:
+    return f"{gain.median:.1f} ({gain.low:.1f}-{gain.high:.1f})"
+
+
+def _ratio_alone(gain: Interval) -> str:
+    return _times(gain.median)
+
+
+# How far columns are apart, and how the speed-up is written: the first that has room.
+_FORMS: tuple[tuple[int, Callable[[Interval], str]], ...] = (
+    *((2, _ratio_in_full), (2, _ratio_in_short)),
+    *((1, _ratio_in_full), (1, _ratio_in_short), (1, _ratio_alone)),
+)
 
 
 def _times(ratio: float) -> str:
     return f"{ratio:.{2 if ratio < 10 else 1}f}"
+
+
+def _three_digits(figure: float) -> str:
+    return f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}"
 
 
 def _device(manifest: Manifest) -> list[RenderableType]:
@@ -233,30 +282,57 @@ def _names(names: list[str]) -> str:
 
 
 def _latencies(manifest: Manifest) -> list[RenderableType]:
-    """One table for all variants: the median with its 10th and 90th percentile, and the rate."""
+    """Of all variants the median with its 10th and 90th percentile, and the rate; as many beside each other as fit."""
     measured = [(variant, variant.latency) for variant in manifest.variants if variant.latency]
     if not measured:
         return []
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("batch", justify="right")
-    for variant, _ in measured:
-        for heading in (f"{variant.precision} ms", "p10-p90", "per s"):
-            table.add_column(heading, justify="right", no_wrap=True)
-    for index in range(max(len(latency.points) for _, latency in measured)):
-        points = [latency.points[index] for _, latency in measured if index < len(latency.points)]
-        table.add_row(str(points[0].batch_size), *(cell for point in points for cell in _cells(point)))
+    tables: list[RenderableType] = []
+    left = measured
+    while left:
+        count = len(left)
+        while count > 1 and _width(*_latency_cells(left[:count])) > _COLUMNS:
+            count -= 1
+        tables += [Text(), _latency_table(left[:count])]
+        left = left[count:]
     fits = [
         Text(f"{variant.file}: about {latency.fixed_ms:.3g} ms + {latency.per_sample_ms:.3g} ms per sample")
         for variant, latency in measured
         if latency.fixed_ms is not None and latency.per_sample_ms is not None
     ]
-    return [Text(), table, *fits]
+    return [*tables, *fits]
+
+
+def _latency_table(measured: Sequence[tuple[Variant, LatencyTable]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    headings, rows = _latency_cells(measured)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _latency_cells(measured: Sequence[tuple[Variant, LatencyTable]]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows, one for each batch size; "" where a variant was not measured at so many."""
+    headings = ["batch"]
+    for variant, _ in measured:
+        headings += [f"{variant.precision} ms", "p10-p90", "per s"]
+    rows = []
+    for index in range(max(len(latency.points) for _, latency in measured)):
+        points = [latency.points[index] if index < len(latency.points) else None for _, latency in measured]
+        size = next(point.batch_size for point in points if point)
+        rows.append([str(size), *(cell for point in points for cell in (_cells(point) if point else ("", "", "")))])
+    return headings, rows
 
 
 def _cells(point: LatencyPoint) -> tuple[str, str, str]:
     per_s = point.batch_size / point.median_ms * 1e3
     mark = BUSY_MARK * point.is_of_busy_machine
-    return f"{point.median_ms:.3f}{mark}", f"{point.p10_ms:.3g}-{point.p90_ms:.3g}", f"{per_s:,.0f}"
+    return (
+        f"{point.median_ms:.3f}{mark}",
+        f"{_three_digits(point.p10_ms)}-{_three_digits(point.p90_ms)}",
+        f"{per_s:,.0f}",
+    )
 
 
 def _files(manifest: Manifest) -> list[RenderableType]:

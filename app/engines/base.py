@@ -57,6 +57,31 @@ class EngineInfo:
         return is_cpu(self.device)
 
 
+@dataclass(frozen=True, slots=True)
+class WarmShapes:
+    """What an engine holds for a model whose sizes are free: a client chooses them, so all of it has a limit.
+
+    `warm` combinations of shapes are remembered with how they run, `limit` at most. `buffer_bytes` is the memory that
+    batches are gathered into and known outputs land in, `buffer_limit_bytes` what is kept of it at most.
+    `run_limit_bytes` is what a run of the usual size is expected to take beside that; 0 where it was too little to see.
+    """
+
+    warm: int
+    limit: int
+    buffer_bytes: int
+    buffer_limit_bytes: int
+    run_limit_bytes: int
+
+    def __add__(self, other: WarmShapes) -> WarmShapes:
+        return WarmShapes(
+            self.warm + other.warm,
+            self.limit + other.limit,
+            self.buffer_bytes + other.buffer_bytes,
+            self.buffer_limit_bytes + other.buffer_limit_bytes,
+            self.run_limit_bytes + other.run_limit_bytes,
+        )
+
+
 class Part(NamedTuple):
     """One request's share of a batch: views of its bytes, nothing owned. BYTES are in their packed form.
 
@@ -100,6 +125,10 @@ class Engine(ABC):
     def whole_shape(self, spec: TensorSpec, samples: int) -> tuple[int, ...]:
         """A tensor's shape in a batch. Free sizes, of which only a request tells, are those of the spec's example."""
         return (samples, *spec.drawn_shape) if self.batched else spec.drawn_shape
+
+    def warm_shapes(self) -> WarmShapes | None:
+        """What is held for free sizes now; None where all sizes are fixed. Comes from any thread, beside `run`."""
+        return None
 
     def page_lock(self, memory: memoryview) -> bool:
         """Lock the block that parts will lie in, if a device could then read it by itself; whether it is locked.

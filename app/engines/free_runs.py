@@ -59,6 +59,11 @@ class FreeRuns:
         if self._more_bytes >= _TELLING_BYTES:
             self._per_byte = max(self._per_byte, grown / self._more_bytes)
 
+    @property
+    def usual_run_bytes(self) -> int:
+        """What a run of `usual_bytes` is expected to take beside them; 0 where the warm-up took too little to tell."""
+        return int(self._per_byte * self.usual_bytes)
+
     def groups(self, parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
         """The parts in their order, as many together as are usual, and at least one."""
         start, nbytes = 0, 0

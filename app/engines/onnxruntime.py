@@ -53,6 +53,9 @@ class OnnxRuntimeCpuEngine(StagedEngine):
     def _forget(self) -> None:
         self._bindings.clear()
 
+    def _remembered(self) -> int:
+        return len(self._bindings)
+
     def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
         if self._has_strings:
             return self._execute_unbound(shapes)

@@ -98,6 +98,9 @@ class OpenVinoEngine(StagedEngine):
         self._bindings.clear()
         self._now = None
 
+    def _remembered(self) -> int:
+        return len(self._bindings)
+
     def _execute(self, shapes: Shapes, samples: int) -> list[Landed]:
         bound = self._bindings.get(shapes) or self._bind(shapes, samples)
         try:

@@ -18,7 +18,7 @@ import numpy as np
 
 from convoy.app.batch import BatchResult, EngineFailure, StageTimes
 from convoy.app.engines import cpu
-from convoy.app.engines.base import CPU, Engine, EngineInfo, Part
+from convoy.app.engines.base import CPU, Engine, EngineInfo, Part, WarmShapes
 from convoy.app.engines.delivery import Landed, scatter
 from convoy.app.engines.free_runs import FreeRuns
 from convoy.app.engines.memory import Growth, check_batch
@@ -139,6 +139,24 @@ class StagedEngine(Engine):
     @abstractmethod
     def _forget(self) -> None:
         """A buffer moved: nothing that points to one holds any more."""
+
+    @abstractmethod
+    def _remembered(self) -> int:
+        """Of how many combinations of shapes it is kept how they run."""
+
+    def warm_shapes(self) -> WarmShapes | None:
+        free = self._free_runs
+        if free is None:
+            return None
+        outputs = sum([len(staging.memory) for staging in self._staging_out])
+        return WarmShapes(
+            warm=self._remembered(),
+            limit=MOST_SHAPES,
+            buffer_bytes=outputs + sum([len(staging.memory) for staging in self._staging_in]),
+            # Each input by itself may have had all of a usual batch.
+            buffer_limit_bytes=outputs + len(self.inputs) * free.usual_bytes,
+            run_limit_bytes=free.usual_run_bytes,
+        )
 
     def warm_up(self) -> None:
         for samples in Growth(self.info.batch_sizes[-1]).sizes():

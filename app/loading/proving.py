@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from convoy.app.batch import EngineFailure, FailureScope
-from convoy.app.engines.base import Engine, EngineInfo
+from convoy.app.engines.base import Engine, EngineInfo, WarmShapes
 from convoy.app.engines.jobs import NotProved
 from convoy.app.engines.measure import Pace, Rounds, batch_knots, run_in_turns
 from convoy.app.engines.speedup import is_beyond_doubt, paired_speedup
@@ -44,6 +44,11 @@ class ProvedEngine:
     @property
     def info(self) -> EngineInfo:
         return self.engine.info
+
+    @property
+    def shapes(self) -> WarmShapes | None:
+        """What the engine holds for free sizes."""
+        return self.engine.warm_shapes()
 
 
 @dataclass(frozen=True, slots=True)

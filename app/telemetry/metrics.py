@@ -17,11 +17,12 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from convoy.app.batch import StageTimes
+from convoy.app.engines.base import WarmShapes
 from convoy.app.outcomes import CallEnd, CallOutcome, Refusal
 from convoy.app.scheduling.request import SECOND_NS, ModelKey
 from convoy.app.telemetry.histograms import Distribution, Histogram
 from convoy.app.telemetry.last_minute import BATCH_STAGES, STAGES, MinuteCounts
-from convoy.app.telemetry.observed import Observed
+from convoy.app.telemetry.observed import Observed, shapes_of
 from convoy.app.telemetry.statistics import ModelStatistics
 from convoy.app.tracing.spans import Exemplar
 
@@ -263,6 +264,30 @@ class EngineMetrics(Collector):
             for reason in dict.fromkeys(served.loaded.skipped):
                 add(served, "", "", "", reason, 0)
         return [engines]
+
+
+class ShapeMetrics(Collector):
+    """What the engines of models with free sizes hold for these, read when somebody looks."""
+
+    def __init__(self, served: Callable[[], Iterable[Observed]]) -> None:
+        self._served = served
+
+    def collect(self) -> Iterable[Metric]:
+        families = {name: Metric(name, told, "gauge") for name, told, _ in _SHAPES}
+        for served in self._served():
+            if (held := shapes_of(served.listed)) is None:
+                continue
+            for name, _, read in _SHAPES:
+                families[name].add_sample(name, _model(served), read(held))
+        return families.values()
+
+
+_SHAPES: tuple[tuple[str, str, Callable[[WarmShapes], float]], ...] = (
+    ("convoy_warm_shapes", "Shapes that it is kept of how they run", lambda s: s.warm),
+    ("convoy_warm_shapes_limit", "The most of them; then they begin anew", lambda s: s.limit),
+    ("convoy_shape_buffer_bytes", "Memory that batches of free sizes lie in", lambda s: s.buffer_bytes),
+    ("convoy_shape_buffer_limit_bytes", "The most that is kept of it", lambda s: s.buffer_limit_bytes),
+)
 
 
 class TritonMetrics(Collector):

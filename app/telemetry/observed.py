@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import add
 from typing import Protocol
 
-from convoy.app.engines.base import EngineInfo
+from convoy.app.engines.base import EngineInfo, WarmShapes
 from convoy.app.scheduling.request import ModelKey
 from convoy.app.telemetry.statistics import ModelStatistics
 
@@ -15,6 +17,9 @@ class ObservedEngine(Protocol):
 
     @property
     def info(self) -> EngineInfo: ...
+
+    @property
+    def shapes(self) -> WarmShapes | None: ...
 
     @property
     def reason(self) -> str: ...
@@ -51,3 +56,9 @@ class Observed(Protocol):
     @property
     def listed(self) -> Iterable[ObservedEngine]:
         """The engines that new requests find."""
+
+
+def shapes_of(engines: Iterable[ObservedEngine]) -> WarmShapes | None:
+    """What these hold for free sizes together; None where the sizes are fixed."""
+    held = [shapes for engine in engines if (shapes := engine.shapes) is not None]
+    return reduce(add, held) if held else None

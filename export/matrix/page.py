@@ -15,7 +15,8 @@ _PAGE = Path("export-matrix.md")
 _INTRODUCTION = f"""# What `convoy export` was tried with
 
 Written by `make export-matrix`, which goes on where it stopped. Each row is a command, run in a folder and a process of
-its own with the files that `export/matrix/made` writes there; beside its words it has `{" ".join(COMMON)}`.
+its own with the files that `export/matrix/made` writes there; beside its words it has
+`{" ".join(COMMON)}`, where they do not say otherwise.
 
 - *exact*: exported, and `fp32.onnx` in the serving engine answers as the original does. The relative error of the worst
   sample, at most {MAX_FP32_ERROR:g}, stands beside it. With an asterisk it was also held against answers that the

@@ -22,7 +22,7 @@ from convoy.export.command import export_bundle
 from convoy.export.options import ExportOptions
 from convoy.models.bundle import Bundle, open_bundle
 from tests.support.onnx_models import convolutions
-from tests.support.servers import Server, start_server
+from tests.support.servers import Server, metric, start_server
 
 SIZES = ((40, 40), (64, 33), (17, 96))
 MODELS = ("scores", "maps", "valid", "bare")
@@ -133,6 +133,18 @@ def test_a_picture_far_larger_than_the_others_leaves_no_memory_behind(server, fo
         assert np.allclose(asked(server, "maps", large, "binary"), expected(folder, "maps", large), atol=1e-4)
     # Between its convolutions the network has 96 MiB of it; 36 come in and 48 go out.
     assert own_bytes() - before < 80 << 20, (before, own_bytes())
+
+
+def test_how_many_shapes_are_warm_and_what_they_take_is_told_with_the_limits(server, folder):
+    for size in (*SIZES, (48, 56)):
+        asked(server, "maps", pictures(size), "binary")
+    (told,) = [model["shapes"] for model in server.get("/stats").json()["models"] if model["name"] == "maps"]
+    assert len(SIZES) < told["warm"] <= told["limit"] == 256
+    assert 2 * 3 * 48 * 56 * 4 <= told["buffer_bytes"] <= told["buffer_limit_bytes"] == 1 << 20
+    assert told["run_limit_bytes"] >= 0
+    gauges = "warm_shapes", "warm_shapes_limit", "shape_buffer_bytes", "shape_buffer_limit_bytes"
+    shown = [metric(server, f"convoy_{name}", model="maps", version="1") for name in gauges]
+    assert shown == [told[key] for key in ("warm", "limit", "buffer_bytes", "buffer_limit_bytes")]
 
 
 NETWORKS = """

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import tritonclient.grpc as triton_grpc
 
 from convoy.app.ray.ways import Ways
 from tests.support.metric_table import Shape, documented, shapes, shown
-from tests.support.servers import Server, metric, start_fake_server, wait_until
+from tests.support.onnx_models import convolutions
+from tests.support.servers import Server, metric, start_fake_server, start_server, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -40,15 +42,22 @@ def seen_behind_edges() -> tuple[set[tuple[str, Shape]], str]:
         return look(server), server.get("/metrics").text
 
 
+def seen_of_free_sizes(store: Path) -> set[tuple[str, Shape]]:
+    """What is told of a model whose clients choose the height and width."""
+    convolutions(store / "free" / "1" / "model.onnx")
+    with start_server(store=store) as server:
+        return look(server)
+
+
 def seen_on_ray() -> set[tuple[str, Shape]]:
     """What a replica adds to its core's; real ones are asked in the tests of Ray."""
     return set(shapes(Ways("replica-1").collect()))
 
 
-def test_the_table_has_every_metric_with_its_labels_and_no_other() -> None:
+def test_the_table_has_every_metric_with_its_labels_and_no_other(tmp_path: Path) -> None:
     behind, text = seen_behind_edges()
     seen: defaultdict[str, set[Shape]] = defaultdict(set)
-    for name, shape in seen_alone() | behind | seen_on_ray():
+    for name, shape in seen_alone() | behind | seen_of_free_sizes(tmp_path) | seen_on_ray():
         seen[name].add(shape)
     assert dict(seen) == {name: {shape} for name, shape in documented().items()}
     for process in ("core", "supervisor", "edge_0", "edge_1"):

@@ -10,18 +10,26 @@ import struct
 import subprocess
 import sys
 import termios
+from dataclasses import replace
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from convoy.app.commands.inspect import run
 from convoy.app.commands.predict import predict
 from convoy.app.edge.scores import Prediction
 from convoy.app.python.records import Classification
+from convoy.models.bundle import BUSY_MARK, FileRecord, Interval, Variant, seal
 from convoy.models.train import Compared
 from convoy.models.train_command import comparison_table
 from convoy.models.training.epochs import EpochRecord
 from convoy.models.training.variants import parse_variants
+from tests.unit.report_fixtures import full_manifest
+
+TIMES = "median_ms", "p10_ms", "p90_ms"
 
 
 def narrow() -> Console:
@@ -108,6 +116,47 @@ def test_on_a_terminal_a_long_value_of_an_option_has_a_line_of_its_own() -> None
     assert max(map(len, shown.splitlines())) <= 80
     piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert any(line.startswith("store ") and store.rstrip("/") in line for line in piped)
+
+
+@pytest.mark.parametrize(
+    ("times_slower", "interval"), [(1, (2.35, 2.31, 2.41)), (0.01, (12.34, 11.9, 12.8)), (3000, None)]
+)
+def test_what_is_in_a_store_keeps_its_marks_of_a_busy_machine(tmp_path, times_slower, interval):
+    def busy(variant: Variant, file: str) -> Variant:
+        latency = variant.latency
+        if latency is None:
+            return variant
+        scaled = [
+            replace(point, others_share=0.4, **{name: getattr(point, name) * times_slower for name in TIMES})
+            for point in latency.points
+        ]
+        gain = None if interval is None or latency.speedup is None else Interval(*interval)
+        return replace(variant, file=file, latency=replace(latency, points=tuple(scaled), speedup=gain))
+
+    plain = full_manifest()
+    fp32, int8, fp16 = plain.variants
+    variants = busy(fp32, fp32.file), busy(int8, int8.file), busy(int8, "int8-openvino.onnx"), fp16
+    manifest = replace(plain, variants=variants, objections=("it is random",))
+    folder = tmp_path / "resnet" / "1"
+    folder.mkdir(parents=True)
+    for variant in variants:
+        (folder / variant.file).touch()
+    empty = FileRecord(sha256(b"").hexdigest(), 0)
+    files = {variant.file: empty for variant in variants}
+    (folder / "manifest.json").write_bytes(seal(replace(manifest, files=files)))
+    console = narrow()
+    assert run(str(tmp_path), "resnet", console) == 0
+    lines = [line.rstrip() for line in text_of(console).splitlines()]
+    tables = [line for line in lines if line.startswith((" variant", "variant", "fp32.onnx ", "int8-", " ", "batch"))]
+    assert "\u2026" not in "".join(lines)
+    assert "times fp32" in next(line for line in lines if "best/s" in line)
+    row = next(line for line in lines if line.startswith("fp32.onnx "))
+    assert row.endswith(" -")  # there is no ratio that could carry a mark
+    assert row.count(BUSY_MARK) == 1
+    marks = 1 if interval is None else 2
+    for name in ("int8-cpu.onnx", "int8-openvino.onnx"):
+        assert next(line for line in lines if line.startswith(f"{name} ")).count(BUSY_MARK) == marks
+    assert max(map(len, tables)) <= 80
 
 
 def read(terminal: int) -> str:

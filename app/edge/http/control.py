@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -23,7 +24,7 @@ from convoy.app.edge.oip.model_config import model_config
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.submission.listing import WHOLE_MODEL, Listing, ModelState
 from convoy.app.submission.management import ManagedCore, ManagedVersion
-from convoy.app.telemetry.observed import ObservedEngine
+from convoy.app.telemetry.observed import ObservedEngine, shapes_of
 from convoy.app.version import VERSION
 from convoy.models.plans import PlanBuild
 
@@ -163,6 +164,7 @@ def _last_minute(core: ManagedCore, served: ManagedVersion) -> _Json:
         "published_although": list(served.loaded.objections),
         **first,
         "engines": engines,
+        "shapes": _shapes(served.loaded.engines),
         "plan_build": _plan_build(served.plan_build),
         "why_not_others": list(served.loaded.skipped),
         "max_batch_size": served.spec.max_batch_size,
@@ -231,6 +233,12 @@ def _engine(engine: ObservedEngine) -> _Json:
         "device_id": info.device,
         "why": engine.reason,
     }
+
+
+def _shapes(engines: Iterable[ObservedEngine]) -> _Json | None:
+    """What is held for free sizes; null where they are fixed."""
+    held = shapes_of(engines)
+    return None if held is None else dataclasses.asdict(held)
 
 
 def _plan_build(build: PlanBuild | None) -> _Json | None:
