@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,7 @@ def test_a_compiled_network_learns_and_writes_its_own_names(tmp_path: Path, monk
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler; run apt-get install g++")
 def test_a_network_is_compiled_by_this_machines_compiler(tmp_path: Path) -> None:
     plain, compiled = compare(options(tmp_path), ["cpu", "cpu:bf16:channels_last:compiled"])
     assert plain.result is not None
