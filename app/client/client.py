@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from types import TracebackType
 from typing import TypeVar, overload
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from convoy.app.client.asking import WireQuestion, arun, ask, run
 from convoy.app.client.images import encoded
+from convoy.app.client.own_headers import OwnHeaders, checked
 from convoy.app.client.reaching import reach, reach_async
 from convoy.app.client.records import RemoteModel, Sight
 from convoy.app.client.trust import Cert, Verify, trust_of
@@ -53,8 +55,9 @@ class Client:
     and so is a connection that is refused or breaks off; all of that within `timeout_s`, which the server is told, so
     that it gives up what nobody waits for. `verify` is a file with the certificates of who signed the server's, and
     `cert` a file with one of your own and its key, or a pair of files; over HTTP `verify` may also be an SSLContext,
-    or False, by which nobody is asked who the server is. Of several images `at_once` are on their way at a time.
-    Proxies named in the environment are not used.
+    or False, by which nobody is asked who the server is. `headers` go along with everything that is sent, over gRPC as
+    metadata: a mapping, or a function that gives one each time, as a trace's context needs. Of several images
+    `at_once` are on their way at a time. Proxies named in the environment are not used.
 
     Raises UsageError for a URL, key, file or number that cannot be one; nothing is sent until something is asked.
     """
@@ -69,9 +72,10 @@ class Client:
         at_once: int = 8,
         verify: Verify = True,
         cert: Cert | None = None,
+        headers: OwnHeaders | None = None,
     ) -> None:
         self._manners = _Manners(timeout_s, retries, at_once)
-        self._wire, self._transport = reach(url, api_key, trust_of(verify, cert))
+        self._wire, self._transport = reach(url, api_key, trust_of(verify, cert), checked(headers))
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # str is an iterable of str, too; the first one counts
@@ -132,8 +136,10 @@ class Client:
         several = one_or_several(images)
         if not isinstance(several, list):
             return one(several)
+        # A trace's context is the caller's, whichever thread asks.
+        contexts = [copy_context() for _ in several]
         with ThreadPoolExecutor(min(self._manners.at_once, max(1, len(several)))) as threads:
-            return list(threads.map(one_or_error, several))
+            return list(threads.map(lambda context, image: context.run(one_or_error, image), contexts, several))
 
     def segment(
         self, model: str, image: OneImage, *, version: int | str | None = None, timeout_s: float | None = None
@@ -226,9 +232,10 @@ class AsyncClient:
         at_once: int = 8,
         verify: Verify = True,
         cert: Cert | None = None,
+        headers: OwnHeaders | None = None,
     ) -> None:
         self._manners = _Manners(timeout_s, retries, at_once)
-        self._wire, self._transport = reach_async(url, api_key, trust_of(verify, cert))
+        self._wire, self._transport = reach_async(url, api_key, trust_of(verify, cert), checked(headers))
 
     @overload
     async def predict(  # type: ignore[overload-overlap]

@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from convoy.app.client.asking import Send
 from convoy.app.client.errors import NOT_A_SERVER, of_grpc_code
+from convoy.app.client.own_headers import OwnHeaders, headers_of
 from convoy.app.client.trust import Trust
 from convoy.models.errors import BodyTooLarge, DeadlineExceeded, RequestError, Unavailable, UsageError
 from convoy.models.tls import ClientTls
@@ -92,15 +93,15 @@ class GrpcTarget:
 class GrpcTransport:
     """From any number of threads."""
 
-    def __init__(self, target: GrpcTarget) -> None:
-        self._target = target
+    def __init__(self, target: GrpcTarget, own: OwnHeaders | None) -> None:
+        self._target, self._own = target, own
         self._channel = target.open(grpc)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def send(self, step: Send) -> Any:
         """The reply's message. Raises RequestError."""
         try:
-            return _call(self._stub, step, self._target)
+            return _call(self._stub, step, self._target, self._own)
         except grpc.RpcError as error:
             raise self._target.error(error, step.within_s) from None
 
@@ -111,8 +112,8 @@ class GrpcTransport:
 class AsyncGrpcTransport:
     """On one event loop: that of the first question."""
 
-    def __init__(self, target: GrpcTarget) -> None:
-        self._target = target
+    def __init__(self, target: GrpcTarget, own: OwnHeaders | None) -> None:
+        self._target, self._own = target, own
         self._channel: Any = None
         self._stub: Any = None
 
@@ -122,7 +123,7 @@ class AsyncGrpcTransport:
             self._channel = self._target.open(grpc.aio)
             self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         try:
-            return await _call(self._stub, step, self._target)
+            return await _call(self._stub, step, self._target, self._own)
         except grpc.RpcError as error:
             raise self._target.error(error, step.within_s) from None
 
@@ -131,9 +132,10 @@ class AsyncGrpcTransport:
             await self._channel.close()
 
 
-def _call(stub: Any, step: Send, target: GrpcTarget) -> Any:
+def _call(stub: Any, step: Send, target: GrpcTarget, own: OwnHeaders | None) -> Any:
     method: Callable[..., Any] = getattr(stub, step.message.method)
-    return method(step.message.request, timeout=step.within_s, metadata=target.metadata)
+    metadata = (*target.metadata, *headers_of(own).items())
+    return method(step.message.request, timeout=step.within_s, metadata=metadata)
 
 
 def _papers(trust: Trust) -> _Papers:

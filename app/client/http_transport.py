@@ -13,6 +13,7 @@ import httpx
 
 from convoy.app.client.asking import Send
 from convoy.app.client.errors import NOT_A_SERVER
+from convoy.app.client.own_headers import OwnHeaders, headers_of
 from convoy.app.client.trust import Trust
 from convoy.models.errors import DeadlineExceeded, RequestError, Unavailable, UsageError
 from convoy.models.tls import ClientTls
@@ -39,14 +40,14 @@ def http_options(url: str, api_key: str | None, trust: Trust) -> dict[str, Any]:
 class HttpTransport:
     """From any number of threads."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._http = httpx.Client(**options)
+    def __init__(self, options: dict[str, Any], own: OwnHeaders | None) -> None:
+        self._http, self._own = httpx.Client(**options), own
 
     def send(self, step: Send) -> httpx.Response:
         """The whole reply. Raises Unavailable where nobody answers, DeadlineExceeded, and RequestError."""
         until_s = time.monotonic() + step.within_s
         with _as_own_errors(self._http.base_url, step.within_s):
-            reply = self._http.send(_request(self._http, step), stream=True)
+            reply = self._http.send(_request(self._http, step, self._own), stream=True)
             try:
                 body = _in_time(reply, until_s)
                 headers = [(name, value) for name, value in reply.headers.items() if name != "content-encoding"]
@@ -61,15 +62,15 @@ class HttpTransport:
 class AsyncHttpTransport:
     """On one event loop."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._http = httpx.AsyncClient(**options)
+    def __init__(self, options: dict[str, Any], own: OwnHeaders | None) -> None:
+        self._http, self._own = httpx.AsyncClient(**options), own
 
     async def send(self, step: Send) -> httpx.Response:
         """The whole reply. Raises Unavailable where nobody answers, DeadlineExceeded, and RequestError."""
         with _as_own_errors(self._http.base_url, step.within_s):
             try:
                 async with asyncio.timeout(step.within_s):
-                    return await self._http.send(_request(self._http, step))
+                    return await self._http.send(_request(self._http, step, self._own))
             except TimeoutError:
                 raise httpx.ReadTimeout("the time is over") from None
 
@@ -77,11 +78,10 @@ class AsyncHttpTransport:
         await self._http.aclose()
 
 
-def _request(http: httpx.Client | httpx.AsyncClient, step: Send) -> httpx.Request:
+def _request(http: httpx.Client | httpx.AsyncClient, step: Send, own: OwnHeaders | None) -> httpx.Request:
     method, path, body, query, headers = step.message
-    return http.build_request(
-        method, path, content=body, params=query or None, headers=dict(headers), timeout=step.within_s
-    )
+    whole = headers_of(own) | dict(headers)
+    return http.build_request(method, path, content=body, params=query or None, headers=whole, timeout=step.within_s)
 
 
 def _in_time(reply: httpx.Response, until_s: float) -> bytes:

@@ -10,6 +10,7 @@ import numpy as np
 from convoy.app.client import http_wire
 from convoy.app.client.asking import Send, WireQuestion
 from convoy.app.client.http_transport import AsyncHttpTransport, HttpTransport, http_options
+from convoy.app.client.own_headers import OwnHeaders
 from convoy.app.client.records import RemoteModel, Sight
 from convoy.app.client.trust import Trust
 
@@ -51,21 +52,21 @@ class AsyncTransport(Protocol):
     async def close(self) -> None: ...
 
 
-def reach(url: str, api_key: str | None, trust: Trust) -> tuple[Wire, Transport]:
+def reach(url: str, api_key: str | None, trust: Trust, own: OwnHeaders | None) -> tuple[Wire, Transport]:
     """How to ask the server at this URL. Raises UsageError; connects to nothing yet."""
     if not url.startswith(_GRPC):
-        return http_wire, HttpTransport(http_options(url, api_key, trust))
+        return http_wire, HttpTransport(http_options(url, api_key, trust), own)
     from convoy.app.client import grpc_wire
     from convoy.app.client.grpc_transport import GrpcTarget, GrpcTransport
 
-    return grpc_wire, GrpcTransport(GrpcTarget.of(url, api_key, trust))
+    return grpc_wire, GrpcTransport(GrpcTarget.of(url, api_key, trust), own)
 
 
-def reach_async(url: str, api_key: str | None, trust: Trust) -> tuple[Wire, AsyncTransport]:
+def reach_async(url: str, api_key: str | None, trust: Trust, own: OwnHeaders | None) -> tuple[Wire, AsyncTransport]:
     """The same for who awaits."""
     if not url.startswith(_GRPC):
-        return http_wire, AsyncHttpTransport(http_options(url, api_key, trust))
+        return http_wire, AsyncHttpTransport(http_options(url, api_key, trust), own)
     from convoy.app.client import grpc_wire
     from convoy.app.client.grpc_transport import AsyncGrpcTransport, GrpcTarget
 
-    return grpc_wire, AsyncGrpcTransport(GrpcTarget.of(url, api_key, trust))
+    return grpc_wire, AsyncGrpcTransport(GrpcTarget.of(url, api_key, trust), own)

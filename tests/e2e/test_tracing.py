@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+import convoy
 from tests.support.fake_server import POISON
 from tests.support.servers import FakeServer, Server, run_convoy, start_fake_server, start_server, wait_until
 from tests.support.span_receiver import Received, SpanReceiver, receiving, receiving_over_http
@@ -279,6 +281,21 @@ def test_a_batch_that_fails_is_an_error_that_its_request_leads_to(one_lane: Fake
     assert batch.attributes["convoy.batch.requests"] == 1
     assert batch.links == [span.where]
     assert 0 < batch.ns <= span.ns
+
+
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_a_clients_program_leads_its_trace_through_the_server(
+    server: Server, receiver: SpanReceiver, wire: str
+) -> None:
+    url = server.url if wire == "http" else f"grpc://{server.grpc_address}"
+    context: ContextVar[dict[str, str]] = ContextVar("context")
+    with convoy.Client(url, headers=context.get) as client:
+        traces = [trace_context() for _ in range(2)]
+        for (_, _, headers), images in zip(traces, (digit("seven"), [digit("seven"), digit("four")]), strict=True):
+            context.set({"traceparent": headers["traceparent"]})
+            client.predict("digits", images)  # several are asked in threads, where the caller's context holds, too
+    for trace_id, parent_id, _ in traces:
+        assert receiver.await_request(trace_id).parent_id == parent_id
 
 
 def test_a_form_has_the_stages_of_each_file(server: Server, receiver: SpanReceiver) -> None:

@@ -179,3 +179,21 @@ def test_a_wrong_call_is_named(ask, image):
         Client("localhost:8000")
     with pytest.raises(UsageError, match="API key"):
         ask(image, key="schlüssel")
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"Authorization": "Bearer x"}, "'authorization' is the client's own to send; a key goes into `api_key`"),
+        ({"Content-Length": "3"}, "'content-length' is the client's own"),
+        ({"x-trace-bin": "a"}, "'x-trace-bin' is the client's own"),
+        ({"x id": "a"}, "'x id' may have letters"),
+        ({"x-id": "a\r\nb: c"}, "'x-id' must have printable ASCII"),
+    ],
+)
+@pytest.mark.parametrize("url", ["http://host:8000", "grpc://host:8001"])
+def test_headers_that_are_not_the_callers_to_say_are_refused(url, headers, words):
+    with pytest.raises(UsageError, match=words):
+        Client(url, headers=headers)
+    with Client(url, headers=lambda: headers, retries=0) as client, pytest.raises(UsageError, match=words):
+        client.models()
