@@ -116,7 +116,6 @@ def test_tensorboard_that_is_not_there_is_said_before_the_work(monkeypatch: pyte
 
 @pytest.mark.slow
 def test_tensorboard_reads_what_was_written_for_it(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = EpochLog(None, tmp_path, [record(1)])
