@@ -276,7 +276,9 @@ class ShapeMetrics(Collector):
         families = {name: Metric(name, told, "gauge") for name, told, _ in _SHAPES}
         for served in self._served():
             held = shapes_of(served.listed)
-            for name, _, read in _SHAPES if held is not None else ():
+            if held is None:
+                continue
+            for name, _, read in _SHAPES:
                 families[name].add_sample(name, _model(served), read(held))
         return families.values()
 
