@@ -79,6 +79,7 @@ def verdicts(
     data: ExportData,
     gate: AccuracyGate,
     original: str = "torch",
+    samples: str = "images",
 ) -> tuple[Variant, ...]:
     """The variants with the verdict on each; the first is the fp32 reference, whose errors, by output, are torch's."""
     reference = measured[0]
@@ -91,7 +92,7 @@ def verdicts(
     proof = f"equals {original} to {error:.1g}{each} on {count_of(data.samples)} {inputs}"
     variants = [_variant(reference, True, proof, errors)]
     for one in measured[1:]:
-        passes, proof = _proved(one, gate, real=data.real)
+        passes, proof = _proved(one, gate, real=data.real, samples=samples)
         accuracy = one.score.accuracy
         is_recovered = gate.passes(accuracy) if accuracy else None
         errors = one.score.output_errors
@@ -99,8 +100,8 @@ def verdicts(
     return tuple(variants)
 
 
-def _proved(one: Measured, gate: AccuracyGate, *, real: bool) -> tuple[bool, str]:
-    passes, proof = gate.verdict(one.score, real=real)
+def _proved(one: Measured, gate: AccuracyGate, *, real: bool, samples: str) -> tuple[bool, str]:
+    passes, proof = gate.verdict(one.score, real=real, samples=samples)
     if passes:
         return True, proof
     tried = len(one.made.trade_offs)

@@ -221,7 +221,7 @@ def _prove(
     with opened(spec, recipes, folder) as candidates:
         tables = measure_latencies(candidates, progress)
         measured = [Measured(*row, table) for row, table in zip(rows, tables, strict=True)]
-        variants = remarked(verdicts(measured, errors, data, gate, torch.original), _remark(plan, torch))
+        variants = remarked(verdicts(measured, errors, data, gate, torch.original, plan.samples), _remark(plan, torch))
         variants = accepted(variants, folder, spec.max_batch_size, plan.plan_cache, progress)
         canary = make_canary(candidates[0], data.samples)
         with progress.step("measure this device"):
@@ -249,12 +249,13 @@ def _decision(plan: ExportPlan, purpose: Purpose, data: ExportData, torch: Torch
     if purpose.task not in CLASS_TASKS:
         return activation_of(purpose, torch.reference, plan.activation)
     outputs, ending = next(iter(torch.reference.values())), read_ending(graph)
-    asked = plan.activation
+    asked, why = plan.activation, ""
     if asked is None and purpose.task == "multilabel":
+        why = "the task multilabel takes each class by itself"
         asked = "none" if look_of(outputs) == "within_0_1" else "sigmoid"
     if asked is None:
-        return decide(ending, outputs, real=data.real)
-    return overruled(asked, ending, outputs, real=data.real)
+        return decide(ending, outputs, real=data.real, samples=plan.samples)
+    return overruled(asked, ending, outputs, real=data.real, samples=plan.samples, why=why)
 
 
 def _expected(plan: ExportPlan, data: ExportData) -> Expectations:
@@ -286,7 +287,9 @@ def _first_look(
     few = data.evaluation.thinned(_FIRST_LOOK_IMAGES)
     (outcomes,) = observe([fp32], few, progress, "is it right at all?", cache, judge)
     if isinstance(outcomes, Outcomes):
-        sanity = judge_reference(outcomes, few.labels, expected, is_sample=few.count < data.evaluation.count)
+        sanity = judge_reference(
+            outcomes, few.labels, expected, is_sample=few.count < data.evaluation.count, samples=plan.samples
+        )
         _refuse(sanity.objections, torch)
 
 
@@ -297,7 +300,7 @@ def _sanity(plan: ExportPlan, torch: TorchResult, score: Score, expected: Expect
     """
     sanity = NOTHING_FOUND
     if isinstance(score.outcomes, Outcomes):
-        sanity = judge_reference(score.outcomes, plan.labels, expected)
+        sanity = judge_reference(score.outcomes, plan.labels, expected, samples=plan.samples)
     elif score.accuracy is not None:
         sanity = judge_score(score.accuracy, expected)
     if not plan.asked.force:

@@ -74,6 +74,11 @@ class ExportPlan:
     detection: DetectionOutputs | None = None
     metric: tuple[Path, str] | None = None
 
+    @property
+    def samples(self) -> str:
+        """What the inputs are called for people."""
+        return "samples" if self.image is None else "images"
+
 
 def make_plan(options: ExportOptions) -> ExportPlan:
     """Raises UsageError for what was called wrongly, JobError for a checkpoint that cannot be read."""

@@ -107,8 +107,8 @@ def _shown(version: StoredVersion, *, is_detailed: bool) -> Group:
         return _bare(version)
     manifest = open_bundle(version.folder).manifest
     spec, origin = manifest.spec, manifest.provenance
-    data = origin.evaluation
-    evaluated = f"accuracy on {data.images:,} images of {data.source}" if data else "not verified on labels"
+    data, samples = origin.evaluation, "images" if spec.image else "samples"
+    evaluated = f"accuracy on {data.images:,} {samples} of {data.source}" if data else "not verified on labels"
     labels = f"{len(spec.labels)} labels, " if spec.labels else ""
     lines: list[RenderableType] = [
         _title(version, f"{origin.source}, exported {origin.created_at[:16].replace('T', ' ')} UTC"),

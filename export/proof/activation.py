@@ -50,7 +50,7 @@ class Decision:
 
 
 def look_of(outputs: np.ndarray) -> Look:
-    """What the outputs [n, classes] of some images are alike."""
+    """What the outputs [n, classes] of some samples are alike."""
     values = outputs.astype(np.float64)
     is_within = bool((values >= -_TOLERANCE).all() and (values <= 1 + _TOLERANCE).all())
     several = values.shape[1] > 1
@@ -65,13 +65,14 @@ def _sums_to_one(values: np.ndarray) -> bool:
     return bool(np.abs(values.sum(axis=1) - 1).max() <= _TOLERANCE)
 
 
-def decide(ending: Ending, outputs: np.ndarray, *, real: bool) -> Decision:
-    """The activation for a graph with this ending that gave these `outputs` [n, classes]; `real`: to images.
+def decide(ending: Ending, outputs: np.ndarray, *, real: bool, samples: str = "images") -> Decision:
+    """The activation for a graph with this ending that gave these `outputs` [n, classes]; `real`: not to random inputs,
+    but to what is called `samples`.
 
     Raises JobError where neither can tell.
     """
     look, count = look_of(outputs), outputs.shape[1]
-    inputs = f"{len(outputs)} {'images' if real else 'random inputs'}"
+    inputs = f"{len(outputs)} {samples if real else 'random inputs'}"
     found = f"the graph ends in {ending.words}, and the outputs of {inputs} {_SHOWN[look]}"
     if count == 1 and ending.kind in ("softmax", "log_softmax"):
         raise JobError(f"{found}: a softmax of one output is always the same; take it out of the network")
@@ -121,14 +122,22 @@ def activation_of(purpose: Purpose, reference: Rows, asked: Activation | None) -
     return Decision("none", "outputs are answered as they are", are_shares=False)
 
 
-def overruled(activation: Activation, ending: Ending, outputs: np.ndarray, *, real: bool) -> Decision:
-    """What `--activation` says, with what would have been found. Raises JobError for what has no meaning."""
+def overruled(
+    activation: Activation,
+    ending: Ending,
+    outputs: np.ndarray,
+    *,
+    real: bool,
+    samples: str = "images",
+    why: str = "",
+) -> Decision:
+    """What `--activation` says, or `why`, and what would have been found. Raises JobError for what has no meaning."""
     if activation == "softmax" and outputs.shape[1] == 1:
         raise JobError("the network has one output, whose softmax is always 1; pass --activation sigmoid or none")
     try:
-        found = decide(ending, outputs, real=real)
+        found = decide(ending, outputs, real=real, samples=samples)
         beside = f"without it: {found.activation}, for {found.reason}"
     except JobError as error:
         beside = f"without it: undecided, for {str(error).removesuffix(f'; {_OVERRULE}')}"
     are_shares = activation != "none" or look_of(outputs) in ("shares", "within_0_1")
-    return Decision(activation, f"--activation {activation}; {beside}", are_shares)
+    return Decision(activation, f"{why or f'--activation {activation}'}; {beside}", are_shares)

@@ -28,8 +28,8 @@ class AccuracyGate:
         """Whether a variant with these scores may serve."""
         return accuracy.loss_points <= self.budget_points and (accuracy.is_proved or not self.strict)
 
-    def verdict(self, score: Score, *, real: bool = True) -> tuple[bool, str]:
-        """Whether the variant may serve, and why, for people. `real`: the inputs were images."""
+    def verdict(self, score: Score, *, real: bool = True, samples: str = "images") -> tuple[bool, str]:
+        """Whether the variant may serve, and why, for people. `real`: the inputs were not random, and are `samples`."""
         accuracy = score.accuracy
         if accuracy is None:
             what = "samples" if real else "random inputs"
@@ -37,7 +37,7 @@ class AccuracyGate:
                 f"not verified on labels: {score.likeness} some {what}{_by_output(score)}; "
                 f"export with {score.wanted} to let it serve"
             )
-        samples = "images" if accuracy.metric == TOP_1 else "samples"
+        samples = samples if accuracy.metric == TOP_1 else "samples"
         loss = f"loses {accuracy.loss_points:.2f} points of {accuracy.metric} on {accuracy.images} {samples}"
         if accuracy.loss_points > self.budget_points:
             return False, f"{loss}, over the budget of {self.budget_points:g}"

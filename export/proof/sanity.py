@@ -71,11 +71,16 @@ NOTHING_FOUND = Sanity()
 
 
 def judge_reference(
-    outcomes: Outcomes, labels: Sequence[str], expected: Expectations, *, is_sample: bool = False
+    outcomes: Outcomes,
+    labels: Sequence[str],
+    expected: Expectations,
+    *,
+    is_sample: bool = False,
+    samples: str = "images",
 ) -> Sanity:
-    """The verdict on fp32's answers. `is_sample`: more images follow, so that only what is sure by now counts."""
+    """The verdict on fp32's answers, to `samples`. `is_sample`: more follow, and only what is sure by now counts."""
     right, count = int(outcomes.right.sum()), len(outcomes.labels)
-    shown = f"{100 * right / count:.2f} % of {count:,} images are right"
+    shown = f"{100 * right / count:.2f} % of {count:,} {samples} are right"
     findings: list[str] = []
     objections: list[str] = []
     mixed_up = _mixed_up(outcomes, labels, is_sample=is_sample)
@@ -83,11 +88,11 @@ def judge_reference(
     if not expected.untrained and mixed_up is not None:
         (objections if is_mixed_up else findings).append(f"{shown}; {mixed_up.words}")
     if not expected.untrained and not is_mixed_up:
-        _against_chance(outcomes, shown, findings, objections, is_sample=is_sample)
+        _against_chance(outcomes, shown, findings, objections, is_sample=is_sample, samples=samples)
     advice = "" if is_mixed_up else _CHECK
     seen = len(np.unique(outcomes.labels))
     if seen < len(labels) and not is_sample:
-        findings.append(f"the images are of {seen:,} of the {len(labels):,} classes; of the others nothing is known")
+        findings.append(f"the {samples} are of {seen:,} of the {len(labels):,} classes; of the others nothing is known")
     for claim in expected.claims:
         is_same = claim.same_images and not is_sample
         is_below, told = _against_claim(claim, right, count, shown, expected.margin_points, is_same=is_same)
@@ -126,7 +131,7 @@ def chance_of(outcomes: Outcomes) -> float:
 
 
 def _against_chance(
-    outcomes: Outcomes, shown: str, findings: list[str], objections: list[str], *, is_sample: bool
+    outcomes: Outcomes, shown: str, findings: list[str], objections: list[str], *, is_sample: bool, samples: str
 ) -> None:
     """One-sided test on shuffled labels; what it leaves open is refused only where the network surely is of no use."""
     right, count, chance = int(outcomes.right.sum()), len(outcomes.labels), chance_of(outcomes)
@@ -135,7 +140,7 @@ def _against_chance(
     if _luck_of_perfection(outcomes.labels) <= LEVEL and _as_good_when_shuffled(outcomes) <= LEVEL:
         findings.append(told)
     elif _luck_of_perfection(outcomes.labels) > LEVEL or at_most(right, count, useful) > LEVEL:
-        findings.append(f"{told}; too few images to tell a network from a guess")
+        findings.append(f"{told}; too few {samples} to tell a network from a guess")
     else:
         objections.append(
             f"{told}: not better than chance beyond doubt; check the weights, --preprocess and the order of --labels"

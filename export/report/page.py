@@ -362,8 +362,9 @@ def _origin(manifest: Manifest) -> list[Element | None]:
         rows.append(["preprocessing", origin.preprocessing])
     if manifest.scores:
         rows.append(["scores", manifest.scores])
+    samples = "images" if manifest.spec.image else "samples"
     for name, data in (("calibrated on", origin.calibration), ("evaluated on", origin.evaluation)):
-        rows.append([name, f"{data.images:,} images of {data.source}, sha256 {data.sha256}" if data else "nothing"])
+        rows.append([name, f"{data.images:,} {samples} of {data.source}, sha256 {data.sha256}" if data else "nothing"])
     methods = {v.file: v.calibration_method for v in manifest.variants if v.calibration_method}
     rows += [[f"ranges of {file}", method] for file, method in methods.items()]
     rows += [[tool, version] for tool, version in origin.tools.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,50 @@ def metrics(tmp_path) -> str:
 
     (tmp_path / "metrics.py").write_text(textwrap.dedent(METRICS))
     return str(tmp_path / "metrics.py")
+
+
+def write_classifier(path: Path) -> Path:
+    """signal FP32 [N, 32] -> scores [N, 3], which are logits."""
+    weights = np.random.default_rng(1).standard_normal((LENGTH, 3)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["signal", "weights"], ["scores"])],
+        "signals",
+        [helper.make_tensor_value_info("signal", TensorProto.FLOAT, ["batch", LENGTH])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", 3])],
+        [numpy_helper.from_array(weights, "weights")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def signals_of_classes(tmp_path: Path, network: Path) -> dict[str, object]:
+    """Options that evaluate it on signals whose classes are its own answers."""
+    signals = np.random.default_rng(2).standard_normal((ROWS, LENGTH)).astype(np.float32)
+    session = onnxruntime.InferenceSession(str(network), providers=["CPUExecutionProvider"])
+    classes = session.run(None, {"signal": signals})[0].argmax(1)
+    np.savez(tmp_path / "signals.npz", signal=signals, targets=classes)
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    data = str(tmp_path / "signals.npz")
+    return {"calibrate": data, "evaluate": data, "labels": tmp_path / "labels.txt"}
+
+
+def test_signals_are_not_called_images(tmp_path):
+    network = write_classifier(tmp_path / "net.onnx")
+    bundle = export(tmp_path, network, task="classify", **signals_of_classes(tmp_path, network))
+    manifest = bundle.manifest
+    int8 = manifest.variant("int8-cpu.onnx")
+    assert re.search(r"points of top-1 on \d+ samples", int8.reason)
+    assert "samples go beyond 0..1" in manifest.scores
+    told = (*manifest.findings, manifest.scores, *(variant.reason for variant in manifest.variants))
+    assert not [words for words in told if "images" in words]
+
+
+def test_the_task_multilabel_says_by_itself_that_scores_are_sigmoids(tmp_path):
+    network = write_classifier(tmp_path / "net.onnx")
+    data = signals_of_classes(tmp_path, network)["calibrate"]
+    scores = export(tmp_path, network, task="multilabel", precisions="fp32", calibrate=data).manifest.scores
+    assert scores.startswith("sigmoid: the task multilabel takes each class by itself; without it: ")
+    assert "--activation" not in scores.partition(";")[0]
 
 
 def test_every_precision_is_made_of_a_file_of_arrays_and_each_output_is_proved(tmp_path, network, data):

@@ -39,7 +39,7 @@ def test_the_essence_of_a_bundle(tmp_path):
     assert code == 0
     for words in (
         "resnet version 1: torchvision:resnet18, exported 2026-11-21 01:37 UTC",
-        "accuracy on 1,200 images of photos",
+        "accuracy on 1,200 samples of photos",
         "92.81 %",
         "0.59 (<0.97)",
         "2.35 (2.25-2.44)",
