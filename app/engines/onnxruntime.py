@@ -6,6 +6,7 @@ for outputs whose size only the run can tell, and for models with strings, which
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError
 
 LIBRARY = f"onnxruntime {ort.__version__}"
+_NEWER_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
 
 
 class _SessionBinding(NamedTuple):
@@ -141,6 +143,12 @@ def open_session(model: Path, threads: int, *, quiet: bool = False, any_shape: b
     try:
         return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors share no base class
+        if version := _NEWER_IR.search(str(error)):
+            own, known = version.groups()
+            raise BundleError(
+                f"{model}: its IR version is {own}, and ONNX Runtime knows {known} at most; save it again with an "
+                f"older one: load it with onnx.load, set model.ir_version = {known}, and onnx.save it"
+            ) from error
         raise BundleError(f"{model}: ONNX Runtime cannot load it ({first_line(error)})") from error
 
 

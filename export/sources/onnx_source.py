@@ -143,6 +143,10 @@ def _image_input(path: Path, threads: int) -> _ImageInput:
     if len(signature.inputs) != 1:
         raise JobError(f"{path.name} has {len(signature.inputs)} inputs ({shown}), not one image; {_AS_TENSORS}")
     (spec,) = signature.inputs
+    if spec.dtype == "BYTES":
+        raise JobError(
+            f"{path.name} takes strings ({shown}), of which no bundle is made; export a network that takes numbers"
+        )
     if spec.dtype != "FP32" or len(spec.shape) != 4:
         advice = "export it with an FP32 input" if spec.dtype == "BF16" else _AS_TENSORS
         raise JobError(f"{path.name} takes {shown}, not FP32 [N, C, H, W]; {advice}")

@@ -19,7 +19,7 @@ from convoy.export.options import ExportOptions
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import opened
 from convoy.models.bundle import Bundle, open_bundle
-from convoy.models.errors import JobError, UsageError
+from convoy.models.errors import ConvoyError, JobError, UsageError
 from tests.support.onnx_models import mean
 
 ROWS, LENGTH = 60, 32
@@ -387,3 +387,24 @@ def test_a_broken_output_is_named(tmp_path, network, data, monkeypatch):
         flipped = {**canary.outputs, "best": (canary.outputs["best"] + 1) % 3}
         with pytest.raises(JobError, match="best of the exported graph differs from torch by 1 "):
             verify.check_against_torch(served, canary.inputs, flipped)
+
+
+def test_a_file_of_a_newer_ir_version_says_how_to_save_it(tmp_path):
+    model = onnx.load(str(write_classifier(tmp_path / "net.onnx")))
+    model.ir_version = 99
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ConvoyError, match=r"IR version is 99, .*; save it again .* set model.ir_version = \d+, and"):
+        export(tmp_path, tmp_path / "net.onnx")
+
+
+def test_strings_are_refused_without_advice_that_does_not_help(tmp_path):
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "strings",
+        [helper.make_tensor_value_info("x", TensorProto.STRING, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.STRING, ["n", 4])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "s.onnx")
+    with pytest.raises(ConvoyError, match="takes strings") as caught:
+        export(tmp_path, tmp_path / "s.onnx", preprocess="unit", input="3x32x32")
+    assert "leave --preprocess out" not in str(caught.value)
