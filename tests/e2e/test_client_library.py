@@ -284,7 +284,7 @@ def test_over_grpc_it_comes_back_after_what_the_server_says() -> None:
     (first, left_s), (second, _), (third, _) = service.asked
     assert second - first >= 0.6
     assert third - second >= 1.0
-    assert 0 < left_s <= 60
+    assert 0 < left_s < 61  # by the library's clocks, of which there are two
 
 
 @pytest.mark.parametrize("pushback", ["-1", "no number", "6000"])
