@@ -58,8 +58,11 @@ def settle(original: Path, asked: AskedInput | None, folder: Path, threads: int,
     if not images:
         return FreeInput(original)
     wanted = None if asked is None or asked.size is None else asked.size
-    found = with_examples(original, signature, threads, wanted)
-    example = next((spec for spec in found.inputs if is_free_image(spec) and spec.example), None)
+    found, example = signature, None
+    for size in [wanted] if wanted else [onnx_file.stated_size(model), None]:
+        if example is None:
+            found = with_examples(original, signature, threads, size)
+            example = next((spec for spec in found.inputs if is_free_image(spec) and spec.example), None)
     if example is None:
         tried = str(wanted) if wanted else ", ".join(f"{px}x{px}" for px in TRIED_PX)
         raise JobError(

@@ -6,16 +6,21 @@ outside its own folder is refused, for it would put somebody's secrets into the 
 
 from __future__ import annotations
 
+import json
+import operator
 from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
+from convoy.app.engines.free_sizes import Size
 from convoy.export.sources.torch_job import EXTERNAL_DATA, one_line
 from convoy.models.errors import JobError
 
 # Tensors below this stay in the graph, where shape inference can read them.
 _SMALL_BYTES = 1024
+# A side that metadata name is tried up to so many pixels, whatever memory that takes.
+_MOST_PX = 4096
 
 
 def read(path: Path) -> Any:
@@ -35,6 +40,18 @@ def read(path: Path) -> Any:
     except Exception as error:
         raise JobError(f"the weights beside {path.name} cannot be read ({one_line(str(error), 160)})") from error
     return model
+
+
+def stated_size(model: Any) -> Size | None:
+    """Of images, as the file's own metadata have it: `imgsz`, a side or [height, width], which Ultralytics writes."""
+    said = next((entry.value for entry in model.metadata_props if entry.key == "imgsz"), "")
+    try:
+        sides = json.loads(said)
+        height, width = (sides, sides) if isinstance(sides, int) else sides
+        size = Size(operator.index(height), operator.index(width))
+    except (ValueError, TypeError):
+        return None
+    return size if 0 < min(size.height, size.width) <= max(size.height, size.width) <= _MOST_PX else None
 
 
 def tensors(graph: Any) -> Iterator[Any]:

@@ -41,12 +41,16 @@ class _ImageInput:
 
 
 def image_size(path: Path) -> InputSize | None:
-    """What the graph takes, where it says so and it can be an image."""
+    """What the graph takes, where it or its metadata say so and it can be an image."""
     try:
         found = _image_input(path, threads=1)
     except JobError:
         return None
     height, width = found.size
+    if min(height, width) < 0 and (stated := onnx_file.stated_size(onnx_file.read(path))) is not None:
+        height, width = (
+            side if side > 0 else said for side, said in zip(found.size, (stated.height, stated.width), strict=True)
+        )
     return InputSize(3 if found.channels == 3 else 1, height, width) if min(height, width) > 0 else None
 
 

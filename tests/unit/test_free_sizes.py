@@ -242,6 +242,34 @@ def test_int8_of_free_sizes_is_calibrated_at_the_size_of_pictures_and_what_no_en
     engine.close()
 
 
+def with_metadata(original: Path, **said: str) -> Path:
+    model = onnx.load(str(original))
+    onnx.helper.set_model_props(model, said)
+    onnx.save(model, str(original))
+    return original
+
+
+@pytest.mark.parametrize(
+    ("said", "size"),
+    [("[48, 80]", (48, 80)), ("40", (40, 40)), ("[33.5, 2]", (32, 32)), ("[0, 9]", (32, 32)), ("soup", (32, 32))],
+)
+def test_the_size_that_a_files_metadata_name_comes_first(tmp_path, said, size):
+    bundle = export(with_metadata(convolutions(tmp_path / "net.onnx"), imgsz=said))
+    assert f"at heights and widths of {size[0]}x{size[1]}, " in bundle.manifest.variants[0].reason
+
+
+def test_a_size_in_the_metadata_at_which_the_network_does_not_run_is_passed_over(tmp_path):
+    bundle = export(with_metadata(convolutions(tmp_path / "net.onnx", "one_size"), imgsz="[40, 40]"))
+    assert "fixed at 64x64" in bundle.manifest.variants[0].reason
+
+
+def test_pictures_have_the_size_that_the_metadata_name(tmp_path):
+    bundle = of_pictures(with_metadata(convolutions(tmp_path / "net.onnx"), imgsz="[48, 80]"), input=None)
+    image = bundle.manifest.spec.image
+    assert image is not None
+    assert (image.height, image.width) == (48, 80)
+
+
 def test_the_size_of_pictures_is_not_guessed(tmp_path):
     with pytest.raises(UsageError, match="--preprocess unit needs the size of the input"):
         of_pictures(convolutions(tmp_path / "net.onnx"), input="3x?x?")
