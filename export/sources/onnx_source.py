@@ -149,7 +149,8 @@ def _image_input(path: Path, threads: int) -> _ImageInput:
     (spec,) = signature.inputs
     if spec.dtype == "BYTES":
         raise JobError(
-            f"{path.name} takes strings ({shown}), of which no bundle is made; export a network that takes numbers"
+            f"{path.name} takes strings ({shown}), of which no bundle is made; serve the file as it is, from "
+            f"STORE/{path.stem}/1/model.onnx"
         )
     if spec.dtype != "FP32" or len(spec.shape) != 4:
         advice = "export it with an FP32 input" if spec.dtype == "BF16" else _AS_TENSORS
