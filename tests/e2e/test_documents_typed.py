@@ -226,9 +226,9 @@ class Reader:
         What curl asks is a 200, where the page does not show another status or an error.
         """
         if parts(command)[0][:2] == ["make", "serve"]:
-            recipe = subprocess.run(
-                ["make", "--dry-run", "serve"], cwd=ROOT, check=True, capture_output=True, text=True
-            ).stdout.splitlines()
+            # Below another make it would tell of folders, too.
+            quiet = ["make", "--dry-run", "--no-print-directory", "serve"]
+            recipe = subprocess.run(quiet, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
             command = recipe[-1]
         if parts(command)[0][:2] == ["convoy", "serve"]:
             self.serve(parts(command)[0][2:])
