@@ -312,14 +312,14 @@ _BY_CHANCE = ("--random-weights", "--force")
 _HEAD = {"boxes": "places", "scores": "found", "box_form": "cxcywh", "box_unit": "fractions"}
 
 
-def _task(factory: str, *words: str, is_flat: bool = False) -> Prepare:
-    """A network of chance with pictures to calibrate on, by class or all in one folder."""
+def _task(factory: str, *words: str) -> Prepare:
+    """A network of chance with pictures to calibrate on, all in one folder."""
 
     def prepare(folder: Path) -> Sequence[str]:
-        pictures.write(folder / "photos", ("red",) if is_flat else pictures.COLOURS)
+        pictures.write(folder / "photos", ("red",))
         originals.write_networks(folder)
         (folder / "head.json").write_text(json.dumps(_HEAD))
-        data = "photos/red" if is_flat else "photos"
+        data = "photos/red"
         return (f"{NETWORKS}:{factory}", *_SEEN, "--calibrate", data, "--evaluate", data, *_BY_CHANCE, *words)
 
     return prepare
@@ -342,14 +342,14 @@ _TASKS: dict[str, Prepare] = {
         _FIVE,
         *("--preprocess", "unit", "--input", "3x32x32", "--calibrate", "photos", *_ALL),
     ),
-    "a flat folder without classes, in all precisions": _task("plain", *_ALL, is_flat=True),
-    "--task multilabel": _task("plain", "--task", "multilabel", is_flat=True),
-    "--task segment, in all precisions": _task("maps", "--task", "segment", *_ALL, is_flat=True),
+    "a flat folder without classes, in all precisions": _task("plain", *_ALL),
+    "--task multilabel": _task("plain", "--task", "multilabel"),
+    "--task segment, in all precisions": _task("maps", "--task", "segment", *_ALL),
     "--task detect with --detection": _task(
-        "detector", *("--task", "detect", "--detection", "head.json", "--precisions", "fp32,fp16"), is_flat=True
+        "detector", *("--task", "detect", "--detection", "head.json", "--precisions", "fp32,fp16")
     ),
-    "--task none, in all precisions": _task("dictionary", "--task", "none", *_ALL, is_flat=True),
-    "one sample at a time, in all precisions": _task("one_by_one", *_ALL, is_flat=True),
+    "--task none, in all precisions": _task("dictionary", "--task", "none", *_ALL),
+    "one sample at a time, in all precisions": _task("one_by_one", *_ALL),
     "a signal": _untrained("signal", "--input", "2x64", "--random-weights"),
     "a signal with .npz and classes, in all precisions": _arrays(
         "signal", arrays.write_signals, *("--task", "classify"), *_ALL

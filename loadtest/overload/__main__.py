@@ -16,6 +16,7 @@ from rich.console import Console
 
 from convoy.loadtest.endpoint import find_endpoint
 from convoy.loadtest.overload.measure import TIMES_OVER, Company, Offered, Overload, OverloadStand
+from convoy.loadtest.overload.mix import largest, mixed
 from convoy.loadtest.peers import conditions
 from convoy.loadtest.peers.ceiling import HOME, SUBJECTS, ensure_bundle, is_ready
 from convoy.loadtest.peers.compare import PairRatio, Spread
@@ -43,7 +44,7 @@ def measure(
             "Convoy", convoy_launch(build, home / "store", ports, ()), ports.http, Path(folder), is_ready
         ) as server,
     ):
-        stand = OverloadStand(server, find_endpoint(server.url), SUBJECT.network, slo_ms, seconds)
+        stand = OverloadStand(server, find_endpoint(server.url), SUBJECT.network, slo_ms, seconds, mixed(), largest())
         closed_rps = stand.warm_up()
         console.print(f"a closed loop gets {closed_rps:.0f} requests/s", highlight=False)
         try:
@@ -105,7 +106,7 @@ def _ratio(ratios: Sequence[float]) -> str:
 
 def main(
     rounds: Annotated[int, typer.Option(help="Rounds.", min=1)] = 15,
-    duration: Annotated[float, typer.Option(help="Seconds of each rate.", min=4)] = 12.0,
+    duration: Annotated[float, typer.Option(help="Seconds of each rate; a p99 needs twelve.", min=12)] = 12.0,
     slo: Annotated[float, typer.Option(help="Milliseconds within which an answer is good; its deadline.")] = 500.0,
     home: Annotated[Path, typer.Option(help="Where the network is kept.")] = HOME,
     interpreted: Annotated[bool, typer.Option("--interpreted", help="Convoy as it stands here, not compiled.")] = False,

@@ -16,7 +16,7 @@ from convoy.loadtest.answers import AnswerCheck
 from convoy.loadtest.bodies import Payload, predictions_path, request_bytes
 from convoy.loadtest.endpoint import Endpoint
 from convoy.loadtest.options import LoadTestOptions
-from convoy.loadtest.overload.mix import icons, largest, mixed
+from convoy.loadtest.overload.mix import icons
 from convoy.loadtest.peers.server import RunningServer
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import Result, whole
@@ -45,6 +45,11 @@ class Offered:
     cpu_us: float
 
 
+def best_of(around: Sequence[Offered]) -> Offered:
+    """The one with the highest goodput."""
+    return max(around, key=lambda one: one.good_rps)
+
+
 @dataclass(frozen=True, slots=True)
 class Overload:
     """One round: rates near the capacity, and three times the best of them, one after the other."""
@@ -54,7 +59,7 @@ class Overload:
 
     @property
     def peak(self) -> Offered:
-        return max(self.around, key=lambda one: one.good_rps)
+        return best_of(self.around)
 
     @property
     def share(self) -> float:
@@ -79,23 +84,27 @@ class Company:
 
 @dataclass(frozen=True, slots=True)
 class OverloadStand:
-    """A server, the model in it, and for how long each rate is sent. `slo_ms`: within it an answer is good."""
+    """A server, the model in it, and for how long each rate is sent. `slo_ms`: within it an answer is good.
+
+    `mix` are the pictures of `mixed`, `large` those of `largest`, which take seconds to draw.
+    """
 
     server: RunningServer
     endpoint: Endpoint
     model: str
     slo_ms: float
     seconds: float
+    mix: Sequence[bytes]
+    large: Sequence[bytes]
 
     def warm_up(self) -> float:
         """Requests a second in a closed loop: where to look for the capacity."""
-        return self._closed(self._pool(mixed(), None), _CLIENTS, self.seconds).summary.throughput_rps
+        return self._closed(self._pool(self.mix, None), _CLIENTS, self.seconds).summary.throughput_rps
 
     def overload(self, closed_rps: float) -> Overload:
-        pool = self._pool(mixed(), self.slo_ms)
+        pool = self._pool(self.mix, self.slo_ms)
         around = tuple(self._offer(pool, times * closed_rps) for times in AROUND)
-        best = max(around, key=lambda one: one.good_rps)
-        return Overload(around, self._offer(pool, TIMES_OVER * best.rate))
+        return Overload(around, self._offer(pool, TIMES_OVER * best_of(around).rate))
 
     def company(self, beside_first: bool) -> Company:
         """The two in turn, in either order."""
@@ -115,7 +124,7 @@ class OverloadStand:
     def _large_ones(self) -> Iterator[Callable[[], float]]:
         """Clients of large pictures, for longer than the block takes; gives their answers a second, afterwards."""
         done: list[Result] = []
-        pool = self._pool(largest(), None)
+        pool = self._pool(self.large, None)
         seconds = self.seconds + 4.0
         thread = threading.Thread(target=lambda: done.append(self._closed(pool, _LARGE_CLIENTS, seconds)))
         thread.start()

@@ -63,4 +63,5 @@ def icons(count: int) -> list[bytes]:
 
 def largest() -> list[bytes]:
     """Pictures of 12 megapixels."""
-    return _photographs((4000, 3000), 2)
+    assert KINDS[-1].size is not None
+    return _photographs(KINDS[-1].size, KINDS[-1].share)
