@@ -13,7 +13,8 @@ BIN := $(VENV)/bin
 RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu,rtx || echo cpu)
 # Side by side, a file of tests after the other in each process. One process more than cores: tests wait for what they start.
 WORKERS := $(shell echo $$(($$(nproc) + 1)))
-PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder \
+	--max-worker-restart=0
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
@@ -64,7 +65,7 @@ lock: $(VENV)/.dev
 # As root, with buildah and debootstrap; minutes, and 8 GB of disk meanwhile. IMAGE_TARGET=cpu or rtx is one of the two that
 # it builds, IMAGE_TARGET=gpu the largest: 15 GB.
 image-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m image tests/image
+	$(BIN)/python -m pytest -m image -o faulthandler_timeout=0 tests/image
 
 # Some minutes: the same requests to the build of a revision (BASE=REV, or a folder) and to this one, answered alike.
 oracle: $(VENV)/.dev
