@@ -20,7 +20,7 @@ from convoy.app.host.daemon_threads import begin
 from convoy.app.lifecycle.catalog import Catalog, Served, ServedLane
 from convoy.app.lifecycle.lane_runner import lane_runner
 from convoy.app.lifecycle.loads import LoadVersion
-from convoy.app.lifecycle.tasks import Tasks
+from convoy.app.lifecycle.tasks import Tasks, to_its_end
 from convoy.app.loading.load import LoadedModel, ServedBefore
 from convoy.app.loading.proving import ProvedEngine
 from convoy.app.scheduling.latency import LatencyModel
@@ -85,7 +85,7 @@ class Lanes:
 
     async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
         """In a thread: it takes as long as the memory is large. Until then the host gathers what it could read."""
-        self._has_pages_locked = await asyncio.to_thread(engine.page_lock, memory)
+        self._has_pages_locked = await to_its_end(asyncio.to_thread(engine.page_lock, memory))
 
     async def swap(self, served: Served, proved: ProvedEngine) -> bool:
         """Let an engine take over from those that give way to it; return when these are closed, whether it did."""

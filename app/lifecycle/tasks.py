@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 class Tasks:
@@ -23,3 +26,13 @@ class Tasks:
         for task in list(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+
+
+async def to_its_end(work: Awaitable[Result]) -> Result:
+    """What it gives. Whoever is cancelled meanwhile is so when it has ended, since no thread stops."""
+    future = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise

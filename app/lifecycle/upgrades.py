@@ -20,7 +20,7 @@ from convoy.app.engines.measure import Rounds
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.engines.tensorrt_library import library_named
 from convoy.app.lifecycle.catalog import Served
-from convoy.app.lifecycle.tasks import Tasks
+from convoy.app.lifecycle.tasks import Tasks, to_its_end
 from convoy.app.loading.later import prove_plan, prove_tuned, still_refused
 from convoy.app.loading.proving import ProvedEngine, fastest, race
 from convoy.app.scheduling.queues import Lane
@@ -137,13 +137,11 @@ class Upgrades:
         # In a thread: every byte of the bundle and of a plan is hashed.
         proving = asyncio.ensure_future(asyncio.to_thread(lambda: prove(_job(served))))
         try:
-            await asyncio.shield(proving)
-        except asyncio.CancelledError:  # the core stops, but no thread does: what it opens must be closed
-            await asyncio.wait([proving])
+            proved = await to_its_end(proving)
+        except asyncio.CancelledError:  # the core stops, and what has been opened meanwhile must be closed
             if proving.exception() is None:
                 await asyncio.to_thread(proving.result().engine.close)
             raise
-        proved = proving.result()
         try:
             await self._check_pays(served, proved)
         except BaseException:
@@ -185,7 +183,8 @@ class Upgrades:
         measured: list[Rounds] = []
         try:
             # In the rival's own thread, because that bounds how many are in it at once; its other slots go on.
-            await self._probe(rival.lane, lambda: measured.extend(race([rival.proved.engine, proved.engine])))
+            comparing = self._probe(rival.lane, lambda: measured.extend(race([rival.proved.engine, proved.engine])))
+            await to_its_end(comparing)  # before that neither may be closed
         except EngineFailure as failure:
             raise NotProved(f"it could not be compared with what serves: {failure}") from failure
         if fastest(measured) == 0:

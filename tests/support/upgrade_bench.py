@@ -21,12 +21,14 @@ import pytest
 from convoy.app.core import Core, CoreOptions
 from convoy.app.edge.http.application import create_app
 from convoy.app.edge.options import BodyLimits, EdgeOptions
+from convoy.app.engines.base import Engine
 from convoy.app.engines.jobs import Job, PlanWish
+from convoy.app.engines.measure import Rounds
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
 from convoy.app.lifecycle.control import ControlMode, ControlOptions
 from convoy.app.loading.later import prove_plan
 from convoy.app.loading.load import LoadOptions
-from convoy.app.loading.proving import ProvedEngine
+from convoy.app.loading.proving import ProvedEngine, race
 from convoy.models.bundle import MANIFEST, read_manifest, seal
 from convoy.models.plans import PlanBuild
 from convoy.models.store import DEMO_STORE
@@ -175,3 +177,16 @@ def hold_proofs(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threa
 
     monkeypatch.setattr("convoy.app.lifecycle.upgrades.prove_plan", slowly)
     return proves, may_go_on
+
+
+def hold_comparisons(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """The same for one that is compared with what serves."""
+    compares, may_go_on = threading.Event(), threading.Event()
+
+    def slowly(engines: list[Engine]) -> list[Rounds]:
+        compares.set()
+        assert may_go_on.wait(60)
+        return race(engines)
+
+    monkeypatch.setattr("convoy.app.lifecycle.upgrades.race", slowly)
+    return compares, may_go_on

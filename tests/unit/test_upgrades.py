@@ -16,7 +16,7 @@ from convoy.models.bundle import MANIFEST, open_bundle
 from tests.support.fake_cuda import FakeGpu
 from tests.support.fake_devices import until
 from tests.support.gpu_machine import GpuBench
-from tests.support.upgrade_bench import ask, hold_proofs, plans, run, running, serving
+from tests.support.upgrade_bench import ask, hold_comparisons, hold_proofs, plans, run, running, serving
 
 # For `make test`: some seconds together.
 pytestmark = pytest.mark.slow
@@ -298,13 +298,14 @@ def test_where_no_plan_comes_the_fallback_is_tuned_beside_the_serving(tmp_path, 
     run(job)
 
 
-def test_stopping_while_a_plan_proves_itself_gives_all_memory_back(tmp_path, bench, monkeypatch):
-    proves, may_go_on = hold_proofs(monkeypatch)
+@pytest.mark.parametrize("hold", [hold_proofs, hold_comparisons])
+def test_stopping_while_a_plan_proves_itself_gives_all_memory_back(tmp_path, bench, monkeypatch, hold):
+    has_begun, may_go_on = hold(monkeypatch)
 
     async def job() -> None:
         async with running(tmp_path, bench) as server:
             server.builder.may_end.set()
-            await asyncio.to_thread(proves.wait, 60)
+            await asyncio.to_thread(has_begun.wait, 60)
             asyncio.get_running_loop().call_later(0.05, may_go_on.set)
 
     run(job)  # which waits for every thread
