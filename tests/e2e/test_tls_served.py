@@ -289,11 +289,16 @@ def test_a_client_that_never_agrees_on_a_key_is_dropped(papers: Papers, edges: i
 
 
 def test_no_more_may_be_about_it_than_there_may_be_connections(papers: Papers, edges: int) -> None:
-    """Each of two edges has half of them; nobody waits for the time limit here."""
+    """Each of two edges has half of them, and may be the one that all come to; nobody waits for the time limit here."""
     most = {"header_timeout_s": 300.0, "max_connections": 4}
     with start_fake_server(**papers.options, **most, edges=edges, wait_ready=False) as server, ExitStack() as stack:
         clients = silent_clients(server, stack, 12)
-        until(lambda: len(select.select(clients, [], [], 0)[0]) == 12 - 4, "all but four have been turned away")
+
+        def turned_away() -> int:
+            return len(select.select(clients, [], [], 0)[0])
+
+        until(lambda: turned_away() >= 12 - 4, "all but four have been turned away")
+        assert turned_away() <= 12 - 2
 
 
 def test_the_health_check_and_the_address_file_know_of_it(papers: Papers, edges: int, tmp_path: Path) -> None:
