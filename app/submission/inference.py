@@ -56,6 +56,7 @@ class InferenceCore(Protocol):
     """Takes requests and says how each ended. All of it is used from one event loop."""
 
     slab: Slab
+    open_calls: int  # in this process
     shared_memory: SharedMemory
     leaving: bool  # said to be not ready any more
     tracing: RequestTracing | None  # None: no call has a span

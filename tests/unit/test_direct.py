@@ -1210,3 +1210,55 @@ def test_the_end_of_headers_is_awaited_for_as_long_as_nobody_reads_them(workshop
         assert connection.replies[0].status == 408
 
     play(workshop, scene)
+
+
+# Answers that are ready together
+
+Hook = Callable[[House, Connection], None]
+
+
+def _sends_no_http(house: House, connection: Connection) -> None:
+    connection.send(b"\0\0\0\0\r\n\r\n")
+
+
+def _leaves(house: House, connection: Connection) -> None:
+    connection.leave()
+
+
+def _gives_up(house: House, connection: Connection) -> None:
+    connection.protocol.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("hook", "answers", "outcome"),
+    [
+        pytest.param(_sends_no_http, [200, 400], "success", id="behind-it-comes-no-http"),
+        pytest.param(_gives_up, [200], "success", id="the-server-ends"),
+        pytest.param(_leaves, [], "cancelled", id="its-client-leaves"),
+    ],
+)
+def test_what_happens_while_an_answer_waits_for_others_of_its_turn(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, hook: Hook, answers: list[int], outcome: str
+) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        gate = held(workshop)
+        ours, other = house.connect(), house.connect()
+        send_soon = house.way.send_soon
+
+        def and_then(call: Any) -> None:
+            send_soon(call)
+            monkeypatch.setattr(house.way, "send_soon", send_soon)
+            assert ours.sent == other.sent == b"", "nothing is written before its turn is over"
+            hook(house, ours)
+
+        monkeypatch.setattr(house.way, "send_soon", and_then)
+        ours.send(in_json(1.0))
+        other.send(in_json(2.0))
+        gate.set()
+        (beside,) = await other.reply()
+        assert beside.status == 200
+        await until(lambda: house.core.open_calls == 0)
+        assert [reply.status for reply in ours.replies] == answers
+        await until(lambda: house.counted(outcome) == (2 if outcome == "success" else 1))
+
+    play(workshop, scene)

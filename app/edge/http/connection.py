@@ -367,6 +367,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str, *, retry_after: bool = False) -> None:
         if self.transport.is_closing():
             return
+        if self.way is not None:
+            self.way.send_due()  # the answer to a request before may be among it
         body = error_body(message)
         extra = b"retry-after: 1\r\n" if retry_after else b""
         phrase = HTTPStatus(status).phrase

@@ -36,6 +36,7 @@ from convoy.models.errors import RequestError, Unavailable
 _LONGEST_TARGET_BYTES = 512  # that is worth remembering
 _LONGEST_HEAD_BYTES = 4096
 _MOST_DIGITS = 18
+_GATHERED_BYTES = 64 << 10
 _CONTENT_LENGTH = b"content-length"
 # What CORS says of an answer to a request that comes from no page; those that do take the other way.
 _ORIGIN, _VARY = b"origin", (b"vary", b"Origin")
@@ -144,6 +145,7 @@ class DirectWay:
     def __init__(self, routes: HotRoutes, core: InferenceCore, options: EdgeOptions) -> None:
         self.core, self.entry, self.options, self._routes = core, Entry(options), options, routes
         self._find = lru_cache(1024)(self._found)
+        self._due: list[DirectCall] = []
 
     @property
     def _edition(self) -> tuple[int, int]:
@@ -160,6 +162,23 @@ class DirectWay:
             return None
         found = self._routes.find(path.decode())
         return None if found is None else Found(*found, path.decode(), query_string)
+
+    def send_soon(self, call: DirectCall) -> None:
+        """Send its answer in a moment, with what else is ready in this turn of the event loop.
+
+        To wake a process that sleeps costs whoever writes to it more than the write, in a virtual machine most of all.
+        Of answers that are made and written in turns each finds the client asleep again; written together they do not.
+        Measured with PNGs at 16 and 64 connections: 1.2 times the rate for 0.86 of the CPU.
+        """
+        if not self._due:
+            call.loop.call_soon(self.send_due)
+        self._due.append(call)
+
+    def send_due(self) -> None:
+        """Send all that `send_soon` was told."""
+        due, self._due = self._due, []
+        for call in due:
+            call.send_due()
 
     def leaves_to_asgi(self, headers: list[tuple[bytes, bytes]]) -> bool:
         """A request of a page's, where pages of other origins may ask: Starlette has the rules for its answer."""
@@ -245,7 +264,8 @@ class DirectCall:
         self, way: DirectWay, connection: Connection, found: Found, head: HttpHead, lines: list[tuple[bytes, bytes]]
     ) -> None:
         """`lines` are its headers as they came, one of a name after the other."""
-        self._connection, self.found, self.head, self.lines = connection, found, head, lines
+        self._way, self._connection, self.found, self.head, self.lines = way, connection, found, head, lines
+        self._due: tuple[bytes, CallEnd] | None = None
         self._visit = Visit(way.entry, way.core, self.head.headers)
         self._call = Call(way.core, found.route.protocol)
         found.route.trace(self._call, found.path, head, found.names)
@@ -258,6 +278,10 @@ class DirectCall:
         self._has_ended = self.response_complete = self.disconnected = False
         self.keep_alive = self.more_body = True
         self.memory: Memory | None = None  # for the next request of the connection
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._connection.loop
 
     @property
     def served(self) -> ServedLike | None:
@@ -337,7 +361,9 @@ class DirectCall:
     def give_up(self) -> None:
         """The time to answer what was accepted is over."""
         self.keep_alive = False
-        if self._answering is None:
+        if self._due is not None:
+            self.send_due()
+        elif self._answering is None:
             self._failed(asyncio.CancelledError())
         else:
             self._answering.cancel()
@@ -350,8 +376,34 @@ class DirectCall:
             self._failed(self._reader.too_slow())
 
     def _answered(self, reply: Reply) -> None:
-        self._send(reply)
-        self._end(reply.ending)
+        if self.disconnected:
+            self._end(reply.ending)
+            return
+        answer = self._whole(reply)
+        self._due = answer, reply.ending
+        # Repetitions follow so close on each other that their clients are awake. Alone it would wait for nobody, and
+        # large ones are not to be in memory together.
+        is_dear = self._answering is not None
+        if is_dear and self._way.core.open_calls > 1 and len(answer) <= _GATHERED_BYTES:
+            self._way.send_soon(self)
+        else:
+            self.send_due()
+
+    def send_due(self) -> None:
+        """Send the answer that is ready, unless it has been, or the client has left."""
+        if self._due is None:
+            return
+        answer, ending = self._due
+        self._due = None
+        if self.disconnected:
+            self._failed(ClientGone())
+            return
+        try:
+            self._write(answer)
+        except Exception as error:
+            self._failed(error)
+        else:
+            self._end(ending)
 
     def _failed(self, error: BaseException) -> None:
         """However else it ends: refused, left by its client, given up, or by a bug."""
@@ -369,8 +421,11 @@ class DirectCall:
         self._end(ending)
 
     def _send(self, reply: Reply) -> None:
-        if self.response_complete or self.disconnected:
-            return
+        if not self.response_complete and not self.disconnected:
+            self._write(self._whole(reply))
+
+    def _whole(self, reply: Reply) -> bytes:
+        """The answer as it goes over the wire; `keep_alive` becomes False where that says so."""
         headers = [*reply.headers, *self._visit.headers(reply.status)]
         if self._cors:
             headers.insert(0, _VARY)
@@ -378,7 +433,9 @@ class DirectCall:
             self.keep_alive = False
         elif not self.keep_alive:
             headers.append((b"connection", b"close"))
-        answer = b"".join((answer_head(reply), *lines_of(headers), b"\r\n", *reply.pieces))
+        return b"".join((answer_head(reply), *lines_of(headers), b"\r\n", *reply.pieces))
+
+    def _write(self, answer: bytes) -> None:
         self.response_complete = True
         transport = self._connection.transport
         transport.write(answer)
