@@ -10,7 +10,8 @@ The rules, in the order in which they are applied:
  2. Size     Read from the header before a pixel is decoded; more than `max_pixels` is refused, and so are
              sides that differ more than 100-fold (resizing those needs memory out of all proportion).
  3. Frame    Of an animation or a multi-page file the first frame counts.
- 4. Cut off  A file whose pixels are not all there is refused; nothing is filled in.
+ 4. Cut off  A file whose pixels are not all there is refused; nothing is filled in. (What `png.py` decodes need not
+             have zlib's own sum behind its pixels, which Pillow wants; PNG's sums must be right.)
  5. EXIF     The orientation is applied. An EXIF block that cannot be read counts as absent.
  6. 16 bits  Grey of 16 bits keeps the upper eight, as decoders do for 16-bit colour. Float is refused.
  7. Alpha    Alpha, a palette's transparency and a transparent key colour are composited onto white.
@@ -26,8 +27,8 @@ Pillow's JPEG draft mode (a smaller decode by scaled DCT) is left out on purpose
 the model was trained with, and would make the answer depend on the size of the upload.
 
 Three ways are shorter and give the same pixels: `jpeg.py` decodes plain JPEGs without Pillow, those that are small or
-have the size that they are to be resized to, `png.py` small plain PNGs without what Pillow does before it decodes, and
-`windowed.py` computes little more of a resized image than the crop keeps.
+have the size that they are to be resized to, `png.py` small plain PNGs, without Pillow or without what Pillow does
+before it decodes, and `windowed.py` computes little more of a resized image than the crop keeps.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from convoy.models.errors import ImageError
 from convoy.models.geometry import Extent, crop_corner, full_size
 from convoy.models.headers import JPEG_SEGMENT, Header
 from convoy.models.jpeg import decode_small_jpeg, jpeg_pixels, plain_jpeg
-from convoy.models.png import decode_small_png
+from convoy.models.png import decode_small_png, plain_png, png_pixels
 from convoy.models.resample import sample_without_antialias
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec
 from convoy.models.windowed import resized_window
@@ -122,7 +123,10 @@ def sniff(encoded: bytes | memoryview) -> str | None:
     start = bytes(encoded[:12])
     if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
         return "WebP"
-    return next((name for signature, name in _SIGNATURES if start.startswith(signature)), None)
+    for signature, name in _SIGNATURES:
+        if start.startswith(signature):
+            return name
+    return None
 
 
 def decode_image_into(
@@ -323,17 +327,41 @@ class _Window(NamedTuple):
 
 
 def _window_as_it_is(encoded: bytes, image: ImageSpec, max_pixels: int) -> _Window | None:
-    """What the crop keeps of a plain JPEG that need not be resized; None for all else, broken ones included."""
-    if sniff(encoded) != "JPEG" or (plain := plain_jpeg(encoded)) is None or plain.channels != image.channels:
+    """What the crop keeps of a plain file that need not be resized; None for all else, broken ones included."""
+    match sniff(encoded):
+        case "JPEG":
+            return _jpeg_window(encoded, image, max_pixels)
+        case "PNG":
+            return _png_window(encoded, image, max_pixels)
+    return None
+
+
+def _jpeg_window(encoded: bytes, image: ImageSpec, max_pixels: int) -> _Window | None:
+    if (plain := plain_jpeg(encoded)) is None or plain.channels != image.channels:
         return None
-    size = width, height = plain.width, plain.height
-    if not width * height or full_size(size, image) != size:
+    size = plain.width, plain.height
+    if not plain.width * plain.height or full_size(size, image) != size:
         return None
     _refuse_endless(encoded)
     refuse_oversized(size, max_pixels)
+    return _cropped(jpeg_pixels(encoded, plain), size, image)
+
+
+def _png_window(encoded: bytes, image: ImageSpec, max_pixels: int) -> _Window | None:
+    if (plain := plain_png(encoded)) is None or plain.mode != ("RGB" if image.channels == 3 else "L"):
+        return None
+    size = plain.width, plain.height
+    if not plain.width * plain.height or full_size(size, image) != size:
+        return None
+    refuse_oversized(size, max_pixels)
+    return _cropped(png_pixels(encoded, plain), size, image)
+
+
+def _cropped(pixels: npt.NDArray[np.uint8] | None, size: Extent, image: ImageSpec) -> _Window | None:
+    if pixels is None:
+        return None
     left, top = crop_corner(size, image)
-    pixels = jpeg_pixels(encoded, plain)
-    return None if pixels is None else _Window(pixels[top : top + image.height, left : left + image.width], size)
+    return _Window(pixels[top : top + image.height, left : left + image.width], size)
 
 
 def _decode_small(name: str, encoded: bytes, max_pixels: int) -> Image.Image | None:

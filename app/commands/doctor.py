@@ -23,8 +23,8 @@ from convoy.models.checkpoint import installed_versions
 
 _LIBRARIES = (
     *("fastapi", "uvicorn", "numpy", "Pillow", "safetensors", "onnxruntime", "onnxruntime-gpu", "openvino"),
-    *("simplejpeg", "tensorrt", "tensorrt-cu13", "tensorrt-rtx", "cuda-python", "cuda-bindings", "nvidia-ml-py"),
-    *("onnx", "onnxscript", "torch", "torchvision", "tritonclient"),
+    *("pyspng", "simplejpeg", "tensorrt", "tensorrt-cu13", "tensorrt-rtx", "cuda-python", "cuda-bindings"),
+    *("nvidia-ml-py", "onnx", "onnxscript", "torch", "torchvision", "tritonclient"),
 )
 
 

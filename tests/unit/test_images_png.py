@@ -45,6 +45,12 @@ def is_decoded_here(encoded: bytes) -> bool:
     return png.decode_small_png(encoded, UNLIMITED) is not None
 
 
+def pixels_here(encoded: bytes) -> Any:
+    """As they are decoded for one that nobody resizes; None: they are not."""
+    plain = png.plain_png(encoded)
+    return None if plain is None else png.png_pixels(encoded, plain)
+
+
 def outcome(encoded: bytes, spec: ImageSpec, max_pixels: int = UNLIMITED) -> bytes | str:
     """The sample's bytes, or the words of the error."""
     try:
@@ -53,10 +59,23 @@ def outcome(encoded: bytes, spec: ImageSpec, max_pixels: int = UNLIMITED) -> byt
         return str(error)
 
 
+def by_pillow(encoded: bytes, spec: ImageSpec, max_pixels: int = UNLIMITED) -> bytes | str:
+    with patch.object(images, "decode_small_png", lambda *_: None), patch.object(images, "plain_png", lambda *_: None):
+        return outcome(encoded, spec, max_pixels)
+
+
 def is_as_by_pillow(encoded: bytes, spec: ImageSpec = SPEC, max_pixels: int = UNLIMITED) -> bool:
-    here = outcome(encoded, spec, max_pixels)
-    with patch.object(images, "decode_small_png", lambda *_: None):
-        return here == outcome(encoded, spec, max_pixels)
+    return outcome(encoded, spec, max_pixels) == by_pillow(encoded, spec, max_pixels)
+
+
+def has_all_pixels(encoded: bytes) -> bool:
+    """Whether there are a byte and a row of pixels for each row, whatever comes behind."""
+    plain = png.plain_png(encoded)
+    assert plain is not None
+    row_bytes = 1 + plain.width * len(plain.mode)
+    deflated = encoded[43 : encoded.rindex(b"IEND") - 8]
+    rows = zlib.decompressobj(-zlib.MAX_WBITS).decompress(deflated, row_bytes * plain.height)
+    return len(rows) == row_bytes * plain.height
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -84,6 +103,7 @@ def test_every_filter_has_the_same_pixels(filter_type: int) -> None:
     parts = b"".join(chunk(b"IDAT", raw[at : at + 100]) for at in range(0, len(raw), 100))
     encoded = b"\x89PNG\r\n\x1a\n" + head + parts + chunk(b"IEND", b"")
     assert is_decoded_here(encoded)
+    assert pixels_here(encoded) is not None
     assert is_as_by_pillow(encoded)
 
 
@@ -104,6 +124,7 @@ def test_what_is_unusual_is_left_to_pillow() -> None:
         saved(picture(300, 300, "RGB")),
     ):
         assert not is_decoded_here(encoded)
+        assert pixels_here(encoded) is None
         assert is_as_by_pillow(encoded)
 
 
@@ -115,7 +136,7 @@ def test_the_limit_of_the_server_comes_first() -> None:
     assert "at most 100 times the shorter" in str(outcome(saved(picture(303, 3, "L")), SPEC))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=10000, deadline=None)
 @given(
     st.sampled_from(["RGB", "RGBA", "L"]),
     st.lists(st.tuples(st.integers(8, 400), st.integers(0, 255)), min_size=1, max_size=3),
@@ -126,3 +147,32 @@ def test_spoiled_files_end_as_with_pillow(mode: str, changes: list[tuple[int, in
     for position, value in changes:
         encoded[position % len(encoded)] = value
     assert is_as_by_pillow(bytes(encoded[:cut_at]), replace(SPEC, height=9, width=12), 10_000)
+
+
+@settings(max_examples=10000, deadline=None)
+@given(
+    st.sampled_from(["RGB", "L"]),
+    st.integers(0, 9),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=2),
+    st.one_of(st.none(), st.integers(0, 400)),
+    st.binary(max_size=8),
+)
+def test_spoiled_pixels_with_a_right_sum_are_those_of_pillow_where_it_takes_them(
+    mode: str, level: int, changes: list[tuple[int, int]], cut_at: int | None, behind: bytes
+) -> None:
+    whole = saved(picture(12, 9, mode), compress_level=level)
+    pixels = bytearray(whole[41 : whole.index(b"IEND") - 8])
+    for position, value in changes:
+        pixels[position % len(pixels)] = value
+    encoded = whole[:33] + chunk(b"IDAT", bytes(pixels[:cut_at]) + behind) + chunk(b"IEND", b"")
+    spec = ImageSpec.plain(9, 12, 3 if mode == "RGB" else 1, "uint8_nhwc")
+    # Pillow also refuses what has all its pixels, and behind them not the sum that zlib wants.
+    assert is_as_by_pillow(encoded, spec) or (isinstance(by_pillow(encoded, spec), str) and has_all_pixels(encoded))
+
+
+def test_without_the_package_pillow_decodes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = saved(picture(16, 16, "RGB"))
+    usual = outcome(encoded, SPEC)
+    monkeypatch.setattr(png, "pyspng", None)
+    assert pixels_here(encoded) is None
+    assert outcome(encoded, SPEC) == usual

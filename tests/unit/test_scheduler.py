@@ -231,6 +231,45 @@ def test_short_batches_run_in_the_loops_own_thread_and_long_ones_do_not() -> Non
     with_shop(scenario, here_below_ns=5_000_000)
 
 
+class _Takes(threading.Event):
+    """An engine's gate that lets a batch take so long on the shop's clock."""
+
+    def __init__(self, shop: Shop, milliseconds: float) -> None:
+        super().__init__()
+        self.shop, self.ns = shop, int(milliseconds * MILLISECOND_NS)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.shop.now_ns += self.ns
+        return True
+
+
+@pytest.mark.parametrize(
+    ("takes_ms", "between_ms", "runs_here"),
+    [
+        pytest.param(1.0, 2, False, id="the engine has a third"),
+        pytest.param(1.0, 7, True, id="the engine has an eighth"),
+        pytest.param(1.0, 1000, True, id="nobody asks"),
+        pytest.param(1.3, 1000, False, id="above twice the limit"),
+    ],
+)
+def test_a_longer_batch_runs_on_the_loop_where_the_engine_has_little_of_a_samples_time(
+    takes_ms: float, between_ms: int, runs_here: bool
+) -> None:
+    """The limit is 0.6 ms."""
+
+    async def scenario(shop: Shop) -> None:
+        (engine,) = shop.engines
+        engine.gate = _Takes(shop, takes_ms)
+        for _ in range(60):
+            engine.threads.clear()
+            shop.submit()
+            await shop.rest()
+            shop.now_ns += between_ms * MILLISECOND_NS
+        assert engine.threads == {"MainThread" if runs_here else "lane-0.0"}
+
+    with_shop(scenario, here_below_ns=600_000)
+
+
 @pytest.mark.parametrize(
     ("here_below_ms", "requests", "state_of_next", "threads"),
     [
@@ -257,15 +296,8 @@ def test_an_engine_has_its_next_batch_before_the_answers_of_the_last_are_given(
 
 def test_short_batches_in_a_row_leave_others_their_turns_of_the_loop() -> None:
     async def scenario(shop: Shop) -> None:
-        class Clock(threading.Event):
-            """Each batch takes a millisecond."""
-
-            def wait(self, timeout: float | None = None) -> bool:
-                shop.now_ns += 1_000_000
-                return True
-
         engine = shop.engines[0]
-        engine.gate = Clock()
+        engine.gate = _Takes(shop, 1.0)
         for _ in range(12):
             shop.submit()
         seen = set()

@@ -9,18 +9,20 @@ import math
 import time
 from typing import Any, NamedTuple
 
-from convoy.app.edge.oip.answering import CLASSES, Wanted
-from convoy.app.edge.oip.call import Call, Inputs, Terms
+from convoy.app.edge.oip.answering import CLASSES, Answering, Wanted
+from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.pictures import Picture
-from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.edge.timing import Timing, timing_ms
+from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
+from convoy.app.scheduling.slab import ALIGNMENT_BYTES
 from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import ImageTooLarge, InvalidRequest
 from convoy.models.images import decoding_bytes, refuse_oversized
-from convoy.models.spec import ImageSpec
+from convoy.models.spec import ImageSpec, ModelSpec
 
 _DEFAULT_TOP_K = 5
+_MOST_FORMS = 256
 
 
 class Predicted(NamedTuple):
@@ -30,11 +32,35 @@ class Predicted(NamedTuple):
     timing: Timing
 
 
+class _Form(NamedTuple):
+    """What all requests with an image for one version have in common: one slot, the outputs behind the input."""
+
+    spec: ModelSpec
+    answering: Answering
+    pattern: Request
+    input_bytes: int
+    room_bytes: int
+
+    @classmethod
+    def of(cls, key: ModelKey, spec: ModelSpec, image: ImageSpec, answering: Answering) -> _Form:
+        input_bytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
+        room_bytes, wanted = input_bytes, answering.outputs(spec)
+        outputs: list[TensorPlace | None] = []
+        for index in wanted:
+            nbytes, start = spec.outputs[index].sample_bytes, -(-room_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            outputs.append(None if nbytes is None else TensorPlace(0, start, nbytes))
+            room_bytes = room_bytes if nbytes is None else start + nbytes
+        inputs = (TensorPlace(0, 0, input_bytes),)
+        pattern = Request(0, key, 1, (image.tensor_shape,), (), inputs, wanted, tuple(outputs), 0)
+        return cls(spec, answering, pattern, input_bytes, room_bytes)
+
+
 class Predictor:
     """Whoever has pictures asks it for what is in them. Belongs to one event loop, as its decoder does."""
 
     def __init__(self, decoder: Decoder, max_pixels: int) -> None:
         self._decoder, self._max_pixels = decoder, max_pixels
+        self._forms: dict[ModelKey, _Form] = {}  # of the versions that were asked last
 
     async def predict(
         self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
@@ -47,24 +73,25 @@ class Predictor:
         wait_ns = 0
         spec, image, key, decoder = served.spec, served.spec.image, served.key, self._decoder
         assert image is not None, "whoever asks has seen to it; this is a bug"
-        nbytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
-        slot, answering = call.reserve(nbytes), wanted.answering
+        answering = wanted.answering
+        form = self._form(served, image, answering)
+        slot = call.reserve(form.room_bytes)
+        sample = slot.view[: form.input_bytes]
         is_here = is_alone and picture.is_quick(image) and decoder.begin_here(served)
         if not is_here:
             pixels, needs_bytes = self._measure(call, picture, image)
             slots = (*picture.slots, slot)
             work = DecodeWork(picture.kind, pixels, slots, call.deadline_ns(terms.timeout_ms), served, needs_bytes)
-            decoded = await decoder.run(call, work, picture.decode_into, image, slot.view, self._max_pixels)
+            decoded = await decoder.run(call, work, picture.decode_into, image, sample, self._max_pixels)
             wait_ns, size = decoded.wait_ns, decoded.result
         try:
             if is_here:
-                size = picture.decode_into(image, slot.view, self._max_pixels)
+                size = picture.decode_into(image, sample, self._max_pixels)
             decode_ns = time.monotonic_ns() - started_ns - wait_ns
             call.decoded(decode_ns, wait_ns)
-            inputs = Inputs(1, (image.tensor_shape,), (TensorRef(slot.ref, 0, nbytes),))
             if answering.is_long:
                 call.reserve(answering.working_bytes(spec, size))  # before it is computed, as it may not be had
-            done = await call.run(call.build_request(served, inputs, answering.outputs(spec), terms))
+            done = await call.run(call.repeat_request(form.pattern, (slot.ref,), terms))
         except BaseException:  # and no `finally` for both: compiled, its `done` would have no room for None
             decoder.answered(key)
             raise
@@ -74,6 +101,14 @@ class Predictor:
         else:
             found = answering.read(done.answers, spec, size, wanted)
         return Predicted(found, timing_ms(done, wait_ns, decode_ns, time.monotonic_ns() - call.arrival_ns))
+
+    def _form(self, served: ServedLike, image: ImageSpec, answering: Answering) -> _Form:
+        form = self._forms.get(served.key)
+        if form is None or form.spec is not served.spec or form.answering is not answering:
+            if len(self._forms) >= _MOST_FORMS:
+                self._forms.clear()
+            form = self._forms[served.key] = _Form.of(served.key, served.spec, image, answering)
+        return form
 
     def _measure(self, call: Call, picture: Picture, image: ImageSpec) -> tuple[int, int]:
         """How many pixels the header announces, and how much memory they take. Raises ImageError.
