@@ -16,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from statistics import median
 
 from convoy.models.checkpoint import write_whole
 from tests.campaign.page import render
@@ -58,6 +59,8 @@ def _run(seed: int, minutes: float, edges: tuple[int, ...], out: Path) -> int:
             _keep_logs(Path(folder), out)
     write_whole(out / "campaign.html", render(records).encode())
     print(f"written: {out / 'campaign.html'}")
+    for kind, times_s in sorted(records.recoveries_s().items()):
+        print(f"well again after {kind}: {median(times_s):.1f} s, at worst {max(times_s):.1f}, {len(times_s)} times")
     for line in breaches[:_MOST_LINES]:
         print(f"BROKEN {line}", file=sys.stderr)
     if breaches:

@@ -74,13 +74,17 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """When a fault was on, until the server was well again and had worked off what had piled up."""
+    """When a fault was on, until the server was well again and had worked off what had piled up.
+
+    From `over_s` on nothing is done to it any more: with a kill at once, with a pause when it goes on.
+    """
 
     kind: str
     from_s: float
     to_s: float
     what: str
     excuses: bool  # whether calls and readiness may suffer meanwhile
+    over_s: float = 0.0
 
 
 def check_endings(period: Period, endings: Iterable[Ending], windows: Sequence[Window]) -> list[str]:
@@ -228,6 +232,19 @@ def check_ready(looks: Iterable[Readiness], windows: Sequence[Window], *, may: f
                 f"at {one.began_s:.2f} s it was ready, and a real request ended as {one.outcome}: {one.words}"
             )
     return breaches
+
+
+def recovery_s(window: Window, looks: Sequence[Readiness]) -> float | None:
+    """How long after the trouble a real request was answered again, and they all were; to within a look.
+
+    None: it is not known, since none was before the looks ended.
+    """
+    suffered = [one for one in looks if window.over_s <= one.began_s <= window.to_s and one.outcome != "success"]
+    if not suffered:
+        return 0.0
+    after = (one for one in looks if one.began_s >= suffered[-1].ended_s and one.outcome == "success")
+    answered = next(after, None)
+    return None if answered is None else answered.ended_s - window.over_s
 
 
 def check_log(log: str) -> list[str]:

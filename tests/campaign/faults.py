@@ -153,6 +153,9 @@ FAULTS: dict[str, tuple[_Does, bool]] = {
     "fill disk": (_fill_disk, True),
 }
 
+# Those that go on for a while and then are undone; the others are done at once.
+LASTING = frozenset({"pause", "hoard", "fill disk"})
+
 
 def put_back(field: Field) -> str:
     """Everything as the next period expects it, and what the server then has to come to. Raises AssertionError."""

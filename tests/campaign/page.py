@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from xml.etree.ElementTree import Element
 
 from convoy.loadtest.report.page import STYLE
@@ -64,6 +65,8 @@ def render(records: Records) -> str:
         *(part for edges in records.plan.edges for part in _time_lines(records, edges)),
         element("h2", "Periods"),
         _periods(records),
+        element("h2", "Time to recover"),
+        _recoveries(records),
         element("h2", "What has to hold"),
         _invariants(records),
         element("h2", "The books, and where they are not compared"),
@@ -250,6 +253,15 @@ def _what_was_done(run: PeriodRun) -> Element:
     """The period's name, and below it each fault."""
     faults = (element("div", f"{window.from_s:.1f} s: {window.what}", class_="note") for window in run.windows)
     return element("div", f"{run.period.number} · {run.period.kind}", *faults)
+
+
+def _recoveries(records: Records) -> Element:
+    rows = [
+        (kind, str(len(times_s)), f"{median(times_s):.1f}", f"{max(times_s):.1f}")
+        for kind, times_s in sorted(records.recoveries_s().items())
+    ]
+    note = "From the moment when nothing is done to the server any more until every look is answered; 0: none was not."
+    return element("div", table(("trouble", "times", "median s", "worst s"), rows), element("p", note, class_="note"))
 
 
 def _invariants(records: Records) -> Element:

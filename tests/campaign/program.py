@@ -16,7 +16,7 @@ from tests.campaign.asks import Script
 from tests.campaign.checks import Readiness, Window
 from tests.campaign.clients import HttpClient, Place
 from tests.campaign.endings import BOUND_S
-from tests.campaign.faults import AFTERMATH_S, FAULTS, put_back
+from tests.campaign.faults import AFTERMATH_S, FAULTS, LASTING, put_back
 from tests.campaign.field import Calls, Field, ProcessState, free_port
 from tests.campaign.plan import ClientPlan, Fault, Period
 from tests.campaign.records import PeriodRun, Records, Sample
@@ -132,7 +132,8 @@ class _Campaign:
         except AssertionError as error:
             what = f"FAILED: {error}"
         aftermath_s = 0.0 if promises else AFTERMATH_S
-        return Window(fault.kind, from_s, self._records.now_s() + aftermath_s, what, not promises)
+        over_s = from_s + (fault.lasts_s if fault.kind in LASTING else 0.0)
+        return Window(fault.kind, from_s, self._records.now_s() + aftermath_s, what, not promises, over_s)
 
     def _rest(self) -> list[str]:
         field = self._field

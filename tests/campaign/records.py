@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tests.campaign.checks import Readiness, Window
+from tests.campaign.checks import Readiness, Window, recovery_s
 from tests.campaign.endings import Ending
 from tests.campaign.field import Calls
 from tests.campaign.plan import Period, Plan
@@ -58,6 +58,17 @@ class Records:
     def add(self, endings: Sequence[Ending]) -> None:
         with self._lock:
             self.endings.extend(endings)
+
+    def recoveries_s(self) -> dict[str, list[float]]:
+        """By kind of trouble that may be felt, how long after it everything was answered again, where that was seen."""
+        found: dict[str, list[float]] = {}
+        for run in self.runs:
+            looks = [one for one in self.looks if run.began_s <= one.began_s <= run.ended_s]
+            for window in run.windows:
+                took_s = recovery_s(window, looks) if window.excuses else None
+                if took_s is not None:
+                    found.setdefault(window.kind, []).append(took_s)
+        return found
 
     @property
     def breaches(self) -> list[str]:

@@ -101,7 +101,7 @@ def read_reply(file: BinaryIO) -> WireReply:
         raise ConnectionError("the server closed the connection")
     status = int(line.split(b" ", 2)[1])
     headers: dict[str, str] = {}
-    while (line := file.readline()) not in (b"\r\n", b""):
+    while (line := file.readline() or _closed_early()) != b"\r\n":
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()
     return WireReply(status, headers, _read_body(file, headers))

@@ -34,6 +34,35 @@ def endings_broken(kind: str, *endings: Ending, windows: tuple[Window, ...] = ()
     return checks.check_endings(period(kind), endings, windows)
 
 
+# Recovery
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "recovery_s"),
+    [
+        pytest.param(["success"] * 6, 0.0, id="nobody-felt-it"),
+        pytest.param(["success", None, "failed", None, "success", "success"], 2.1, id="until-all-are-answered"),
+        pytest.param(["success", None, "success", None, "success", "success"], 2.1, id="it-came-and-went"),
+        pytest.param([None] * 6, None, id="never"),
+    ],
+)
+def test_the_time_to_recover_ends_with_the_first_answer_after_which_none_failed(
+    outcomes: list[str | None], recovery_s: float | None
+) -> None:
+    looks = [Readiness(11.5 + i / 2, 11.6 + i / 2, outcome is not None, outcome) for i, outcome in enumerate(outcomes)]
+    found = checks.recovery_s(replace(KILL, over_s=11.5), looks)
+    assert found == (None if recovery_s is None else pytest.approx(recovery_s))
+
+
+def test_only_trouble_that_may_be_felt_has_a_time_to_recover() -> None:
+    records = Records(draw_plan(1, 1.0, (0,)), "")
+    windows = (replace(KILL, over_s=12.0), replace(CHANGE, over_s=12.0))
+    records.runs.append(PeriodRun(period(), 10.0, 20.0, windows, Calls(), Calls(), ()))
+    records.looks += [Readiness(13.0, 13.1, None), Readiness(13.5, 13.6, True, "success")]
+    assert records.recoveries_s() == {"kill core": [pytest.approx(1.6)]}
+    assert "Time to recover" in render(records)
+
+
 # Answers
 
 

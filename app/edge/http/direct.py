@@ -376,7 +376,7 @@ class DirectCall:
             self._failed(self._reader.too_slow())
 
     def _answered(self, reply: Reply) -> None:
-        if self.disconnected:
+        if self.disconnected or self.response_complete:
             self._end(reply.ending)
             return
         answer = self._whole(reply)
