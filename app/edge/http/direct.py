@@ -170,9 +170,9 @@ class DirectWay:
         Of answers that are made and written in turns each finds the client asleep again; written together they do not.
         Measured with PNGs at 16 and 64 connections: 1.2 times the rate for 0.86 of the CPU.
         """
-        if not self._due:
-            call.loop.call_soon(self.send_due)
         self._due.append(call)
+        if len(self._due) == 1:
+            call.loop.call_soon(self.send_due)
 
     def send_due(self) -> None:
         """Send all that `send_soon` was told."""
