@@ -46,6 +46,7 @@ def _run(seed: int, minutes: float, edges: tuple[int, ...], out: Path) -> int:
     edges_text = ",".join(map(str, edges))
     replay = f"python -m tests.campaign --minutes {minutes:g} --seed {seed} --edges {edges_text}"
     records = Records(draw_plan(seed, minutes, edges), replay)
+    out = out.absolute()  # a disk of its own is looked for from the root of the server's file system
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "plan.json", json.dumps(records.plan.document(), indent=1).encode())
     print(f"seed {seed}; the same plan again: {replay}", flush=True)
