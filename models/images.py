@@ -54,7 +54,7 @@ from convoy.models.errors import ImageError
 from convoy.models.geometry import Extent, crop_corner, full_size
 from convoy.models.headers import JPEG_SEGMENT, Header
 from convoy.models.jpeg import decode_small_jpeg, jpeg_pixels, plain_jpeg
-from convoy.models.png import decode_small_png, plain_png, png_pixels
+from convoy.models.png import PlainPng, decode_small_png, plain_png, png_pixels
 from convoy.models.resample import sample_without_antialias
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec
 from convoy.models.windowed import resized_window
@@ -328,40 +328,19 @@ class _Window(NamedTuple):
 
 def _window_as_it_is(encoded: bytes, image: ImageSpec, max_pixels: int) -> _Window | None:
     """What the crop keeps of a plain file that need not be resized; None for all else, broken ones included."""
-    match sniff(encoded):
-        case "JPEG":
-            return _jpeg_window(encoded, image, max_pixels)
-        case "PNG":
-            return _png_window(encoded, image, max_pixels)
-    return None
-
-
-def _jpeg_window(encoded: bytes, image: ImageSpec, max_pixels: int) -> _Window | None:
-    if (plain := plain_jpeg(encoded)) is None or plain.channels != image.channels:
+    kind = sniff(encoded)
+    plain = plain_jpeg(encoded) if kind == "JPEG" else plain_png(encoded) if kind == "PNG" else None
+    if plain is None or plain.channels != image.channels:
         return None
-    size = plain.width, plain.height
-    if not plain.width * plain.height or full_size(size, image) != size:
+    size = width, height = plain.width, plain.height
+    if not width * height or full_size(size, image) != size:
         return None
-    _refuse_endless(encoded)
+    if kind == "JPEG":
+        _refuse_endless(encoded)
     refuse_oversized(size, max_pixels)
-    return _cropped(jpeg_pixels(encoded, plain), size, image)
-
-
-def _png_window(encoded: bytes, image: ImageSpec, max_pixels: int) -> _Window | None:
-    if (plain := plain_png(encoded)) is None or plain.mode != ("RGB" if image.channels == 3 else "L"):
-        return None
-    size = plain.width, plain.height
-    if not plain.width * plain.height or full_size(size, image) != size:
-        return None
-    refuse_oversized(size, max_pixels)
-    return _cropped(png_pixels(encoded, plain), size, image)
-
-
-def _cropped(pixels: npt.NDArray[np.uint8] | None, size: Extent, image: ImageSpec) -> _Window | None:
-    if pixels is None:
-        return None
     left, top = crop_corner(size, image)
-    return _Window(pixels[top : top + image.height, left : left + image.width], size)
+    pixels = png_pixels(encoded, plain) if isinstance(plain, PlainPng) else jpeg_pixels(encoded, plain)
+    return None if pixels is None else _Window(pixels[top : top + image.height, left : left + image.width], size)
 
 
 def _decode_small(name: str, encoded: bytes, max_pixels: int) -> Image.Image | None:

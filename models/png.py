@@ -37,6 +37,10 @@ class PlainPng(NamedTuple):
     height: int
     mode: str
 
+    @property
+    def channels(self) -> int:
+        return len(self.mode)
+
 
 def plain_png(encoded: bytes) -> PlainPng | None:
     """None for what is Pillow's to decode or to refuse, whatever its size. Only the header is looked at."""

@@ -101,7 +101,7 @@ class Slab:
 
     def __init__(self, capacity_bytes: int, shared: SharedPart | None = None) -> None:
         if shared is None:
-            self.capacity_bytes = _aligned(capacity_bytes)
+            self.capacity_bytes = aligned(capacity_bytes)
             memory = mmap.mmap(-1, self.capacity_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._part = SharedPart(memory, 0, self.capacity_bytes)
             self._advice = mmap.MADV_DONTNEED
@@ -120,20 +120,20 @@ class Slab:
 
     def reserve(self, nbytes: int) -> Slot | None:
         """A slot of `nbytes` in state FILLING, or None when there is no room for it now."""
-        extent = _aligned(max(1, nbytes))
+        extent = aligned(max(1, nbytes))
         offset = self._extents.take(extent)
         return None if offset is None else self._add(offset, nbytes, extent)
 
     def reserve_at(self, offset: int, nbytes: int) -> Slot:
         """Exactly this part of the memory as a slot. Raises SlotError where some of it is in use."""
-        extent = _aligned(max(1, nbytes))
+        extent = aligned(max(1, nbytes))
         if not self._extents.take_at(offset, extent):
             raise SlotError(f"{nbytes} bytes at {offset} are not free; this is a bug")
         return self._add(offset, nbytes, extent)
 
     def extend(self, slot: Slot, nbytes: int) -> bool:
         """Make a slot that is being filled longer where it lies; False, and nothing has changed, where it cannot be."""
-        more = _aligned(nbytes) - slot.extent_bytes
+        more = aligned(nbytes) - slot.extent_bytes
         if more and not self._extents.take_at(slot.offset + slot.extent_bytes, more):
             return False
         slot.extent_bytes += more
@@ -143,7 +143,7 @@ class Slab:
 
     def trim(self, slot: Slot, nbytes: int) -> None:
         """Make a slot that is being filled as short as this, and give back what was behind."""
-        extent = _aligned(max(1, nbytes))
+        extent = aligned(max(1, nbytes))
         rest = slot.extent_bytes - extent
         if rest:
             self._extents.give_back(slot.offset + extent, rest)
@@ -258,5 +258,6 @@ class Slab:
             self._high_water = 0
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """The next multiple of `ALIGNMENT_BYTES`, where what follows so many bytes may begin."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

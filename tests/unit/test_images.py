@@ -374,7 +374,9 @@ def test_the_sample_is_written_into_the_view_wherever_it_lies() -> None:
 
 
 def test_a_view_of_the_wrong_size_is_a_bug_of_the_caller() -> None:
-    with pytest.raises(ValueError, match=r"different structures|cannot reshape"):
+    with pytest.raises(ValueError, match="different structures"):
+        decode_image_into(encoded(noise(9, 9)), EXACT, memoryview(bytearray(10)))
+    with pytest.raises(ValueError, match=r"different structures|cannot reshape"):  # not resized, so by another library
         decode_image_into(encoded(noise(8, 8)), EXACT, memoryview(bytearray(10)))
 
 

@@ -136,7 +136,7 @@ def test_the_limit_of_the_server_comes_first() -> None:
     assert "at most 100 times the shorter" in str(outcome(saved(picture(303, 3, "L")), SPEC))
 
 
-@settings(max_examples=10000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     st.sampled_from(["RGB", "RGBA", "L"]),
     st.lists(st.tuples(st.integers(8, 400), st.integers(0, 255)), min_size=1, max_size=3),
@@ -149,7 +149,7 @@ def test_spoiled_files_end_as_with_pillow(mode: str, changes: list[tuple[int, in
     assert is_as_by_pillow(bytes(encoded[:cut_at]), replace(SPEC, height=9, width=12), 10_000)
 
 
-@settings(max_examples=10000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     st.sampled_from(["RGB", "L"]),
     st.integers(0, 9),

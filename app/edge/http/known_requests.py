@@ -14,7 +14,7 @@ import orjson
 from convoy.app.edge.oip.inference import InferRequest
 from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
-from convoy.app.scheduling.slab import ALIGNMENT_BYTES
+from convoy.app.scheduling.slab import aligned
 from convoy.models.spec import ModelSpec
 
 _MOST_KNOWN = 256
@@ -42,7 +42,7 @@ class Known(NamedTuple):
     @classmethod
     def of(cls, meaning: InferRequest, pattern: Request, body_bytes: int, answer: bytes | None) -> Known:
         """What is known of a request that has been answered."""
-        start = -(-body_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        start = aligned(body_bytes)
         outputs = [place and TensorPlace(0, start + place.offset, place.nbytes) for place in pattern.outputs]
         room_bytes = sum([place.nbytes for place in outputs if place is not None])
         packed = pattern._replace(slots=pattern.slots[:1], outputs=tuple(outputs))

@@ -15,7 +15,7 @@ from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.pictures import Picture
 from convoy.app.edge.timing import Timing, timing_ms
 from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
-from convoy.app.scheduling.slab import ALIGNMENT_BYTES
+from convoy.app.scheduling.slab import aligned
 from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import ImageTooLarge, InvalidRequest
 from convoy.models.images import decoding_bytes, refuse_oversized
@@ -47,7 +47,7 @@ class _Form(NamedTuple):
         room_bytes, wanted = input_bytes, answering.outputs(spec)
         outputs: list[TensorPlace | None] = []
         for index in wanted:
-            nbytes, start = spec.outputs[index].sample_bytes, -(-room_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            nbytes, start = spec.outputs[index].sample_bytes, aligned(room_bytes)
             outputs.append(None if nbytes is None else TensorPlace(0, start, nbytes))
             room_bytes = room_bytes if nbytes is None else start + nbytes
         inputs = (TensorPlace(0, 0, input_bytes),)
