@@ -498,6 +498,69 @@ def test_a_request_that_the_model_fails_on_is_an_internal_error() -> None:
         assert client.infer("rows", row_input(2.0)).as_numpy("y").tolist() == [[2.0] * 4]
 
 
+def sums(first: int, *, rows: int = 1, **fields: Any) -> Any:
+    """A request for sums and differences: rows of sixteen that count from `first`, and of ones."""
+    inputs = [
+        service_pb2.ModelInferRequest.InferInputTensor(name=name, datatype="INT32", shape=[rows, 16])
+        for name in ("INPUT0", "INPUT1")
+    ]
+    tensors = [np.arange(first, first + rows * 16, dtype=np.int32), np.ones(rows * 16, np.int32)]
+    own = {"model_name": "simple", "inputs": inputs, "raw_input_contents": [one.tobytes() for one in tensors]}
+    return service_pb2.ModelInferRequest(**{**own, **fields})
+
+
+def test_requests_that_are_alike_are_answered_each_for_itself(stub: Any) -> None:
+    """Each kind again and again, in turn with others of as many bytes, so that a memory of them would be mistaken."""
+    outputs = [service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=f"OUTPUT{n}") for n in (0, 1)]
+    for number in range(6):
+        array = np.arange(number, number + 16, dtype=np.int32)
+        for own_id in ("", f"{number}a", "é", f"longer {number}"):
+            reply = stub.ModelInfer(sums(number, id=own_id))
+            assert (reply.id, reply.model_name, reply.model_version) == (own_id, "simple", "1")
+            assert [output.name for output in reply.outputs] == ["OUTPUT0", "OUTPUT1"]
+            assert list(reply.raw_output_contents) == [(array + 1).tobytes(), (array - 1).tobytes()]
+        for wanted in outputs:
+            reply = stub.ModelInfer(sums(number, outputs=[wanted]))
+            expected = array + 1 if wanted.name == "OUTPUT0" else array - 1
+            assert list(reply.raw_output_contents) == [expected.tobytes()]
+        swapped = sums(number)
+        swapped.inputs[0].name, swapped.inputs[1].name = "INPUT1", "INPUT0"
+        assert list(stub.ModelInfer(swapped).raw_output_contents) == [(array + 1).tobytes(), (1 - array).tobytes()]
+        two = stub.ModelInfer(sums(number, rows=2))
+        assert two.raw_output_contents[0] == np.arange(number + 1, number + 33, dtype=np.int32).tobytes()
+        assert list(two.outputs[0].shape) == [2, 16]
+        wrong = sums(number)
+        wrong.inputs[0].datatype = "INT16"
+        assert "data-type is 'INT16'" in refused(lambda wrong=wrong: stub.ModelInfer(wrong)).details()
+        short = sums(number)
+        short.raw_input_contents[0] = short.raw_input_contents[0][:-4]
+        short.raw_input_contents[1] = short.raw_input_contents[1] + b"four"
+        assert "input byte size mismatch" in refused(lambda short=short: stub.ModelInfer(short)).details()
+
+
+def test_a_request_that_is_like_an_earlier_one_gets_the_newest_version(store: StoreFolder) -> None:
+    store.add_shift(1.0)
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])
+    data = np.zeros(4, np.float32).tobytes()
+    asked = service_pb2.ModelInferRequest(model_name="shift", inputs=[tensor], raw_input_contents=[data])
+    mode = ("--model-control", "explicit", "--host", "127.0.0.1")
+    with start_server(*mode, store=store.root) as server, grpc.insecure_channel(server.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+        def answers() -> list[tuple[str, float]]:
+            replies = [stub.ModelInfer(asked) for _ in range(3)]
+            return [
+                (one.model_version, float(np.frombuffer(one.raw_output_contents[0], np.float32)[0])) for one in replies
+            ]
+
+        for version, by in ((1, 1.0), (2, 2.0), (2, 3.0)):
+            store.add_shift(by, version=version)
+            assert server.post("/v2/repository/models/shift/load").status_code == 200
+            assert answers() == [(str(version), by)] * 3
+        assert server.post("/v2/repository/models/shift/unload").status_code == 200
+        assert "has no available versions" in refused(lambda: stub.ModelInfer(asked)).details()
+
+
 # Streams
 
 
@@ -519,6 +582,15 @@ def test_a_stream_answers_in_order_and_outlives_its_errors(server: Server) -> No
         response = result.get_response()
         assert (response.id, result.as_numpy("y")[0, 0]) == (str(number), number)
         assert response.parameters["triton_final_response"].bool_param
+
+
+def test_a_stream_has_its_last_word_where_a_call_of_the_same_bytes_has_none(stub: Any) -> None:
+    asked = sums(0)
+    asked.parameters["triton_enable_empty_final_response"].bool_param = True
+    for _ in range(3):
+        assert "triton_final_response" not in stub.ModelInfer(asked).parameters
+        (reply,) = stub.ModelStreamInfer(iter([asked]))
+        assert reply.infer_response.parameters["triton_final_response"].bool_param
 
 
 def test_several_requests_of_a_stream_share_a_batch() -> None:

@@ -13,6 +13,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from convoy.app.edge.grpc.gate import GrpcCall, Read, ReadOn, parse
+from convoy.app.edge.grpc.known_messages import KnownMessage, KnownMessages, Outline, known_message
 from convoy.app.edge.grpc.tensors import (
     asked_of,
     infer_response,
@@ -57,10 +58,22 @@ class _Asked:
 
 
 class _Tensors(NamedTuple):
-    """What a message means, for whom, and what the scheduler is to be asked."""
+    """What a message means, for whom, and what the scheduler is to be asked; `names` are its inputs', in its order.
+
+    `outline` is for others like it.
+    """
 
     meaning: InferRequest
     served: ServedLike
+    request: Request
+    names: list[str]
+    outline: Outline | None
+
+
+class _Repeated(NamedTuple):
+    """The same for a message that is like an earlier one."""
+
+    known: KnownMessage
     request: Request
 
 
@@ -76,7 +89,7 @@ class GrpcInference:
 
     def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
         self._core, self._options, self._decoder = core, options, decoder
-        self._predictor = Predictor(decoder, options.max_pixels)
+        self._predictor, self._known = Predictor(decoder, options.max_pixels), KnownMessages()
 
     async def infer(self, read: Read, call: GrpcCall) -> bytes:
         """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
@@ -89,7 +102,7 @@ class GrpcInference:
             asked.own.end(_ending(asked.own, error) if isinstance(error, RequestError) else CANCELLED)
             raise
         reply = await answering
-        task = asyncio.current_task()
+        task = None if asked.own.ending is not None else asyncio.current_task()
         if task is not None:  # the library's, which sends the answer, too
             task.add_done_callback(lambda _: asked.own.end(ANSWERED))
         return reply
@@ -170,7 +183,7 @@ class GrpcInference:
         try:
             meant = await decoding
             call.turn.end()
-            reply = await (self._look(meant, asked) if isinstance(meant, _Picture) else self._infer(meant, asked))
+            reply = await self._reply(meant, asked)
             if len(reply) <= INLINE_BYTES:
                 ending = ANSWERED
             else:
@@ -189,11 +202,19 @@ class GrpcInference:
             if ending is not None:
                 own.end(ending)
 
-    async def _infer(self, meant: _Tensors, asked: _Asked) -> bytes:
-        meaning, served, request = meant
-        done = await asked.own.run(request)
+    async def _reply(self, meant: _Tensors | _Repeated | _Picture, asked: _Asked) -> bytes:
+        if isinstance(meant, _Picture):
+            return await self._look(meant, asked)
+        done = await asked.own.run(meant.request)
+        if isinstance(meant, _Repeated):
+            return meant.known.answer(asked.id, done)
+        meaning, served, request, names, outline = meant
         if is_heavy_answer(meaning, done):
             return await self._decoder.run_owed(infer_response, meaning, served, done, is_final=asked.wants_final)
+        if outline is not None:
+            known = known_message(outline, names, (asked.model, asked.version), served, meaning, request, done)
+            if known is not None:
+                self._known.learn(known)
         return infer_response(meaning, served, done, is_final=asked.wants_final)
 
     async def _look(self, meant: _Picture, asked: _Asked) -> bytes:
@@ -202,18 +223,30 @@ class GrpcInference:
         predicted = await self._predictor.predict(asked.own, served, picture, terms, wanted, is_alone=is_alone)
         return response_of(own_id, served, [picture_output(served, wanted, predicted)], is_final=asked.wants_final)
 
-    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> _Tensors | _Picture:
+    async def _decode(self, data: bytes, asked: _Asked, call: GrpcCall) -> _Tensors | _Repeated | _Picture:
         """The request with what it brings in the slab; its meaning has tensors no longer."""
         own, nbytes = asked.own, len(data)
         started_ns = time.monotonic_ns()
+        known = self._known.find(data)
+        if known is not None:
+            asked.id, (asked.model, asked.version) = known.outline.id_in(data), known.asked
+            served = own.begin(asked.model, asked.version or None)
+            if known.is_of(served):  # the last that it asked for may have been another
+                slot = own.reserve(known.packed_bytes)
+                slot.view[:nbytes] = data
+                terms = within(known.meaning.terms, self._timeout_ms(call, own, served))
+                request = own.repeat_request(known.packed, (slot.ref,), terms)
+                own.decoded(time.monotonic_ns() - started_ns)
+                return _Repeated(known, request)
         small, raw = split(data) if nbytes > INLINE_BYTES else (data, None)
         message = parse(service_pb2.ModelInferRequest, small)
         if not raw:
             raw = message.raw_input_contents
         asked.id, asked.model, asked.version = message.id, message.model_name, message.model_version
-        asked.wants_final = asked.in_stream and parameters_of(message.parameters).get(_WANTS_FINAL_FLAG) is True
-        served = own.begin(asked.model, asked.version or None)
-        timeout_ms = call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model)
+        has_flag = parameters_of(message.parameters).get(_WANTS_FINAL_FLAG) is True
+        asked.wants_final = asked.in_stream and has_flag
+        served = own.served or own.begin(asked.model, asked.version or None)
+        timeout_ms = self._timeout_ms(call, own, served)
         memory = self._core.shared_memory
         if brings_picture([tensor.datatype for tensor in message.inputs], served):
             return _Picture(picture_request(asked_of(message, raw, memory), served, own, timeout_ms), served)
@@ -226,7 +259,12 @@ class GrpcInference:
             )
         request = request_for(meaning, served, own, within(meaning.terms, timeout_ms))
         own.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
-        return _Tensors(meaning._replace(tensors=()), served, request)
+        names = [tensor.name for tensor in message.inputs]
+        outline = None if has_flag else Outline.of(data, len(names))
+        return _Tensors(meaning._replace(tensors=()), served, request, names, outline)
+
+    def _timeout_ms(self, call: GrpcCall, own: Call, served: ServedLike) -> float | None:
+        return call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model)
 
 
 def _ending(own: Call, error: RequestError) -> CallEnd:

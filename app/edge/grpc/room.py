@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from convoy.app.edge.options import BodyLimits
@@ -40,10 +38,15 @@ class MessageRoom:
         self._reading: dict[asyncio.Timeout, float] = {}  # and when each began
         self._untrimmed_bytes = 0
 
+    def take_at_once(self) -> bool:
+        """Room for one message, unless there is none or others wait for it already."""
+        is_taken = not self._waiting and self._has_room()
+        self._taken += is_taken
+        return is_taken
+
     async def take(self) -> None:
         """Room for one message, after those who wait already."""
-        if not self._waiting and self._has_room():
-            self._taken += 1
+        if self.take_at_once():
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
@@ -72,18 +75,15 @@ class MessageRoom:
             self._untrimmed_bytes = 0
             give_freed_memory_back()
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[None]:
-        """While a message comes. Raises TimeoutError where it comes too slowly."""
-        began_s = asyncio.get_running_loop().time()
-        async with asyncio.timeout(self.patience_s) as reading:
-            self._reading[reading] = began_s
-            if self._waiting:
-                self._hurry(reading, began_s)
-            try:
-                yield
-            finally:
-                del self._reading[reading]
+    def begins(self, reading: asyncio.Timeout) -> None:
+        """A message comes, which has the patience of this. It has less while others wait."""
+        began_s = self._reading[reading] = asyncio.get_running_loop().time()
+        if self._waiting:
+            self._hurry(reading, began_s)
+
+    def ends(self, reading: asyncio.Timeout) -> None:
+        """It has come, or will not."""
+        del self._reading[reading]
 
     def _hurry(self, reading: asyncio.Timeout, began_s: float) -> None:
         reading.reschedule(began_s + min(HURRIED_S, self.patience_s))
@@ -110,16 +110,21 @@ class Turn:
         Raises Overloaded, RequestTimeout, and InvalidRequest where none comes.
         """
         room = self._room
-        try:
-            async with asyncio.timeout(room.patience_s):
-                await room.take()
-        except TimeoutError:
-            raise room.full() from None
+        if not room.take_at_once():
+            try:
+                async with asyncio.timeout(room.patience_s):
+                    await room.take()
+            except TimeoutError:
+                raise room.full() from None
         self._is_held = True
         began_s = time.monotonic()
         try:
-            async with room.reading():
-                data = await context.read()
+            async with asyncio.timeout(room.patience_s) as reading:
+                room.begins(reading)
+                try:
+                    data = await context.read()
+                finally:
+                    room.ends(reading)
         except TimeoutError:
             took_s = time.monotonic() - began_s
             raise RequestTimeout(f"the message did not arrive within {took_s:.0f} s; send it faster") from None

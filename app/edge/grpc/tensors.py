@@ -6,9 +6,9 @@ settled in `inference`. Answers are always raw, as every client expects, one ent
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tritonclient.grpc import service_pb2
@@ -38,17 +38,33 @@ _FIELDS = {
 }
 
 # Fields of bytes: a number, and how it is encoded.
-_RAW_INPUT = 7 << 3 | 2  # ModelInferRequest.raw_input_contents
+MODEL_NAME = 1 << 3 | 2  # ModelInferRequest.model_name
+ID = 3 << 3 | 2  # ModelInferRequest.id, and ModelInferResponse.id
+RAW_INPUT = 7 << 3 | 2  # ModelInferRequest.raw_input_contents
 _RAW_OUTPUT = bytes((6 << 3 | 2,))  # ModelInferResponse.raw_output_contents, its last field
 _STREAM_ANSWER = bytes((2 << 3 | 2,))  # ModelStreamInferResponse.infer_response
 
 
-def split(data: bytes) -> tuple[bytes, list[memoryview]]:
-    """A ModelInferRequest without its raw tensors, and these, which stay where they are.
+class Field(NamedTuple):
+    """One field of an encoded message: its number and kind in `tag`, all of it from `at` to `end`, its content from
 
-    The library would copy them twice. What is no message is left to it, and whatever it has to say.
+    `start`.
     """
-    view, rest, raw, position = memoryview(data), list[memoryview](), list[memoryview](), 0
+
+    tag: int
+    at: int
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of its content."""
+        return self.end - self.start
+
+
+def fields_of(data: bytes) -> list[Field] | None:
+    """The fields of a ModelInferRequest, in the order in which they stand; None for what is no message."""
+    fields, position = list[Field](), 0
     try:
         while position < len(data):
             tag, start = _varint(data, position)
@@ -63,17 +79,26 @@ def split(data: bytes) -> tuple[bytes, list[memoryview]]:
                 case 5:
                     end = start + 4
                 case _:  # a group, which this protocol does not have
-                    return data, []
+                    return None
             if end > len(data):
-                return data, []
-            if tag == _RAW_INPUT:
-                raw.append(view[start:end])
-            else:
-                rest.append(view[position:end])
+                return None
+            fields.append(Field(tag, position, start, end))
             position = end
     except IndexError:
+        return None
+    return fields
+
+
+def split(data: bytes) -> tuple[bytes, list[memoryview]]:
+    """A ModelInferRequest without its raw tensors, and these, which stay where they are.
+
+    The library would copy them twice. What is no message is left to it, and whatever it has to say.
+    """
+    view, fields = memoryview(data), fields_of(data)
+    if fields is None:
         return data, []
-    return b"".join(rest), raw
+    rest = [view[one.at : one.end] for one in fields if one.tag != RAW_INPUT]
+    return b"".join(rest), [view[one.start : one.end] for one in fields if one.tag == RAW_INPUT]
 
 
 def asked_of(message: Any, raw: Sequence[bytes | memoryview], memory: SharedMemory) -> RawRequest:
@@ -102,24 +127,38 @@ def infer_response(request: InferRequest, served: ServedLike, done: Done, *, is_
     return response_of(request.id, served, answers_of(request, served, done), is_final=is_final)
 
 
-def response_of(own_id: str | None, served: ServedLike, answers: Iterable[TensorOut], *, is_final: bool) -> bytes:
+def response_of(own_id: str | None, served: ServedLike, answers: Sequence[TensorOut], *, is_final: bool) -> bytes:
     """The same around outputs that are there."""
-    head = service_pb2.ModelInferResponse(
+    heads = response_heads(own_id, served, answers, is_final=is_final)
+    # The tensors are copied once, and never by the library.
+    return b"".join([part for head, answer in zip(heads, answers, strict=True) for part in (head, answer.data)])
+
+
+def response_heads(
+    own_id: str | None, served: ServedLike, answers: Sequence[TensorOut], *, is_final: bool
+) -> list[bytes]:
+    """What stands before each output's bytes, the first with all that is said of them."""
+    message = service_pb2.ModelInferResponse(
         model_name=served.key.model, model_version=str(served.key.version), id=own_id or ""
     )
     if is_final:
-        head.parameters["triton_final_response"].bool_param = True
-    parts: list[bytes | memoryview] = [b""]
+        message.parameters["triton_final_response"].bool_param = True
     for answer in answers:
-        head.outputs.add(name=answer.spec.name, datatype=answer.spec.dtype, shape=answer.shape)
-        parts += (_RAW_OUTPUT, _as_varint(answer.data.nbytes), answer.data)  # copied once, and never by the library
-    parts[0] = head.SerializeToString()
-    return b"".join(parts)
+        message.outputs.add(name=answer.spec.name, datatype=answer.spec.dtype, shape=answer.shape)
+    heads = [_RAW_OUTPUT + as_varint(answer.data.nbytes) for answer in answers]
+    heads[0] = message.SerializeToString() + heads[0]
+    return heads
+
+
+def id_field(own_id: str) -> bytes:
+    """An answer's id, encoded; it may stand before or behind the rest. Empty for none."""
+    encoded = own_id.encode()
+    return b"".join((bytes((ID,)), as_varint(len(encoded)), encoded)) if encoded else b""
 
 
 def stream_response(infer_response: bytes) -> bytes:
     """A ModelStreamInferResponse around an encoded answer."""
-    return b"".join((_STREAM_ANSWER, _as_varint(len(infer_response)), infer_response))
+    return b"".join((_STREAM_ANSWER, as_varint(len(infer_response)), infer_response))
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
@@ -136,7 +175,8 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
             raise IndexError
 
 
-def _as_varint(value: int) -> bytes:
+def as_varint(value: int) -> bytes:
+    """A length as the wire has it."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

@@ -1,0 +1,164 @@
+"""What a message around its tensors has meant: a client sends the same around every one of them, but for its id.
+
+What it means depends on these bytes and on the version, as long as all inputs are numbers in `raw_input_contents`. A
+message that is known is neither parsed nor checked again: it is copied into one slot, with room for its outputs behind
+it, and its answer is written around them as it was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from convoy.app.edge.grpc.tensors import ID, MODEL_NAME, RAW_INPUT, Field, fields_of, id_field, response_heads
+from convoy.app.edge.oip.answers import answers_of
+from convoy.app.edge.oip.inference import InferRequest
+from convoy.app.scheduling.request import Done, Request, TensorPlace
+from convoy.app.scheduling.slab import aligned
+from convoy.app.submission.inference import ServedLike
+from convoy.models.spec import ModelSpec
+
+_MOST_KNOWN = 256
+# Around the tensors.
+_MOST_BYTES = 4 << 10
+_LONGEST_NAME_BYTES = 0x7F
+
+
+class _Place(NamedTuple):
+    """Where to look for what is known: messages of one length that begin with the name of one model."""
+
+    nbytes: int
+    beginning: bytes
+
+    @classmethod
+    def of(cls, data: bytes) -> _Place:
+        # Every encoder that we know of writes the model's name first; for others the length alone has to do.
+        has_name = len(data) > 1 and data[0] == MODEL_NAME and data[1] <= _LONGEST_NAME_BYTES
+        return cls(len(data), data[: 2 + data[1]] if has_name else b"")
+
+
+class Outline(NamedTuple):
+    """A message without its tensors: `inputs` are where these lie, in the message's order.
+
+    `fixed` are the parts that are the same in each like it, and where they begin. The id, in ASCII, may be another of
+    as many bytes.
+    """
+
+    place: _Place
+    fixed: tuple[tuple[int, bytes], ...]
+    id: tuple[int, int]
+    inputs: tuple[TensorPlace, ...]
+
+    @classmethod
+    def of(cls, data: bytes, inputs: int) -> Outline | None:
+        """None where more than what is around them says what its so many inputs are."""
+        fields = fields_of(data)
+        if fields is None:
+            return None
+        ids, raw = [[one for one in fields if one.tag == tag] for tag in (ID, RAW_INPUT)]
+        # Other inputs are numbers in fields of their own, or in shared memory, which comes and goes.
+        if len(raw) != inputs or len(ids) > 1:
+            return None
+        fixed = tuple(_around([*ids, *raw], data))
+        if sum([len(part) for _, part in fixed]) > _MOST_BYTES:
+            return None
+        own_id = (ids[0].start, ids[0].end) if ids else (0, 0)
+        return cls(_Place.of(data), fixed, own_id, tuple([TensorPlace(0, one.start, one.nbytes) for one in raw]))
+
+    def is_of(self, data: bytes) -> bool:
+        """Whether a message of this length says the same."""
+        return all(data.startswith(part, at) for at, part in self.fixed) and self._id(data).isascii()
+
+    def id_in(self, data: bytes) -> str:
+        return self._id(data).decode("ascii")
+
+    def _id(self, data: bytes) -> bytes:
+        start, end = self.id
+        return data[start:end]
+
+
+class KnownMessage(NamedTuple):
+    """What a message meant to one version; `asked` are the names of model and version that it came with.
+
+    `packed` is its request, of which the only slot has the whole message, and its outputs behind that, `packed_bytes`
+    in all. `heads` are what stands before each output in its answer, the first with all else but an id.
+    """
+
+    outline: Outline
+    spec: ModelSpec
+    asked: tuple[str, str]
+    meaning: InferRequest
+    packed: Request
+    packed_bytes: int
+    heads: tuple[bytes, ...]
+
+    def is_of(self, served: ServedLike) -> bool:
+        return served.key == self.packed.key and served.spec is self.spec
+
+    def answer(self, own_id: str, done: Done) -> bytes:
+        """What `infer_response` makes of it."""
+        parts: list[bytes | memoryview] = [id_field(own_id)]
+        for head, answer in zip(self.heads, done.answers, strict=True):
+            parts += (head, answer.data)
+        return b"".join(parts)
+
+
+class KnownMessages:
+    """The last few hundred. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._known: dict[_Place, KnownMessage] = {}
+
+    def find(self, data: bytes) -> KnownMessage | None:
+        """What is known of this message."""
+        known = self._known.get(_Place.of(data))
+        return known if known is not None and known.outline.is_of(data) else None
+
+    def learn(self, known: KnownMessage) -> None:
+        """For the next ones."""
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[known.outline.place] = known
+
+
+def known_message(
+    outline: Outline,
+    names: Sequence[str],
+    asked: tuple[str, str],
+    served: ServedLike,
+    meaning: InferRequest,
+    request: Request,
+    done: Done,
+) -> KnownMessage | None:
+    """What is known of a message that was read as it stands, and of its answer; `names` are its inputs'.
+
+    None where the next one like it may mean something else.
+    """
+    spec, nbytes = served.spec, outline.place.nbytes
+    if not _is_settled(meaning, spec):
+        return None
+    inputs, start = dict(zip(names, outline.inputs, strict=True)), aligned(nbytes)
+    outputs: list[TensorPlace | None] = []
+    for answer in done.answers:
+        outputs.append(TensorPlace(0, start, answer.data.nbytes))
+        start = aligned(start + answer.data.nbytes)
+    packed = request._replace(
+        slots=request.slots[:1], inputs=tuple([inputs[one.name] for one in spec.inputs]), outputs=tuple(outputs)
+    )
+    heads = response_heads(None, served, answers_of(meaning, served, done), is_final=False)
+    return KnownMessage(outline, spec, asked, meaning, packed, start, tuple(heads))
+
+
+def _around(parts: list[Field], data: bytes) -> Iterator[tuple[int, bytes]]:
+    """All that is not the content of one of these, and where it begins."""
+    at = 0
+    for start, end in [*sorted((one.start, one.end) for one in parts), (len(data), len(data))]:
+        if start > at:
+            yield at, data[at:start]
+        at = end
+
+
+def _is_settled(meaning: InferRequest, spec: ModelSpec) -> bool:
+    is_free = any(spec.outputs[one.index].sample_bytes is None or one.classes or one.place for one in meaning.outputs)
+    # Strings are checked one by one.
+    return not is_free and not meaning.regions and not any(tensor.is_strings for tensor in spec.inputs)
