@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,11 +36,21 @@ def best_classes(
     order = _best(scores, top_k)
     if threshold is not None:
         order = order[scores[order] >= threshold]
-    labels, classes = spec.labels, order.tolist()
+    return _predictions(order.tolist(), scores[order].tolist(), spec.labels)
+
+
+def best_classes_of_each(outputs: np.ndarray, spec: ModelSpec, top_k: int | None) -> list[list[Prediction] | None]:
+    """What `best_classes` gives for each row of [samples, values], all at once; None where it would raise."""
+    ranked = best_classes_of_batch(outputs, spec, outputs.shape[1] + 1 if top_k is None else top_k)
+    rows = zip(ranked.class_ids.tolist(), ranked.scores.tolist(), ranked.is_nan.tolist(), strict=True)
+    return [None if is_nan else _predictions(classes, scores, spec.labels) for classes, scores, is_nan in rows]
+
+
+def _predictions(classes: list[int], scores: list[float], labels: Sequence[str]) -> list[Prediction]:
     known = len(labels)
     return [
         Prediction(number, labels[number] if number < known else None, score)
-        for number, score in zip(classes, scores[order].tolist(), strict=True)
+        for number, score in zip(classes, scores, strict=True)
     ]
 
 

@@ -6,10 +6,13 @@ import io
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
+import httpx
 import pytest
 from PIL import Image
 
+from tests.support.crowds import at_once
 from tests.support.servers import Server, metric, on_one_cpu, peak_bytes, start_server, wait_until
 from tests.support.stores import digit, picture
 from tests.support.wire import Wire, head
@@ -45,6 +48,26 @@ def test_of_many_sizes_and_formats_each_label_is_its_own_files(edges: str) -> No
         count = 3 * len(forms)
         for stage in ("decode_wait", "decode"):
             wait_until(lambda stage=stage: metric(server, STAGE, stage=stage, model="digits") >= count, "it is counted")
+
+
+def test_pictures_that_come_together_are_each_told_what_they_asked_for() -> None:
+    """Those of one turn are read together, and each asks for another number of classes or another threshold."""
+    asked = [(word, query) for word in WORDS for query in ("top_k=1", "top_k=3", "threshold=0.001", "")]
+    random.Random(5).shuffle(asked)
+    with start_server("--edges", "0") as server:
+
+        def post(word: str, query: str) -> httpx.Response:
+            return server.post(f"{DIGITS}?{query}", content=digit(word))
+
+        alone = [post(*one).json()["predictions"] for one in asked]
+        for _ in range(3):
+            together = at_once([partial(post, *one) for one in asked])
+            for one, expected in zip(together, alone, strict=True):
+                found = one.json()["predictions"]
+                assert [best["class_id"] for best in found] == [best["class_id"] for best in expected]
+                assert [best["score"] for best in found] == pytest.approx(
+                    [best["score"] for best in expected], abs=1e-5
+                )
 
 
 def test_a_wait_for_decoding_is_a_stage_of_its_own() -> None:

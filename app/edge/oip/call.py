@@ -65,6 +65,7 @@ class Terms:
 
 
 OnEnd = Callable[[Done | RequestError | ClientGone], None]
+Read = Callable[[Done, asyncio.Future[Any]], None]
 
 
 class _Waiting(NamedTuple):
@@ -318,17 +319,22 @@ class Call:
             None if self.span is None else self.span.traceparent,
         )
 
-    def run(self, request: Request) -> asyncio.Future[Done]:
-        """`take` for who awaits: the future holds the answer, or the error in its place."""
-        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+    def run(self, request: Request, read: Read | None = None) -> asyncio.Future[Any]:
+        """`take` for who awaits: the future holds the answer, or the error in its place.
+
+        With `read` it holds what that makes of the answer, which it sets, at once or a moment later.
+        """
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def on_end(end: Done | RequestError | ClientGone) -> None:
             if future.done():  # whoever awaited was cancelled, and its call ends in a moment
                 return
-            if isinstance(end, Done):
+            if not isinstance(end, Done):
+                future.set_exception(end)
+            elif read is None:
                 future.set_result(end)
             else:
-                future.set_exception(end)
+                read(end, future)
 
         self.take(request, on_end)
         return future
