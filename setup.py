@@ -12,6 +12,7 @@ from setuptools import setup
 COMPILED = (
     "convoy/app/edge/oip/call.py",
     "convoy/app/edge/oip/predicting.py",
+    "convoy/app/edge/oip/reading.py",
     "convoy/app/edge/entry.py",
     "convoy/app/edge/http/body.py",
     "convoy/app/edge/http/direct.py",

@@ -21,14 +21,11 @@ import pytest
 from convoy.app.core import Core, CoreOptions
 from convoy.app.edge.http.application import create_app
 from convoy.app.edge.options import BodyLimits, EdgeOptions
-from convoy.app.engines.base import Engine
-from convoy.app.engines.jobs import Job, PlanWish
-from convoy.app.engines.measure import Rounds
+from convoy.app.engines.jobs import PlanWish
 from convoy.app.engines.plan_builder import BuildOrder, PlanBuilder
+from convoy.app.lifecycle import upgrades
 from convoy.app.lifecycle.control import ControlMode, ControlOptions
-from convoy.app.loading.later import prove_plan
 from convoy.app.loading.load import LoadOptions
-from convoy.app.loading.proving import ProvedEngine, race
 from convoy.models.bundle import MANIFEST, read_manifest, seal
 from convoy.models.plans import PlanBuild
 from convoy.models.store import DEMO_STORE
@@ -168,25 +165,22 @@ def run(job: Callable[[], Awaitable[None]]) -> None:
 
 def hold_proofs(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """From now on a plan that is proved waits: one event says that it does, the other that it may go on."""
-    proves, may_go_on = threading.Event(), threading.Event()
-
-    def slowly(job: Job, wish: PlanWish) -> ProvedEngine:
-        proves.set()
-        assert may_go_on.wait(60)
-        return prove_plan(job, wish)
-
-    monkeypatch.setattr("convoy.app.lifecycle.upgrades.prove_plan", slowly)
-    return proves, may_go_on
+    return _hold(monkeypatch, "prove_plan")
 
 
 def hold_comparisons(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """The same for one that is compared with what serves."""
-    compares, may_go_on = threading.Event(), threading.Event()
+    return _hold(monkeypatch, "race")
 
-    def slowly(engines: list[Engine]) -> list[Rounds]:
-        compares.set()
+
+def _hold(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[threading.Event, threading.Event]:
+    begins, may_go_on = threading.Event(), threading.Event()
+    function = getattr(upgrades, name)
+
+    def held(*args: Any) -> Any:
+        begins.set()
         assert may_go_on.wait(60)
-        return race(engines)
+        return function(*args)
 
-    monkeypatch.setattr("convoy.app.lifecycle.upgrades.race", slowly)
-    return compares, may_go_on
+    monkeypatch.setattr(upgrades, name, held)
+    return begins, may_go_on

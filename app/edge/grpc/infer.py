@@ -228,16 +228,9 @@ class GrpcInference:
         own, nbytes = asked.own, len(data)
         started_ns = time.monotonic_ns()
         known = self._known.find(data)
-        if known is not None:
-            asked.id, (asked.model, asked.version) = known.outline.id_in(data), known.asked
-            served = own.begin(asked.model, asked.version or None)
-            if known.is_of(served):  # the last that it asked for may have been another
-                slot = own.reserve(known.packed_bytes)
-                slot.view[:nbytes] = data
-                terms = within(known.meaning.terms, self._timeout_ms(call, own, served))
-                request = own.repeat_request(known.packed, (slot.ref,), terms)
-                own.decoded(time.monotonic_ns() - started_ns)
-                return _Repeated(known, request)
+        if known is not None and (repeated := self._repeat(known, data, asked, call)) is not None:
+            own.decoded(time.monotonic_ns() - started_ns)
+            return repeated
         small, raw = split(data) if nbytes > INLINE_BYTES else (data, None)
         message = parse(service_pb2.ModelInferRequest, small)
         if not raw:
@@ -262,6 +255,18 @@ class GrpcInference:
         names = [tensor.name for tensor in message.inputs]
         outline = None if has_flag else Outline.of(data, len(names))
         return _Tensors(meaning._replace(tensors=()), served, request, names, outline)
+
+    def _repeat(self, known: KnownMessage, data: bytes, asked: _Asked, call: GrpcCall) -> _Repeated | None:
+        """None where the version that it asks for is another one than it was."""
+        own = asked.own
+        asked.id, (asked.model, asked.version) = known.outline.id_in(data), known.asked
+        served = own.begin(asked.model, asked.version or None)
+        if not known.is_of(served):
+            return None
+        slot = own.reserve(known.packed_bytes)
+        slot.view[: len(data)] = data
+        terms = within(known.meaning.terms, self._timeout_ms(call, own, served))
+        return _Repeated(known, own.repeat_request(known.packed, (slot.ref,), terms))
 
     def _timeout_ms(self, call: GrpcCall, own: Call, served: ServedLike) -> float | None:
         return call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from convoy.app.edge.grpc.tensors import ID, MODEL_NAME, RAW_INPUT, Field, fields_of, id_field, response_heads
 from convoy.app.edge.oip.answers import answers_of
 from convoy.app.edge.oip.inference import InferRequest
+from convoy.app.edge.oip.packing import packed_behind
 from convoy.app.scheduling.request import Done, Request, TensorPlace
-from convoy.app.scheduling.slab import aligned
 from convoy.app.submission.inference import ServedLike
 from convoy.models.spec import ModelSpec
 
@@ -137,16 +137,13 @@ def known_message(
     spec, nbytes = served.spec, outline.place.nbytes
     if not _is_settled(meaning, spec):
         return None
-    inputs, start = dict(zip(names, outline.inputs, strict=True)), aligned(nbytes)
-    outputs: list[TensorPlace | None] = []
-    for answer in done.answers:
-        outputs.append(TensorPlace(0, start, answer.data.nbytes))
-        start = aligned(start + answer.data.nbytes)
+    inputs = dict(zip(names, outline.inputs, strict=True))
+    outputs, packed_bytes = packed_behind(nbytes, [answer.data.nbytes for answer in done.answers])
     packed = request._replace(
-        slots=request.slots[:1], inputs=tuple([inputs[one.name] for one in spec.inputs]), outputs=tuple(outputs)
+        slots=request.slots[:1], inputs=tuple([inputs[one.name] for one in spec.inputs]), outputs=outputs
     )
     heads = response_heads(None, served, answers_of(meaning, served, done), is_final=False)
-    return KnownMessage(outline, spec, asked, meaning, packed, start, tuple(heads))
+    return KnownMessage(outline, spec, asked, meaning, packed, packed_bytes, tuple(heads))
 
 
 def _around(parts: list[Field], data: bytes) -> Iterator[tuple[int, bytes]]:

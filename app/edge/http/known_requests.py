@@ -12,9 +12,9 @@ from typing import NamedTuple
 import orjson
 
 from convoy.app.edge.oip.inference import InferRequest
+from convoy.app.edge.oip.packing import packed_behind
 from convoy.app.edge.oip.tensors import TensorRef
-from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
-from convoy.app.scheduling.slab import aligned
+from convoy.app.scheduling.request import ModelKey, Request
 from convoy.models.spec import ModelSpec
 
 _MOST_KNOWN = 256
@@ -42,11 +42,11 @@ class Known(NamedTuple):
     @classmethod
     def of(cls, meaning: InferRequest, pattern: Request, body_bytes: int, answer: bytes | None) -> Known:
         """What is known of a request that has been answered."""
-        start = aligned(body_bytes)
-        outputs = [place and TensorPlace(0, start + place.offset, place.nbytes) for place in pattern.outputs]
-        room_bytes = sum([place.nbytes for place in outputs if place is not None])
-        packed = pattern._replace(slots=pattern.slots[:1], outputs=tuple(outputs))
-        return cls(meaning, pattern, room_bytes, answer, packed, start + room_bytes)
+        sizes = [None if place is None else place.nbytes for place in pattern.outputs]
+        outputs, packed_bytes = packed_behind(body_bytes, sizes)
+        room_bytes = sum([size for size in sizes if size is not None])
+        packed = pattern._replace(slots=pattern.slots[:1], outputs=outputs)
+        return cls(meaning, pattern, room_bytes, answer, packed, packed_bytes)
 
     def with_id(self, own_id: bytes) -> Known:
         return self._replace(meaning=self.meaning._replace(id=own_id.decode()))

@@ -5,23 +5,20 @@ Knows calls and slots, and of a task only where its outputs are to be read. Know
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from convoy.app.batch import Answer
 from convoy.app.edge.oip.answering import CLASSES, Answering, Wanted
 from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
+from convoy.app.edge.oip.packing import packed_behind
 from convoy.app.edge.oip.pictures import Picture
+from convoy.app.edge.oip.reading import Question, Readings
 from convoy.app.edge.timing import Timing, timing_ms
-from convoy.app.scheduling.request import Done, ModelKey, Request, TensorPlace
-from convoy.app.scheduling.slab import aligned
+from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
 from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import ImageTooLarge, InvalidRequest
-from convoy.models.geometry import Extent
 from convoy.models.images import decoding_bytes, refuse_oversized
 from convoy.models.spec import ImageSpec, ModelSpec
 
@@ -48,78 +45,18 @@ class _Form(NamedTuple):
     @classmethod
     def of(cls, key: ModelKey, spec: ModelSpec, image: ImageSpec, answering: Answering) -> _Form:
         input_bytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
-        room_bytes, wanted = input_bytes, answering.outputs(spec)
-        outputs: list[TensorPlace | None] = []
-        for index in wanted:
-            nbytes, start = spec.outputs[index].sample_bytes, aligned(room_bytes)
-            outputs.append(None if nbytes is None else TensorPlace(0, start, nbytes))
-            room_bytes = room_bytes if nbytes is None else start + nbytes
+        wanted = answering.outputs(spec)
+        outputs, room_bytes = packed_behind(input_bytes, [spec.outputs[index].sample_bytes for index in wanted])
         inputs = (TensorPlace(0, 0, input_bytes),)
-        pattern = Request(0, key, 1, (image.tensor_shape,), (), inputs, wanted, tuple(outputs), 0)
+        pattern = Request(0, key, 1, (image.tensor_shape,), (), inputs, wanted, outputs, 0)
         return cls(spec, answering, pattern, input_bytes, room_bytes)
-
-
-class _Question(NamedTuple):
-    """What outputs are to be read for: a picture of this upright size."""
-
-    spec: ModelSpec
-    size: Extent
-    wanted: Wanted
-
-
-class _Unread(NamedTuple):
-    question: _Question
-    done: Done
-    future: asyncio.Future[Any]
-
-
-class _Readings:
-    """Outputs that come in one turn of the event loop are read together, as a batch's do: a few calls of numpy for all.
-
-    Only those that are short to read. What was found, or the error, stands beside the answer that it was found in.
-    """
-
-    def __init__(self) -> None:
-        self._due: list[_Unread] = []
-
-    def run(self, call: Call, request: Request, question: _Question) -> asyncio.Future[tuple[Done, Any]]:
-        """`Call.run`, and what its answer says."""
-
-        def read(done: Done, future: asyncio.Future[Any]) -> None:
-            if call.core.open_calls < 2:  # there is nobody to wait for
-                future.set_result((done, _found([done.answers], question.spec, [question.size], question.wanted)[0]))
-                return
-            self._due.append(_Unread(question, done, future))
-            if len(self._due) == 1:
-                asyncio.get_running_loop().call_soon(self._read_due)
-
-        return call.run(request, read)
-
-    def _read_due(self) -> None:
-        due, self._due = self._due, []
-        alike: dict[tuple[int, Wanted], list[_Unread]] = {}
-        for one in due:
-            if not one.future.done():  # of one that was cancelled the memory is another's
-                alike.setdefault((id(one.question.spec), one.question.wanted), []).append(one)
-        for several in alike.values():
-            spec, _, wanted = several[0].question
-            answers, sizes = [one.done.answers for one in several], [one.question.size for one in several]
-            for one, found in zip(several, _found(answers, spec, sizes, wanted), strict=True):
-                one.future.set_result((one.done, found))
-
-
-def _found(answers: Sequence[Sequence[Answer]], spec: ModelSpec, sizes: Sequence[Extent], wanted: Wanted) -> list[Any]:
-    try:
-        return wanted.answering.read_each(answers, spec, sizes, wanted)
-    except Exception as error:  # a bug, which nobody may wait for without an end
-        return [error] * len(answers)
 
 
 class Predictor:
     """Whoever has pictures asks it for what is in them. Belongs to one event loop, as its decoder does."""
 
     def __init__(self, decoder: Decoder, max_pixels: int) -> None:
-        self._decoder, self._max_pixels, self._readings = decoder, max_pixels, _Readings()
+        self._decoder, self._max_pixels, self._readings = decoder, max_pixels, Readings()
         self._forms: dict[ModelKey, _Form] = {}  # of the versions that were asked last
 
     async def predict(
@@ -155,7 +92,7 @@ class Predictor:
             if answering.is_long:
                 done, found = await call.run(request), None
             else:
-                done, found = await self._readings.run(call, request, _Question(spec, size, wanted))
+                done, found = await self._readings.run(call, request, Question(spec, size, wanted))
         except BaseException:  # and no `finally` for both: compiled, its `done` would have no room for None
             decoder.answered(key)
             raise
@@ -163,7 +100,10 @@ class Predictor:
         if answering.is_long:
             found = await decoder.run_owed(answering.read, done.answers, spec, size, wanted)
         elif isinstance(found, Exception):
-            raise found
+            try:
+                raise found
+            finally:
+                del found  # its traceback holds this frame, which would hold it
         return Predicted(found, timing_ms(done, wait_ns, decode_ns, time.monotonic_ns() - call.arrival_ns))
 
     def _form(self, served: ServedLike, image: ImageSpec, answering: Answering) -> _Form:
