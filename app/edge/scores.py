@@ -41,7 +41,8 @@ def best_classes(
 
 def best_classes_of_each(outputs: np.ndarray, spec: ModelSpec, top_k: int | None) -> list[list[Prediction] | None]:
     """What `best_classes` gives for each row of [samples, values], all at once; None where it would raise."""
-    ranked = best_classes_of_batch(outputs, spec, outputs.shape[1] + 1 if top_k is None else top_k)
+    all_classes = outputs.shape[1] + 1  # one value may be the scores of two
+    ranked = best_classes_of_batch(outputs, spec, all_classes if top_k is None else top_k)
     rows = zip(ranked.class_ids.tolist(), ranked.scores.tolist(), ranked.is_nan.tolist(), strict=True)
     return [None if is_nan else _predictions(classes, scores, spec.labels) for classes, scores, is_nan in rows]
 

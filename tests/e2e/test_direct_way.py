@@ -523,7 +523,10 @@ def test_a_full_queue_turns_away_those_it_knows_too(held: FakeServer, path: str)
             assert reply.error == "Exceeds maximum queue size: 4 samples for 'rows'; send it again later"
             assert int(reply.headers["retry-after"]) >= 1
     refusals = sum(reply.status == 429 for reply in replies)
-    assert metric(held, "convoy_rejected_total", reason="queue_full") == rejected + refusals
+    # An edge tells of its own a moment later.
+    wait_until(
+        lambda: metric(held, "convoy_rejected_total", reason="queue_full") == rejected + refusals, "it is counted"
+    )
     for wire in wires:
         tensors(ask(wire, rows(1.0, path)))
         wire.close()

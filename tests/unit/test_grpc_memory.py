@@ -149,6 +149,35 @@ def test_so_many_messages_are_read_at_once_as_fit_what_the_slab_has_left(used: i
     asyncio.run(scene())
 
 
+def test_who_comes_as_anothers_time_ends_waits_for_its_place() -> None:
+    """In the moment between, the other's time can be moved no more."""
+
+    async def scene() -> None:
+        room = MessageRoom(Slab(16 * KIB), BodyLimits(16 * KIB))
+        assert [room.take_at_once() for _ in range(3)] == [True, True, False]
+        reading = asyncio.timeout(0.01)
+
+        async def read() -> None:
+            async with reading:
+                room.begins(reading)
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    room.ends(reading)
+
+        slow = asyncio.ensure_future(read())
+        while not reading.expired():  # noqa: ASYNC110 - the very turn counts
+            await asyncio.sleep(0)
+        assert not slow.done()
+        late = asyncio.ensure_future(room.take())
+        await asyncio.wait([slow])
+        assert isinstance(slow.exception(), TimeoutError)
+        room.give_back(0)
+        await asyncio.wait_for(late, 5)
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("somebody_waits", [True, False])
 def test_who_sends_slowly_makes_room_for_those_who_wait(somebody_waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room_module, "HURRIED_S", 0.02 if somebody_waits else 0.0)
@@ -190,3 +219,8 @@ def test_a_message_that_is_split_is_the_same_message(raw: list[bytes], name: str
     del whole.raw_input_contents[:]
     assert service_pb2.ModelInferRequest.FromString(rest) == whole
     split(noise)  # raises nothing, whatever it is
+
+
+def test_a_message_of_very_many_fields_is_left_to_the_library() -> None:
+    data = service_pb2.ModelInferRequest(model_name="m").SerializeToString() + b"\x78\x00" * 100_000
+    assert split(data) == (data, [])

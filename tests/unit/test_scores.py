@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import math
 from typing import NamedTuple
 
@@ -158,3 +159,24 @@ def test_pictures_that_are_read_together_say_what_each_says_alone(
                     CLASSES.read(answers, own, size, wanted)
             else:
                 assert CLASSES.read(answers, own, size, wanted) == found
+
+
+def test_what_cannot_be_read_leaves_nothing_to_the_garbage_collector() -> None:
+    tensor = TensorSpec("y", "FP32", (3,))
+    own = ModelSpec("m", (TensorSpec("x", "FP32", (1,)),), (tensor,), 4, None, "softmax", ())
+    broken = (Output((3,), memoryview(np.full(3, np.nan, np.float32).tobytes())),)
+    for several in ([broken], [broken] * 4):
+        gc.collect()
+        found = CLASSES.read_each(several, own, [(1, 1)] * len(several), Wanted(CLASSES, 5))
+        assert all(isinstance(one, ModelFailed) for one in found)
+        del found
+        assert gc.collect() == 0
+
+
+def test_outputs_of_any_length_are_each_read_as_long_as_they_are() -> None:
+    tensor = TensorSpec("y", "FP32", (-1,))
+    own = ModelSpec("m", (TensorSpec("x", "FP32", (1,)),), (tensor,), 4, None, "none", ())
+    rows = [np.arange(size, dtype=np.float32) for size in (4, 6, 5)]
+    several = [(Output(row.shape, memoryview(row.tobytes())),) for row in rows]
+    found = CLASSES.read_each(several, own, [(1, 1)] * 3, Wanted(CLASSES, None))
+    assert [[one.class_id for one in best] for best in found] == [[3, 2, 1, 0], [5, 4, 3, 2, 1, 0], [4, 3, 2, 1, 0]]

@@ -13,7 +13,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from convoy.app.edge.grpc.gate import GrpcCall, Read, ReadOn, parse
-from convoy.app.edge.grpc.known_messages import KnownMessage, KnownMessages, Outline, known_message
+from convoy.app.edge.grpc.known_messages import KnownMessage, KnownMessages, Outline, Understood
 from convoy.app.edge.grpc.tensors import (
     asked_of,
     infer_response,
@@ -33,7 +33,7 @@ from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, CallEnd, ending_of
 from convoy.app.scheduling.request import Request
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.tracing.spans import RequestSpan
-from convoy.models.errors import RequestError
+from convoy.models.errors import Overloaded, RequestError
 
 _PROTOCOL = "grpc"
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -58,16 +58,12 @@ class _Asked:
 
 
 class _Tensors(NamedTuple):
-    """What a message means, for whom, and what the scheduler is to be asked; `names` are its inputs', in its order.
-
-    `outline` is for others like it.
-    """
+    """What a message means, for whom, and what the scheduler is to be asked; `understood` is for others like it."""
 
     meaning: InferRequest
     served: ServedLike
     request: Request
-    names: list[str]
-    outline: Outline | None
+    understood: Understood | None
 
 
 class _Repeated(NamedTuple):
@@ -208,13 +204,11 @@ class GrpcInference:
         done = await asked.own.run(meant.request)
         if isinstance(meant, _Repeated):
             return meant.known.answer(asked.id, done)
-        meaning, served, request, names, outline = meant
+        meaning, served, _, understood = meant
         if is_heavy_answer(meaning, done):
             return await self._decoder.run_owed(infer_response, meaning, served, done, is_final=asked.wants_final)
-        if outline is not None:
-            known = known_message(outline, names, (asked.model, asked.version), served, meaning, request, done)
-            if known is not None:
-                self._known.learn(known)
+        if understood is not None:
+            self._known.learn(understood, served, done)
         return infer_response(meaning, served, done, is_final=asked.wants_final)
 
     async def _look(self, meant: _Picture, asked: _Asked) -> bytes:
@@ -252,18 +246,24 @@ class GrpcInference:
             )
         request = request_for(meaning, served, own, within(meaning.terms, timeout_ms))
         own.decoded(time.monotonic_ns() - started_ns - wait_ns, wait_ns)
-        names = [tensor.name for tensor in message.inputs]
-        outline = None if has_flag else Outline.of(data, len(names))
-        return _Tensors(meaning._replace(tensors=()), served, request, names, outline)
+        meaning = meaning._replace(tensors=())
+        understood = None
+        if not has_flag and (outline := Outline.of(data, len(message.inputs))) is not None:
+            names, model = [tensor.name for tensor in message.inputs], (asked.model, asked.version)
+            understood = Understood(outline, names, model, served.spec, meaning, request)
+        return _Tensors(meaning, served, request, understood)
 
     def _repeat(self, known: KnownMessage, data: bytes, asked: _Asked, call: GrpcCall) -> _Repeated | None:
-        """None where the version that it asks for is another one than it was."""
+        """None, with the call begun, where it must be read: the version is another than it was, or room is short."""
         own = asked.own
         asked.id, (asked.model, asked.version) = known.outline.id_in(data), known.asked
         served = own.begin(asked.model, asked.version or None)
-        if not known.is_of(served):
+        if not known.is_for(served):
             return None
-        slot = own.reserve(known.packed_bytes)
+        try:
+            slot = own.reserve(known.packed_bytes)
+        except Overloaded:  # in several pieces there may be
+            return None
         slot.view[: len(data)] = data
         terms = within(known.meaning.terms, self._timeout_ms(call, own, served))
         return _Repeated(known, own.repeat_request(known.packed, (slot.ref,), terms))

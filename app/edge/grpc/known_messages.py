@@ -7,7 +7,7 @@ it, and its answer is written around them as it was before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from convoy.app.edge.grpc.tensors import ID, MODEL_NAME, RAW_INPUT, Field, fields_of, id_field, response_heads
@@ -19,7 +19,9 @@ from convoy.app.submission.inference import ServedLike
 from convoy.models.spec import ModelSpec
 
 _MOST_KNOWN = 256
-# Around the tensors.
+# Of one length and one model: those that ask for other outputs, other versions or another priority.
+_MOST_ALIKE = 4
+# What is around the tensors is compared with each message.
 _MOST_BYTES = 4 << 10
 _LONGEST_NAME_BYTES = 0x7F
 
@@ -57,7 +59,7 @@ class Outline(NamedTuple):
             return None
         ids, raw = [[one for one in fields if one.tag == tag] for tag in (ID, RAW_INPUT)]
         # Other inputs are numbers in fields of their own, or in shared memory, which comes and goes.
-        if len(raw) != inputs or len(ids) > 1:
+        if len(raw) != inputs or len(ids) > 1 or not all(data[one.start : one.end].isascii() for one in ids):
             return None
         fixed = tuple(_around([*ids, *raw], data))
         if sum([len(part) for _, part in fixed]) > _MOST_BYTES:
@@ -65,7 +67,7 @@ class Outline(NamedTuple):
         own_id = (ids[0].start, ids[0].end) if ids else (0, 0)
         return cls(_Place.of(data), fixed, own_id, tuple([TensorPlace(0, one.start, one.nbytes) for one in raw]))
 
-    def is_of(self, data: bytes) -> bool:
+    def fits(self, data: bytes) -> bool:
         """Whether a message of this length says the same."""
         return all(data.startswith(part, at) for at, part in self.fixed) and self._id(data).isascii()
 
@@ -92,7 +94,7 @@ class KnownMessage(NamedTuple):
     packed_bytes: int
     heads: tuple[bytes, ...]
 
-    def is_of(self, served: ServedLike) -> bool:
+    def is_for(self, served: ServedLike) -> bool:
         return served.key == self.packed.key and served.spec is self.spec
 
     def answer(self, own_id: str, done: Done) -> bytes:
@@ -103,42 +105,49 @@ class KnownMessage(NamedTuple):
         return b"".join(parts)
 
 
+class Understood(NamedTuple):
+    """A message that was read as it stands, of the version as it was then; `names` are its inputs', in its order."""
+
+    outline: Outline
+    names: list[str]
+    asked: tuple[str, str]
+    spec: ModelSpec
+    meaning: InferRequest
+    request: Request
+
+
 class KnownMessages:
     """The last few hundred. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._known: dict[_Place, KnownMessage] = {}
+        self._known: dict[_Place, tuple[KnownMessage, ...]] = {}
 
     def find(self, data: bytes) -> KnownMessage | None:
         """What is known of this message."""
-        known = self._known.get(_Place.of(data))
-        return known if known is not None and known.outline.is_of(data) else None
+        for known in self._known.get(_Place.of(data), ()):
+            if known.outline.fits(data):
+                return known
+        return None
 
-    def learn(self, known: KnownMessage) -> None:
-        """For the next ones."""
+    def learn(self, understood: Understood, served: ServedLike, done: Done) -> None:
+        """For the next ones, from one that is answered; nothing where the next one like it may mean something else."""
+        known = _known(understood, served, done)
+        if known is None:
+            return
+        place = known.outline.place
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        self._known[known.outline.place] = known
+        # What says the same is of a version that is gone.
+        others = [one for one in self._known.get(place, ()) if one.outline.fixed != known.outline.fixed]
+        self._known[place] = (known, *others[: _MOST_ALIKE - 1])
 
 
-def known_message(
-    outline: Outline,
-    names: Sequence[str],
-    asked: tuple[str, str],
-    served: ServedLike,
-    meaning: InferRequest,
-    request: Request,
-    done: Done,
-) -> KnownMessage | None:
-    """What is known of a message that was read as it stands, and of its answer; `names` are its inputs'.
-
-    None where the next one like it may mean something else.
-    """
-    spec, nbytes = served.spec, outline.place.nbytes
+def _known(understood: Understood, served: ServedLike, done: Done) -> KnownMessage | None:
+    outline, names, asked, spec, meaning, request = understood
     if not _is_settled(meaning, spec):
         return None
     inputs = dict(zip(names, outline.inputs, strict=True))
-    outputs, packed_bytes = packed_behind(nbytes, [answer.data.nbytes for answer in done.answers])
+    outputs, packed_bytes = packed_behind(outline.place.nbytes, [answer.data.nbytes for answer in done.answers])
     packed = request._replace(
         slots=request.slots[:1], inputs=tuple([inputs[one.name] for one in spec.inputs]), outputs=outputs
     )

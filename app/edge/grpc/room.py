@@ -49,9 +49,9 @@ class MessageRoom:
         if self.take_at_once():
             return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
         for reading, began_s in self._reading.items():
             self._hurry(reading, began_s)
+        self._waiting.append(turn)
         try:
             await turn
         except asyncio.CancelledError:
@@ -86,7 +86,8 @@ class MessageRoom:
         del self._reading[reading]
 
     def _hurry(self, reading: asyncio.Timeout, began_s: float) -> None:
-        reading.reschedule(began_s + min(HURRIED_S, self.patience_s))
+        if not reading.expired():  # one that has may not be moved, and ends in a moment
+            reading.reschedule(began_s + min(HURRIED_S, self.patience_s))
 
     def full(self) -> Overloaded:
         return no_room(self._max_bytes, self._slab)

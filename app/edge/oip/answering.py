@@ -22,7 +22,7 @@ from convoy.models.geometry import Extent, ImagePlacement
 from convoy.models.spec import ModelSpec
 from convoy.models.tasks import Task
 
-# Fewer rows are cheaper one by one.
+# Two cost as much together as one by one: numpy needs twice as many calls for rows.
 _WORTH_TOGETHER = 3
 
 
@@ -56,14 +56,15 @@ class Answering(ABC):
     def read_each(
         self, several: Sequence[Sequence[Answer]], spec: ModelSpec, sizes: Sequence[Extent], wanted: Wanted
     ) -> list[Any]:
-        """What `read` gives for each picture; where it would raise, the error."""
-        found: list[Any] = []
-        for answers, size in zip(several, sizes, strict=True):
-            try:
-                found.append(self.read(answers, spec, size, wanted))
-            except Exception as error:  # it is of one alone
-                found.append(error)
-        return found
+        """What `read` gives for each picture; where it would raise ModelFailed, the error."""
+        return [self._read_or_error(*one, spec, wanted) for one in zip(several, sizes, strict=True)]
+
+    def _read_or_error(self, answers: Sequence[Answer], size: Extent, spec: ModelSpec, wanted: Wanted) -> Any:
+        try:
+            return self.read(answers, spec, size, wanted)
+        except ModelFailed as error:
+            # Without where it comes from: that frame holds it, and all that asked for it.
+            return error.with_traceback(None)
 
     def working_bytes(self, spec: ModelSpec, size: Extent) -> int:
         """About how much memory `read` takes beside the outputs; only asked of one that is long."""
@@ -83,9 +84,11 @@ class _Classes(Answering):
     def read_each(
         self, several: Sequence[Sequence[Answer]], spec: ModelSpec, sizes: Sequence[Extent], wanted: Wanted
     ) -> list[Any]:
-        if len(several) < _WORTH_TOGETHER or wanted.threshold is not None:
+        output = spec.outputs[0]
+        # Of a free size each may be as long as it likes.
+        if len(several) < _WORTH_TOGETHER or wanted.threshold is not None or output.sample_bytes is None:
             return super().read_each(several, spec, sizes, wanted)
-        together = np.frombuffer(b"".join([answers[0].data for answers in several]), spec.outputs[0].numpy_dtype)
+        together = np.frombuffer(b"".join([answers[0].data for answers in several]), output.numpy_dtype)
         rows = best_classes_of_each(together.reshape(len(several), -1), spec, wanted.top_k)
         return [ModelFailed(NAN) if row is None else row for row in rows]
 
