@@ -27,8 +27,9 @@ def timing_ms(done: Done, wait_ns: int, decode_ns: int, total_ns: int) -> Timing
 
 
 def timing_document(timing: Timing) -> dict[str, float]:
-    """For a JSON answer."""
-    return {stage: round(ms, 3) for stage, ms in timing._asdict().items()}
+    """For a JSON answer, in whole microseconds."""
+    # Rounding as `round` does takes a third of a microsecond for each.
+    return {stage: int(ms * 1000 + 0.5) / 1000 for stage, ms in zip(Timing._fields, timing, strict=True)}
 
 
 def server_timing(timing: Timing) -> tuple[bytes, bytes]:

@@ -24,10 +24,10 @@ from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.inference import INLINE_BYTES
 from convoy.app.edge.oip.picture_answers import Document, answer_document, check_takes_pictures, envelope, wanted_of
-from convoy.app.edge.oip.pictures import EncodedPicture, Picture
+from convoy.app.edge.oip.pictures import EncodedPicture
 from convoy.app.edge.oip.predicting import Predictor
 from convoy.app.edge.options import EdgeOptions
-from convoy.app.edge.timing import Timing, server_timing
+from convoy.app.edge.timing import server_timing
 from convoy.app.scheduling.slab import Slot
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestError
@@ -80,12 +80,11 @@ class PredictionsRoute(HotRoute):
                     return_exceptions=True,
                 )
                 return _several(call, envelope(served), outcomes)
+        seen = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=True)
+        headers = (server_timing(seen.timing),)
         if wanted.finish is as_png:
-            seen = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=True)
-            return Reply(200, (seen.found,), "image/png", (server_timing(seen.timing),))
-        answer = await self._predict(call, served, picture, terms, wanted, is_alone=True)
-        headers = (server_timing(Timing(**answer["timing_ms"])),)
-        return Reply(200, (orjson.dumps({**envelope(served), **answer}),), headers=headers)
+            return Reply(200, (seen.found,), "image/png", headers)
+        return Reply(200, (orjson.dumps({**envelope(served), **answer_document(wanted, seen)}),), headers=headers)
 
     async def _split_json(self, call: Call, body: Body, terms: Terms) -> JsonImages:
         """Raises RequestError or ClientGone."""
@@ -108,16 +107,12 @@ class PredictionsRoute(HotRoute):
         try:
             if isinstance(encoded, str):
                 raise InvalidRequest(encoded)
-            return await self._predict(call, served, EncodedPicture(encoded, (body,)), terms, wanted, is_alone=False)
+            picture = EncodedPicture(encoded, (body,))
+            seen = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=False)
+            return answer_document(wanted, seen)
         except RequestError as error:
             # The words and not the error: its traceback would keep the whole upload in memory.
             return _FailedFile(str(error), error_reply(error))
-
-    async def _predict(
-        self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
-    ) -> Document:
-        predicted = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=is_alone)
-        return answer_document(wanted, predicted)
 
 
 def _several(call: Call, head: Document, outcomes: list[Document | _FailedFile | BaseException]) -> Reply:
