@@ -278,7 +278,7 @@ class Core(OpenCalls):
     def cancel(self, request: Request, reason: str) -> None:
         """Nobody waits any more. The request leaves the queue; a run that has begun goes on for the others.
 
-        `reason` is one of the statistics' failures; a request that runs will be counted as a success.
+        `reason` is one of the statistics' failures; a request that runs will be counted as what becomes of its batch.
         """
         if request.id in self.scheduler.state.waiting:
             served = self.catalog.live(request.key)

@@ -285,11 +285,13 @@ class Scheduler:
         pending = self._pending.get(request_id)
         if pending is None:
             return
-        pending.on_done = None
         request = self.state.waiting.get(request_id)
-        if request is not None:
-            self.state.remove(request)
-            self._end(request, Outcome.STOPPED, "cancelled")
+        if request is None:  # what becomes of its batch is still to be counted
+            pending.on_done = None
+            return
+        self.state.remove(request)
+        del self._pending[request_id]
+        self._free(request)
 
     @property
     def unfinished(self) -> int:
@@ -482,8 +484,10 @@ class Scheduler:
 
     def _tell(self, request: Request, done: Done) -> None:
         pending = self._pending.pop(request.id, None)
-        if pending is not None and pending.on_done is not None:
-            self._report(self._observer.request_failed, done)
+        if pending is None:
+            return
+        self._report(self._observer.request_failed, done)
+        if pending.on_done is not None:
             self._report(pending.on_done, done)
 
     def _report(self, listener: Callable[[*Args], None], *args: *Args) -> None:

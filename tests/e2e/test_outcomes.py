@@ -197,7 +197,7 @@ def test_who_finds_no_core_is_counted_by_the_next_one(is_led_to_the_core: bool) 
         wait_until(lambda: server.get("/v2/health/ready").status_code == 503, "the edge knows")
         statuses = [server.infer(1.0).status_code for _ in range(5)]
         wait_until(server.is_ready, "another core serves")
-        expected = {("", "v2", "refused"): statuses.count(503)}
+        expected = +Counter({("", "v2", "refused"): statuses.count(503)})
         wait_until(lambda: +ended(server) - Counter({("rows", "v2", "answered"): 5}) == expected, "they are counted")
         assert set(refused(server)) <= {"core_away", "not_ready"}
         assert sum(refused(server).values()) == statuses.count(503)

@@ -6,6 +6,7 @@ import asyncio
 import random
 import selectors
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from itertools import count
 
@@ -74,6 +75,7 @@ class Shop:
         self.ended: dict[int, Done] = {}
         self.ran: list[list[Done]] = []
         self.failed: list[str] = []
+        self.counted: list[int] = []  # those that failed, whether anybody waits for them or not
         self.lost: list[tuple[Lane, str]] = []
         self.depth = depth
         self.engines: list[Engine] = []
@@ -97,6 +99,7 @@ class Shop:
     def request_failed(self, done: Done) -> None:
         assert done.outcome is not Outcome.ANSWERED
         assert done.request.id not in self.ended, "it is counted before whoever waits is told"
+        self.counted.append(done.request.id)
 
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str, scope: FailureScope) -> None:
         self.lost.append((lane, reason))
@@ -439,6 +442,7 @@ def test_who_leaves_the_queue_gives_his_slots_back_at_once() -> None:
         assert engine.batches == [(running.id,), (stays.id,)]
         shop.scheduler.cancel(stays.id)
         shop.scheduler.cancel(gone.id)
+        assert shop.counted == [], "whoever cancels counts what has not run"
 
     with_shop(scenario)
 
@@ -490,6 +494,7 @@ def test_who_has_left_is_not_tried_again() -> None:
         await shop.rest()
         assert engine.batches[1:] == [(requests[1].id,), (requests[2].id,)]
         assert set(shop.ended) == {requests[1].id, requests[2].id}
+        assert shop.counted == [requests[0].id, requests[3].id], "that nobody waits is no reason not to count"
 
     with_shop(scenario)
 
@@ -507,6 +512,7 @@ def test_a_failed_batch_that_nobody_waits_for_ends() -> None:
         await shop.rest()
         assert shop.ended == {}
         assert len(engine.batches) == 1
+        assert shop.counted == [request.id for request in requests]
 
     with_shop(scenario)
 
@@ -580,6 +586,7 @@ def test_a_hung_lane_is_given_up_and_its_slots_stay_until_it_returns() -> None:
         shop.scheduler.give_up_lane(lane, "it still hangs")
         assert shop.outcome(hung) is Outcome.ENGINE_LOST
         assert gone.id not in shop.ended
+        assert shop.counted == [hung.id, gone.id]
         assert shop.lost == [(lane, "it hangs")]
         assert shop.states(hung) == shop.states(gone) == {SlotState.COPYING}
         shop.add_lane()
@@ -849,6 +856,7 @@ def test_thousands_of_requests_with_departures_poison_and_lost_lanes(lanes: int,
 
     async def scenario(shop: Shop) -> None:
         cancelled: set[int] = set()
+        left_the_queue: set[int] = set()
         submitted: list[Request] = []
         poisonous: set[int] = set()
         while len(submitted) < total:
@@ -871,6 +879,8 @@ def test_thousands_of_requests_with_departures_poison_and_lost_lanes(lanes: int,
                 gone = chance.choice(submitted[-20:])
                 if gone.id not in shop.ended:
                     cancelled.add(gone.id)
+                if gone.id in shop.scheduler.state.waiting:
+                    left_the_queue.add(gone.id)
                 shop.scheduler.cancel(gone.id)
             if chance.random() < 0.01:
                 lane = chance.choice(shop.scheduler.state.queues[KEY].lanes)
@@ -880,6 +890,8 @@ def test_thousands_of_requests_with_departures_poison_and_lost_lanes(lanes: int,
             for _ in range(chance.randint(0, 3)):
                 await asyncio.sleep(0)
         await shop.rest()
+        counted = Counter([*shop.counted, *(done.request.id for batch in shop.ran for done in batch)])
+        assert counted == Counter(request.id for request in submitted if request.id not in left_the_queue)
         for request in submitted:
             if request.id in cancelled:
                 assert request.id not in shop.ended

@@ -142,11 +142,11 @@ class CudaEngine(Engine):
 
     def page_lock(self, memory: memoryview) -> bool:
         block = np.frombuffer(memory, np.uint8)
-        self._device.use()
         try:
+            self._device.use()
             self._cuda.pin(int(block.__array_interface__["data"][0]), block.nbytes)
         except EngineFailure:
-            return False  # the host gathers, then
+            return False  # the host gathers, then; on a device that is lost, nobody does
         return True
 
     def close(self) -> None:
