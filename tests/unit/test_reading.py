@@ -11,7 +11,7 @@ import pytest
 from convoy.app.batch import Answer
 from convoy.app.edge.oip.answering import Answering, Wanted
 from convoy.app.edge.oip.call import Call, Read
-from convoy.app.edge.oip.reading import Question, Readings
+from convoy.app.edge.oip.reading import PictureQuestion, Readings
 from convoy.app.scheduling.request import Done, Outcome, Request
 from convoy.models.geometry import Extent
 from convoy.models.spec import ModelSpec, TensorSpec
@@ -66,7 +66,7 @@ class Asked:
 
 def ask(readings: Readings, asked: Asked, number: int, wanted: Wanted) -> asyncio.Future[Any]:
     request = cast(Request, NamedTuple("Numbered", [("id", int)])(number))
-    return readings.run(cast(Call, asked), request, Question(SPEC, (1, 1), wanted))
+    return readings.run(cast(Call, asked), request, PictureQuestion(SPEC, (1, 1), wanted))
 
 
 def test_those_of_a_turn_that_want_the_same_are_read_at_once() -> None:

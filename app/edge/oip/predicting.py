@@ -14,7 +14,7 @@ from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.packing import packed_behind
 from convoy.app.edge.oip.pictures import Picture
-from convoy.app.edge.oip.reading import Question, Readings
+from convoy.app.edge.oip.reading import PictureQuestion, Readings
 from convoy.app.edge.timing import Timing, timing_ms
 from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
 from convoy.app.submission.inference import ServedLike
@@ -92,7 +92,7 @@ class Predictor:
             if answering.is_long:
                 done, found = await call.run(request), None
             else:
-                done, found = await self._readings.run(call, request, Question(spec, size, wanted))
+                done, found = await self._readings.run(call, request, PictureQuestion(spec, size, wanted))
         except BaseException:  # and no `finally` for both: compiled, its `done` would have no room for None
             decoder.answered(key)
             raise

@@ -17,7 +17,7 @@ from convoy.models.geometry import Extent
 from convoy.models.spec import ModelSpec
 
 
-class Question(NamedTuple):
+class PictureQuestion(NamedTuple):
     """What outputs are to be read for: a picture of this upright size."""
 
     spec: ModelSpec
@@ -26,7 +26,7 @@ class Question(NamedTuple):
 
 
 class _Unread(NamedTuple):
-    question: Question
+    question: PictureQuestion
     done: Done
     future: asyncio.Future[Any]
 
@@ -40,7 +40,7 @@ class Readings:
     def __init__(self) -> None:
         self._due: list[_Unread] = []
 
-    def run(self, call: Call, request: Request, question: Question) -> asyncio.Future[tuple[Done, Any]]:
+    def run(self, call: Call, request: Request, question: PictureQuestion) -> asyncio.Future[tuple[Done, Any]]:
         """`Call.run`, and what its answer says."""
 
         def read(done: Done, future: asyncio.Future[Any]) -> None:
