@@ -54,7 +54,15 @@ from convoy.models.errors import ImageError
 from convoy.models.geometry import Extent, crop_corner, full_size
 from convoy.models.headers import JPEG_SEGMENT, Header
 from convoy.models.jpeg import decode_small_jpeg, jpeg_pixels, plain_jpeg
-from convoy.models.png import PlainPng, decode_small_png, plain_png, png_pixels
+from convoy.models.png import (
+    PlainPng,
+    decode_small_png,
+    is_plainest,
+    pixels_alone,
+    plain_png,
+    plainest_pixels,
+    png_pixels,
+)
 from convoy.models.resample import sample_without_antialias
 from convoy.models.spec import NUMPY_DTYPES, ImageSpec
 from convoy.models.windowed import resized_window
@@ -73,14 +81,10 @@ QUICK_NS = 250_000
 QUICK_PNG_BYTES = 16 << 10
 QUICK_PNG_PIXELS = 64 * 64
 _FEW_SEGMENTS = 32
-_FEW_PNG_CHUNKS = 32
 _QUICK_JPEG_BYTES = 40 << 10  # more surely take longer
 # Resizing: about so many nanoseconds for each pixel that is read and written, and so many times that by the filter.
 _READ_NS, _WRITTEN_NS = 4, 6
 _DEAR_FILTERS = {"bicubic": 1.7, "lanczos": 2.4}
-_PLAIN_PNG_CHUNKS = frozenset(
-    (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"gAMA", b"cHRM", b"sRGB", b"pHYs", b"sBIT", b"bKGD", b"tIME")
-)
 
 # Hostile bytes make Pillow warn (odd EXIF, odd TIFF tags) with texts of the attacker's choosing. The outcome is
 # an image or an ImageError in any case. `warnings.catch_warnings` is not thread-safe, hence one filter, once.
@@ -199,6 +203,9 @@ def _write(pixels: bytes, image: ImageSpec, out: memoryview) -> None:
 
 def _write_window(window: npt.NDArray[np.uint8], image: ImageSpec, out: memoryview) -> None:
     """The same of pixels that may lie in a larger image."""
+    if image.front == "uint8_nhwc" and window.flags.c_contiguous:
+        out[:] = window.reshape(-1).data
+        return
     values = np.frombuffer(out, NUMPY_DTYPES[image.tensor_dtype]).reshape(image.tensor_shape)
     if image.front == "uint8_nhwc":
         values[...] = window
@@ -250,11 +257,19 @@ def is_quickly_decoded(encoded: memoryview, image: ImageSpec) -> bool:
         case "PNG":
             if len(encoded) > QUICK_PNG_BYTES or image.height * image.width > QUICK_PNG_PIXELS:
                 return False
-            pixels = _plain_png_pixels(bytes(encoded))
+            if _is_plainest_png(bytes(encoded), image):
+                return True
+            pixels = pixels_alone(encoded)
             return pixels is not None and pixels <= QUICK_PNG_PIXELS
         case "JPEG":
             return len(encoded) < _QUICK_JPEG_BYTES and _jpeg_ns(bytes(encoded), image) <= QUICK_NS
     return False
+
+
+def _is_plainest_png(encoded: bytes, image: ImageSpec) -> bool:
+    """Whether this is a small PNG that is the model's input as it is."""
+    size = image.width, image.height
+    return size == full_size(size, image) and is_plainest(encoded, *size, image.channels)
 
 
 def _jpeg_ns(encoded: bytes, image: ImageSpec) -> float:
@@ -268,19 +283,6 @@ def _jpeg_ns(encoded: bytes, image: ImageSpec) -> float:
     dearness = _DEAR_FILTERS.get(image.interpolation, 1.0)
     resize_ns = dearness * (_READ_NS * plain.width * plain.height + _WRITTEN_NS * full[0] * full[1])
     return plain.decode_ns(len(encoded)) + resize_ns
-
-
-def _plain_png_pixels(encoded: bytes) -> int | None:
-    """None where there is more than an image: texts and profiles are compressed, and may become very long."""
-    position = 8
-    for _ in range(_FEW_PNG_CHUNKS):
-        length, kind = int.from_bytes(encoded[position : position + 4]), encoded[position + 4 : position + 8]
-        if kind == b"IEND":
-            return int.from_bytes(encoded[16:20]) * int.from_bytes(encoded[20:24])
-        if kind not in _PLAIN_PNG_CHUNKS:
-            return None
-        position += 12 + length
-    return None
 
 
 def preprocess(
@@ -328,6 +330,10 @@ class _Window(NamedTuple):
 
 def _window_as_it_is(encoded: bytes, image: ImageSpec, max_pixels: int) -> _Window | None:
     """What the crop keeps of a plain file that need not be resized; None for all else, broken ones included."""
+    if _is_plainest_png(encoded, image):
+        refuse_oversized(size := (image.width, image.height), max_pixels)
+        pixels = plainest_pixels(encoded)
+        return None if pixels is None else _Window(pixels.reshape(*size[::-1], -1), size)
     kind = sniff(encoded)
     plain = plain_jpeg(encoded) if kind == "JPEG" else plain_png(encoded) if kind == "PNG" else None
     if plain is None or plain.channels != image.channels:

@@ -60,7 +60,11 @@ def outcome(encoded: bytes, spec: ImageSpec, max_pixels: int = UNLIMITED) -> byt
 
 
 def by_pillow(encoded: bytes, spec: ImageSpec, max_pixels: int = UNLIMITED) -> bytes | str:
-    with patch.object(images, "decode_small_png", lambda *_: None), patch.object(images, "plain_png", lambda *_: None):
+    with (
+        patch.object(images, "decode_small_png", lambda *_: None),
+        patch.object(images, "plain_png", lambda *_: None),
+        patch.object(images, "is_plainest", lambda *_: False),
+    ):
         return outcome(encoded, spec, max_pixels)
 
 
@@ -105,6 +109,24 @@ def test_every_filter_has_the_same_pixels(filter_type: int) -> None:
     assert is_decoded_here(encoded)
     assert pixels_here(encoded) is not None
     assert is_as_by_pillow(encoded)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_what_is_the_input_as_it_is_is_known_by_its_first_and_last_bytes(mode: str) -> None:
+    encoded, channels = saved(picture(12, 9, mode)), len(mode)
+    assert png.is_plainest(encoded, 12, 9, channels)
+    assert not png.is_plainest(encoded, 9, 12, channels)
+    assert not png.is_plainest(encoded, 12, 9, 4 - channels)
+    assert not png.is_plainest(encoded + b"behind", 12, 9, channels)
+    assert not png.is_plainest(saved(picture(12, 9, "RGBA")), 12, 9, channels)
+    assert not png.is_plainest(saved(picture(256, 257, mode)), 256, 257, channels)
+    pixels = png.plainest_pixels(encoded)
+    assert pixels is not None
+    assert pixels.tobytes() == picture(12, 9, mode).tobytes()
+    for position in range(len(encoded)):
+        spoiled = encoded[:position] + bytes([encoded[position] ^ 1]) + encoded[position + 1 :]
+        assert not png.is_plainest(spoiled, 12, 9, channels) or png.plainest_pixels(spoiled) is None
+        assert not png.is_plainest(encoded[:position], 12, 9, channels)
 
 
 def test_what_is_unusual_is_left_to_pillow() -> None:
