@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from convoy.models.errors import ModelFailed
 from convoy.models.spec import ModelSpec
 
 _FEW_IN = 20  # a share of the classes that is cheaper to find than to sort
+_FEW = 32  # values that are scored and sorted in less time than numpy takes to begin
+_LARGEST_POWER = 700.0  # of e, that fits
 
 
 @dataclass(slots=True)  # not frozen, which would take five times as long to make
@@ -32,7 +35,14 @@ def best_classes(
 
     `logits` is the sample's output, flattened. Raises ModelFailed when a score is not a number.
     """
-    scores = _scores(logits.astype(np.float32, copy=False), spec)
+    values = logits.astype(np.float32, copy=False)
+    if 0 < len(values) <= _FEW:
+        ranked = _ranked_few(values.tolist(), spec, top_k)
+        if ranked is None:
+            raise ModelFailed(NAN)
+        best = _predictions(*ranked, spec.labels)
+        return best if threshold is None else [one for one in best if one.score >= threshold]
+    scores = _scores(values, spec)
     order = _best(scores, top_k)
     if threshold is not None:
         order = order[scores[order] >= threshold]
@@ -41,6 +51,9 @@ def best_classes(
 
 def best_classes_of_each(outputs: np.ndarray, spec: ModelSpec, top_k: int | None) -> list[list[Prediction] | None]:
     """What `best_classes` gives for each row of [samples, values], all at once; None where it would raise."""
+    if 0 < outputs.shape[1] <= _FEW:
+        few = [_ranked_few(row, spec, top_k) for row in outputs.astype(np.float32, copy=False).tolist()]
+        return [None if ranked is None else _predictions(*ranked, spec.labels) for ranked in few]
     all_classes = outputs.shape[1] + 1  # one value may be the scores of two
     ranked = best_classes_of_batch(outputs, spec, all_classes if top_k is None else top_k)
     rows = zip(ranked.class_ids.tolist(), ranked.scores.tolist(), ranked.is_nan.tolist(), strict=True)
@@ -84,7 +97,10 @@ class RankedClasses(NamedTuple):
 
 def best_classes_of_batch(outputs: np.ndarray, spec: ModelSpec, top_k: int) -> RankedClasses:
     """What `best_classes` gives for each row of [samples, values], to the last bit, all at once."""
-    scores = _scores(outputs.astype(np.float32, copy=False), spec)
+    values = outputs.astype(np.float32, copy=False)
+    if len(values) and 0 < values.shape[1] <= _FEW:
+        return _batch_of_few(values, spec, top_k)
+    scores = _scores(values, spec)
     is_nan = np.isnan(scores).any(axis=1)
     if _FEW_IN * top_k > scores.shape[1] or is_nan.any():
         order = (-scores).argsort(axis=1, kind="stable")[:, :top_k]
@@ -93,12 +109,48 @@ def best_classes_of_batch(outputs: np.ndarray, spec: ModelSpec, top_k: int) -> R
     return RankedClasses(order.astype(np.int32), np.take_along_axis(scores, order, axis=1), is_nan)
 
 
+def _batch_of_few(values: np.ndarray, spec: ModelSpec, top_k: int) -> RankedClasses:
+    count = min(top_k, 2 if _is_pair(spec) else values.shape[1])
+    nothing = [0] * count, [math.nan] * count
+    rows = [_ranked_few(row, spec, top_k) for row in values.tolist()]
+    classes, scores = zip(*[nothing if ranked is None else ranked for ranked in rows], strict=True)
+    is_nan = np.array([ranked is None for ranked in rows])
+    return RankedClasses(np.array(classes, np.int32), np.array(scores, np.float32), is_nan)
+
+
+def _ranked_few(values: list[float], spec: ModelSpec, top_k: int | None) -> tuple[list[int], list[float]] | None:
+    """The best classes of one sample and their scores, as `best_classes` has them; None where one is not a number."""
+    scores = array("f", _scores_of_few(values, spec)).tolist()
+    if math.isnan(sum(scores)) and any(map(math.isnan, scores)):  # a sum of infinities need not be a number
+        return None
+    order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:top_k]  # equals stay in their order
+    return order, [scores[number] for number in order]
+
+
+def _scores_of_few(values: list[float], spec: ModelSpec) -> list[float]:
+    """What `_scores` gives, but for the last bits: these are exact before they are rounded."""
+    if spec.activation == "softmax":
+        largest = max(values)
+        powers = [math.exp(value - largest) for value in values]
+        total = sum(powers)
+        return [power / total for power in powers]
+    if spec.activation == "sigmoid":
+        both = [-values[0], values[0]] if _is_pair(spec) else values
+        return [1 / (1 + math.exp(min(-value, _LARGEST_POWER))) for value in both]
+    return [1 - values[0], values[0]] if _is_pair(spec) else values
+
+
+def _is_pair(spec: ModelSpec) -> bool:
+    """Whether one value stands for the scores of two classes."""
+    return spec.is_binary and spec.activation != "softmax"
+
+
 def _scores(outputs: np.ndarray, spec: ModelSpec) -> np.ndarray:
     """One a class, along the last axis.
 
     A single output with two labels is the second's score, and what it lacks to one the first's.
     """
-    if not spec.is_binary or spec.activation == "softmax":
+    if not _is_pair(spec):
         return activate(outputs, spec.activation)
     if spec.activation == "sigmoid":
         # Not one minus it: of a score near one, nothing would be left of the other.
