@@ -16,6 +16,10 @@ from convoy.app.telemetry.metrics import Metrics
 from convoy.app.telemetry.observed import Observed
 from convoy.app.tracing.spans import Exemplar
 
+# The stages that `Spent` is of.
+_SPENT = ("decode_wait", "decode", "encode", "total")
+_ANSWERED = ANSWERED.outcome.value
+
 
 class CallRecorder:
     """Belongs to one event loop. `live` finds a version by its key, also one that leaves."""
@@ -58,16 +62,15 @@ class CallRecorder:
         self._is_due = False
         answered, self._answered = self._answered, defaultdict(list)
         for (key, protocol), spent in answered.items():
-            wait_ns, decode_ns, encode_ns, total_ns = map(list, zip(*spent, strict=True))
-            self._stages[key, "decode_wait"] += wait_ns
-            self._stages[key, "decode"] += decode_ns
-            self._stages[key, "encode"] += encode_ns
-            self._calls[key, protocol, ANSWERED] += total_ns
+            served, took_ns = self._live(key), dict(zip(_SPENT, map(list, zip(*spent, strict=True)), strict=True))
+            self._metrics.of(served).calls_answered(protocol, took_ns)
+            served.statistics.last_minute.record_stages(took_ns)
+            served.statistics.calls.add(_ANSWERED, len(spent))
         stages, self._stages = self._stages, defaultdict(list)
         for (key, stage), values in stages.items():
             served = self._live(key)
             self._metrics.of(served).stage_took(stage, values)
-            served.statistics.last_minute.record_stage(stage, values)
+            served.statistics.last_minute.record_stages({stage: values})
         calls, self._calls = self._calls, defaultdict(list)
         for (called, protocol, ending), values in calls.items():
             if ending.reason:
@@ -81,7 +84,7 @@ class CallRecorder:
             if ending.reason:
                 served.statistics.refusals.add(str(ending.reason), len(values))
             if ending.outcome is CallOutcome.ANSWERED:
-                served.statistics.last_minute.record_stage("total", values)
+                served.statistics.last_minute.record_stages({"total": values})
         exemplars, self._exemplars = self._exemplars, []
         for exemplar in exemplars:
             self._metrics.exemplify(self._live(exemplar.key), exemplar)

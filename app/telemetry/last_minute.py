@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -226,11 +226,13 @@ class LastMinute:
         taken["copy_out"].unsorted.append(times.copy_out_ns)
         self._came(now, requests)
 
-    def record_stage(self, stage: str, took_ns: Sequence[int]) -> None:
-        """A stage of so many requests has ended."""
-        now = self._now()
-        now.times[stage].unsorted += took_ns
-        self._came(now, len(took_ns))
+    def record_stages(self, took_ns: Mapping[str, Sequence[int]]) -> None:
+        """Stages of some requests have ended, by name."""
+        now, values = self._now(), 0
+        for stage, each_ns in took_ns.items():
+            now.times[stage].unsorted += each_ns
+            values += len(each_ns)
+        self._came(now, values)
 
     def per_second(self) -> tuple[float, float]:
         """Requests and samples per second, over the last minute or since the start."""

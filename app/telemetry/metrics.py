@@ -7,7 +7,7 @@ for a model that does not exist is counted under an empty model.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Literal, get_args
 
@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from convoy.app.batch import StageTimes
 from convoy.app.engines.base import WarmShapes
-from convoy.app.outcomes import CallEnd, CallOutcome, Refusal
+from convoy.app.outcomes import ANSWERED, CallEnd, CallOutcome, Refusal
 from convoy.app.scheduling.request import SECOND_NS, ModelKey
 from convoy.app.telemetry.histograms import Distribution, Histogram
 from convoy.app.telemetry.last_minute import BATCH_STAGES, STAGES, MinuteCounts
@@ -53,6 +53,14 @@ class ModelMeters:
         requests, durations = self._calls(protocol, ending)
         requests.inc(len(took_ns))
         durations.observe(*took_ns)
+
+    def calls_answered(self, protocol: str, took_ns: Mapping[str, Sequence[int]]) -> None:
+        """The same of calls that were answered, each after its `total`, and what their other stages took."""
+        for stage, each_ns in took_ns.items():
+            if stage == "total":
+                self.calls_ended(protocol, ANSWERED, each_ns)
+            else:
+                self.stage_took(stage, each_ns)
 
     def stage_took(self, stage: str, took_ns: Iterable[int]) -> None:
         self._stages[stage].observe(*took_ns)

@@ -49,7 +49,7 @@ def test_of_59_seconds_ago_all_is_in_it_and_of_61_nothing(since_start_s: float, 
     minute = LastMinute(clock)
     clock.now_s += since_start_s
     batch(minute, 3, 20)
-    minute.record_stage("total", [30 * MS])
+    minute.record_stages({"total": [30 * MS]})
     clock.now_s += 59
     assert minute.percentiles("compute").p99_ms == near(20 * MS)
     assert minute.percentiles("total").p50_ms == near(30 * MS)
@@ -71,7 +71,7 @@ def test_nothing_of_the_minute_is_left_out_however_much_came_after_it() -> None:
         clock.now_s = 1000 + 59 * number / 50_000
         if number < 4500:
             batch(minute, 1, 1)
-        minute.record_stage("total", [MS])
+        minute.record_stages({"total": [MS]})
     assert minute.batch_sizes() == {1: 4500, 64: 60}
     assert minute.percentiles("compute").p99_ms == near(32 * MS)
     assert minute.percentiles("total").p99_ms == near(MS)
@@ -88,7 +88,7 @@ def test_a_percentile_is_within_its_bound_of_the_value_of_that_rank(groups: list
     clock = Clock()
     minute = LastMinute(clock)
     for values in groups:
-        minute.record_stage("total", values)
+        minute.record_stages({"total": values})
         clock.now_s += apart_s
     everything = sorted(value for values in groups for value in values)
     seen = minute.percentiles("total")
@@ -105,7 +105,7 @@ def test_looking_changes_nothing_and_may_be_done_at_any_time() -> None:
     for second in range(3 * WINDOW_S):
         clock.now_s = 1000 + second
         for _ in range(3):
-            minute.record_stage("decode", [second * MS] * 500)
+            minute.record_stages({"decode": [second * MS] * 500})
             assert minute.percentiles("decode") == minute.percentiles("decode")
         window = range(max(0, second - WINDOW_S + 1), second + 1)
         assert minute.percentiles("decode").p50_ms == near(window[math.ceil(len(window) / 2) - 1] * MS)
@@ -169,7 +169,7 @@ def test_each_period_of_five_minutes_has_what_there_was_in_it(
     for apart_s, samples, took_ns, is_looked_at in events:
         clock.now_s += apart_s
         batch(minute, samples, 1)
-        minute.record_stage("total", [took_ns])
+        minute.record_stages({"total": [took_ns]})
         counts.add("answered")
         seen.append((int(clock.now_s) // PERIOD_S, samples, took_ns))
         if is_looked_at:
@@ -215,7 +215,7 @@ def test_means_count_a_batch_for_each_of_its_requests_and_forget_what_is_older_t
     assert minute.means_ms() == dict.fromkeys(STAGES)
     batch(minute, 8, 30, requests=8)
     batch(minute, 1, 3, requests=1)
-    minute.record_stage("total", [40 * MS] * 8 + [4 * MS])
+    minute.record_stages({"total": [40 * MS] * 8 + [4 * MS]})
     clock.now_s += 1.5
     means = minute.means_ms()
     assert means["compute"] == pytest.approx((8 * 30 + 3) / 9, abs=1e-4)
