@@ -39,6 +39,11 @@ _WORTH_A_THREAD = 16
 # PNGs on 64 connections 1.11 times the rate for 0.77 of the CPU. With tensors it has two fifths: a thread gains 9 %.
 _LITTLE_OF_IT = 5
 _LONGER = 2
+# Clients that are answered together ask again while the loop reads from the first of them. Where the engine has at most
+# a third of a sample's time, and would run on the loop, a batch begins when a turn has brought nothing more, or the
+# second one ends: with PNGs on 4 and 16 connections 1.35 and 1.12 times the rate for 0.74 and 0.9 of the CPU.
+_SMALL_PART = 3
+_MOST_TURNS = 2
 # How far the time of a sample is believed to differ from the engine's share, where nobody asked for a while.
 _MOST_OF_IT = 10
 _PACE_WEIGHT = 1 / 8
@@ -95,11 +100,11 @@ class _LaneEntry:
         took_ns = self.lane.expect_ns(samples)
         if took_ns <= self.here_below_ns:
             return True
-        return took_ns <= _LONGER * self.here_below_ns and self.is_little(samples)
+        return took_ns <= _LONGER * self.here_below_ns and self.is_part(_LITTLE_OF_IT, samples)
 
-    def is_little(self, samples: int) -> bool:
-        """Whether most of a sample's time goes elsewhere than to the engine."""
-        return self.lane.expect_ns(samples) * _LITTLE_OF_IT <= samples * self.sample_ns
+    def is_part(self, part: int, samples: int) -> bool:
+        """Whether of a sample's time at most a `part`-th goes to the engine."""
+        return self.lane.expect_ns(samples) * part <= samples * self.sample_ns
 
     def batch_ended(self, ended_ns: int, took_ns: int, samples: int) -> None:
         """Learn how fast samples follow each other."""
@@ -142,6 +147,7 @@ class Scheduler:
         self._lanes: dict[int, _LaneEntry] = {}
         self._lost: dict[int, _LaneEntry] = {}  # given up with a thread in their engines
         self._pump_is_due = False
+        self._turns = self._waited = 0  # since the pump is due; and how many requests waited at the last of them
         self.here_since_ns = 0  # when the batch that runs on the loop itself began; 0 when none does
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -309,9 +315,14 @@ class Scheduler:
         # Once per turn of the loop: requests that came in the same turn share a batch.
         if not self._pump_is_due:
             self._pump_is_due = True
+            self._turns = self._waited = 0
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
+        if self._is_worth_a_turn():
+            self._turns += 1
+            asyncio.get_running_loop().call_soon(self._pump)
+            return
         # Still due while it runs: whatever a batch that ran here changes is seen by the next decision.
         is_all = True
         try:
@@ -320,6 +331,21 @@ class Scheduler:
             self._pump_is_due = False
         if not is_all:
             self._wake()
+
+    def _is_worth_a_turn(self) -> bool:
+        """Whether no batch is to begin before the loop has read what else has come."""
+        before, self._waited = self._waited, len(self.state.waiting)
+        if self._turns == _MOST_TURNS or self._waited <= max(1, before):
+            return False
+        oldest = next(iter(self.state.waiting.values()))
+        if self._now_ns() - oldest.arrival_ns > _TURN_NS:
+            return False
+        queue = self.state.queues[oldest.key]
+        samples = min(queue.waiting, queue.max_batch)
+        if samples == queue.max_batch:
+            return False
+        entries = [self._lanes[lane.id] for lane in queue.lanes if lane.id in self._lanes]
+        return any(entry.runs_here(samples) and entry.is_part(_SMALL_PART, samples) for entry in entries)
 
     def _decide_all(self, *, may_run_here: bool = True) -> bool:
         """Whether nothing is left to decide now; else others wait for the loop."""
@@ -404,7 +430,7 @@ class Scheduler:
             return False
         if not entry.runs_here(samples):
             return True
-        if entry.is_little(samples):
+        if entry.is_part(_LITTLE_OF_IT, samples):
             return False
         return answers >= _WORTH_A_THREAD and queue.requests >= _WORTH_A_THREAD
 

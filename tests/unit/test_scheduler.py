@@ -274,6 +274,42 @@ def test_a_longer_batch_runs_on_the_loop_where_the_engine_has_little_of_a_sample
 
 
 @pytest.mark.parametrize(
+    ("settings", "between_ms", "waited_ms", "each_turn", "first_batch"),
+    [
+        pytest.param({}, 7, 0, [2, 2, 2, 2], 6, id="the engine has little"),
+        pytest.param({}, 7, 0, [2, 2, 0, 2], 4, id="a turn brings nothing"),
+        pytest.param({}, 7, 0, [2, 0, 2], 2, id="the first brings nothing"),
+        pytest.param({}, 7, 0, [1, 2], 1, id="alone"),
+        pytest.param({}, 1, 0, [2, 2], 2, id="the engine has half"),
+        pytest.param({}, 7, 3, [2, 2], 2, id="the oldest has waited"),
+        pytest.param({"max_batch": 2}, 7, 0, [2, 2], 2, id="a batch is full"),
+        pytest.param({"here_below_ns": 0}, 7, 0, [2, 2], 2, id="in a thread"),
+    ],
+)
+def test_a_batch_on_the_loop_waits_for_those_that_are_being_read_where_the_engine_has_little_of_their_time(
+    settings: dict[str, int], between_ms: int, waited_ms: int, each_turn: list[int], first_batch: int
+) -> None:
+    async def scenario(shop: Shop) -> None:
+        (engine,) = shop.engines
+        engine.gate = _Takes(shop, 1.0)
+        for _ in range(60):
+            shop.submit()
+            await shop.rest()
+            shop.now_ns += between_ms * MILLISECOND_NS
+        engine.batches.clear()
+        for requests in each_turn:
+            for _ in range(requests):
+                shop.submit()
+            shop.now_ns += waited_ms * MILLISECOND_NS
+            await asyncio.sleep(0)
+        await shop.rest()
+        assert len(engine.batches[0]) == first_batch
+        assert sum(map(len, engine.batches)) == sum(each_turn)
+
+    with_shop(scenario, **{"here_below_ns": 5_000_000, **settings})
+
+
+@pytest.mark.parametrize(
     ("here_below_ms", "requests", "state_of_next", "threads"),
     [
         pytest.param(0.0, 2, SlotState.COPYING, {"lane-0.0"}, id="in a thread"),
