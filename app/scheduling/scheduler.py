@@ -35,10 +35,11 @@ _TURN_NS = 2_000_000
 # parsed and answered in the time that two threads need to take turns.
 _WORTH_A_THREAD = 16
 # A thread gains at most what the engine has of a sample's time, and that both take turns at the interpreter costs up to
-# 60 us a sample. Where the engine has less than a fifth, a batch of up to twice the usual limit runs on the loop: with
-# PNGs on 64 connections 1.11 times the rate for 0.77 of the CPU. With tensors it has two fifths: a thread gains 9 %.
-_LITTLE_OF_IT = 5
-_LONGER = 2
+# 60 us a sample. Where the engine has at most a quarter, a batch of up to four times the usual limit runs on the loop:
+# with PNGs on 64 connections a fifth and twice the limit gave 1.11 times the rate for 0.77 of the CPU, and these 1.15
+# times that for 0.85. With tensors the engine has two fifths: a thread gains 9 %.
+_LITTLE_OF_IT = 4
+_LONGER = 4
 # Clients that are answered together ask again while the loop reads from the first of them. Where the engine has at most
 # a third of a sample's time, and would run on the loop, a batch begins when a turn has brought nothing more, or the
 # second one ends: with PNGs on 4 and 16 connections 1.35 and 1.12 times the rate for 0.74 and 0.9 of the CPU.

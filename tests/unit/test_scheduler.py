@@ -252,7 +252,7 @@ class _Takes(threading.Event):
         pytest.param(1.0, 2, False, id="the engine has a third"),
         pytest.param(1.0, 7, True, id="the engine has an eighth"),
         pytest.param(1.0, 1000, True, id="nobody asks"),
-        pytest.param(1.3, 1000, False, id="above twice the limit"),
+        pytest.param(2.5, 1000, False, id="above four times the limit"),
     ],
 )
 def test_a_longer_batch_runs_on_the_loop_where_the_engine_has_little_of_a_samples_time(
