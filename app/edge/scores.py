@@ -41,7 +41,10 @@ def best_classes(
         if ranked is None:
             raise ModelFailed(NAN)
         best = _predictions(*ranked, spec.labels)
-        return best if threshold is None else [one for one in best if one.score >= threshold]
+        if threshold is None:
+            return best
+        least = array("f", [threshold])[0]  # as precise as a score, so that one which is written like it reaches it
+        return [one for one in best if one.score >= least]
     scores = _scores(values, spec)
     order = _best(scores, top_k)
     if threshold is not None:

@@ -111,6 +111,13 @@ def test_a_threshold_leaves_out_what_scores_less_and_may_leave_nothing() -> None
     assert [one.class_id for one in best_classes(np.array([0.5, 0.2, 0.7]), spec("none"), None, 0.5)] == [2, 0]
 
 
+@pytest.mark.parametrize("values", [3, 40])
+def test_a_score_reaches_a_threshold_that_is_written_as_it_is(values: int) -> None:
+    scores = np.zeros(values, np.float32)
+    scores[1] = 0.7  # in float32 a little less
+    assert [one.class_id for one in best_classes(scores, spec("none"), None, 0.7)] == [1]
+
+
 def test_one_logit_is_one_score_or_with_two_labels_two() -> None:
     (only,) = best_classes(np.array([2.0], np.float32), one_output("sigmoid", ()), 5)
     assert (only.class_id, only.label, only.score) == (0, None, pytest.approx(0.8808, abs=1e-4))
