@@ -36,7 +36,7 @@ _SIGNATURE_BYTES = len(_SIGNATURE)
 _IEND = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 _PIXELS_AT = _SIGNATURE_BYTES + _IHDR.size
 _FEW_CHUNKS = 32
-# None of these can become much longer than it is in the file.
+# Beside the pixels, what cannot become much longer than it is in the file.
 _NOT_COMPRESSED = frozenset((b"PLTE", b"tRNS", b"IDAT", b"gAMA", b"cHRM", b"sRGB", b"pHYs", b"sBIT", b"bKGD", b"tIME"))
 _MODES = {0: "L", 2: "RGB", 6: "RGBA"}  # of eight bits a channel
 
@@ -78,7 +78,7 @@ def is_plainest(encoded: bytes, width: int, height: int, channels: int) -> bool:
 
 
 def plainest_pixels(encoded: bytes) -> npt.NDArray[np.uint8] | None:
-    """What `png_pixels` gives for such a PNG."""
+    """uint8 [height, width, 3] or [height, width] of such a PNG; None for what Pillow is to judge."""
     end = len(encoded) - len(_IEND) - _SUM_BYTES
     return _load(encoded) if _has_sum(encoded, _PIXELS_AT + 4, end) else None
 

@@ -113,7 +113,7 @@ def best_classes_of_batch(outputs: np.ndarray, spec: ModelSpec, top_k: int) -> R
 
 
 def _batch_of_few(values: np.ndarray, spec: ModelSpec, top_k: int) -> RankedClasses:
-    count = min(top_k, 2 if _is_pair(spec) else values.shape[1])
+    count = min(top_k, values.shape[1] * (2 if _is_pair(spec) else 1))
     nothing = [0] * count, [math.nan] * count
     rows = [_ranked_few(row, spec, top_k) for row in values.tolist()]
     classes, scores = zip(*[nothing if ranked is None else ranked for ranked in rows], strict=True)
@@ -131,16 +131,16 @@ def _ranked_few(values: list[float], spec: ModelSpec, top_k: int | None) -> tupl
 
 
 def _scores_of_few(values: list[float], spec: ModelSpec) -> list[float]:
-    """What `_scores` gives, but for the last bits: these are exact before they are rounded."""
+    """What `_scores` gives, but for the last bits and what is nearly 0: these are exact before they are rounded."""
     if spec.activation == "softmax":
         largest = max(values)
         powers = [math.exp(value - largest) for value in values]
         total = sum(powers)
         return [power / total for power in powers]
     if spec.activation == "sigmoid":
-        both = [-values[0], values[0]] if _is_pair(spec) else values
+        both = [-value for value in values] + values if _is_pair(spec) else values
         return [1 / (1 + math.exp(min(-value, _LARGEST_POWER))) for value in both]
-    return [1 - values[0], values[0]] if _is_pair(spec) else values
+    return [1 - value for value in values] + values if _is_pair(spec) else values
 
 
 def _is_pair(spec: ModelSpec) -> bool:

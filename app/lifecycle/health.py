@@ -98,7 +98,7 @@ class Health:
             since_ns = self._scheduler.here_since_ns
             absence.look()
             ran_s = absence.ran_s(since_ns)
-            # Such a batch was predicted to take a millisecond.
+            # Such a batch was predicted to take a few milliseconds at most.
             if since_ns and ran_s > self._options.hang_after_s:
                 faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
                 self._on_fatal(f"a batch has run for {ran_s:.1f} s on the event loop")

@@ -35,8 +35,9 @@ _log = logging.getLogger("convoy")
 
 # A device that failed lets its threads go at once; longer than this they hang, and nobody waits for them.
 _RETURN_WITHIN_S = 5.0
-# So long may a batch hold up the event loop. Handing it to a thread costs several tenths of it, and more where the
-# loop is busy: the thread waits for the interpreter before and after it computes.
+# So long may a batch hold up the event loop, or a few times that where the loop has most of the work. Handing it to a
+# thread costs several tenths of it, and more where the loop is busy: the thread waits for the interpreter before and
+# after it computes.
 _SHORT_BATCH_NS = 1_000_000
 
 

@@ -45,6 +45,8 @@ _LONGER = 4
 # second one ends: with PNGs on 4 and 16 connections 1.35 and 1.12 times the rate for 0.74 and 0.9 of the CPU.
 _SMALL_PART = 3
 _MOST_TURNS = 2
+# Turns in which many pictures are read are long; nobody who has no more time than this is to wait for them.
+_HURRY_NS = 50_000_000
 # How far the time of a sample is believed to differ from the engine's share, where nobody asked for a while.
 _MOST_OF_IT = 10
 _PACE_WEIGHT = 1 / 8
@@ -180,7 +182,8 @@ class Scheduler:
         """Let a lane work for a queue from now on.
 
         A batch that is expected to take at most `here_below_ns` is run by the loop's own thread: waking another
-        one, being woken by it, and taking turns at the interpreter would take as long.
+        one, being woken by it, and taking turns at the interpreter would take as long. Up to four times as much is run
+        there where the engine has little of a sample's time.
         """
         entry = _LaneEntry(lane, key, run, here_below_ns)
         entry.ended.set()
@@ -313,39 +316,40 @@ class Scheduler:
     # The loop's side
 
     def _wake(self) -> None:
-        # Once per turn of the loop: requests that came in the same turn share a batch.
+        # Once per turn of the loop, or a few of them: requests that come meanwhile share a batch.
         if not self._pump_is_due:
             self._pump_is_due = True
             self._turns = self._waited = 0
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        if self._is_worth_a_turn():
+        # Still due while it runs: whatever a batch that ran here changes is seen by the next decision.
+        is_all, waits = True, False
+        try:
+            waits = self._is_worth_a_turn()
+            is_all = waits or self._decide_all()
+        finally:
+            self._pump_is_due = waits
+        if waits:
             self._turns += 1
             asyncio.get_running_loop().call_soon(self._pump)
-            return
-        # Still due while it runs: whatever a batch that ran here changes is seen by the next decision.
-        is_all = True
-        try:
-            is_all = self._decide_all()
-        finally:
-            self._pump_is_due = False
-        if not is_all:
+        elif not is_all:
             self._wake()
 
     def _is_worth_a_turn(self) -> bool:
         """Whether no batch is to begin before the loop has read what else has come."""
-        before, self._waited = self._waited, len(self.state.waiting)
+        state, before = self.state, self._waited
+        self._waited = len(state.waiting)
         if self._turns == _MOST_TURNS or self._waited <= max(1, before):
             return False
-        oldest = next(iter(self.state.waiting.values()))
-        if self._now_ns() - oldest.arrival_ns > _TURN_NS:
+        oldest, now_ns = next(iter(state.waiting.values())), self._now_ns()
+        queue, expiry_ns = state.queues[oldest.key], state.next_expiry_ns
+        samples = queue.waiting
+        if queue.requests < self._waited or samples >= queue.max_batch or 2 * samples > queue.max_waiting:
+            return False  # it would cost others their time, or those that come their place
+        if now_ns - oldest.arrival_ns > _TURN_NS or (expiry_ns is not None and expiry_ns - now_ns < _HURRY_NS):
             return False
-        queue = self.state.queues[oldest.key]
-        samples = min(queue.waiting, queue.max_batch)
-        if samples == queue.max_batch:
-            return False
-        entries = [self._lanes[lane.id] for lane in queue.lanes if lane.id in self._lanes]
+        entries = [self._lanes[lane.id] for lane in state.having_room(queue) if lane.id in self._lanes]
         return any(entry.runs_here(samples) and entry.is_part(_SMALL_PART, samples) for entry in entries)
 
     def _decide_all(self, *, may_run_here: bool = True) -> bool:

@@ -55,6 +55,8 @@ def open_page(
         yield page
         assert complaints == []
     finally:
-        # A handler that is still at work when its page goes fails later, and in whatever test asks the browser next.
-        page.unroute_all(behavior="wait")
-        context.close()
+        try:
+            # A handler that is still at work when its page goes fails later, in whatever test asks the browser next.
+            page.unroute_all(behavior="wait")
+        finally:
+            context.close()

@@ -283,6 +283,7 @@ def test_a_longer_batch_runs_on_the_loop_where_the_engine_has_little_of_a_sample
         pytest.param({}, 1, 0, [2, 2], 2, id="the engine has half"),
         pytest.param({}, 7, 3, [2, 2], 2, id="the oldest has waited"),
         pytest.param({"max_batch": 2}, 7, 0, [2, 2], 2, id="a batch is full"),
+        pytest.param({"max_waiting": 4}, 7, 0, [3, 3], 3, id="the queue would be full"),
         pytest.param({"here_below_ns": 0}, 7, 0, [2, 2], 2, id="in a thread"),
     ],
 )
@@ -307,6 +308,39 @@ def test_a_batch_on_the_loop_waits_for_those_that_are_being_read_where_the_engin
         assert sum(map(len, engine.batches)) == sum(each_turn)
 
     with_shop(scenario, **{"here_below_ns": 5_000_000, **settings})
+
+
+@pytest.mark.parametrize(
+    ("time_left_ms", "other_model", "first_batch"), [(100, False, 4), (40, False, 2), (100, True, 2)]
+)
+def test_nobody_in_a_hurry_and_no_other_model_waits_for_those_that_are_being_read(
+    time_left_ms: int, other_model: bool, first_batch: int
+) -> None:
+    other = ModelKey("other", 1)
+
+    async def scenario(shop: Shop) -> None:
+        (engine,) = shop.engines
+        shop.scheduler.add_queue(other, max_batch=1, max_waiting=8)
+        engine.gate = _Takes(shop, 1.0)
+        for _ in range(60):
+            shop.submit()
+            await shop.rest()
+            shop.now_ns += 7 * MILLISECOND_NS
+        engine.batches.clear()
+        if other_model:
+            assert shop.scheduler.submit(shop.make()._replace(key=other), lambda _: None) is None
+        for _ in range(2):
+            for _ in range(2):
+                shop.submit(deadline_ns=shop.now_ns + time_left_ms * MILLISECOND_NS)
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert sum(map(len, engine.batches)) == 4
+        assert len(engine.batches[0]) == first_batch
+        shop.scheduler.remove_queue(other, "the test is over")
+        await shop.rest()
+
+    with_shop(scenario, here_below_ns=5_000_000)
 
 
 @pytest.mark.parametrize(
