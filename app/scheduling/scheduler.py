@@ -35,11 +35,15 @@ _TURN_NS = 2_000_000
 # parsed and answered in the time that two threads need to take turns.
 _WORTH_A_THREAD = 16
 # A thread gains at most what the engine has of a sample's time, and that both take turns at the interpreter costs up to
-# 60 us a sample. Where the engine has at most a quarter, a batch of up to four times the usual limit runs on the loop:
-# with PNGs on 64 connections a fifth and twice the limit gave 1.11 times the rate for 0.77 of the CPU, and these 1.15
-# times that for 0.85. With tensors the engine has two fifths: a thread gains 9 %.
-_LITTLE_OF_IT = 4
-_LONGER = 4
+# 60 us a sample. Where the engine has less than a fifth, a batch of up to twice the usual limit runs on the loop: with
+# PNGs on 64 connections 1.11 times the rate for 0.77 of the CPU. With tensors it has two fifths: a thread gains 9 %.
+_LITTLE_OF_IT = 5
+_LONGER = 2
+# Where a thread costs more than it can gain, a quarter of the time and four times the limit: 1.15 and 1.27 times the
+# rate of the same for 0.85 and 0.69 of the CPU. With JPEGs, of which the engine has more, it would be 0.9 times.
+_TAKING_TURNS_NS = 60_000
+_PART_IF_DEARER = 4
+_LONGER_IF_DEARER = 4
 # Clients that are answered together ask again while the loop reads from the first of them. Where the engine has at most
 # a third of a sample's time, and would run on the loop, a batch begins when a turn has brought nothing more, or the
 # second one ends: with PNGs on 4 and 16 connections 1.35 and 1.12 times the rate for 0.74 and 0.9 of the CPU.
@@ -103,6 +107,8 @@ class _LaneEntry:
         took_ns = self.lane.expect_ns(samples)
         if took_ns <= self.here_below_ns:
             return True
+        if took_ns <= samples * _TAKING_TURNS_NS:
+            return took_ns <= _LONGER_IF_DEARER * self.here_below_ns and self.is_part(_PART_IF_DEARER, samples)
         return took_ns <= _LONGER * self.here_below_ns and self.is_part(_LITTLE_OF_IT, samples)
 
     def is_part(self, part: int, samples: int) -> bool:

@@ -247,16 +247,21 @@ class _Takes(threading.Event):
 
 
 @pytest.mark.parametrize(
-    ("takes_ms", "between_ms", "runs_here"),
+    ("samples", "takes_ms", "between_ms", "runs_here"),
     [
-        pytest.param(1.0, 2, False, id="the engine has a third"),
-        pytest.param(1.0, 7, True, id="the engine has an eighth"),
-        pytest.param(1.0, 1000, True, id="nobody asks"),
-        pytest.param(2.5, 1000, False, id="above four times the limit"),
+        pytest.param(1, 1.0, 2, False, id="the engine has a third"),
+        pytest.param(1, 1.0, 7, True, id="the engine has an eighth"),
+        pytest.param(1, 1.0, 1000, True, id="nobody asks"),
+        pytest.param(1, 1.3, 1000, False, id="above twice the limit"),
+        pytest.param(40, 2.0, 7, True, id="cheap, and the engine has less than a quarter"),
+        pytest.param(40, 2.0, 5, False, id="cheap, and the engine has more"),
+        pytest.param(40, 2.3, 1000, True, id="cheap, and below four times the limit"),
+        pytest.param(40, 2.5, 1000, False, id="cheap, and above four times the limit"),
+        pytest.param(20, 2.0, 1000, False, id="not so cheap"),
     ],
 )
 def test_a_longer_batch_runs_on_the_loop_where_the_engine_has_little_of_a_samples_time(
-    takes_ms: float, between_ms: int, runs_here: bool
+    samples: int, takes_ms: float, between_ms: int, runs_here: bool
 ) -> None:
     """The limit is 0.6 ms."""
 
@@ -265,12 +270,12 @@ def test_a_longer_batch_runs_on_the_loop_where_the_engine_has_little_of_a_sample
         engine.gate = _Takes(shop, takes_ms)
         for _ in range(60):
             engine.threads.clear()
-            shop.submit()
+            shop.submit(samples=samples)
             await shop.rest()
             shop.now_ns += between_ms * MILLISECOND_NS
         assert engine.threads == {"MainThread" if runs_here else "lane-0.0"}
 
-    with_shop(scenario, here_below_ns=600_000)
+    with_shop(scenario, here_below_ns=600_000, max_batch=64)
 
 
 @pytest.mark.parametrize(
