@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -95,20 +96,16 @@ def pixels_alone(encoded: memoryview) -> int | None:
 
     Texts and profiles are compressed, and may become very long.
     """
-    position, last = _SIGNATURE_BYTES, len(encoded) - _CHUNK.size
-    for _ in range(_FEW_CHUNKS):
-        if position > last:
-            return None
-        length, kind = _CHUNK.unpack_from(encoded, position)
-        if position == _SIGNATURE_BYTES:
-            if kind != b"IHDR" or last < _PIXELS_AT:
-                return None
-            _, _, width, height, *_ = _IHDR.unpack_from(encoded, position)
-        elif kind == b"IEND":
+    if len(encoded) < _PIXELS_AT:
+        return None
+    length, kind, width, height, *_ = _IHDR.unpack_from(encoded, _SIGNATURE_BYTES)
+    if length != _IHDR_BYTES or kind != b"IHDR":
+        return None
+    for kind, _, _ in _chunks(encoded):
+        if kind == b"IEND":
             return int(width * height)
-        elif kind not in _NOT_COMPRESSED:
+        if kind not in _NOT_COMPRESSED:
             return None
-        position += _CHUNK.size + length + _SUM_BYTES
     return None
 
 
@@ -116,7 +113,7 @@ def png_pixels(encoded: bytes, plain: PlainPng) -> npt.NDArray[np.uint8] | None:
     """uint8 [height, width, channels] of a small one, as Pillow would decode them; None for what Pillow is to judge."""
     is_small = 0 < plain.width * plain.height <= MAX_PIXELS
     # The library decodes what has a wrong sum.
-    if not is_small or plain.mode == "RGBA" or not _has_right_sums(encoded):
+    if pyspng is None or not is_small or plain.mode == "RGBA" or not _has_right_sums(encoded):
         return None
     pixels = _load(encoded)
     return None if pixels is None else pixels.reshape(plain.height, plain.width, -1)
@@ -165,16 +162,22 @@ def _has_sum(encoded: bytes, start: int, end: int) -> bool:
 def _parts(encoded: bytes) -> list[tuple[int, int]] | None:
     """Where the compressed pixels begin and end; None where there is more than an image, or a part of it is missing."""
     parts: list[tuple[int, int]] = []
-    position, last = _PIXELS_AT, len(encoded) - _CHUNK.size
-    for _ in range(_FEW_CHUNKS):
-        if position > last:
-            return None
-        length, kind = _CHUNK.unpack_from(encoded, position)
+    for kind, start, end in _chunks(encoded):
         if kind == b"IEND":
             return parts
         if kind != b"IDAT":
             return None
-        start = position + _CHUNK.size
-        parts.append((start, start + length))
-        position = start + length + _SUM_BYTES
+        parts.append((start, end))
     return None
+
+
+def _chunks(encoded: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:
+    """Kinds of the chunks behind the header, a few at most, and where what they hold begins and should end."""
+    position, last = _PIXELS_AT, len(encoded) - _CHUNK.size
+    for _ in range(_FEW_CHUNKS):
+        if position > last:
+            return
+        length, kind = _CHUNK.unpack_from(encoded, position)
+        start = position + _CHUNK.size
+        yield kind, start, start + length
+        position = start + length + _SUM_BYTES
