@@ -26,7 +26,8 @@ class WrongReference(ValueError):
 
 def submission(request: Request, slab: Slab) -> Submit:
     """The request for the core, with the places of its slots in the shared memory."""
-    own_id, key, samples, shapes, refs, inputs, wanted, outputs, arrival, priority, deadline, latest, trace = request
+    # Whether it comes alone is its edge's business: the core reads what all edges have sent.
+    own_id, key, samples, shapes, refs, inputs, wanted, outputs, arrival, priority, deadline, latest, trace, _ = request
     held = [slab.slot(ref) for ref in refs]
     extents = tuple([Extent(slot.offset, len(slot.view)) for slot in held])
     return Submit(

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -104,7 +105,14 @@ class Shop:
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str, scope: FailureScope) -> None:
         self.lost.append((lane, reason))
 
-    def make(self, *, deadline_ns: int | None = None, samples: int = 1, priority: int = 0) -> Request:
+    def make(
+        self,
+        *,
+        deadline_ns: int | None = None,
+        samples: int = 1,
+        priority: int = 0,
+        comes_alone: bool = False,
+    ) -> Request:
         """A request whose input holds its own number, ready to be submitted."""
         number = next(self._ids)
         source, place = self.slab.reserve(NBYTES), self.slab.reserve(NBYTES)
@@ -123,6 +131,7 @@ class Shop:
             arrival_ns=self.now_ns,
             priority=priority,
             deadline_ns=deadline_ns,
+            comes_alone=comes_alone,
         )
 
     def submit(self, **wishes) -> Request:
@@ -168,18 +177,65 @@ class Shop:
             await self.scheduler.stop_lane(lane)
 
 
-def with_shop(test: Callable[[Shop], Coroutine[None, None, None]], **options) -> None:
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock jumps to the next timer whenever there is nothing else to do."""
+
+    def __init__(self) -> None:
+        super().__init__(selectors.SelectSelector())
+        self.now_s = 0.0
+        selector = self._selector
+        select = selector.select
+
+        def jump(timeout: float | None = None):
+            events = select(0 if timeout else timeout)
+            if not events and timeout:
+                self.now_s += timeout
+            return events
+
+        selector.select = jump
+
+    def time(self) -> float:
+        return self.now_s
+
+    def now_ns(self) -> int:
+        return round(self.now_s * SECOND_NS)
+
+
+class TimedShop(Shop):
+    """A shop whose clock is that of its `VirtualLoop`; an engine's gate may move it."""
+
+    @property
+    def now_ns(self) -> int:  # type: ignore[override]
+        return _virtual_loop().now_ns()
+
+    @now_ns.setter
+    def now_ns(self, now_ns: int) -> None:
+        _virtual_loop().now_s = now_ns / SECOND_NS
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        while not happened():  # noqa: ASYNC110 - as above
+            await asyncio.sleep(1e-6)  # with nothing, no time would pass
+
+
+def _virtual_loop() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
+
+
+def with_shop(test: Callable[[Any], Coroutine[None, None, None]], make: type[Shop] = Shop, **options) -> None:
     """Run a test in a shop; afterwards every slot must be free and nothing unfinished."""
 
     async def main() -> None:
-        shop = Shop(**options)
+        shop = make(**options)
         await test(shop)
         await shop.close()
         await shop.until(lambda: shop.slab.slots_in_use == 0)
         assert shop.slab.used_bytes == 0
         assert not shop.scheduler.state.waiting
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=VirtualLoop if make is TimedShop else None) as runner:
+        runner.run(main())
 
 
 # Answers
@@ -346,6 +402,104 @@ def test_nobody_in_a_hurry_and_no_other_model_waits_for_those_that_are_being_rea
         await shop.rest()
 
     with_shop(scenario, here_below_ns=5_000_000)
+
+
+@pytest.mark.parametrize(
+    ("before", "wishes", "between_ms", "come_ms", "batches"),
+    [
+        pytest.param(3, {}, 9, [0, 0.5, 1.5, 4], [(3, 1.5), (1, 6)], id="as many as the last had"),
+        pytest.param(3, {}, 9, [0, 0.5, 3], [(2, 2), (1, 5)], id="no more come in time"),
+        pytest.param(3, {}, 9, [0, 0.5, 0.5, 0.5], [(4, 0.5)], id="more than the last had"),
+        pytest.param(1, {}, 9, [0, 0.5], [(1, 0), (1, 1)], id="the last were alone"),
+        pytest.param(3, {"comes_alone": False}, 9, [0, 0.5], [(1, 0), (1, 1)], id="its wire has read who is there"),
+        pytest.param(3, {"left_ms": 40}, 9, [0, 0.5], [(1, 0), (1, 1)], id="in a hurry"),
+        pytest.param(3, {"left_ms": 60}, 9, [0, 0.5], [(2, 2)], id="in no hurry"),
+        pytest.param(3, {}, 1, [0, 0.5], [(1, 0), (1, 1)], id="the engine has half"),
+    ],
+)
+def test_requests_that_come_one_after_the_other_wait_for_as_many_as_shared_the_last_batches(
+    before: int,
+    wishes: dict[str, Any],
+    between_ms: int,
+    come_ms: list[float],
+    batches: list[tuple[int, float]],
+) -> None:
+    """A batch takes 1 ms. Of each that ran: how many requests it had, and when it began, after the first had come."""
+    wishes = {"comes_alone": True, "left_ms": None, **wishes}
+    left_ms, comes_alone = wishes["left_ms"], wishes["comes_alone"]
+
+    async def scenario(shop: TimedShop) -> None:
+        (engine,) = shop.engines
+        engine.gate = _Takes(shop, 1.0)
+        for _ in range(60):
+            for _ in range(before):
+                shop.submit(comes_alone=True)
+            await shop.rest()
+            await asyncio.sleep(between_ms / 1000)
+        began_ns, ran = shop.now_ns, len(shop.ran)
+        ended_ms: list[float] = []
+
+        def batch_ran(_dispatch: Dispatch, _answers: BatchResult, done: list[Done]) -> None:
+            shop.ran.append(done)
+            ended_ms.append((shop.now_ns - began_ns) / MILLISECOND_NS)
+
+        shop.batch_ran = batch_ran  # type: ignore[method-assign]
+        for come in come_ms:
+            await asyncio.sleep(max(0.0, (began_ns + come * MILLISECOND_NS - shop.now_ns) / SECOND_NS))
+            deadline_ns = None if left_ms is None else began_ns + left_ms * MILLISECOND_NS
+            shop.submit(comes_alone=comes_alone, deadline_ns=deadline_ns)
+        await asyncio.sleep(1)
+        assert [len(done) for done in shop.ran[ran:]] == [requests for requests, _ in batches]
+        assert [ended - 1 for ended in ended_ms] == pytest.approx([start for _, start in batches], abs=0.01)
+
+    with_shop(scenario, TimedShop, here_below_ns=5_000_000)
+
+
+def test_nobody_waits_often_for_clients_that_have_gone() -> None:
+    async def scenario(shop: TimedShop) -> None:
+        (engine,) = shop.engines
+        engine.gate = _Takes(shop, 1.0)
+        for _ in range(60):
+            for _ in range(8):
+                shop.submit(comes_alone=True)
+            await shop.rest()
+            await asyncio.sleep(0.02)
+        queued_ms = []
+        for _ in range(20):
+            request = shop.submit(comes_alone=True)
+            await shop.rest()
+            queued_ms.append(shop.ended[request.id].queue_ns / MILLISECOND_NS)
+            await asyncio.sleep(0.02)
+        assert queued_ms == pytest.approx([2] * 4 + [0] * 16, abs=0.01)
+
+    with_shop(scenario, TimedShop, here_below_ns=50_000_000)
+
+
+def test_a_batch_that_is_held_back_goes_with_what_is_decided_meanwhile_and_leaves_nothing_behind() -> None:
+    async def scenario(shop: TimedShop) -> None:
+        (engine,) = shop.engines
+        engine.gate = _Takes(shop, 1.0)
+        for _ in range(60):
+            for _ in range(4):
+                shop.submit(comes_alone=True)
+            await shop.rest()
+            await asyncio.sleep(0.02)
+        gone, began_ns = shop.submit(comes_alone=True), shop.now_ns
+        await asyncio.sleep(0.001)
+        shop.scheduler.cancel(gone.id)
+        await asyncio.sleep(0.0005)
+        shop.submit(comes_alone=True)
+        await shop.rest()
+        assert shop.now_ns - began_ns <= 4 * MILLISECOND_NS
+        assert gone.id not in shop.ended
+        held = shop.submit(comes_alone=True)
+        await asyncio.sleep(0.0005)
+        hurried = shop.submit(comes_alone=True, deadline_ns=shop.now_ns + 20 * MILLISECOND_NS)
+        await shop.rest()
+        assert {done.request for done in shop.ran[-1]} == {held, hurried}
+        assert shop.ended[hurried.id].queue_ns == 0
+
+    with_shop(scenario, TimedShop, here_below_ns=5_000_000)
 
 
 @pytest.mark.parametrize(
@@ -864,35 +1018,10 @@ def test_a_probe_may_be_abandoned_with_its_lane() -> None:
 # Timers
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to the next timer whenever there is nothing else to do."""
-
-    def __init__(self) -> None:
-        super().__init__(selectors.SelectSelector())
-        self.now_s = 0.0
-        selector = self._selector
-        select = selector.select
-
-        def jump(timeout: float | None = None):
-            events = select(0 if timeout else timeout)
-            if not events and timeout:
-                self.now_s += timeout
-            return events
-
-        selector.select = jump
-
-    def time(self) -> float:
-        return self.now_s
-
-    def now_ns(self) -> int:
-        return round(self.now_s * SECOND_NS)
-
-
 @pytest.mark.parametrize("pause_s", [None, 0.001], ids=["in-one-turn", "one-after-the-other"])
 def test_a_timer_ends_who_has_waited_for_too_long(pause_s: float | None) -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
+        loop = _virtual_loop()
         shop = Shop(lanes=0)
         shop.scheduler = Scheduler(shop.slab, shop, loop.now_ns)
         shop.scheduler.add_queue(KEY, max_batch=8, max_waiting=100)

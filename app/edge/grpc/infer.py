@@ -89,7 +89,7 @@ class GrpcInference:
 
     async def infer(self, read: Read, call: GrpcCall) -> bytes:
         """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
-        asked = _Asked(Call(self._core, _PROTOCOL))
+        asked = _Asked(self._call())
         call.inference = asked.own
         asked.own.span = call.span
         try:
@@ -102,6 +102,10 @@ class GrpcInference:
         if task is not None:  # the library's, which sends the answer, too
             task.add_done_callback(lambda _: asked.own.end(ANSWERED))
         return reply
+
+    def _call(self) -> Call:
+        # The library takes the next call when the loop has had a turn since the last one.
+        return Call(self._core, _PROTOCOL, comes_alone=True)
 
     def turned_away(self, call: GrpcCall, error: RequestError) -> None:
         """Count a call whose message nobody has read, or could."""
@@ -150,7 +154,7 @@ class GrpcInference:
         try:
             while (data := await read()) is not None:
                 await room.acquire()
-                own = Call(self._core, _PROTOCOL)
+                own = self._call()
                 own.span = self.begin_span(call)
                 pending.put_nowait((own, asyncio.ensure_future(self._one_of_stream(data, own, call))))
                 del data  # it would be here until the next one has come

@@ -80,12 +80,12 @@ class _Waiting(NamedTuple):
 class Call:
     """The edge's side of one HTTP or gRPC call. Times are CLOCK_MONOTONIC nanoseconds.
 
-    `protocol` is its name in the metrics; `decode_ns` is what its first input took to read, after `decode_wait_ns`,
-    `answered_ns` when the last of its answers came, to be written.
+    `protocol` is its name in the metrics; `comes_alone` is as its requests have it. `decode_ns` is what its first input
+    took to read, after `decode_wait_ns`, `answered_ns` when the last of its answers came, to be written.
     """
 
-    def __init__(self, core: InferenceCore, protocol: str) -> None:
-        self.core, self.protocol = core, protocol
+    def __init__(self, core: InferenceCore, protocol: str, *, comes_alone: bool = False) -> None:
+        self.core, self.protocol, self._comes_alone = core, protocol, comes_alone
         self.arrival_ns = time.monotonic_ns()
         self.answered_ns = 0
         self.served: ServedLike | None = None
@@ -317,6 +317,7 @@ class Call:
             self.deadline_ns(terms.timeout_ms),
             None if latest_us is None else arrival_ns + latest_us * 1000,
             None if self.span is None else self.span.traceparent,
+            self._comes_alone,
         )
 
     def run(self, request: Request, read: Read | None = None) -> asyncio.Future[Any]:
