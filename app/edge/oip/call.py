@@ -68,13 +68,24 @@ OnEnd = Callable[[Done | RequestError | ClientGone], None]
 Read = Callable[[Done, asyncio.Future[Any]], None]
 
 
-class _Waiting(NamedTuple):
+class _Waiting:
     """A request that is the core's: who hears of its end, and the slots that are the edge's again with an answer."""
 
-    request: Request
-    on_end: OnEnd
-    slots: dict[SlotRef, Slot]
-    timer: asyncio.TimerHandle | None
+    __slots__ = ("call", "on_end", "request", "slots", "timer")
+
+    def __init__(
+        self,
+        call: Call,
+        request: Request,
+        on_end: OnEnd,
+        slots: dict[SlotRef, Slot],
+        timer: asyncio.TimerHandle | None,
+    ) -> None:
+        self.call, self.request, self.on_end, self.slots, self.timer = call, request, on_end, slots, timer
+
+    def ended(self, end: Done | RequestError) -> None:
+        """The core has the request no longer."""
+        self.call.request_ended(self.request, end)
 
 
 class Call:
@@ -354,10 +365,13 @@ class Call:
             remaining_s = (request.deadline_ns - time.monotonic_ns()) / SECOND_NS
             loop = asyncio.get_running_loop()
             timer = loop.call_later(remaining_s, self._wait_no_more, request, "REJECTED", late)
-        slots = {ref: self._slots.pop(ref) for ref in request.slots}
-        self._waiting[request.id] = _Waiting(request, on_end, slots, timer)
+        if len(request.slots) == len(self._slots):
+            slots, self._slots = self._slots, {}
+        else:
+            slots = {ref: self._slots.pop(ref) for ref in request.slots}
+        waiting = self._waiting[request.id] = _Waiting(self, request, on_end, slots, timer)
         try:
-            self.core.take(request, lambda end: self._ended(request, end))
+            self.core.take(request, waiting.ended)
         except BaseException:
             del self._waiting[request.id]
             self._slots.update(slots)
@@ -365,7 +379,8 @@ class Call:
                 timer.cancel()
             raise
 
-    def _ended(self, request: Request, end: Done | RequestError) -> None:
+    def request_ended(self, request: Request, end: Done | RequestError) -> None:
+        """The core says so, of one that was given to it."""
         waiting = self._waiting.pop(request.id, None)
         if waiting is None:
             if isinstance(end, Done) and end.outcome is Outcome.ANSWERED:
