@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol, TypeVarTuple
 
 from convoy.app.batch import BatchResult, BatchTrace, EngineFailure, FailureScope
@@ -49,12 +50,17 @@ _LONGER_IF_DEARER = 4
 # second one ends: with PNGs on 4 and 16 connections 1.34 and 1.12 times the rate for 0.75 and 0.9 of the CPU.
 _SMALL_PART = 3
 _MOST_TURNS = 2
-# Of requests that come one after the other, however many there are, it does not begin before there are as many as the
-# last ones had, on average, unless this time is over. With gRPC on 16 connections each had a batch of its own; so five
-# to eight share one, for 1.5 times the rate and 0.69 of the CPU. Half the time is 1.03 and on 64 connections 1.12 times
-# that CPU, twice the time 0.95 and 1.04. Who is alone waits for nobody, because the last one was alone, too.
+# Of requests that come one after the other, however many there are, it does not begin before there are about as many as
+# came together for the last ones, or one has waited for so long. With gRPC on 16 connections each had a batch of its
+# own; so three to eight share one. Half the time cost 1.03 and on 64 connections 1.12 times the CPU, twice the time
+# 0.95 and 1.04. Two that came together once are not enough.
 _HELD_NS = 2_000_000
 _COMPANY_WEIGHT = 1 / 2
+_MORE_TO_COME = 1 / 2
+_LEAST_COMPANY = 1.75
+# Two came together if the loop had something to do all the time between them, but for so long: other threads, which
+# read for it, have the core now and then. Who waits for a client that is still busy itself waits for longer.
+_IDLE_NS = 250_000
 # Turns in which many pictures are read are long; nobody who has no more time than this is to wait for them.
 _HURRY_NS = 50_000_000
 # How far the time of a sample is believed to differ from the engine's share, where nobody asked for a while.
@@ -81,6 +87,7 @@ class Observer(Protocol):
 class _Pending:
     on_done: OnDone | None  # None once nobody waits for the answer any more
     submitted_ns: int
+    busy_ns: int = 0  # the thread's CPU time by then, of one that comes alone
     was_split: bool = False  # its batch was halved for want of memory, which is done once
 
 
@@ -105,7 +112,7 @@ class _LaneEntry:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # which owns all of this
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # no thread is in the engine
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, or the lane was given up
-    company: float = 1.0  # requests that shared a batch, of late
+    company: float = 1.0  # requests that came together of late, of those that come one after the other
     last_end_ns: int = 0  # of a batch
     sample_ns: float = 0.0  # from one sample's end to the next one's, of late
 
@@ -122,9 +129,21 @@ class _LaneEntry:
         """Whether of a sample's time at most a `part`-th goes to the engine."""
         return self.lane.expect_ns(samples) * part <= samples * self.sample_ns
 
-    def batch_began(self, requests: int) -> None:
-        """Learn how many requests share a batch."""
-        self.company += _COMPANY_WEIGHT * (requests - self.company)
+    def batch_began(self, came: list[tuple[int, int]]) -> None:
+        """Learn how many come together, of those of a batch that come one after the other.
+
+        `came`: when each did, and the CPU time of the loop's thread by then. Who came when that had had nothing to
+        do for a while was not there yet, and not worth waiting for, nor were those behind him.
+        """
+        if not came:
+            return
+        came.sort()
+        together = 1
+        for (before_ns, busy_before_ns), (came_ns, busy_ns) in pairwise(came):
+            if came_ns - before_ns - (busy_ns - busy_before_ns) > _IDLE_NS:
+                break
+            together += 1
+        self.company += _COMPANY_WEIGHT * (together - self.company)
 
     def batch_ended(self, ended_ns: int, took_ns: int, samples: int) -> None:
         """Learn how fast samples follow each other."""
@@ -158,11 +177,18 @@ class _LaneEntry:
 class Scheduler:
     """Takes requests, runs them in batches on lanes, and says how each ended, exactly once."""
 
-    def __init__(self, slab: Slab, observer: Observer, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        slab: Slab,
+        observer: Observer,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        busy_ns: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
+        """`busy_ns` is the CPU time of the thread that calls it, which is the loop's."""
         self.state = State()
         self._slab = slab
         self._observer = observer
-        self._now_ns = now_ns
+        self._now_ns, self._busy_ns = now_ns, busy_ns
         self._pending: dict[int, _Pending] = {}
         self._lanes: dict[int, _LaneEntry] = {}
         self._lost: dict[int, _LaneEntry] = {}  # given up with a thread in their engines
@@ -304,7 +330,7 @@ class Scheduler:
         verdict = admit(self.state, request, now_ns)
         if isinstance(verdict, Refuse):
             return verdict
-        self._pending[request.id] = _Pending(on_done, now_ns)
+        self._pending[request.id] = _Pending(on_done, now_ns, self._busy_ns() if request.comes_alone else 0)
         self._slab.move(request.slots, SlotState.QUEUED)
         self._wake()
         return None
@@ -372,7 +398,7 @@ class Scheduler:
         oldest, now_ns = next(iter(state.waiting.values())), self._now_ns()
         queue, expiry_ns = state.queues[oldest.key], state.next_expiry_ns
         samples = queue.waiting
-        if queue.requests < waited or samples >= queue.max_batch or 2 * samples > queue.max_waiting:
+        if queue.requests < waited or samples >= queue.max_batch or samples + queue.max_batch > queue.max_waiting:
             return None  # it would cost others their time, or those that come their place
         if expiry_ns is not None and expiry_ns - now_ns < _HURRY_NS:
             return None
@@ -382,9 +408,16 @@ class Scheduler:
                 continue
             if is_growing and now_ns - oldest.arrival_ns <= _TURN_NS:
                 return 0
-            if oldest.comes_alone and waited + 0.5 <= entry.company and not self._was_held:
-                return _HELD_NS
+            if max(_LEAST_COMPANY, waited + _MORE_TO_COME) <= entry.company and not self._was_held:
+                return self._time_to_hold_ns(oldest, now_ns)
         return None
+
+    def _time_to_hold_ns(self, oldest: Request, now_ns: int) -> int | None:
+        """How long this one may still be held back for those like it; None where it may not."""
+        left_ns = self._pending[oldest.id].submitted_ns + _HELD_NS - now_ns
+        if left_ns <= 0 or not all(one.comes_alone for one in self.state.waiting.values()):
+            return None
+        return left_ns
 
     def _decide_all(self, *, may_run_here: bool = True) -> bool:
         """Whether nothing is left to decide now; else others wait for the loop."""
@@ -425,7 +458,8 @@ class Scheduler:
         self._slab.move([slot for request in dispatch.requests for slot in request.slots], SlotState.COPYING)
         running = Running(dispatch, self._now_ns())
         entry.running.append(running)
-        entry.batch_began(len(dispatch.requests))
+        coming = [self._pending[request.id] for request in dispatch.requests if request.comes_alone]
+        entry.batch_began([(pending.submitted_ns, pending.busy_ns) for pending in coming])
         if may_run_here and entry.runs_here(dispatch.samples):
             self._run_here(entry, running)
         else:

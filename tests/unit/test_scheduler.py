@@ -8,6 +8,7 @@ import selectors
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -71,7 +72,10 @@ class Shop:
     ) -> None:
         self.now_ns = 0
         self.slab = Slab(1 << 20)
-        self.scheduler = Scheduler(self.slab, self, lambda: self.now_ns)
+        self.loop_is_busy = True  # all the time, or never
+        self.scheduler = Scheduler(
+            self.slab, self, lambda: self.now_ns, lambda: self.now_ns if self.loop_is_busy else 0
+        )
         self.scheduler.add_queue(KEY, max_batch=max_batch, max_waiting=max_waiting, levels=3, default_level=2)
         self.ended: dict[int, Done] = {}
         self.ran: list[list[Done]] = []
@@ -204,13 +208,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class TimedShop(Shop):
     """A shop whose clock is that of its `VirtualLoop`; an engine's gate may move it."""
 
+    def __init__(self, **options) -> None:
+        self.loop = _virtual_loop()
+        super().__init__(**options)
+
     @property
     def now_ns(self) -> int:  # type: ignore[override]
-        return _virtual_loop().now_ns()
+        return self.loop.now_ns()
 
     @now_ns.setter
     def now_ns(self, now_ns: int) -> None:
-        _virtual_loop().now_s = now_ns / SECOND_NS
+        self.loop.now_s = now_ns / SECOND_NS
 
     async def until(self, happened: Callable[[], bool]) -> None:
         while not happened():  # noqa: ASYNC110 - as above
@@ -473,6 +481,112 @@ def test_nobody_waits_often_for_clients_that_have_gone() -> None:
         assert queued_ms == pytest.approx([2] * 4 + [0] * 16, abs=0.01)
 
     with_shop(scenario, TimedShop, here_below_ns=50_000_000)
+
+
+async def _come_together(shop: TimedShop, requests: int, takes_ms: float = 1.0) -> None:
+    """So many at a time, so often that it is known."""
+    shop.engines[0].gate = _Takes(shop, takes_ms)
+    for _ in range(60):
+        for _ in range(requests):
+            shop.submit(comes_alone=True)
+        await shop.rest()
+        await asyncio.sleep(0.02)
+
+
+def test_who_comes_when_the_loop_was_idle_is_not_waited_for_again() -> None:
+    async def scenario(shop: TimedShop) -> None:
+        await _come_together(shop, 3)
+        shop.loop_is_busy = False
+        queued_ms = []
+        for _ in range(12):
+            first = shop.submit(comes_alone=True)
+            for _ in range(2):
+                await asyncio.sleep(0.0003)
+                shop.submit(comes_alone=True)
+            await shop.rest()
+            queued_ms.append(shop.ended[first.id].queue_ns / MILLISECOND_NS)
+            await asyncio.sleep(0.02)
+        assert queued_ms[0] == pytest.approx(0.6, abs=0.01)
+        assert queued_ms[-4:] == [0, 0, 0, 0]
+
+    with_shop(scenario, TimedShop, here_below_ns=5_000_000)
+
+
+@pytest.mark.parametrize("period_ms", [1.5, 1.9, 2, 3])
+def test_a_quick_client_is_not_slowed_down_to_the_pace_of_another(period_ms: float) -> None:
+    async def answered(shop: TimedShop, comes_alone: bool) -> int:
+        """In a second, of one who asks 0.3 ms after each answer, beside one who asks at fixed times."""
+        shop.engines[0].gate, shop.loop_is_busy = _Takes(shop, 0.1), False
+        ends_ns = shop.now_ns + SECOND_NS
+        counts = [0, 0]
+
+        async def client(number: int, pause_ms: float) -> None:
+            while shop.now_ns < ends_ns:
+                own_id = shop.submit(comes_alone=comes_alone).id
+                await shop.until(partial(shop.ended.__contains__, own_id))
+                counts[number] += 1
+                await asyncio.sleep(pause_ms / 1000)
+
+        await asyncio.gather(client(0, 0.3), client(1, period_ms - 0.1))
+        return counts[0]
+
+    async def scenario(shop: TimedShop) -> None:
+        alone = await answered(shop, comes_alone=False)
+        assert await answered(shop, comes_alone=True) > 0.75 * alone
+
+    with_shop(scenario, TimedShop, here_below_ns=5_000_000)
+
+
+def test_requests_that_come_together_by_another_wire_are_not_waited_for() -> None:
+    async def scenario(shop: TimedShop) -> None:
+        shop.engines[0].gate = _Takes(shop, 0.2)
+        for _ in range(60):
+            for _ in range(8):
+                shop.submit()
+            await shop.rest()
+            await asyncio.sleep(0.01)
+            lone = shop.submit(comes_alone=True)
+            await shop.rest()
+            assert shop.ended[lone.id].queue_ns == 0
+            await asyncio.sleep(0.01)
+
+    with_shop(scenario, TimedShop, here_below_ns=50_000_000)
+
+
+def test_nobody_of_another_wire_is_held_back() -> None:
+    async def scenario(shop: TimedShop) -> None:
+        await _come_together(shop, 4)
+        held = shop.submit(comes_alone=True)
+        await asyncio.sleep(0.0005)
+        other = shop.submit()
+        await shop.rest()
+        assert shop.ended[held.id].queue_ns == pytest.approx(500_000, abs=10_000)
+        assert shop.ended[other.id].queue_ns == 0
+
+    with_shop(scenario, TimedShop, here_below_ns=5_000_000)
+
+
+def test_a_request_is_held_back_once_and_for_two_milliseconds_whenever_it_arrived() -> None:
+    async def scenario(shop: TimedShop) -> None:
+        await _come_together(shop, 6)
+        first = shop.make(comes_alone=True)._replace(arrival_ns=shop.now_ns - 300_000)
+        assert shop.scheduler.submit(first, shop._on_done) is None
+        await asyncio.sleep(0.0005)
+        shop.submit(comes_alone=True)
+        await shop.rest()
+        assert shop.ended[first.id].queue_ns == pytest.approx(2_000_000, abs=10_000)
+
+    with_shop(scenario, TimedShop, here_below_ns=50_000_000)
+
+
+def test_what_a_full_batch_leaves_behind_is_not_held_back_when_it_has_waited() -> None:
+    async def scenario(shop: TimedShop) -> None:
+        await _come_together(shop, 4, takes_ms=2.5)
+        six = [shop.submit(comes_alone=True) for _ in range(6)]
+        await shop.rest()
+        assert shop.ended[six[-1].id].queue_ns == pytest.approx(2_500_000, abs=10_000)
+
+    with_shop(scenario, TimedShop, here_below_ns=50_000_000, max_batch=4)
 
 
 def test_a_batch_that_is_held_back_goes_with_what_is_decided_meanwhile_and_leaves_nothing_behind() -> None:

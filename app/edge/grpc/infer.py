@@ -104,7 +104,7 @@ class GrpcInference:
         return reply
 
     def _call(self) -> Call:
-        # The library takes the next call when the loop has had a turn since the last one.
+        # The library takes the next call, or a stream's next message, when the loop has had a turn since the last one.
         return Call(self._core, _PROTOCOL, comes_alone=True)
 
     def turned_away(self, call: GrpcCall, error: RequestError) -> None:
@@ -217,6 +217,7 @@ class GrpcInference:
 
     async def _look(self, meant: _Picture, asked: _Asked) -> bytes:
         (own_id, picture, wanted, terms), served = meant
+        asked.own.comes_alone = False  # decoders give several back at once
         is_alone = not asked.in_stream
         predicted = await self._predictor.predict(asked.own, served, picture, terms, wanted, is_alone=is_alone)
         return response_of(own_id, served, [picture_output(served, wanted, predicted)], is_final=asked.wants_final)

@@ -96,7 +96,7 @@ class Call:
     """
 
     def __init__(self, core: InferenceCore, protocol: str, *, comes_alone: bool = False) -> None:
-        self.core, self.protocol, self._comes_alone = core, protocol, comes_alone
+        self.core, self.protocol, self.comes_alone = core, protocol, comes_alone
         self.arrival_ns = time.monotonic_ns()
         self.answered_ns = 0
         self.served: ServedLike | None = None
@@ -328,7 +328,7 @@ class Call:
             self.deadline_ns(terms.timeout_ms),
             None if latest_us is None else arrival_ns + latest_us * 1000,
             None if self.span is None else self.span.traceparent,
-            self._comes_alone,
+            self.comes_alone,
         )
 
     def run(self, request: Request, read: Read | None = None) -> asyncio.Future[Any]:
