@@ -129,21 +129,25 @@ class _LaneEntry:
         """Whether of a sample's time at most a `part`-th goes to the engine."""
         return self.lane.expect_ns(samples) * part <= samples * self.sample_ns
 
-    def batch_began(self, came: list[tuple[int, int]]) -> None:
-        """Learn how many come together, of those of a batch that come one after the other.
+    def batch_began(self, came: list[_Pending]) -> None:
+        """Learn how many come together, from those of a batch that come one after the other.
 
-        `came`: when each did, and the CPU time of the loop's thread by then. Who came when that had had nothing to
-        do for a while was not there yet, and not worth waiting for, nor were those behind him.
+        Who came when the loop had had nothing to do for a while was not there yet, and not worth waiting for, nor were
+        those behind him.
         """
         if not came:
             return
-        came.sort()
+        came.sort(key=lambda one: one.submitted_ns)
         together = 1
-        for (before_ns, busy_before_ns), (came_ns, busy_ns) in pairwise(came):
-            if came_ns - before_ns - (busy_ns - busy_before_ns) > _IDLE_NS:
+        for before, after in pairwise(came):
+            if after.submitted_ns - before.submitted_ns - (after.busy_ns - before.busy_ns) > _IDLE_NS:
                 break
             together += 1
         self.company += _COMPANY_WEIGHT * (together - self.company)
+
+    def expects_more(self, waiting: int) -> bool:
+        """Whether more than these so many should come together."""
+        return max(_LEAST_COMPANY, waiting + _MORE_TO_COME) <= self.company
 
     def batch_ended(self, ended_ns: int, took_ns: int, samples: int) -> None:
         """Learn how fast samples follow each other."""
@@ -393,10 +397,13 @@ class Scheduler:
         state, before = self.state, self._waited
         waited = self._waited = len(state.waiting)
         is_growing = self._turns < _MOST_TURNS and waited > max(1, before)
-        if not waited or (self._was_held and not is_growing):
+        if not waited:
             return None
-        oldest, now_ns = next(iter(state.waiting.values())), self._now_ns()
-        queue, expiry_ns = state.queues[oldest.key], state.next_expiry_ns
+        oldest = next(iter(state.waiting.values()))
+        may_be_held = oldest.comes_alone and not self._was_held
+        if not is_growing and not may_be_held:
+            return None
+        queue, expiry_ns, now_ns = state.queues[oldest.key], state.next_expiry_ns, self._now_ns()
         samples = queue.waiting
         if queue.requests < waited or samples >= queue.max_batch or samples + queue.max_batch > queue.max_waiting:
             return None  # it would cost others their time, or those that come their place
@@ -408,7 +415,7 @@ class Scheduler:
                 continue
             if is_growing and now_ns - oldest.arrival_ns <= _TURN_NS:
                 return 0
-            if max(_LEAST_COMPANY, waited + _MORE_TO_COME) <= entry.company and not self._was_held:
+            if may_be_held and entry.expects_more(waited):
                 return self._time_to_hold_ns(oldest, now_ns)
         return None
 
@@ -458,8 +465,7 @@ class Scheduler:
         self._slab.move([slot for request in dispatch.requests for slot in request.slots], SlotState.COPYING)
         running = Running(dispatch, self._now_ns())
         entry.running.append(running)
-        coming = [self._pending[request.id] for request in dispatch.requests if request.comes_alone]
-        entry.batch_began([(pending.submitted_ns, pending.busy_ns) for pending in coming])
+        entry.batch_began([self._pending[request.id] for request in dispatch.requests if request.comes_alone])
         if may_run_here and entry.runs_here(dispatch.samples):
             self._run_here(entry, running)
         else:

@@ -412,6 +412,16 @@ def test_nobody_in_a_hurry_and_no_other_model_waits_for_those_that_are_being_rea
     with_shop(scenario, here_below_ns=5_000_000)
 
 
+async def _come_together(shop: TimedShop, requests: int, *, takes_ms: float = 1.0, between_ms: float = 20.0) -> None:
+    """So many at a time, so often that it is known."""
+    shop.engines[0].gate = _Takes(shop, takes_ms)
+    for _ in range(60):
+        for _ in range(requests):
+            shop.submit(comes_alone=True)
+        await shop.rest()
+        await asyncio.sleep(between_ms / 1000)
+
+
 @pytest.mark.parametrize(
     ("before", "wishes", "between_ms", "come_ms", "batches"),
     [
@@ -437,13 +447,7 @@ def test_requests_that_come_one_after_the_other_wait_for_as_many_as_shared_the_l
     left_ms, comes_alone = wishes["left_ms"], wishes["comes_alone"]
 
     async def scenario(shop: TimedShop) -> None:
-        (engine,) = shop.engines
-        engine.gate = _Takes(shop, 1.0)
-        for _ in range(60):
-            for _ in range(before):
-                shop.submit(comes_alone=True)
-            await shop.rest()
-            await asyncio.sleep(between_ms / 1000)
+        await _come_together(shop, before, between_ms=between_ms)
         began_ns, ran = shop.now_ns, len(shop.ran)
         ended_ms: list[float] = []
 
@@ -465,13 +469,7 @@ def test_requests_that_come_one_after_the_other_wait_for_as_many_as_shared_the_l
 
 def test_nobody_waits_often_for_clients_that_have_gone() -> None:
     async def scenario(shop: TimedShop) -> None:
-        (engine,) = shop.engines
-        engine.gate = _Takes(shop, 1.0)
-        for _ in range(60):
-            for _ in range(8):
-                shop.submit(comes_alone=True)
-            await shop.rest()
-            await asyncio.sleep(0.02)
+        await _come_together(shop, 8)
         queued_ms = []
         for _ in range(20):
             request = shop.submit(comes_alone=True)
@@ -481,16 +479,6 @@ def test_nobody_waits_often_for_clients_that_have_gone() -> None:
         assert queued_ms == pytest.approx([2] * 4 + [0] * 16, abs=0.01)
 
     with_shop(scenario, TimedShop, here_below_ns=50_000_000)
-
-
-async def _come_together(shop: TimedShop, requests: int, takes_ms: float = 1.0) -> None:
-    """So many at a time, so often that it is known."""
-    shop.engines[0].gate = _Takes(shop, takes_ms)
-    for _ in range(60):
-        for _ in range(requests):
-            shop.submit(comes_alone=True)
-        await shop.rest()
-        await asyncio.sleep(0.02)
 
 
 def test_who_comes_when_the_loop_was_idle_is_not_waited_for_again() -> None:
@@ -591,13 +579,7 @@ def test_what_a_full_batch_leaves_behind_is_not_held_back_when_it_has_waited() -
 
 def test_a_batch_that_is_held_back_goes_with_what_is_decided_meanwhile_and_leaves_nothing_behind() -> None:
     async def scenario(shop: TimedShop) -> None:
-        (engine,) = shop.engines
-        engine.gate = _Takes(shop, 1.0)
-        for _ in range(60):
-            for _ in range(4):
-                shop.submit(comes_alone=True)
-            await shop.rest()
-            await asyncio.sleep(0.02)
+        await _come_together(shop, 4)
         gone, began_ns = shop.submit(comes_alone=True), shop.now_ns
         await asyncio.sleep(0.001)
         shop.scheduler.cancel(gone.id)

@@ -109,7 +109,7 @@ class GrpcInference:
 
     def turned_away(self, call: GrpcCall, error: RequestError) -> None:
         """Count a call whose message nobody has read, or could."""
-        own = Call(self._core, _PROTOCOL)
+        own = self._call()
         own.span = call.span
         own.end(_ending(own, error))
 
