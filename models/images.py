@@ -26,9 +26,9 @@ The rules, in the order in which they are applied:
 Pillow's JPEG draft mode (a smaller decode by scaled DCT) is left out on purpose: it is another filter than
 the model was trained with, and would make the answer depend on the size of the upload.
 
-Three ways are shorter and give the same pixels: `jpeg.py` decodes plain JPEGs without Pillow, those that are small or
-have the size that they are to be resized to, `png.py` small plain PNGs, without Pillow or without what Pillow does
-before it decodes, and `windowed.py` computes little more of a resized image than the crop keeps.
+Three ways are shorter and give the same pixels: `jpeg.py` decodes plain JPEGs without Pillow, those that are small,
+large, or have the size that they are to be resized to, `png.py` small plain PNGs, without Pillow or without what Pillow
+does before it decodes, and `windowed.py` computes little more of a resized image than the crop keeps.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +54,15 @@ from PIL.WebPImagePlugin import WebPImageFile
 from convoy.models.errors import ImageError
 from convoy.models.geometry import Extent, crop_corner, full_size
 from convoy.models.headers import JPEG_SEGMENT, Header
-from convoy.models.jpeg import decode_small_jpeg, jpeg_pixels, plain_jpeg
+from convoy.models.jpeg import (
+    LARGE_PIXELS,
+    decode_small_jpeg,
+    jpeg_pixels,
+    large_jpeg,
+    large_jpeg_bytes,
+    plain_jpeg,
+)
+from convoy.models.kept_memory import KeptMemory
 from convoy.models.png import (
     PlainPng,
     decode_small_png,
@@ -84,6 +93,10 @@ _FEW_SEGMENTS = 32
 _QUICK_JPEG_BYTES = 40 << 10  # more surely take longer
 # Resizing: about so many nanoseconds for each pixel that is read and written, and so many times that by the filter.
 _READ_NS, _WRITTEN_NS = 4, 6
+# Two pictures of 12 megapixels.
+KEPT_MEMORY = KeptMemory(most_bytes=128 << 20)
+# What is left of RGBX, and all of RGB and L.
+_RAW_MODES = {1: "L", 3: "RGB"}
 _DEAR_FILTERS = {"bicubic": 1.7, "lanczos": 2.4}
 
 # Hostile bytes make Pillow warn (odd EXIF, odd TIFF tags) with texts of the attacker's choosing. The outcome is
@@ -149,9 +162,10 @@ def decode_image_into(
     whole = bytes(encoded)
     window = _window_as_it_is(whole, image, max_pixels)
     if window is None:
-        pixels = _upright_pixels(whole, image.channels, max_pixels)
-        _write(_resized(pixels, image), image, out)
-        return pixels.size
+        with ExitStack() as memory:
+            pixels = _upright_pixels(whole, image, max_pixels, memory)
+            _write(_resized(pixels, image), image, out)
+            return pixels.size
     _write_window(window.pixels, image, out)
     return window.of_size
 
@@ -169,7 +183,7 @@ def fit_image_into(
             raise ImageError("the image has no pixels; send one that has")
         refuse_oversized(opened.size, max_pixels)
         opened.load()
-        pixels = _in_colour(_turned_upright(opened), image.channels)
+        pixels = _in_colour(_turned_upright(opened, opened), image.channels)
     except ImageError:
         raise
     except Image.DecompressionBombError as error:
@@ -296,8 +310,8 @@ def preprocess(
     return np.frombuffer(buffer, np.float32).reshape(image.tensor_shape)
 
 
-def _upright_pixels(encoded: bytes, channels: int, max_pixels: int) -> Image.Image:
-    """Rules 1 to 8: an RGB or L image of the size that a viewer would show."""
+def _upright_pixels(encoded: bytes, image: ImageSpec, max_pixels: int, memory: ExitStack) -> Image.Image:
+    """Rules 1 to 8: an RGB, RGBX or L image of the size that a viewer would show, until `memory` is closed."""
     if not encoded:
         raise ImageError(f"the image is empty; send the bytes of a {_or(FORMATS)} file")
     name = sniff(encoded)
@@ -308,11 +322,13 @@ def _upright_pixels(encoded: bytes, channels: int, max_pixels: int) -> Image.Ima
             _refuse_endless(encoded)
         if (small := _decode_small(name, encoded, max_pixels)) is not None:
             refuse_oversized(small.size, max_pixels)
-            return _in_colour(small, channels)
+            return _in_colour(small, image.channels)
         with _OPENERS[name](io.BytesIO(encoded)) as opened:
             refuse_oversized(opened.size, max_pixels)
+            if (large := _decode_large(opened, encoded, image, memory)) is not None:
+                return _turned_upright(large, opened)
             opened.load()
-            return _in_colour(_turned_upright(opened), channels)
+            return _in_colour(_turned_upright(opened, opened), image.channels)
     except ImageError:
         raise
     except Image.DecompressionBombError as error:  # GIF, TIFF and WebP have sizes of their own inside
@@ -356,6 +372,17 @@ def _decode_small(name: str, encoded: bytes, max_pixels: int) -> Image.Image | N
     return decode_small_png(encoded, max_pixels) if name == "PNG" else None
 
 
+def _decode_large(opened: ImageFile, encoded: bytes, image: ImageSpec, memory: ExitStack) -> Image.Image | None:
+    """An RGBX or L image in memory that is used again, which belongs to it until `memory` is closed; None as above."""
+    is_resized_by_pillow = image.antialias or image.interpolation == "nearest"
+    if opened.format != "JPEG" or opened.width * opened.height < LARGE_PIXELS or not is_resized_by_pillow:
+        return None
+    plain = plain_jpeg(encoded, any_metadata=True)
+    if plain is None or plain.channels != image.channels or (plain.width, plain.height) != opened.size:
+        return None
+    return large_jpeg(encoded, plain, memory.enter_context(KEPT_MEMORY.lend(large_jpeg_bytes(plain))))
+
+
 def _refuse_endless(encoded: bytes) -> None:
     """Counts a JPEG's segments up to its end marker; what is appended behind (videos, depth maps) is not decoded."""
     if _has_few_markers(encoded):
@@ -380,9 +407,10 @@ def _has_few_markers(encoded: bytes) -> bool:
     return bool(np.count_nonzero(markers) < MAX_JPEG_SEGMENTS and scans <= MAX_JPEG_SCANS)
 
 
-def _turned_upright(image: Image.Image) -> Image.Image:
+def _turned_upright(image: Image.Image, says_how: Image.Image) -> Image.Image:
+    """By the metadata of an image that is open in Pillow."""
     try:
-        orientation = image.getexif().get(_EXIF_ORIENTATION_TAG, 1)
+        orientation = says_how.getexif().get(_EXIF_ORIENTATION_TAG, 1)
         turn = _UPRIGHT.get(orientation)
     except Exception:  # whatever is wrong with the EXIF block, the pixels are sound
         return image
@@ -414,7 +442,7 @@ def _resized(source: Image.Image, image: ImageSpec) -> bytes:
     window = (left, top, left + image.width, top + image.height)
     if image.antialias or image.interpolation == "nearest":
         kernel = Image.Resampling[image.interpolation.upper()]
-        return resized_window(source, (width, height), window, kernel).tobytes()
+        return resized_window(source, (width, height), window, kernel).tobytes("raw", _RAW_MODES[image.channels])
     return sample_without_antialias(np.asarray(source), (width, height), window, image.interpolation).tobytes()
 
 

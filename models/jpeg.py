@@ -2,8 +2,9 @@
 
 Knows JPEG's segments; knows nothing of models. Both decode with libjpeg-turbo and give the same pixels: Pillow adds a
 hundred microseconds of its own to each file, and simplejpeg's pixels must be copied to become an image of Pillow's,
-which who only crops does not need. What is unusual gives None here and is Pillow's, with its rules and errors:
-metadata that Pillow reads, other colours and codings, and whatever the library would warn of.
+which who only crops does not need, nor who gives a pixel four bytes as Pillow does: then they are one where they lie.
+What is unusual gives None here and is Pillow's, with its rules and errors: metadata that Pillow reads, other colours
+and codings, and whatever the library would warn of.
 
 Both release the GIL: simplejpeg once, from the header to the last pixel, Pillow for every 64 KB of the file.
 """
@@ -24,12 +25,27 @@ except ImportError:  # no wheel for this platform
 # Measured on an AMD EPYC: decoding takes 0.6 of Pillow's time at 64x64, 0.75 at 224x224, and 0.8 to 1.1 of it above
 # this, where the copy of each pixel into Pillow's own form costs what the rest saves.
 MAX_PIXELS = 1 << 16
+# From here on pixels of four bytes pay, although a fourth of them is resized for nothing: in memory that is used again
+# decoding takes half of Pillow's time, and what else the process does is not held up by fresh pages.
+LARGE_PIXELS = 1 << 19
 
 _BASELINE = b"\xc0"
 _FRAMES = b"\xc0\xc1\xc2"  # Huffman-coded: baseline, extended, progressive
 _SCAN = 0xDA
 _TABLES_AND_COMMENTS = b"\xc4\xdb\xdd\xfe"
-_APP0, _APP2 = 0xE0, 0xE2
+_APP0, _APP2, _APP14, _APP15 = 0xE0, 0xE2, 0xEE, 0xEF
+
+
+class _Layout(NamedTuple):
+    """How pixels lie in memory: by simplejpeg's name and by Pillow's."""
+
+    colours: str
+    mode: str
+    pixel_bytes: int
+
+
+# By channels, those that Pillow can read where they are.
+_LARGE = {1: _Layout("GRAY", "L", 1), 3: _Layout("RGBX", "RGBX", 4)}
 
 
 def _has_pillows_library() -> bool:
@@ -57,9 +73,12 @@ class PlainJpeg(NamedTuple):
         return 5_500 + 1.3 * self.width * self.height + 6.3 * nbytes
 
 
-def plain_jpeg(encoded: bytes, most_segments: int = 1 << 16) -> PlainJpeg | None:
-    """None for what is Pillow's to decode or to refuse, whatever its size, and what has more segments than these."""
-    frame = _plain_frame(encoded, most_segments) if _AVAILABLE else None
+def plain_jpeg(encoded: bytes, most_segments: int = 1 << 16, *, any_metadata: bool = False) -> PlainJpeg | None:
+    """None for what is Pillow's to decode or to refuse, whatever its size, and what has more segments than these.
+
+    `any_metadata`: Pillow reads what may turn the image, and judges it; only the pixels are to be had here.
+    """
+    frame = _plain_frame(encoded, most_segments, any_metadata) if _AVAILABLE else None
     if frame is None:
         return None
     marker, body = frame
@@ -86,7 +105,26 @@ def decode_small_jpeg(encoded: bytes, max_pixels: int) -> Image.Image | None:
     return pixels if pixels is None else Image.frombuffer(mode, (plain.width, plain.height), pixels, "raw", mode, 0, 1)
 
 
-def _plain_frame(encoded: bytes, most_segments: int) -> tuple[bytes, bytes] | None:
+def large_jpeg_bytes(plain: PlainJpeg) -> int:
+    """How much memory `large_jpeg` writes to."""
+    return plain.width * plain.height * _LARGE[plain.channels].pixel_bytes
+
+
+def large_jpeg(encoded: bytes, plain: PlainJpeg, memory: npt.NDArray[np.uint8]) -> Image.Image | None:
+    """The image, whose pixels are in `memory`: mode L, or RGBX, as Pillow would decode them; None for what is Pillow's.
+
+    `memory`: uint8 of `large_jpeg_bytes`, contiguous.
+    """
+    layout, size = _LARGE[plain.channels], (plain.width, plain.height)
+    pixels = memory.reshape(plain.height, plain.width, layout.pixel_bytes)
+    try:
+        simplejpeg.decode_jpeg(encoded, layout.colours, buffer=pixels, strict=True)
+    except Exception:  # as in `jpeg_pixels`
+        return None
+    return Image.frombuffer(layout.mode, size, pixels, "raw", layout.mode, 0, 1)
+
+
+def _plain_frame(encoded: bytes, most_segments: int, any_metadata: bool) -> tuple[bytes, bytes] | None:
     """The frame header's marker and body, if what stands before the first scan is nothing but what most files have."""
     frame, position = None, 2
     for _ in range(most_segments):
@@ -102,7 +140,7 @@ def _plain_frame(encoded: bytes, most_segments: int) -> tuple[bytes, bytes] | No
             if frame is not None or not _is_plain_colour(body):
                 return None
             frame = marker, body
-        elif marker not in _TABLES_AND_COMMENTS and not _is_plain_application(marker[0], body):
+        elif marker not in _TABLES_AND_COMMENTS and not _is_plain_application(marker[0], body, any_metadata):
             return None
         position = end
     return None
@@ -115,8 +153,10 @@ def _is_plain_colour(frame: bytes) -> bool:
     return frame[0] == 8 and len(frame) == 6 + 3 * frame[5] and frame[6::3] != b"RGB"
 
 
-def _is_plain_application(marker: int, body: bytes) -> bool:
-    """JFIF's header or a colour profile, which no rule asks for. EXIF and XMP may turn the image."""
+def _is_plain_application(marker: int, body: bytes, any_metadata: bool) -> bool:
+    """JFIF's header or a colour profile, which no rule asks for. EXIF and XMP may turn it, Adobe names its colours."""
+    if any_metadata and _APP0 <= marker <= _APP15:
+        return marker != _APP14
     if marker == _APP0:
         return body.startswith(b"JFIF\0") and len(body) >= 14
     return marker == _APP2 and body.startswith(b"ICC_PROFILE\0") and len(body) >= 14

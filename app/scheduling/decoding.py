@@ -18,7 +18,10 @@ No clock, no thread, no I/O, and no image: a job is so many units (pixels, bytes
     the cores more than the next image does. One that has less gets all, so that no core is idle for it.
  8. Where all threads that may work have long ones, a short one is decoded beside them, by a thread more; one hand-over
     at a time. The cores are shared by all of them meanwhile, which costs the long ones little, and a short one would
-    else wait for what takes a hundred times as long.
+    else wait for what takes a hundred times as long. What is short is not learned either: all that share the cores
+    take longer then, and would else wait for it.
+ 9. Where engines compute on the same cores and others come as well, long ones leave one thread free: on its way through
+    the server a small image goes from thread to thread six times, and each time waits for a core where none is idle.
 
 Shortest first is what makes the mean wait least (Smith, 1956); it does so by predictions, too, that are off by less
 than the sizes differ (Mitzenmacher, ITCS 2020, "Scheduling with predictions and the price of misprediction"), and sizes
@@ -42,9 +45,11 @@ from convoy.app.scheduling.request import SECOND_NS, ModelKey
 
 # Handing a job to a thread and back costs some tenths of this.
 SHARED_NS = 500_000
-# By rule 8.
+# By rules 8 and 9.
 LONG_NS = 10_000_000
 SHORT_NS = LONG_NS // 4
+# Who has come so lately is not the last of them.
+COMPANY_NS = 100_000_000
 _LEARN = 1 / 8
 # What stood still for a while (a machine that was suspended, a core that others used) must not be learned from.
 _MOST_TIMES_LONGER = 4
@@ -63,9 +68,9 @@ class DecodeCost:
     def predict_ns(self, units: int) -> int:
         return int(self.fixed_ns + self.unit_ns * units)
 
-    def size(self, units: int) -> int:
-        """The power of two above what such a job took before anything was learned."""
-        return int(self._scale[0] + self._scale[1] * units).bit_length()
+    def usual_ns(self, units: int) -> int:
+        """What such a job took before anything was learned."""
+        return int(self._scale[0] + self._scale[1] * units)
 
     def observe(self, units: int, took_ns: int) -> None:
         """Learn from one, a part of the error (normalised least mean squares: Nagumo and Noda, 1967)."""
@@ -106,7 +111,11 @@ class DecodeJob:
     level: int = 1
     needs_bytes: int = 0
     predicted_ns: int = 0
-    size: int = 0
+    usual_ns: int = 0
+
+    @property
+    def is_long(self) -> bool:
+        return self.usual_ns >= LONG_NS
 
 
 # Sorted by the order of service: (level, size as a power of two, deadline, arrival, id).
@@ -115,7 +124,7 @@ _Place = tuple[int, int, int, int, int, DecodeJob]
 
 def _place(job: DecodeJob) -> _Place:
     deadline_ns = NEVER_NS if job.deadline_ns is None else job.deadline_ns
-    return (job.level, job.size, deadline_ns, job.arrival_ns, job.id, job)
+    return (job.level, job.usual_ns.bit_length(), deadline_ns, job.arrival_ns, job.id, job)
 
 
 @dataclass(slots=True, eq=False)
@@ -188,6 +197,7 @@ class Decoding:
     is_busy_beside: bool = False
     waiting: int = 0
     owed_ns: int = 0  # to the others, before one that is overdue goes first again
+    company_until_ns: int = -1  # by rule 9, so long after the last that was not long
 
     def cost(self, kind: str) -> DecodeCost:
         found = self.costs.get(kind)
@@ -211,9 +221,19 @@ class Decoding:
 
     def takes_beside(self, job: DecodeJob) -> bool:
         """Whether the job is one of those that need not wait for a thread, by rule 8."""
-        if job.predicted_ns > SHORT_NS or self.has_thread:
+        if job.usual_ns > SHORT_NS or self.has_thread:
             return False
         return all(one.total_ns >= LONG_NS for one in self.running.values() if not one.is_beside)
+
+    def threads_for(self, job: DecodeJob, now_ns: int) -> int:
+        """How many may have such a job, by rule 9."""
+        is_in_company = self.shares_cores and job.is_long and now_ns < self.company_until_ns
+        return max(1, self.threads - 1) if is_in_company else self.threads
+
+    def takes(self, job: DecodeJob, now_ns: int) -> bool:
+        """Whether the job need not leave the next thread to others, by rule 9."""
+        threads = self.threads_for(job, now_ns)
+        return threads == self.threads or sum(one.total_ns >= LONG_NS for one in self.running.values()) < threads
 
 
 # Whether there is memory for a job, which is then taken.
@@ -223,7 +243,9 @@ Reserve = Callable[[DecodeJob], bool]
 def admit(state: Decoding, job: DecodeJob, now_ns: int) -> NotDecoded | None:
     """Let the job wait, or say why not."""
     cost = state.cost(job.kind)
-    job.predicted_ns, job.size = cost.predict_ns(job.units), cost.size(job.units)
+    job.predicted_ns, job.usual_ns = cost.predict_ns(job.units), cost.usual_ns(job.units)
+    if job.level and not job.is_long:
+        state.company_until_ns = now_ns + COMPANY_NS
     line = state.line(job.key)
     line.most_ahead = job.most_ahead
     refusal = _refusal(state, line, job, now_ns)
@@ -237,7 +259,8 @@ def admit(state: Decoding, job: DecodeJob, now_ns: int) -> NotDecoded | None:
 
 
 def _refusal(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> NotDecoded | None:
-    is_next = state.has_thread and not line.places and not 0 < line.most_ahead <= line.ahead
+    is_next = state.has_thread and state.takes(job, now_ns)
+    is_next = is_next and not line.places and not 0 < line.most_ahead <= line.ahead
     if state.waiting >= state.max_waiting and not is_next and job.level:
         return NotDecoded(job, Why.QUEUE_FULL, _backlog_ns(state, now_ns))
     if job.deadline_ns is not None:
@@ -251,7 +274,7 @@ def _refusal(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> 
 
 def decide(state: Decoding, now_ns: int, reserve: Reserve) -> Begin | NotDecoded | None:
     """The next thing to do; call until it is None."""
-    lines = [line for line in state.lines.values() if line.is_open]
+    lines = [line for line in state.lines.values() if line.is_open and state.takes(line.places[0][-1], now_ns)]
     if is_beside := not state.has_thread:
         lines = [] if state.is_busy_beside else [one for one in lines if state.takes_beside(one.places[0][-1])]
     if not lines:
@@ -264,6 +287,7 @@ def decide(state: Decoding, now_ns: int, reserve: Reserve) -> Begin | NotDecoded
         and now_ns - oldest.arrival_ns >= PATIENCE_NS
         and state.owed_ns <= 0
         and first.level
+        and state.takes(oldest, now_ns)
     ):
         job = oldest
     if why := _given_up(state, job, now_ns):
@@ -334,8 +358,9 @@ def ended(state: Decoding, job: DecodeJob, took_ns: int | None) -> None:
     _forget(state, job.key)
 
 
-def begin_here(state: Decoding, key: ModelKey, most_ahead: int) -> bool:
-    """Whether a sample may be decoded at once, by who asks: it is ahead then. Else it waits like the others."""
+def begin_here(state: Decoding, key: ModelKey, most_ahead: int, now_ns: int) -> bool:
+    """Whether a short sample may be decoded at once, by who asks: it is ahead then. Else it waits like the others."""
+    state.company_until_ns = now_ns + COMPANY_NS
     line = state.line(key)
     line.most_ahead = most_ahead
     if line.places or line.ahead >= most_ahead:
@@ -390,12 +415,12 @@ def _wait_ns(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> 
     place = _place(job)
     before = [other.places[: bisect_left(other.places, place)] for other in state.lines.values() if other.is_open]
     work_ns = sum(one[-1].predicted_ns for places in before for one in places)
-    if state.has_thread and not work_ns:
+    if state.has_thread and state.takes(job, now_ns) and not work_ns:
         wait_ns = 0
     elif state.takes_beside(job):
         wait_ns = work_ns + _running_ns(state, now_ns, is_beside=True)
     else:
-        wait_ns = (_running_ns(state, now_ns) + work_ns) // state.threads
+        wait_ns = (_running_ns(state, now_ns) + work_ns) // state.threads_for(job, now_ns)
     if not job.most_ahead:
         return wait_ns
     too_many = bisect_left(line.places, place) + line.ahead + 1 - job.most_ahead
@@ -415,4 +440,5 @@ def _running_ns(state: Decoding, now_ns: int, *, is_beside: bool = False) -> int
 def _behind(state: Decoding, lines: list[DecodeLine], now_ns: int) -> Iterator[DecodeJob]:
     """Who might pass one that does not fit."""
     places = sorted(place for line in lines for place in islice(line.places, _LOOK_BEHIND))
-    return (place[-1] for place in places if _given_up(state, place[-1], now_ns) is None)
+    jobs = (place[-1] for place in places)
+    return (job for job in jobs if _given_up(state, job, now_ns) is None and state.takes(job, now_ns))

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoy.app.scheduling.decoding import (
+    COMPANY_NS,
     SHARED_NS,
     SHORT_NS,
     Begin,
@@ -108,7 +109,7 @@ class Decoders:
             self._working += 1
             self.most_at_once = max(self.most_at_once, self._working)
             if self._working > self.state.threads:
-                assert all(job.predicted_ns <= SHORT_NS for job in decision.jobs)
+                assert all(job.usual_ns <= SHORT_NS for job in decision.jobs)
             for job in decision.jobs:
                 assert job.id not in self.left, "nobody waits for it"
                 self.began[job.id] = end_ns
@@ -174,6 +175,60 @@ def test_one_short_one_at_a_time_is_decoded_beside_long_ones() -> None:
     assert [play.began[number] // TINY for number in range(4, 8)] == [1, 2, 3, 4]
     assert play.began[8] == 100 * TINY, "what is not short waits for a thread"
     assert play.most_at_once == 3
+
+
+def test_what_is_short_stays_so_when_all_that_share_the_cores_take_longer() -> None:
+    """Learned times say how long to wait, not who waits: a short one must not come to stand behind long ones."""
+    play = decoders(true_ns=lambda one: one.units * 5)
+    for number in range(100):
+        play.arrive(job(number, TINY, number * 10 * TINY))
+    play.arrive(job(100, 100 * TINY, 1000 * TINY))
+    play.arrive(job(101, TINY, 1001 * TINY))
+    play.run()
+    assert play.state.cost("known").predict_ns(TINY) > SHORT_NS
+    assert play.began[101] == 1001 * TINY
+
+
+def most_long_at_once(play: Decoders, long: range, from_ns: int, to_ns: int) -> int:
+    spans = [(play.began[number], play.ended_at[number]) for number in long]
+    points = [at for at, _ in spans if from_ns <= at < to_ns]
+    return max((sum(began <= at < ended for began, ended in spans) for at in points), default=0)
+
+
+@pytest.mark.parametrize(("threads", "most_in_company"), [(1, 1), (2, 1), (4, 3)])
+def test_long_ones_leave_a_thread_free_while_others_come(threads: int, most_in_company: int) -> None:
+    long, until_ns = range(60), 1000 * TINY
+    play = decoders(threads)
+    play.state.shares_cores = True
+    for number in long:
+        play.arrive(job(number, 80 * TINY, 1))
+    small = [job(1000 + number, TINY, number * 20 * TINY) for number in range(until_ns // (20 * TINY))]
+    for one in small:
+        play.arrive(one)
+    play.run()
+    assert most_long_at_once(play, long, 0, until_ns) == most_in_company
+    assert all(play.began[one.id] == one.arrival_ns for one in small)
+    alone_ns = small[-1].arrival_ns + COMPANY_NS + 80 * TINY
+    assert most_long_at_once(play, long, alone_ns, 1 << 62) == threads, "who is alone has them all"
+
+
+def test_on_cores_of_their_own_long_ones_have_every_thread() -> None:
+    play = decoders(2)
+    play.arrive(job(0, TINY))
+    for number in range(1, 3):
+        play.arrive(job(number, 80 * TINY, 2 * TINY))
+    play.run()
+    assert play.began[1] == play.began[2] == 2 * TINY
+
+
+def test_who_leaves_a_thread_free_is_told_how_long_it_waits_then() -> None:
+    play = decoders(2)
+    play.state.shares_cores = True
+    play.arrive(job(0, TINY))
+    for number in range(1, 4):  # the third of them begins when two are done, one after the other
+        play.arrive(job(number, 80 * TINY, number, within_ns=200 * TINY))
+    play.run()
+    assert play.refused == {3: (Why.PREDICTED_LATE, 3)}
 
 
 def test_short_ones_have_no_thread_more_beside_each_other() -> None:
@@ -372,8 +427,16 @@ jobs = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(jobs=jobs, threads=st.integers(1, 3), answer_ms=st.sampled_from([0, 3, 500]), seed=st.integers(0, 9))
-def test_whatever_comes(jobs: list[tuple[object, ...]], threads: int, answer_ms: int, seed: int) -> None:
+@given(
+    jobs=jobs,
+    threads=st.integers(1, 3),
+    answer_ms=st.sampled_from([0, 3, 500]),
+    seed=st.integers(0, 9),
+    shares_cores=st.booleans(),
+)
+def test_whatever_comes(
+    jobs: list[tuple[object, ...]], threads: int, answer_ms: int, seed: int, shares_cores: bool
+) -> None:
     """Each ends exactly once; nobody is decoded whom nobody awaits; memory, queue, threads and lead are kept."""
     chance = random.Random(seed)
     off = {number: chance.choice((0.3, 1, 1, 5)) for number in range(len(jobs))}
@@ -384,6 +447,7 @@ def test_whatever_comes(jobs: list[tuple[object, ...]], threads: int, answer_ms:
         answer_ns=answer_ms * MILLISECOND_NS,
         true_ns=lambda one: int(one.units * off[one.id]),
     )
+    play.state.shares_cores = shares_cores
     made = []
     for number, (at_ms, units, within, key, level, needs, leaves) in enumerate(jobs):
         one = job(

@@ -1,7 +1,7 @@
 """JPEGs of every kind that a plain decoder may meet, and what becomes of them when bytes are changed.
 
-`python -m tests.support.mutated_jpegs SEED COUNT` decodes COUNT spoiled files with and without simplejpeg, in little
-memory, and prints those whose pixels or errors differ. Each is made from its seed and number alone.
+`python -m tests.support.mutated_jpegs SEED COUNT` decodes COUNT spoiled files in each way that there is, in little
+memory, and prints those whose pixels or errors differ from Pillow's. Each is made from its seed and number alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import resource
 import sys
 from pathlib import Path
 from typing import Any, Literal
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import numpy as np
 import simplejpeg
@@ -20,9 +20,11 @@ from PIL import Image
 
 from convoy.models import images
 from convoy.models.errors import ImageError
-from convoy.models.jpeg import plain_jpeg
+from convoy.models.jpeg import PlainJpeg, large_jpeg, plain_jpeg
 from convoy.models.spec import ImageSpec
 
+# As it comes, by Pillow alone, or whatever can be as what is large.
+Way = Literal["usual", "pillow", "large"]
 # Every source pixel counts: nothing is resized away.
 WHOLE_PX = 16
 SPEC = ImageSpec.plain(WHOLE_PX, WHOLE_PX, 3, "uint8_nhwc")
@@ -59,17 +61,38 @@ def other_jpeg(image: Image.Image, subsampling: str, quality: int = 85) -> bytes
     return simplejpeg.encode_jpeg(np.asarray(image), quality, "RGB", subsampling)
 
 
-def outcome(
-    encoded: bytes, spec: ImageSpec = SPEC, *, by_pillow: bool = False, max_pixels: int = 100_000
-) -> bytes | str:
+def outcome(encoded: bytes, spec: ImageSpec = SPEC, way: Way = "usual", *, max_pixels: int = 100_000) -> bytes | str:
     """The sample's bytes, or the words of the error."""
-    names = ("decode_small_jpeg", "plain_jpeg")
-    ways: dict[str, Any] = {name: (lambda *_: None) if by_pillow else getattr(images, name) for name in names}
-    with patch.multiple(images, **ways):
+    with patch.multiple(images, **_ways(way)):
         try:
             return images.preprocess(encoded, spec, max_pixels).tobytes()
         except ImageError as error:
             return str(error)
+
+
+def _ways(way: Way) -> dict[str, Any]:
+    def plain_if_large(*args: Any, any_metadata: bool = False) -> PlainJpeg | None:
+        return plain_jpeg(*args, any_metadata=True) if any_metadata else None
+
+    none = MagicMock(return_value=None)
+    if way == "pillow":
+        return {"decode_small_jpeg": none, "plain_jpeg": none}
+    if way == "usual":
+        return {"plain_jpeg": images.plain_jpeg}
+    return {"decode_small_jpeg": none, "plain_jpeg": plain_if_large, "LARGE_PIXELS": 1}
+
+
+def is_decoded_as_large(encoded: bytes, spec: ImageSpec = SPEC) -> bool:
+    """Whether the pixels were simplejpeg's, in memory that is used again."""
+    found: list[Image.Image | None] = []
+
+    def decode(*args: Any) -> Image.Image | None:
+        found.append(large_jpeg(*args))
+        return found[-1]
+
+    with patch.object(images, "large_jpeg", decode):
+        outcome(encoded, spec, "large")
+    return found != [None] * len(found)
 
 
 def sound_files() -> list[bytes]:
@@ -136,16 +159,17 @@ def main(seed: int, count: int) -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _MEMORY_BYTES,) * 2)
     files = sound_files()
-    taken = wrong = 0
+    taken = large = wrong = 0
     for number in range(count):
         encoded = mutated(files, seed, number)
         taken += images.decode_small_jpeg(encoded, 100_000) is not None
+        large += is_decoded_as_large(encoded)
         for spec in (SPEC, *_as_it_is(encoded)):
-            here, there = outcome(encoded, spec), outcome(encoded, spec, by_pillow=True)
-            if here != there:
+            here, as_large, there = (outcome(encoded, spec, way) for way in ("usual", "large", "pillow"))
+            if not here == as_large == there:
                 wrong += 1
-                print(f"{seed} {number}: {_brief(here)}, by Pillow {_brief(there)}")
-    print(f"{count} files, {taken} decoded by simplejpeg, {wrong} differ")
+                print(f"{seed} {number}: {_brief(here)}, as large {_brief(as_large)}, by Pillow {_brief(there)}")
+    print(f"{count} files, {taken} decoded by simplejpeg, {large} as large ones, {wrong} differ")
     return 1 if wrong else 0
 
 

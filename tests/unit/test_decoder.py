@@ -17,6 +17,7 @@ from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.outcomes import CANCELLED
 from convoy.app.scheduling.slab import Slab, Slot, SlotState
 from convoy.models.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from convoy.models.kept_memory import KeptMemory
 from tests.support.fake_devices import until
 
 SLOT_BYTES = 1 << 16
@@ -228,5 +229,27 @@ def test_a_sample_counts_until_it_is_answered(decoder: Decoder) -> None:
         for _ in range(2):
             decoder.answered(served.key)
         assert decoder.begin_here(served)
+
+    asyncio.run(play())
+
+
+def test_memory_that_large_images_left_goes_back_when_none_has_come_for_a_while(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptMemory(1000)
+    monkeypatch.setattr("convoy.app.edge.oip.decoder.KEPT_MEMORY", kept)
+    monkeypatch.setattr("convoy.app.edge.oip.decoder._KEEP_S", 0.01)
+
+    def decode() -> int:
+        with kept.lend(500) as memory:
+            return memory.ctypes.data
+
+    async def play() -> None:
+        first = await start(decoder, *call_with_slot(), decode)
+        assert (await start(decoder, *call_with_slot(), decode)).result == first.result
+        await until(lambda: not kept.kept_bytes)
+        await start(decoder, *call_with_slot(), decode)
+        assert kept.kept_bytes == 500
+        await until(lambda: not kept.kept_bytes)
 
     asyncio.run(play())

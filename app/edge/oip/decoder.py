@@ -38,12 +38,15 @@ from convoy.app.scheduling.slab import Slot, SlotState
 from convoy.app.submission.inference import ServedLike
 from convoy.app.submission.refusals import EXPIRED_RUNNING, no_room, not_decoded
 from convoy.models.errors import DeadlineExceeded, Overloaded, RequestError
+from convoy.models.images import KEPT_MEMORY
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _BATCHES_AHEAD = 2
 # A third of the weight that Linux gives to the others.
 _NICER = 5
+# Memory for large images that nobody has used for so long goes back to the system.
+_KEEP_S = 10.0
 
 
 class DecodeWork(NamedTuple):
@@ -94,6 +97,7 @@ class Decoder:
         self._waiting: dict[int, _Waiting] = {}  # those that have not begun, by their job's id
         self._next_id = count(1).__next__
         self._is_due = False
+        self._giving_back: asyncio.TimerHandle | None = None
 
     async def run(
         self,
@@ -159,7 +163,7 @@ class Decoder:
 
     def begin_here(self, served: ServedLike) -> bool:
         """Whether the caller may decode a sample at once, on the event loop; `answered` is to follow, if so."""
-        return begin_here(self._state, served.key, self._most_ahead(served))
+        return begin_here(self._state, served.key, self._most_ahead(served), time.monotonic_ns())
 
     def answered(self, key: ModelKey, done: Done | None = None) -> None:
         """A sample that was decoded needs nothing more: it has its answer, or will have none."""
@@ -169,6 +173,8 @@ class Decoder:
             self._look_soon()
 
     def close(self) -> None:
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         for executor in (self._executor, self._long):
             executor.shutdown(wait=False, cancel_futures=True)
 
@@ -246,6 +252,16 @@ class Decoder:
                 waiting.is_decoded = True
                 waiting.future.set_result(end.result)
         self._look()
+        if self._giving_back is None and KEPT_MEMORY.kept_bytes:
+            self._give_back_later()
+
+    def _give_back_later(self) -> None:
+        self._giving_back = asyncio.get_running_loop().call_later(_KEEP_S, self._give_back)
+
+    def _give_back(self) -> None:
+        self._giving_back = None
+        if KEPT_MEMORY.give_back_unused():
+            self._give_back_later()
 
     def _left(self, waiting: _Waiting, took_ns: int | None) -> None:
         """There will be no answer to it."""
