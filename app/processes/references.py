@@ -131,5 +131,5 @@ def ended_of(done: Done) -> Ended:
             for one, ref in zip(done.answers, done.request.outputs if done.answers else (), strict=True)
         ]
     )
-    request, outcome, _, times, queue_ns, batch_samples, reason, batch = done
-    return Ended(request.id, outcome, answers, times, queue_ns, batch_samples, reason, batch)
+    told = done.outcome, answers, done.times, done.queue_ns, done.batch_samples, done.reason, done.batch
+    return Ended(done.request.id, *told)

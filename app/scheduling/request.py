@@ -79,13 +79,16 @@ class Request(NamedTuple):
         return min(deadline_ns, latest_start_ns)
 
 
-class Spent(NamedTuple):
+class Spent:
     """Nanoseconds of a call that has its answer: of its stages at the edge, and from its arrival to its end."""
 
-    decode_wait_ns: int
-    decode_ns: int
-    encode_ns: int
-    total_ns: int
+    __slots__ = ("decode_ns", "decode_wait_ns", "encode_ns", "total_ns")
+
+    def __init__(self, decode_wait_ns: int, decode_ns: int, encode_ns: int, total_ns: int) -> None:
+        self.decode_wait_ns = decode_wait_ns
+        self.decode_ns = decode_ns
+        self.encode_ns = encode_ns
+        self.total_ns = total_ns
 
 
 class Outcome(Enum):
@@ -100,17 +103,30 @@ class Outcome(Enum):
     STOPPED = "stopped"  # the model was unloaded or the server stopped
 
 
-class Done(NamedTuple):
+class Done:
     """How a request ended. `answers` and `times` are there when it was answered, `reason` when it was not.
 
     `batch` is the span of the batch that it ended with, where a request in that was traced.
     """
 
-    request: Request
-    outcome: Outcome
-    answers: tuple[Answer, ...] = ()
-    times: StageTimes | None = None
-    queue_ns: int = 0
-    batch_samples: int = 0
-    reason: str = ""
-    batch: BatchTrace | None = None
+    __slots__ = ("answers", "batch", "batch_samples", "outcome", "queue_ns", "reason", "request", "times")
+
+    def __init__(
+        self,
+        request: Request,
+        outcome: Outcome,
+        answers: tuple[Answer, ...] = (),
+        times: StageTimes | None = None,
+        queue_ns: int = 0,
+        batch_samples: int = 0,
+        reason: str = "",
+        batch: BatchTrace | None = None,
+    ) -> None:
+        self.request = request
+        self.outcome = outcome
+        self.answers = answers
+        self.times = times
+        self.queue_ns = queue_ns
+        self.batch_samples = batch_samples
+        self.reason = reason
+        self.batch = batch

@@ -16,8 +16,6 @@ from convoy.app.telemetry.metrics import Metrics
 from convoy.app.telemetry.observed import Observed
 from convoy.app.tracing.spans import Exemplar
 
-# The stages that `Spent` is of.
-_SPENT = ("decode_wait", "decode", "encode", "total")
 _ANSWERED = ANSWERED.outcome.value
 
 
@@ -62,7 +60,13 @@ class CallRecorder:
         self._is_due = False
         answered, self._answered = self._answered, defaultdict(list)
         for (key, protocol), spent in answered.items():
-            served, took_ns = self._live(key), dict(zip(_SPENT, map(list, zip(*spent, strict=True)), strict=True))
+            served = self._live(key)
+            took_ns = {
+                "decode_wait": [one.decode_wait_ns for one in spent],
+                "decode": [one.decode_ns for one in spent],
+                "encode": [one.encode_ns for one in spent],
+                "total": [one.total_ns for one in spent],
+            }
             self._metrics.of(served).calls_answered(protocol, took_ns)
             served.statistics.last_minute.record_stages(took_ns)
             served.statistics.calls.add(_ANSWERED, len(spent))

@@ -135,8 +135,7 @@ def compress(reply: Reply, encoding: bytes) -> Reply:
     body = b"".join(pieces)
     if len(body) >= sum(len(piece) for piece in reply.pieces):
         return reply
-    headers = (*reply.headers, (b"content-encoding", encoding))
-    return reply._replace(pieces=(body,), headers=headers)
+    return reply.with_body(body, (b"content-encoding", encoding))
 
 
 def quality(parameter: bytes) -> float:

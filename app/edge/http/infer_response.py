@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import orjson
@@ -16,11 +16,13 @@ from convoy.models.errors import InvalidRequest
 from convoy.models.tensors import unpack
 
 
-class InferResponse(NamedTuple):
+class InferResponse:
     """A response body in pieces; `header_length` is that of the JSON when binary tensors follow it."""
 
-    pieces: tuple[bytes | memoryview, ...]
-    header_length: int | None
+    __slots__ = ("header_length", "pieces")
+
+    def __init__(self, pieces: tuple[bytes | memoryview, ...], header_length: int | None) -> None:
+        self.pieces, self.header_length = pieces, header_length
 
     @property
     def content_type(self) -> str:

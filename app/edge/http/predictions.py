@@ -137,7 +137,7 @@ def _several(call: Call, head: Document, outcomes: list[Document | _FailedFile |
     first = failures[0]
     message = f"none of the {len(failures)} files could be predicted; the first: {first.message}"
     body = orjson.dumps({"error": message, "results": results})
-    return first.reply._replace(pieces=(body,))
+    return first.reply.with_body(body)
 
 
 def _wanted(head: HttpHead, served: ServedLike) -> Wanted:

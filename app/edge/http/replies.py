@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from http import HTTPStatus
-from typing import NamedTuple
 
 import orjson
 from starlette.responses import Response
@@ -17,14 +16,28 @@ from convoy.models.errors import RequestError, UnsupportedCompression
 Headers = list[tuple[bytes, bytes]]
 
 
-class Reply(NamedTuple):
+class Reply:
     """A status, a body in pieces, headers beside type and length, and how a call ends that is answered so."""
 
-    status: int
-    pieces: tuple[bytes | memoryview, ...]
-    content_type: str = "application/json"
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    ending: CallEnd = ANSWERED
+    __slots__ = ("content_type", "ending", "headers", "pieces", "status")
+
+    def __init__(
+        self,
+        status: int,
+        pieces: tuple[bytes | memoryview, ...],
+        content_type: str = "application/json",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        ending: CallEnd = ANSWERED,
+    ) -> None:
+        self.status = status
+        self.pieces = pieces
+        self.content_type = content_type
+        self.headers = headers
+        self.ending = ending
+
+    def with_body(self, body: bytes, *more_headers: tuple[bytes, bytes]) -> Reply:
+        """The same around another body."""
+        return Reply(self.status, (body,), self.content_type, (*self.headers, *more_headers), self.ending)
 
     @property
     def length(self) -> int:
