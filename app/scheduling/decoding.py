@@ -3,9 +3,11 @@
 No clock, no thread, no I/O, and no image: a job is so many units (pixels, bytes) of a kind. The rules:
 
  1. One prediction over all that a request has before it: its wait, its decoding, and what its model's last answers
-    took from there. Who cannot be in time by it is refused, or given up when its turn has come. Where nobody else
-    waits or is decoded it is tried, and what a model takes counts only while answers of it are due: so a prediction
-    that was wrong for a while always recovers.
+    took from there. Who cannot be in time by it is refused, or given up when its turn has come. In time is what leaves
+    a sixteenth of the time that it was given: where too much comes, of equal ones those are served that have waited
+    nearly all of it; half would be later than predicted, and an answer is on its way for some time, too. Where nobody
+    else waits or is decoded it is tried, and what a model takes counts only while answers of it are due: so a
+    prediction that was wrong for a while always recovers.
  2. The most urgent level goes first. Within it those that are small: by powers of two of what their kind took where it
     was measured first. What is learned has no say in that, or of equal ones those that came before it crossed a power
     of two would wait for all that come after. About equal ones go by deadline and arrival.
@@ -50,6 +52,7 @@ LONG_NS = 10_000_000
 SHORT_NS = LONG_NS // 4
 # Who has come so lately is not the last of them.
 COMPANY_NS = 100_000_000
+_SPARE_PART = 16
 _LEARN = 1 / 8
 # What stood still for a while (a machine that was suspended, a core that others used) must not be learned from.
 _MOST_TIMES_LONGER = 4
@@ -116,6 +119,13 @@ class DecodeJob:
     @property
     def is_long(self) -> bool:
         return self.usual_ns >= LONG_NS
+
+    def late_ns_at(self, end_ns: int) -> int:
+        """How much too late an answer at this time would be, by rule 1; nothing where it would be in time."""
+        if self.deadline_ns is None:
+            return 0
+        due_ns = self.deadline_ns - (self.deadline_ns - self.arrival_ns) // _SPARE_PART
+        return max(0, end_ns - due_ns)
 
 
 # Sorted by the order of service: (level, size as a power of two, deadline, arrival, id).
@@ -266,8 +276,8 @@ def _refusal(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> 
     if job.deadline_ns is not None:
         if job.deadline_ns <= now_ns:
             return NotDecoded(job, Why.EXPIRED)
-        late_ns = now_ns + _wait_ns(state, line, job, now_ns) + _needs_ns(line, job) - job.deadline_ns
-        if late_ns > 0 and (state.waiting or state.running or line.ahead):
+        late_ns = job.late_ns_at(now_ns + _wait_ns(state, line, job, now_ns) + _needs_ns(line, job))
+        if late_ns and (state.waiting or state.running or line.ahead):
             return NotDecoded(job, Why.PREDICTED_LATE, late_ns)
     return None
 
@@ -400,7 +410,7 @@ def _given_up(state: Decoding, job: DecodeJob, now_ns: int) -> Why | None:
     if job.deadline_ns <= now_ns:
         return Why.EXPIRED
     line, is_alone = state.line(job.key), state.waiting == 1 and not state.running
-    if now_ns + _needs_ns(line, job) > job.deadline_ns and not (is_alone and not line.ahead):
+    if job.late_ns_at(now_ns + _needs_ns(line, job)) and not (is_alone and not line.ahead):
         return Why.HOPELESS
     return None
 

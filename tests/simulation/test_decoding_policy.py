@@ -324,6 +324,22 @@ def test_who_has_become_hopeless_while_it_waited_is_given_up() -> None:
     assert 2 in play.began
 
 
+def test_where_three_times_too_much_comes_what_is_decoded_is_in_time() -> None:
+    """Though each takes up to a half more or less than predicted, and its answer is 10 ms on its way."""
+    chance = random.Random(3)
+    off = [chance.uniform(0.5, 1.5) for _ in range(3000)]
+    within_ns, answer_ns = 500 * MILLISECOND_NS, 10 * MILLISECOND_NS
+    play = decoders(answer_ns=answer_ns, true_ns=lambda one: int(one.units * off[one.id]))
+    jobs = [job(number, 9 * TINY, number * 3 * TINY, within_ns, most_ahead=16) for number in range(3000)]
+    for one in jobs:
+        play.arrive(one)
+    play.run()
+    began = [one for one in jobs if one.id in play.ended_at]
+    in_time = [one for one in began if play.ended_at[one.id] + 2 * answer_ns <= one.arrival_ns + within_ns]
+    assert len(began) > 900, "and the thread is never idle"
+    assert len(in_time) > 0.97 * len(began)
+
+
 def test_who_is_alone_is_tried_whatever_is_predicted() -> None:
     """So a prediction that was wrong is found out: after some tries the job is known to be short."""
     play = decoders(true_ns=lambda one: one.units // 100)
