@@ -93,11 +93,12 @@ _FEW_SEGMENTS = 32
 _QUICK_JPEG_BYTES = 40 << 10  # more surely take longer
 # Resizing: about so many nanoseconds for each pixel that is read and written, and so many times that by the filter.
 _READ_NS, _WRITTEN_NS = 4, 6
+_DEAR_FILTERS = {"bicubic": 1.7, "lanczos": 2.4}
+
 # Two pictures of 12 megapixels.
 KEPT_MEMORY = KeptMemory(most_bytes=128 << 20)
 # What is left of RGBX, and all of RGB and L.
 _RAW_MODES = {1: "L", 3: "RGB"}
-_DEAR_FILTERS = {"bicubic": 1.7, "lanczos": 2.4}
 
 # Hostile bytes make Pillow warn (odd EXIF, odd TIFF tags) with texts of the attacker's choosing. The outcome is
 # an image or an ImageError in any case. `warnings.catch_warnings` is not thread-safe, hence one filter, once.

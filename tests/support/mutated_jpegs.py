@@ -64,10 +64,15 @@ def other_jpeg(image: Image.Image, subsampling: str, quality: int = 85) -> bytes
 def outcome(encoded: bytes, spec: ImageSpec = SPEC, way: Way = "usual", *, max_pixels: int = 100_000) -> bytes | str:
     """The sample's bytes, or the words of the error."""
     with patch.multiple(images, **_ways(way)):
-        try:
-            return images.preprocess(encoded, spec, max_pixels).tobytes()
-        except ImageError as error:
-            return str(error)
+        return usual_outcome(encoded, spec, max_pixels)
+
+
+def usual_outcome(encoded: bytes, spec: ImageSpec, max_pixels: int) -> bytes | str:
+    """The same as it comes, from any thread."""
+    try:
+        return images.preprocess(encoded, spec, max_pixels).tobytes()
+    except ImageError as error:
+        return str(error)
 
 
 def _ways(way: Way) -> dict[str, Any]:
@@ -82,7 +87,7 @@ def _ways(way: Way) -> dict[str, Any]:
     return {"decode_small_jpeg": none, "plain_jpeg": plain_if_large, "LARGE_PIXELS": 1}
 
 
-def is_decoded_as_large(encoded: bytes, spec: ImageSpec = SPEC) -> bool:
+def is_decoded_as_large(encoded: bytes, spec: ImageSpec = SPEC, *, max_pixels: int = 100_000) -> bool:
     """Whether the pixels were simplejpeg's, in memory that is used again."""
     found: list[Image.Image | None] = []
 
@@ -91,7 +96,7 @@ def is_decoded_as_large(encoded: bytes, spec: ImageSpec = SPEC) -> bool:
         return found[-1]
 
     with patch.object(images, "large_jpeg", decode):
-        outcome(encoded, spec, "large")
+        outcome(encoded, spec, "large", max_pixels=max_pixels)
     return found != [None] * len(found)
 
 
