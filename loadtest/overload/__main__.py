@@ -64,8 +64,8 @@ def overload_tables(overloads: Sequence[Overload], companies: Sequence[Company])
     """Medians over the rounds, in Markdown."""
     lines = [
         "| offered | requests/s | answered within the objective, a second | refused (429, 503, 504) | lost "
-        "| server CPU, us a good answer |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| server CPU, us a good answer | sent late, p99 ms |",
+        "|---|--:|--:|--:|--:|--:|--:|",
         _offered_row("where most are good", [one.peak for one in overloads]) if overloads else "",
         _offered_row(f"{TIMES_OVER:g} times as many", [one.over for one in overloads]) if overloads else "",
         "",
@@ -91,7 +91,8 @@ def _offered_row(title: str, found: Sequence[Offered]) -> str:
     refused = middle(lambda one: 100 * one.refused / max(1, one.offered))
     return (
         f"| {title} | {middle(lambda one: one.rate):,.0f} | {middle(lambda one: one.good_rps):,.0f} "
-        f"| {refused:.0f} % | {sum(one.lost for one in found)} | {middle(lambda one: one.cpu_us):,.0f} |"
+        f"| {refused:.0f} % | {sum(one.lost for one in found)} | {middle(lambda one: one.cpu_us):,.0f} "
+        f"| {max(one.sent_late_ms for one in found):.1f} |"
     )
 
 

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
+from typing import cast
 
+import pytest
 from PIL import Image
 
 from convoy.loadtest.overload.__main__ import overload_tables
-from convoy.loadtest.overload.measure import Company, Offered, Overload
+from convoy.loadtest.overload.measure import TRIES, Company, Offered, Overload, on_time
 from convoy.loadtest.overload.mix import KINDS, mixed
+from convoy.loadtest.results import Result
 
 
-def offered(rate: float, good_rps: float, *, refused: int = 0, lost: int = 0) -> Offered:
-    return Offered(rate, good_rps, int(10 * rate), refused, lost, 1e6 / good_rps)
+def offered(rate: float, good_rps: float, *, refused: int = 0, lost: int = 0, late_ms: float = 0.5) -> Offered:
+    return Offered(rate, good_rps, int(10 * rate), refused, lost, 1e6 / good_rps, late_ms)
 
 
 def test_what_is_left_is_held_against_the_best_rate() -> None:
-    found = Overload((offered(80, 80), offered(100, 96), offered(125, 90)), offered(300, 72, refused=2280, lost=1))
+    over = offered(300, 72, refused=2280, lost=1, late_ms=2.0)
+    found = Overload((offered(80, 80), offered(100, 96), offered(125, 90)), over)
     assert found.peak.rate == 100
     assert found.share == 0.75
     text = overload_tables([found], [])
-    assert "| where most are good | 100 | 96 | 0 % | 0 | 10,417 |" in text
-    assert "| 3 times as many | 300 | 72 | 76 % | 1 | 13,889 |" in text
+    assert "| where most are good | 100 | 96 | 0 % | 0 | 10,417 | 0.5 |" in text
+    assert "| 3 times as many | 300 | 72 | 76 % | 1 | 13,889 | 2.0 |" in text
     assert "Of the highest goodput is left: **0.75** (0.75 to 0.75)." in text
     assert "small" not in text
 
@@ -31,6 +36,17 @@ def test_small_pictures_are_held_against_themselves() -> None:
     assert "| alone | 1.00 | 4.00 |" in text
     assert "| beside 7.5 large ones a second | 2.00 | 8.00 |" in text
     assert "Their p99 is **2.00** (1.50 to 2.50) times that of alone." in text
+
+
+@pytest.mark.parametrize(("late", "kept"), [(0, 0), (1, 1), (TRIES - 1, TRIES - 1), (9, TRIES - 1)])
+def test_where_the_generator_was_late_it_is_sent_again_but_not_for_ever(late: int, kept: int) -> None:
+    tries = iter(range(10))
+
+    def send() -> tuple[Result, float]:
+        number = next(tries)
+        return cast(Result, SimpleNamespace(verdict=SimpleNamespace(void="late" if number < late else None))), number
+
+    assert on_time(send)[1] == kept
 
 
 def test_the_mix_has_all_sizes_in_one_order() -> None:
