@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.app.edge.http.compression import _Inflater, compress, is_worthwhile
+from convoy.app.edge.http.compression import _Inflater, compress, reply_encoding
 from convoy.app.edge.http.replies import Reply
 from convoy.models.errors import InvalidRequest
 
@@ -53,7 +53,7 @@ def test_a_large_body_comes_in_pieces(encoding: bytes) -> None:
 @pytest.mark.parametrize("encoding", SQUEEZE)
 def test_an_answer_in_pieces_is_one_stream(encoding: bytes) -> None:
     reply = Reply(200, (b"head" * 500, memoryview(b"tail" * 500)), headers=((b"x-own", b"1"),))
-    assert is_worthwhile(reply)
+    assert reply_encoding({b"accept-encoding": encoding}, reply) == encoding
     squeezed = compress(reply, encoding)
     assert squeezed.headers == ((b"x-own", b"1"), (b"content-encoding", encoding))
     (body,) = squeezed.pieces

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from convoy.app.batch import Answer
 from convoy.app.edge.oip.answering import Answering, Wanted
-from convoy.app.edge.oip.call import Call, Read
+from convoy.app.edge.oip.call import Call
 from convoy.app.edge.oip.reading import PictureQuestion, Readings
 from convoy.app.scheduling.request import Done, Outcome, Request
 from convoy.models.geometry import Extent
@@ -45,43 +46,30 @@ class Counting(Answering):
         return super().read_each(several, spec, sizes, wanted)
 
 
-class Asked:
-    """A call as far as reading knows it: its answer comes when the test says so."""
+class Calls:
+    """Calls as far as reading knows them: so many are open in their core, and some have ended."""
 
     def __init__(self, open_calls: int) -> None:
-        self.core = self
-        self.open_calls = open_calls
-        self.answers: dict[int, tuple[Read, asyncio.Future[Any]]] = {}
-
-    def run(self, request: Request, read: Read) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.answers[request.id] = read, future
-        return future
-
-    def answer(self, number: int) -> None:
-        read, future = self.answers[number]
-        answers = cast(list[Answer], [Output((1,), memoryview(np.float32([number]).tobytes()))])
-        read(Done(cast(Request, None), Outcome.ANSWERED, answers), future)
+        self.core, self.open_calls, self.has_ended = self, open_calls, False
 
 
-def ask(readings: Readings, asked: Asked, number: int, wanted: Wanted) -> asyncio.Future[Any]:
-    request = cast(Request, NamedTuple("Numbered", [("id", int)])(number))
-    return readings.run(cast(Call, asked), request, PictureQuestion(SPEC, (1, 1), wanted))
+def read(readings: Readings, calls: Calls, number: int, wanted: Wanted, found: dict[int, Any]) -> None:
+    """An output that says its number, which is to be found."""
+    output = cast(list[Answer], [Output((1,), memoryview(np.float32([number]).tobytes()))])
+    done = Done(cast(Request, None), Outcome.ANSWERED, tuple(output))
+    readings.read(cast(Call, calls), PictureQuestion(SPEC, (1, 1), wanted), done, partial(found.__setitem__, number))
 
 
 def test_those_of_a_turn_that_want_the_same_are_read_at_once() -> None:
     async def scene() -> None:
-        readings, asked, answering = Readings(), Asked(9), Counting()
-        wishes = [Wanted(answering, top_k) for top_k in (1, 2, 1, 1, 2)]
-        futures = [ask(readings, asked, number, wanted) for number, wanted in enumerate(wishes)]
-        for number in range(4):
-            asked.answer(number)
-        futures[2].cancel()
-        asked.answer(4)
+        readings, answering, found = Readings(), Counting(), dict[int, Any]()
+        several = [Calls(9) for _ in range(5)]
+        for number, top_k in enumerate((1, 2, 1, 1, 2)):
+            read(readings, several[number], number, Wanted(answering, top_k), found)
+        several[2].has_ended = True
         assert answering.at_once == []
-        found = await asyncio.gather(*futures, return_exceptions=True)
-        assert isinstance(found.pop(2), asyncio.CancelledError)
-        assert [value for _, value in found] == [0.0, 1.0, 3.0, 4.0]
+        await asyncio.sleep(0)
+        assert found == {0: 0.0, 1: 1.0, 3: 3.0, 4: 4.0}
         assert sorted(answering.at_once) == [2, 2]
 
     asyncio.run(scene())
@@ -89,11 +77,9 @@ def test_those_of_a_turn_that_want_the_same_are_read_at_once() -> None:
 
 def test_who_is_alone_waits_for_nobody() -> None:
     async def scene() -> None:
-        readings, asked, answering = Readings(), Asked(1), Counting()
-        future = ask(readings, asked, 7, Wanted(answering))
-        asked.answer(7)
-        assert future.done()
-        assert (await future)[1] == 7.0
+        found: dict[int, Any] = {}
+        read(Readings(), Calls(1), 7, Wanted(Counting()), found)
+        assert found == {7: 7.0}
 
     asyncio.run(scene())
 
@@ -101,11 +87,10 @@ def test_who_is_alone_waits_for_nobody() -> None:
 @pytest.mark.parametrize("open_calls", [1, 9])
 def test_a_bug_in_reading_ends_the_wait_of_all(open_calls: int) -> None:
     async def scene() -> None:
-        readings, asked, answering = Readings(), Asked(open_calls), Counting()
-        futures = [ask(readings, asked, number, Wanted(answering, 0)) for number in range(3)]
+        readings, found = Readings(), dict[int, Any]()
         for number in range(3):
-            asked.answer(number)
-        for _, found in await asyncio.gather(*futures):
-            assert isinstance(found, ZeroDivisionError)
+            read(readings, Calls(open_calls), number, Wanted(Counting(), 0), found)
+        await asyncio.sleep(0)
+        assert [type(one) for one in found.values()] == [ZeroDivisionError] * 3
 
     asyncio.run(scene())

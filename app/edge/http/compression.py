@@ -119,8 +119,12 @@ def response_encoding(accepted: bytes) -> bytes | None:
     return best if best_q >= identity_q else None
 
 
-def is_worthwhile(reply: Reply) -> bool:
-    return reply.status == 200 and is_long_enough(reply.length) and reply.content_type != "image/png"
+def reply_encoding(headers: Mapping[bytes, bytes], reply: Reply) -> bytes | None:
+    """How to compress the reply to a request with these headers; None for not at all."""
+    accepted = headers.get(b"accept-encoding")
+    if accepted is None or reply.status != 200 or not is_long_enough(reply.length) or reply.content_type == "image/png":
+        return None
+    return response_encoding(accepted)
 
 
 def is_long_enough(nbytes: int) -> bool:

@@ -19,7 +19,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from convoy.app.edge.entry import SHUT_DOWN, Entry
 from convoy.app.edge.http.body import LOOK_AGAIN_S, BodyReader
-from convoy.app.edge.http.compression import is_long_enough
+from convoy.app.edge.http.compression import is_long_enough, reply_encoding
 from convoy.app.edge.http.gate import Visit
 from convoy.app.edge.http.hot_route import HotRoute, HttpHead
 from convoy.app.edge.http.hot_routes import HotRoutes
@@ -275,7 +275,7 @@ class DirectCall:
         self._reader: BodyReader | None = None
         self._answering: _Steps | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._has_ended = self.response_complete = self.disconnected = False
+        self._is_dear = self._has_ended = self.response_complete = self.disconnected = False
         self.keep_alive = self.more_body = True
         self.memory: Memory | None = None  # for the next request of the connection
 
@@ -346,9 +346,28 @@ class DirectCall:
             return
         self.more_body, self.memory = False, memory
         self._stop_timer()
-        reply = self.found.route.reply(self._call, self.head, self._reader.body())
+        route, call, head, body = self.found.route, self._call, self.head, self._reader.body()
+        self._is_dear = True
+        try:
+            is_plain = b"content-encoding" not in head.headers
+            if is_plain and route.answer_soon(call, head, body, self._answered_soon, self._failed):
+                return
+        except Exception as error:
+            self._failed(error)
+        else:
+            self._await(route.reply(call, head, body))
+
+    def _await(self, reply: Coroutine[Any, None, Reply]) -> None:
         self._answering = _Steps(reply, self._answered, self._failed)
         self._answering.step()
+
+    def _answered_soon(self, reply: Reply) -> None:
+        """It has its answer, which may be long."""
+        encoding = reply_encoding(self.head.headers, reply)
+        if encoding is None:
+            self._answered(reply)
+        else:
+            self._await(self.found.route.compressed(reply, encoding))
 
     def client_left(self) -> None:
         """Nobody reads the answer."""
@@ -383,8 +402,7 @@ class DirectCall:
         self._due = answer, reply.ending
         # Repetitions follow so close on each other that their clients are awake. Alone it would wait for nobody, and
         # large ones are not to be in memory together.
-        is_dear = self._answering is not None
-        if is_dear and self._way.core.open_calls > 1 and len(answer) <= _GATHERED_BYTES:
+        if self._is_dear and self._way.core.open_calls > 1 and len(answer) <= _GATHERED_BYTES:
             self._way.send_soon(self)
         else:
             self.send_due()

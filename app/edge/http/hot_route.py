@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
 from convoy.app.edge.http.body import Body, BodyReader, declared_length, read_body
-from convoy.app.edge.http.compression import compress, inflate, is_worthwhile, request_encoding, response_encoding
+from convoy.app.edge.http.compression import compress, inflate, reply_encoding, request_encoding
 from convoy.app.edge.http.replies import Reply, error_reply, send_reply
 from convoy.app.edge.oip.call import CALL_IN_SCOPE, Call, ClientGone
 from convoy.app.edge.oip.decoder import Decoder
@@ -26,6 +26,8 @@ from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import RequestError
 
 _log = logging.getLogger("convoy")
+OnReply = Callable[[Reply], None]
+OnError = Callable[[BaseException], None]
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
@@ -53,6 +55,13 @@ class HotRoute(ABC):
     async def answer(self, call: Call, head: HttpHead, served: ServedLike, body: Body) -> Reply:
         """The reply to a body that has been read. Raises RequestError or ClientGone."""
 
+    def answer_soon(self, call: Call, head: HttpHead, body: Body, on_reply: OnReply, on_error: OnError) -> bool:
+        """`answer` without a coroutine, of what is short; else False, and nothing has happened. Raises RequestError.
+
+        One of the two is called, now or later, unless the call ends before.
+        """
+        return False
+
     def admit(self, served: ServedLike) -> None:  # noqa: B027 - most routes take every model
         """Refuse a model that this route cannot serve, before the body is read. Raises RequestError."""
 
@@ -77,14 +86,17 @@ class HotRoute(ABC):
 
     async def reply(self, call: Call, head: HttpHead, body: Body) -> Reply:
         """The whole answer to a body that has been read. Raises RequestError or ClientGone."""
-        encoding, accepted = request_encoding(head.headers), head.headers.get(b"accept-encoding")
+        encoding = request_encoding(head.headers)
         if encoding is not None:
             body = await inflate(body, encoding, call, self.decoder, self.options.body)
         assert call.served is not None, "begin() has found it; this is a bug"
         reply = await self.answer(call, head, call.served, body)
-        if accepted is None or not is_worthwhile(reply) or (wanted := response_encoding(accepted)) is None:
-            return reply
-        return await self.decoder.run_owed(compress, reply, wanted)
+        wanted = reply_encoding(head.headers, reply)
+        return reply if wanted is None else await self.compressed(reply, wanted)
+
+    async def compressed(self, reply: Reply, encoding: bytes) -> Reply:
+        """The reply, compressed beside the event loop."""
+        return await self.decoder.run_owed(compress, reply, encoding)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The route for plain ASGI."""

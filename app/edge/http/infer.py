@@ -77,10 +77,10 @@ class InferRoute(HotRoute):
         request = call.repeat_request(known.packed, (slot.ref,), terms)
         call.decoded(time.monotonic_ns() - call.arrival_ns)
 
-        def on_end(end: Done | Exception) -> None:
+        def on_end(end: Done | Exception | None) -> None:
             if isinstance(end, Done):
                 on_reply(_reply(call, end, repeat_response(json_part, known.meaning, end)))
-            else:
+            elif end is not None:
                 on_error(end)
 
         call.take(request, on_end)

@@ -64,8 +64,7 @@ class Terms:
     priority: int = 0
 
 
-OnEnd = Callable[[Done | RequestError | ClientGone], None]
-Read = Callable[[Done, asyncio.Future[Any]], None]
+OnEnd = Callable[[Done | RequestError | ClientGone | None], None]
 
 
 class _Waiting:
@@ -112,6 +111,11 @@ class Call:
         self._lent: dict[SlotRef, int] = {}  # to so many jobs of a decoder
         self._presence: asyncio.Future[None] | None = None
         self._has_begun = self._has_ended = self._client_left = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all that it held is another's."""
+        return self._has_ended
 
     def begin(self, model: str, version: str | None) -> ServedLike:
         """Make it one that is owed an answer, and hold the version that it asks for until its end.
@@ -331,31 +335,26 @@ class Call:
             self.comes_alone,
         )
 
-    def run(self, request: Request, read: Read | None = None) -> asyncio.Future[Any]:
-        """`take` for who awaits: the future holds the answer, or the error in its place.
+    def run(self, request: Request) -> asyncio.Future[Done]:
+        """`take` for who awaits: the future holds the answer, or the error in its place."""
+        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
 
-        With `read` it holds what that makes of the answer, which it sets, at once or a moment later.
-        """
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def on_end(end: Done | RequestError | ClientGone) -> None:
-            if future.done():  # whoever awaited was cancelled, and its call ends in a moment
+        def on_end(end: Done | RequestError | ClientGone | None) -> None:
+            if end is None or future.done():  # whoever awaited was cancelled
                 return
-            if not isinstance(end, Done):
-                future.set_exception(end)
-            elif read is None:
+            if isinstance(end, Done):
                 future.set_result(end)
             else:
-                read(end, future)
+                future.set_exception(end)
 
         self.take(request, on_end)
         return future
 
     def take(self, request: Request, on_end: OnEnd) -> None:
-        """Queue the request; `on_end` is called once, with its answer or with why there is none, unless the call ends.
+        """Queue the request; `on_end` is called once: with its answer, or with why there is none.
 
-        Raises RequestError when it is not taken, and ClientGone. The slots are the scheduler's from here on; with an
-        answer they are the edge's again.
+        With None where it ends with its call, and nobody is to hear of it. Raises RequestError when it is not taken,
+        and ClientGone. The slots are the scheduler's from here on; with an answer they are the edge's again.
         """
         if self._client_left:
             raise ClientGone
@@ -410,8 +409,7 @@ class Call:
         if waiting.timer is not None:
             waiting.timer.cancel()
         self.core.cancel(request, reason)
-        if error is not None:
-            waiting.on_end(error)
+        waiting.on_end(error)
 
     def _reserve_outputs(
         self, served: ServedLike, samples: int, wanted: tuple[int, ...]

@@ -5,20 +5,22 @@ Knows calls and slots, and of a task only where its outputs are to be read. Know
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 from convoy.app.edge.oip.answering import CLASSES, Answering, Wanted
-from convoy.app.edge.oip.call import Call, Terms
+from convoy.app.edge.oip.call import Call, ClientGone, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.packing import packed_behind
 from convoy.app.edge.oip.pictures import Picture
 from convoy.app.edge.oip.reading import PictureQuestion, Readings
 from convoy.app.edge.timing import Timing, timing_ms
-from convoy.app.scheduling.request import ModelKey, Request, TensorPlace
+from convoy.app.scheduling.request import Done, ModelKey, Request, TensorPlace
 from convoy.app.submission.inference import ServedLike
-from convoy.models.errors import ImageTooLarge, InvalidRequest
+from convoy.models.errors import ImageTooLarge, InvalidRequest, RequestError
 from convoy.models.images import decoding_bytes, refuse_oversized
 from convoy.models.spec import ImageSpec, ModelSpec
 
@@ -52,59 +54,151 @@ class _Form(NamedTuple):
         return cls(spec, answering, pattern, input_bytes, room_bytes)
 
 
+class Listener(ABC):
+    """Who is told, once, what was found in a picture, or why nothing was."""
+
+    @abstractmethod
+    def predicted(self, seen: Predicted) -> None: ...
+
+    @abstractmethod
+    def failed(self, error: BaseException) -> None: ...
+
+
+class _Awaited(Listener):
+    """Tells a future, unless whoever awaited it was cancelled."""
+
+    def __init__(self, future: asyncio.Future[Predicted]) -> None:
+        self._future = future
+
+    def predicted(self, seen: Predicted) -> None:
+        if not self._future.done():
+            self._future.set_result(seen)
+
+    def failed(self, error: BaseException) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+
+
+class _Asked:
+    """A decoded picture that the core has, and who is told what comes of it."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        call: Call,
+        question: PictureQuestion,
+        wait_ns: int,
+        decode_ns: int,
+        listener: Listener,
+    ) -> None:
+        self.predictor, self.call, self.question, self.listener = predictor, call, question, listener
+        self.wait_ns, self.decode_ns = wait_ns, decode_ns
+        self.done: Done | None = None
+
+    def ended(self, end: Done | RequestError | ClientGone | None) -> None:
+        """By the core, or by its call."""
+        predictor, served = self.predictor, self.call.served
+        assert served is not None, "its request is for it; this is a bug"
+        if isinstance(end, Done):
+            predictor.decoder.answered(served.key, end)
+            self.done = end
+            predictor.readings.read(self.call, self.question, end, self.found)
+        else:
+            predictor.decoder.answered(served.key)
+            if end is not None:
+                self.listener.failed(end)
+
+    def found(self, found: Any) -> None:
+        """What its outputs say, or the error in its place."""
+        if isinstance(found, Exception):
+            self.listener.failed(found)
+            return
+        assert self.done is not None, "it was read; this is a bug"
+        total_ns = time.monotonic_ns() - self.call.arrival_ns
+        self.listener.predicted(Predicted(found, timing_ms(self.done, self.wait_ns, self.decode_ns, total_ns)))
+
+
 class Predictor:
-    """Whoever has pictures asks it for what is in them. Belongs to one event loop, as its decoder does."""
+    """Whoever has pictures asks it for what is in them. Belongs to one event loop, as its decoder does.
+
+    What is asked of a version, which must take images, is of its task.
+    """
 
     def __init__(self, decoder: Decoder, max_pixels: int) -> None:
-        self._decoder, self._max_pixels, self._readings = decoder, max_pixels, Readings()
+        self.decoder, self._max_pixels, self.readings = decoder, max_pixels, Readings()
         self._forms: dict[ModelKey, _Form] = {}  # of the versions that were asked last
+
+    def predict_here(
+        self,
+        call: Call,
+        served: ServedLike,
+        picture: Picture,
+        terms: Terms,
+        wanted: Wanted,
+        listener: Listener,
+    ) -> bool:
+        """Decode at once what is surely short, if it may be; else False, and nothing has happened. Raises RequestError.
+
+        The listener is told how it ends, unless the call does before. For pictures that come alone, without others of
+        somebody else's with them.
+        """
+        spec, image, answering, key = served.spec, served.spec.image, wanted.answering, served.key
+        assert image is not None, "whoever asks has seen to it; this is a bug"
+        started_ns = time.monotonic_ns()
+        if answering.is_long or not picture.is_quick(image) or not self.decoder.begin_here(served):
+            return False
+        try:
+            form = self._form(served, image, answering)
+            slot = call.reserve(form.room_bytes)
+            size = picture.decode_into(image, slot.view[: form.input_bytes], self._max_pixels)
+            decode_ns = time.monotonic_ns() - started_ns
+            call.decoded(decode_ns)
+            asked = _Asked(self, call, PictureQuestion(spec, size, wanted), 0, decode_ns, listener)
+            call.take(call.repeat_request(form.pattern, (slot.ref,), terms), asked.ended)
+        except BaseException:
+            self.decoder.answered(key)
+            raise
+        return True
 
     async def predict(
         self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
     ) -> Predicted:
-        """Raises RequestError or ClientGone. `is_alone`: nobody else's image comes with it.
-
-        The version must take images, and have the task that `wanted` is of.
-        """
-        started_ns = time.monotonic_ns()
-        wait_ns = 0
-        spec, image, key, decoder = served.spec, served.spec.image, served.key, self._decoder
+        """Raises RequestError or ClientGone. `is_alone`: nobody else's image comes with it."""
+        spec, image, answering, key = served.spec, served.spec.image, wanted.answering, served.key
         assert image is not None, "whoever asks has seen to it; this is a bug"
-        answering = wanted.answering
-        form = self._form(served, image, answering)
-        slot = call.reserve(form.room_bytes)
-        sample = slot.view[: form.input_bytes]
-        is_here = is_alone and picture.is_quick(image) and decoder.begin_here(served)
-        if not is_here:
+        future: asyncio.Future[Predicted] = asyncio.get_running_loop().create_future()
+        heard = _Awaited(future)
+        try:
+            if is_alone and self.predict_here(call, served, picture, terms, wanted, heard):
+                return await future
+            started_ns = time.monotonic_ns()
+            form = self._form(served, image, answering)
+            slot = call.reserve(form.room_bytes)
+            sample = slot.view[: form.input_bytes]
             pixels, needs_bytes = self._measure(call, picture, image)
             slots = (*picture.slots, slot)
             work = DecodeWork(picture.kind, pixels, slots, call.deadline_ns(terms.timeout_ms), served, needs_bytes)
-            decoded = await decoder.run(call, work, picture.decode_into, image, sample, self._max_pixels)
+            decoded = await self.decoder.run(call, work, picture.decode_into, image, sample, self._max_pixels)
             wait_ns, size = decoded.wait_ns, decoded.result
-        try:
-            if is_here:
-                size = picture.decode_into(image, sample, self._max_pixels)
             decode_ns = time.monotonic_ns() - started_ns - wait_ns
             call.decoded(decode_ns, wait_ns)
-            if answering.is_long:
-                call.reserve(answering.working_bytes(spec, size))  # before it is computed, as it may not be had
-            request = call.repeat_request(form.pattern, (slot.ref,), terms)
-            if answering.is_long:
-                done, found = await call.run(request), None
-            else:
-                done, found = await self._readings.run(call, request, PictureQuestion(spec, size, wanted))
-        except BaseException:  # and no `finally` for both: compiled, its `done` would have no room for None
-            decoder.answered(key)
-            raise
-        decoder.answered(key, done)
-        if answering.is_long:
-            found = await decoder.run_owed(answering.read, done.answers, spec, size, wanted)
-        elif isinstance(found, Exception):
             try:
-                raise found
-            finally:
-                del found  # its traceback holds this frame, which would hold it
-        return Predicted(found, timing_ms(done, wait_ns, decode_ns, time.monotonic_ns() - call.arrival_ns))
+                if answering.is_long:
+                    call.reserve(answering.working_bytes(spec, size))  # before it is computed, as it may not be had
+                    done = await call.run(call.repeat_request(form.pattern, (slot.ref,), terms))
+                else:
+                    asked = _Asked(self, call, PictureQuestion(spec, size, wanted), wait_ns, decode_ns, heard)
+                    call.take(call.repeat_request(form.pattern, (slot.ref,), terms), asked.ended)
+            except BaseException:
+                self.decoder.answered(key)
+                raise
+            if not answering.is_long:
+                return await future
+            self.decoder.answered(key, done)
+            found = await self.decoder.run_owed(answering.read, done.answers, spec, size, wanted)
+            return Predicted(found, timing_ms(done, wait_ns, decode_ns, time.monotonic_ns() - call.arrival_ns))
+        finally:
+            del future, heard  # an error's traceback holds this frame, and they the error
 
     def _form(self, served: ServedLike, image: ImageSpec, answering: Answering) -> _Form:
         form = self._forms.get(served.key)

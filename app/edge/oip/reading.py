@@ -6,13 +6,13 @@ A batch's answers come in one turn of the event loop, and numpy takes as long fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from convoy.app.batch import Answer
 from convoy.app.edge.oip.answering import Wanted
 from convoy.app.edge.oip.call import Call
-from convoy.app.scheduling.request import Done, Request
+from convoy.app.scheduling.request import Done
 from convoy.models.geometry import Extent
 from convoy.models.spec import ModelSpec
 
@@ -26,44 +26,41 @@ class PictureQuestion(NamedTuple):
 
 
 class _Unread(NamedTuple):
+    call: Call
     question: PictureQuestion
     done: Done
-    future: asyncio.Future[Any]
+    on_found: Callable[[Any], None]
 
 
 class Readings:
     """Outputs that come in one turn of the event loop are read together, as a batch's do: a few calls of numpy for all.
 
-    Only those that are short to read. What was found, or the error, stands beside the answer that it was found in.
+    Only those that are short to read.
     """
 
     def __init__(self) -> None:
         self._due: list[_Unread] = []
 
-    def run(self, call: Call, request: Request, question: PictureQuestion) -> asyncio.Future[tuple[Done, Any]]:
-        """`Call.run`, and what its answer says."""
-
-        def read(done: Done, future: asyncio.Future[Any]) -> None:
-            if call.core.open_calls < 2:  # there is nobody to wait for
-                future.set_result((done, _found([done.answers], question.spec, [question.size], question.wanted)[0]))
-                return
-            self._due.append(_Unread(question, done, future))
-            if len(self._due) == 1:
-                asyncio.get_running_loop().call_soon(self._read_due)
-
-        return call.run(request, read)
+    def read(self, call: Call, question: PictureQuestion, done: Done, on_found: Callable[[Any], None]) -> None:
+        """`on_found` hears what an answer says, or the error in its place, unless the call ends before."""
+        if call.core.open_calls < 2:  # there is nobody to wait for
+            on_found(_found([done.answers], question.spec, [question.size], question.wanted)[0])
+            return
+        self._due.append(_Unread(call, question, done, on_found))
+        if len(self._due) == 1:
+            asyncio.get_running_loop().call_soon(self._read_due)
 
     def _read_due(self) -> None:
         due, self._due = self._due, []
         alike: dict[tuple[int, Wanted], list[_Unread]] = {}
         for one in due:
-            if not one.future.done():  # of one that was cancelled the memory is another's
+            if not one.call.has_ended:  # of one that has the memory is another's
                 alike.setdefault((id(one.question.spec), one.question.wanted), []).append(one)
         for several in alike.values():
             spec, _, wanted = several[0].question
             answers, sizes = [one.done.answers for one in several], [one.question.size for one in several]
             for one, found in zip(several, _found(answers, spec, sizes, wanted), strict=True):
-                one.future.set_result((one.done, found))
+                one.on_found(found)
 
 
 def _found(answers: Sequence[Sequence[Answer]], spec: ModelSpec, sizes: Sequence[Extent], wanted: Wanted) -> list[Any]:
