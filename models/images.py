@@ -125,26 +125,24 @@ _OPENERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "TIFF": TiffImageFile,
 }
 FORMATS = tuple(_OPENERS)
-_SIGNATURES = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\x00", "TIFF"),
-    (b"MM\x00*", "TIFF"),
-)
+# By their first two bytes.
+_SIGNATURES = {
+    b"\xff\xd8": ((b"\xff\xd8\xff", "JPEG"),),
+    b"\x89P": ((b"\x89PNG\r\n\x1a\n", "PNG"),),
+    b"GI": ((b"GIF87a", "GIF"), (b"GIF89a", "GIF")),
+    b"BM": ((b"BM", "BMP"),),
+    b"II": ((b"II*\x00", "TIFF"),),
+    b"MM": ((b"MM\x00*", "TIFF"),),
+}
 
 
 def sniff(encoded: bytes | memoryview) -> str | None:
     """The image format that the first bytes announce, one of `FORMATS`, or None."""
     start = bytes(encoded[:12])
-    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
-        return "WebP"
-    for signature, name in _SIGNATURES:
+    for signature, name in _SIGNATURES.get(start[:2], ()):
         if start.startswith(signature):
             return name
-    return None
+    return "WebP" if start[:4] == b"RIFF" and start[8:12] == b"WEBP" else None
 
 
 def decode_image_into(
@@ -262,13 +260,13 @@ def refuse_oversized(size: tuple[int, int], max_pixels: int, advice: str = "send
         )
 
 
-def is_quickly_decoded(encoded: memoryview, image: ImageSpec) -> bool:
-    """Whether `decode_image_into` surely takes less than handing it to another thread would.
+def is_quickly_decoded(kind: str, encoded: memoryview, image: ImageSpec) -> bool:
+    """Whether `decode_image_into` surely takes less for this `kind` of file than handing it to another thread would.
 
     Small PNGs of one frame are, for small models, and baseline JPEGs by what their sizes cost; told by the header,
     without decoding.
     """
-    match sniff(encoded):
+    match kind:
         case "PNG":
             if len(encoded) > QUICK_PNG_BYTES or image.height * image.width > QUICK_PNG_PIXELS:
                 return False

@@ -20,18 +20,45 @@ class Timing(NamedTuple):
     total: float
 
 
-def timing_ms(done: Done, wait_ns: int, decode_ns: int, total_ns: int) -> Timing:
-    """By stage, of a request that arrived so long ago."""
-    compute_ns = done.times.total_ns if done.times is not None else 0
-    return Timing(wait_ns / 1e6, decode_ns / 1e6, done.queue_ns / 1e6, compute_ns / 1e6, total_ns / 1e6)
+class StagesNs:
+    """The same in nanoseconds, as it is kept for every request."""
+
+    __slots__ = ("compute", "decode", "decode_wait", "queue", "total")
+
+    def __init__(self, done: Done, decode_wait: int, decode: int, total: int) -> None:
+        """Of a request that was answered so long after its arrival."""
+        times = done.times
+        self.decode_wait = decode_wait
+        self.decode = decode
+        self.queue = done.queue_ns
+        self.compute = 0 if times is None else times.total_ns
+        self.total = total
+
+    def timing_ms(self) -> Timing:
+        return Timing(self.decode_wait / 1e6, self.decode / 1e6, self.queue / 1e6, self.compute / 1e6, self.total / 1e6)
 
 
-def timing_document(timing: Timing) -> dict[str, float]:
-    """For a JSON answer, in whole microseconds."""
-    # Rounding as `round` does takes a third of a microsecond for each.
-    return {stage: int(ms * 1000 + 0.5) / 1000 for stage, ms in zip(Timing._fields, timing, strict=True)}
+def timing_document(stages: StagesNs) -> dict[str, float]:
+    """Milliseconds for a JSON answer, in whole microseconds."""
+    return {
+        "decode_wait": _whole_us_ms(stages.decode_wait),
+        "decode": _whole_us_ms(stages.decode),
+        "queue": _whole_us_ms(stages.queue),
+        "compute": _whole_us_ms(stages.compute),
+        "total": _whole_us_ms(stages.total),
+    }
 
 
-def server_timing(timing: Timing) -> tuple[bytes, bytes]:
+def _whole_us_ms(ns: int) -> float:
+    return (ns + 500) // 1000 / 1000
+
+
+def server_timing(stages: StagesNs) -> tuple[bytes, bytes]:
     """The `Server-Timing` header, which browsers and proxies know how to show."""
-    return SERVER_TIMING, _HEADER % timing
+    return SERVER_TIMING, _HEADER % (
+        stages.decode_wait / 1e6,
+        stages.decode / 1e6,
+        stages.queue / 1e6,
+        stages.compute / 1e6,
+        stages.total / 1e6,
+    )

@@ -129,11 +129,13 @@ class RepeatedHead(NamedTuple):
         return DeclaredBody(digits, body_at) if data.startswith(self.after, digits_end) else None
 
 
-class DeclaredBody(NamedTuple):
+class DeclaredBody:
     """How long a body is by its request, and where it begins."""
 
-    digits: bytes
-    at: int
+    __slots__ = ("at", "digits")
+
+    def __init__(self, digits: bytes, at: int) -> None:
+        self.digits, self.at = digits, at
 
 
 Memory = Repetition | RepeatedHead

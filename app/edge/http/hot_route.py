@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
@@ -31,11 +31,13 @@ OnError = Callable[[BaseException], None]
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
-class HttpHead(NamedTuple):
+class HttpHead:
     """What a request says before its body."""
 
-    headers: dict[bytes, bytes]
-    query_string: bytes
+    __slots__ = ("headers", "query_string")
+
+    def __init__(self, headers: dict[bytes, bytes], query_string: bytes) -> None:
+        self.headers, self.query_string = headers, query_string
 
     def query(self) -> dict[str, list[str]]:
         raw = self.query_string

@@ -17,7 +17,7 @@ from convoy.app.edge.oip.call import Call
 from convoy.app.edge.oip.decoder import Decoded, Decoder, DecodeWork
 from convoy.app.edge.oip.inference import InferRequest, is_heavy, request_for, within
 from convoy.app.edge.options import EdgeOptions
-from convoy.app.edge.timing import server_timing, timing_ms
+from convoy.app.edge.timing import StagesNs, server_timing
 from convoy.app.scheduling.request import Done
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import InvalidRequest
@@ -97,7 +97,8 @@ class InferRoute(HotRoute):
 
 
 def _reply(call: Call, done: Done, response: InferResponse) -> Reply:
-    timing = server_timing(timing_ms(done, call.decode_wait_ns, call.decode_ns, time.monotonic_ns() - call.arrival_ns))
+    total_ns = time.monotonic_ns() - call.arrival_ns
+    timing = server_timing(StagesNs(done, call.decode_wait_ns, call.decode_ns, total_ns))
     if response.header_length is None:
         return Reply(200, response.pieces, response.content_type, (timing,))
     length = (HEADER_LENGTH, b"%d" % response.header_length)

@@ -164,7 +164,7 @@ class PredictionsRoute(HotRoute):
 
 
 def _single(served: ServedLike, wanted: Wanted, seen: Predicted) -> Reply:
-    headers = (server_timing(seen.timing),)
+    headers = (server_timing(seen.stages_ns),)
     if wanted.finish is as_png:
         return Reply(200, (seen.found,), "image/png", headers)
     return Reply(200, (orjson.dumps({**envelope(served), **answer_document(wanted, seen)}),), headers=headers)

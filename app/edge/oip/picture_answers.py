@@ -39,7 +39,7 @@ def wanted_of(served: ServedLike, top_k: object, threshold: object) -> Wanted:
 
 def answer_document(wanted: Wanted, predicted: Predicted) -> Document:
     """What was found in one picture, and where the time went."""
-    return {wanted.answering.key: predicted.found, "timing_ms": timing_document(predicted.timing)}
+    return {wanted.answering.key: predicted.found, "timing_ms": timing_document(predicted.stages_ns)}
 
 
 def envelope(served: ServedLike) -> Document:

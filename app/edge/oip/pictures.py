@@ -47,7 +47,7 @@ class EncodedPicture(Picture):
         return read_header(self.kind, self._encoded) if self.kind else None
 
     def is_quick(self, image: ImageSpec) -> bool:
-        return is_quickly_decoded(self._encoded, image)
+        return is_quickly_decoded(self.kind, self._encoded, image)
 
     def decode_into(self, image: ImageSpec, out: memoryview, max_pixels: int) -> Extent:
         return decode_image_into(self._encoded, image, out, max_pixels)

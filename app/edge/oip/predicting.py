@@ -17,7 +17,7 @@ from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.packing import packed_behind
 from convoy.app.edge.oip.pictures import Picture
 from convoy.app.edge.oip.reading import PictureQuestion, Readings
-from convoy.app.edge.timing import Timing, timing_ms
+from convoy.app.edge.timing import StagesNs
 from convoy.app.scheduling.request import Done, ModelKey, Request, TensorPlace
 from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import ImageTooLarge, InvalidRequest, RequestError
@@ -28,11 +28,13 @@ _DEFAULT_TOP_K = 5
 _MOST_FORMS = 256
 
 
-class Predicted(NamedTuple):
+class Predicted:
     """What was found in one image, as its task says (`answering`), and where the time went."""
 
-    found: Any
-    timing: Timing
+    __slots__ = ("found", "stages_ns")
+
+    def __init__(self, found: Any, stages_ns: StagesNs) -> None:
+        self.found, self.stages_ns = found, stages_ns
 
 
 class _Form(NamedTuple):
@@ -115,7 +117,7 @@ class _Asked:
             return
         assert self.done is not None, "it was read; this is a bug"
         total_ns = time.monotonic_ns() - self.call.arrival_ns
-        self.listener.predicted(Predicted(found, timing_ms(self.done, self.wait_ns, self.decode_ns, total_ns)))
+        self.listener.predicted(Predicted(found, StagesNs(self.done, self.wait_ns, self.decode_ns, total_ns)))
 
 
 class Predictor:
@@ -196,7 +198,7 @@ class Predictor:
                 return await future
             self.decoder.answered(key, done)
             found = await self.decoder.run_owed(answering.read, done.answers, spec, size, wanted)
-            return Predicted(found, timing_ms(done, wait_ns, decode_ns, time.monotonic_ns() - call.arrival_ns))
+            return Predicted(found, StagesNs(done, wait_ns, decode_ns, time.monotonic_ns() - call.arrival_ns))
         finally:
             del future, heard  # an error's traceback holds this frame, and they the error
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from convoy.app.batch import Answer
 from convoy.app.edge.oip.answering import Wanted
@@ -17,19 +17,20 @@ from convoy.models.geometry import Extent
 from convoy.models.spec import ModelSpec
 
 
-class PictureQuestion(NamedTuple):
+class PictureQuestion:
     """What outputs are to be read for: a picture of this upright size."""
 
-    spec: ModelSpec
-    size: Extent
-    wanted: Wanted
+    __slots__ = ("size", "spec", "wanted")
+
+    def __init__(self, spec: ModelSpec, size: Extent, wanted: Wanted) -> None:
+        self.spec, self.size, self.wanted = spec, size, wanted
 
 
-class _Unread(NamedTuple):
-    call: Call
-    question: PictureQuestion
-    done: Done
-    on_found: Callable[[Any], None]
+class _Unread:
+    __slots__ = ("call", "done", "on_found", "question")
+
+    def __init__(self, call: Call, question: PictureQuestion, done: Done, on_found: Callable[[Any], None]) -> None:
+        self.call, self.question, self.done, self.on_found = call, question, done, on_found
 
 
 class Readings:
@@ -57,7 +58,7 @@ class Readings:
             if not one.call.has_ended:  # of one that has the memory is another's
                 alike.setdefault((id(one.question.spec), one.question.wanted), []).append(one)
         for several in alike.values():
-            spec, _, wanted = several[0].question
+            spec, wanted = several[0].question.spec, several[0].question.wanted
             answers, sizes = [one.done.answers for one in several], [one.question.size for one in several]
             for one, found in zip(several, _found(answers, spec, sizes, wanted), strict=True):
                 one.on_found(found)
