@@ -93,6 +93,12 @@ def test_a_class_map_has_the_size_of_the_picture(server: Server) -> None:
     assert segmentation["classes"][1]["rle"]["counts"] == [0, 1500, 4500]
 
 
+def test_a_small_picture_waits_for_no_thread(server: Server) -> None:
+    answer = server.post("/predictions/stretched", content=saved(flag(40, 20, "red", "blue"))).json()
+    assert answer["timing_ms"]["decode_wait"] == 0
+    assert [one["label"] for one in answer["segmentation"]["classes"]] == ["red", "blue"]
+
+
 @pytest.mark.parametrize(
     ("query", "accept", "is_png"),
     [

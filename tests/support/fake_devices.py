@@ -27,7 +27,7 @@ from convoy.app.scheduling.request import Request, TensorPlace
 from convoy.app.submission.refusals import failure_of
 from convoy.models.bundle import LatencyPoint
 from convoy.models.errors import RequestError
-from convoy.models.spec import ModelSpec, TensorSpec
+from convoy.models.spec import ImageSpec, ModelSpec, TensorSpec
 from convoy.models.store import StoredVersion
 from tests.support.fake_engine import FakeEngine
 
@@ -83,6 +83,8 @@ class Workshop:
     devices: tuple[str, ...] = ("gpu:0",)
     models: tuple[str, ...] = ("rows",)
     slots: int = 2
+    image: ImageSpec | None = None  # of `ROW` values as FP32, if they take pictures
+    labels: tuple[str, ...] = ()
     health: HealthOptions = field(default_factory=HealthOptions)
     machine: Machine = CPU_ONLY
     engines: list[WatchedEngine] = field(default_factory=list)
@@ -95,8 +97,9 @@ class Workshop:
     def load(self, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
         self.loads.append(options)
         self.before_load()
-        x, y = TensorSpec("x", "FP32", (ROW,)), TensorSpec("y", "FP32", (ROW,))
-        spec = ModelSpec(stored.name, (x,), (y,), MAX_BATCH, None, "none", ())
+        shape = (ROW,) if self.image is None else self.image.tensor_shape
+        x, y = TensorSpec("x", "FP32", shape), TensorSpec("y", "FP32", (ROW,))
+        spec = ModelSpec(stored.name, (x,), (y,), MAX_BATCH, self.image, "none", self.labels)
         return LoadedModel(stored, spec, tuple(proved(self.make(device)) for device in self.devices), (), 0.0)
 
     def make(self, device: str) -> WatchedEngine:

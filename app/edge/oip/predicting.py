@@ -173,24 +173,29 @@ class Predictor:
         try:
             if is_alone and self.predict_here(call, served, picture, terms, wanted, heard):
                 return await future
-            started_ns = time.monotonic_ns()
+            started_ns, wait_ns, size = time.monotonic_ns(), 0, (0, 0)
             form = self._form(served, image, answering)
             slot = call.reserve(form.room_bytes)
             sample = slot.view[: form.input_bytes]
-            pixels, needs_bytes = self._measure(call, picture, image)
-            slots = (*picture.slots, slot)
-            work = DecodeWork(picture.kind, pixels, slots, call.deadline_ns(terms.timeout_ms), served, needs_bytes)
-            decoded = await self.decoder.run(call, work, picture.decode_into, image, sample, self._max_pixels)
-            wait_ns, size = decoded.wait_ns, decoded.result
-            decode_ns = time.monotonic_ns() - started_ns - wait_ns
-            call.decoded(decode_ns, wait_ns)
+            is_here = is_alone and answering.is_long and picture.is_quick(image) and self.decoder.begin_here(served)
+            if not is_here:
+                pixels, needs_bytes = self._measure(call, picture, image)
+                slots = (*picture.slots, slot)
+                work = DecodeWork(picture.kind, pixels, slots, call.deadline_ns(terms.timeout_ms), served, needs_bytes)
+                decoded = await self.decoder.run(call, work, picture.decode_into, image, sample, self._max_pixels)
+                wait_ns, size = decoded.wait_ns, decoded.result
             try:
+                if is_here:
+                    size = picture.decode_into(image, sample, self._max_pixels)
+                decode_ns = time.monotonic_ns() - started_ns - wait_ns
+                call.decoded(decode_ns, wait_ns)
+                request = call.repeat_request(form.pattern, (slot.ref,), terms)
                 if answering.is_long:
                     call.reserve(answering.working_bytes(spec, size))  # before it is computed, as it may not be had
-                    done = await call.run(call.repeat_request(form.pattern, (slot.ref,), terms))
+                    done = await call.run(request)
                 else:
-                    asked = _Asked(self, call, PictureQuestion(spec, size, wanted), wait_ns, decode_ns, heard)
-                    call.take(call.repeat_request(form.pattern, (slot.ref,), terms), asked.ended)
+                    question = PictureQuestion(spec, size, wanted)
+                    call.take(request, _Asked(self, call, question, wait_ns, decode_ns, heard).ended)
             except BaseException:
                 self.decoder.answered(key)
                 raise

@@ -6,6 +6,7 @@ A batch's answers come in one turn of the event loop, and numpy takes as long fo
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from convoy.app.edge.oip.call import Call
 from convoy.app.scheduling.request import Done
 from convoy.models.geometry import Extent
 from convoy.models.spec import ModelSpec
+
+_log = logging.getLogger("convoy")
 
 
 class PictureQuestion:
@@ -61,7 +64,10 @@ class Readings:
             spec, wanted = several[0].question.spec, several[0].question.wanted
             answers, sizes = [one.done.answers for one in several], [one.question.size for one in several]
             for one, found in zip(several, _found(answers, spec, sizes, wanted), strict=True):
-                one.on_found(found)
+                try:
+                    one.on_found(found)
+                except Exception:  # must not cost the others their answers
+                    _log.exception("what was read of a picture could not be told; this is a bug")
 
 
 def _found(answers: Sequence[Sequence[Answer]], spec: ModelSpec, sizes: Sequence[Extent], wanted: Wanted) -> list[Any]:
