@@ -14,6 +14,7 @@ COMPILED = (
     "convoy/app/edge/oip/predicting.py",
     "convoy/app/edge/oip/reading.py",
     "convoy/app/edge/entry.py",
+    "convoy/app/edge/few_scores.py",
     "convoy/app/edge/http/body.py",
     "convoy/app/edge/http/direct.py",
     "convoy/app/edge/http/gate.py",
