@@ -26,12 +26,21 @@ class WrongReference(ValueError):
 
 def submission(request: Request, slab: Slab) -> Submit:
     """The request for the core, with the places of its slots in the shared memory."""
-    # Whether it comes alone is its edge's business: the core reads what all edges have sent.
-    own_id, key, samples, shapes, refs, inputs, wanted, outputs, arrival, priority, deadline, latest, trace, _ = request
-    held = [slab.slot(ref) for ref in refs]
-    extents = tuple([Extent(slot.offset, len(slot.view)) for slot in held])
-    return Submit(
-        *(own_id, key, samples, shapes, extents, inputs, wanted, outputs, arrival, priority, deadline, latest, trace)
+    held = [slab.slot(ref) for ref in request.slots]
+    return Submit(  # whether it comes alone is its edge's business: the core reads what all edges have sent
+        request.id,
+        request.key,
+        request.samples,
+        request.shapes,
+        tuple([Extent(slot.offset, len(slot.view)) for slot in held]),
+        request.inputs,
+        request.wanted,
+        request.outputs,
+        request.arrival_ns,
+        request.priority,
+        request.deadline_ns,
+        request.latest_start_ns,
+        request.trace,
     )
 
 

@@ -43,7 +43,7 @@ class TensorPlace(NamedTuple):
     nbytes: int
 
 
-class Request(NamedTuple):
+class Request:
     """What one client wants from one model.
 
     `shapes` are the inputs' shapes without the batch dimension (whole where the model has none): requests
@@ -55,20 +55,75 @@ class Request(NamedTuple):
     must begin before `latest_start_ns`.
     """
 
-    id: int
-    key: ModelKey
-    samples: int
-    shapes: tuple[Shape, ...]
-    slots: tuple[SlotRef, ...]
-    inputs: tuple[TensorPlace, ...]
-    wanted: tuple[int, ...]
-    outputs: tuple[TensorPlace | None, ...]
-    arrival_ns: int
-    priority: int = 0
-    deadline_ns: int | None = None
-    latest_start_ns: int | None = None
-    trace: str | None = None
-    comes_alone: bool = False
+    __slots__ = (
+        "arrival_ns",
+        "comes_alone",
+        "deadline_ns",
+        "id",
+        "inputs",
+        "key",
+        "latest_start_ns",
+        "outputs",
+        "priority",
+        "samples",
+        "shapes",
+        "slots",
+        "trace",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        key: ModelKey,
+        samples: int,
+        shapes: tuple[Shape, ...],
+        slots: tuple[SlotRef, ...],
+        inputs: tuple[TensorPlace, ...],
+        wanted: tuple[int, ...],
+        outputs: tuple[TensorPlace | None, ...],
+        arrival_ns: int,
+        priority: int = 0,
+        deadline_ns: int | None = None,
+        latest_start_ns: int | None = None,
+        trace: str | None = None,
+        comes_alone: bool = False,
+    ) -> None:
+        self.id = id
+        self.key = key
+        self.samples = samples
+        self.shapes = shapes
+        self.slots = slots
+        self.inputs = inputs
+        self.wanted = wanted
+        self.outputs = outputs
+        self.arrival_ns = arrival_ns
+        self.priority = priority
+        self.deadline_ns = deadline_ns
+        self.latest_start_ns = latest_start_ns
+        self.trace = trace
+        self.comes_alone = comes_alone
+
+    def with_places(
+        self, slots: tuple[SlotRef, ...], inputs: tuple[TensorPlace, ...], outputs: tuple[TensorPlace | None, ...]
+    ) -> Request:
+        """The same with its tensors elsewhere."""
+        return Request(
+            self.id,
+            self.key,
+            self.samples,
+            self.shapes,
+            slots,
+            inputs,
+            self.wanted,
+            outputs,
+            self.arrival_ns,
+            self.priority,
+            self.deadline_ns,
+            self.latest_start_ns,
+            self.trace,
+            self.comes_alone,
+        )
 
     @property
     def expiry_ns(self) -> int | None:

@@ -41,8 +41,9 @@ class OpenCalls(ABC):
         """
         if self.draining:
             raise Unavailable("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
+        if not self.open_calls:
+            self._no_call_is_open.clear()
         self.open_calls += 1
-        self._no_call_is_open.clear()
 
     def end_call(self) -> None:
         """The client has its answer, or has gone."""

@@ -111,7 +111,9 @@ class Watched:
             within_ns=within_ns,
             first_id=number << 24,
         )
-        return (request._replace(priority=flood.priority) for request in stream)
+        for request in stream:
+            request.priority = flood.priority
+            yield request
 
     def look(self, dispatch: Dispatch) -> None:
         """What goes is what its level says, but for those who are overdue."""

@@ -305,7 +305,9 @@ async def lend(link: Link, **changes: Any) -> list[list[float]] | RequestError:
         wanted=(0, 1),
         outputs=(Y, None),
         arrival_ns=time.monotonic_ns(),
-    )._replace(**changes)
+    )
+    for name, value in changes.items():
+        setattr(request, name, value)
     ended: asyncio.Future[Done | RequestError] = asyncio.get_running_loop().create_future()
     edge.take(request, ended.set_result)
     done = await ended

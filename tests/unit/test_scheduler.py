@@ -397,7 +397,9 @@ def test_nobody_in_a_hurry_and_no_other_model_waits_for_those_that_are_being_rea
             shop.now_ns += 7 * MILLISECOND_NS
         engine.batches.clear()
         if other_model:
-            assert shop.scheduler.submit(shop.make()._replace(key=other), lambda _: None) is None
+            foreign = shop.make()
+            foreign.key = other
+            assert shop.scheduler.submit(foreign, lambda _: None) is None
         for _ in range(2):
             for _ in range(2):
                 shop.submit(deadline_ns=shop.now_ns + time_left_ms * MILLISECOND_NS)
@@ -557,7 +559,8 @@ def test_nobody_of_another_wire_is_held_back() -> None:
 def test_a_request_is_held_back_once_and_for_two_milliseconds_whenever_it_arrived() -> None:
     async def scenario(shop: TimedShop) -> None:
         await _come_together(shop, 6)
-        first = shop.make(comes_alone=True)._replace(arrival_ns=shop.now_ns - 300_000)
+        first = shop.make(comes_alone=True)
+        first.arrival_ns = shop.now_ns - 300_000
         assert shop.scheduler.submit(first, shop._on_done) is None
         await asyncio.sleep(0.0005)
         shop.submit(comes_alone=True)

@@ -148,9 +148,7 @@ def _known(understood: Understood, served: ServedLike, done: Done) -> KnownMessa
         return None
     inputs = dict(zip(names, outline.inputs, strict=True))
     outputs, packed_bytes = packed_behind(outline.place.nbytes, [answer.data.nbytes for answer in done.answers])
-    packed = request._replace(
-        slots=request.slots[:1], inputs=tuple([inputs[one.name] for one in spec.inputs]), outputs=outputs
-    )
+    packed = request.with_places(request.slots[:1], tuple([inputs[one.name] for one in spec.inputs]), outputs)
     heads = response_heads(None, served, answers_of(meaning, served, done), is_final=False)
     return KnownMessage(outline, spec, asked, meaning, packed, packed_bytes, tuple(heads))
 

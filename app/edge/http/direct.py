@@ -26,7 +26,7 @@ from convoy.app.edge.http.hot_routes import HotRoutes
 from convoy.app.edge.http.infer import HEADER_LENGTH, InferRoute
 from convoy.app.edge.http.known_requests import Known, id_in, is_plain
 from convoy.app.edge.http.replies import Reply, answer_head, error_reply, lines_of
-from convoy.app.edge.oip.call import Call, ClientGone
+from convoy.app.edge.oip.call import Call, ClientGone, Terms
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.host.logs import request_id
 from convoy.app.outcomes import CANCELLED, FAILED, CallEnd
@@ -88,6 +88,7 @@ class Repetition(NamedTuple):
     found: Found
     served: ServedLike
     known: Known
+    terms: Terms
     head: HttpHead
     lines: list[tuple[bytes, bytes]]
 
@@ -236,6 +237,7 @@ class DirectWay:
             call.found,
             served,
             known,
+            route.terms_of(known, served),
             head,
             call.lines,
         )
@@ -306,7 +308,8 @@ class DirectCall:
             self._call.begin_with(repetition.served)
             route = self.found.route
             assert isinstance(route, InferRoute)
-            route.repeat(self._call, known, memoryview(data)[repetition.body_at :], self._answered, self._failed)
+            body = memoryview(data)[repetition.body_at :]
+            route.repeat(self._call, known, repetition.terms, body, self._answered, self._failed)
         except Exception as error:
             self._failed(error)
 

@@ -13,7 +13,7 @@ from convoy.app.edge.http.json_documents import INLINE_JSON_BYTES
 from convoy.app.edge.http.known_requests import Known, KnownRequests
 from convoy.app.edge.http.replies import Reply
 from convoy.app.edge.oip.answers import is_heavy_answer
-from convoy.app.edge.oip.call import Call
+from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.edge.oip.decoder import Decoded, Decoder, DecodeWork
 from convoy.app.edge.oip.inference import InferRequest, is_heavy, request_for, within
 from convoy.app.edge.options import EdgeOptions
@@ -60,17 +60,21 @@ class InferRoute(HotRoute):
             self.known.learn(header, body.nbytes, served.spec, learned)
         return _reply(call, done, response)
 
+    def terms_of(self, known: Known, served: ServedLike) -> Terms:
+        """Of a request without a query, by this edition of the options."""
+        return within(known.meaning.terms, self.options.timeout_ms(served.key.model))
+
     def repeat(
         self,
         call: Call,
         known: Known,
+        terms: Terms,
         body: memoryview,
         on_reply: Callable[[Reply], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         """Answer a body of which all is known but its tensors and its answers' values. Raises RequestError."""
-        assert call.served is not None, "it was begun with one; this is a bug"
-        terms, json_part = within(known.meaning.terms, self.options.timeout_ms(call.served.key.model)), known.answer
+        json_part = known.answer
         assert json_part is not None, "only such are repeated; this is a bug"
         slot = call.reserve(known.packed_bytes)
         slot.view[: len(body)] = body

@@ -45,7 +45,7 @@ class Known(NamedTuple):
         sizes = [None if place is None else place.nbytes for place in pattern.outputs]
         outputs, packed_bytes = packed_behind(body_bytes, sizes)
         room_bytes = sum([size for size in sizes if size is not None])
-        packed = pattern._replace(slots=pattern.slots[:1], outputs=outputs)
+        packed = pattern.with_places(pattern.slots[:1], pattern.inputs, outputs)
         return cls(meaning, pattern, room_bytes, answer, packed, packed_bytes)
 
     def with_id(self, own_id: bytes) -> Known:

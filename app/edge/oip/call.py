@@ -303,8 +303,8 @@ class Call:
 
     def repeat_request(self, pattern: Request, slots: tuple[SlotRef, ...], terms: Terms) -> Request:
         """The same for one that differs from an earlier one in its slots, its bytes and its time."""
-        _, key, samples, shapes, _, inputs, wanted, outputs, *_ = pattern
-        return self._request(key, samples, shapes, slots, inputs, wanted, outputs, terms)
+        like = pattern
+        return self._request(like.key, like.samples, like.shapes, slots, like.inputs, like.wanted, like.outputs, terms)
 
     def _request(
         self,
@@ -387,18 +387,17 @@ class Call:
             return
         if waiting.timer is not None:
             waiting.timer.cancel()
-        error = end if isinstance(end, RequestError) else failure_of(end)
-        if error is not None:
+        if not isinstance(end, Done) or end.outcome is not Outcome.ANSWERED:
+            error = failure_of(end) if isinstance(end, Done) else end
             if self.span is not None and isinstance(end, Done) and end.batch is not None:
                 self.span.batches.append(end.batch)
             waiting.on_end(error)
             return
         self._slots.update(waiting.slots)
         self.answered_ns = time.monotonic_ns()
-        if isinstance(end, Done):
-            self.queue_ns, self.times = end.queue_ns, end.times
-            if self.span is not None:
-                self.span.answered(end)
+        self.queue_ns, self.times = end.queue_ns, end.times
+        if self.span is not None:
+            self.span.answered(end)
         waiting.on_end(end)
 
     def _wait_no_more(self, request: Request, reason: str, error: RequestError | ClientGone | None) -> None:
