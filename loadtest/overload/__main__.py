@@ -25,7 +25,7 @@ from convoy.loadtest.peers.own_build import ensure_build
 from convoy.loadtest.peers.page import replace_block
 from convoy.loadtest.peers.results import write_text
 from convoy.loadtest.peers.server import free_ports, serving
-from convoy.models.errors import ConvoyError
+from convoy.models.errors import ConvoyError, JobError
 
 MARK = "overload"
 Row = TypeVar("Row")
@@ -55,19 +55,20 @@ def measure(
                 )
                 companies.append(stand.company(beside_first=number % 2 == 1))
                 console.print(f"p99 beside large ones: {companies[-1].times:.2f} times", highlight=False)
-        except KeyboardInterrupt:
-            console.print("stopped; writing what was measured so far")
+        except (KeyboardInterrupt, JobError) as error:
+            console.print(f"stopped ({error or 'Ctrl-C'}); writing what was measured so far", markup=False)
     return overloads, companies
 
 
 def overload_tables(overloads: Sequence[Overload], companies: Sequence[Company]) -> str:
-    """Medians over the rounds, in Markdown."""
+    """Medians over the rounds, in Markdown; of how late the generator was the worst."""
+    around, over = [rate for one in overloads for rate in one.around], [one.over for one in overloads]
     lines = [
         "| offered | requests/s | answered within the objective, a second | refused (429, 503, 504) | lost "
         "| server CPU, us a good answer | sent late, p99 ms |",
         "|---|--:|--:|--:|--:|--:|--:|",
-        _offered_row("where most are good", [one.peak for one in overloads]) if overloads else "",
-        _offered_row(f"{TIMES_OVER:g} times as many", [one.over for one in overloads]) if overloads else "",
+        _offered_row("where most are good", [one.peak for one in overloads], around) if overloads else "",
+        _offered_row(f"{TIMES_OVER:g} times as many", over, over) if overloads else "",
         "",
         f"Of the highest goodput is left: {_ratio([one.share for one in overloads])}." if overloads else "",
     ]
@@ -75,24 +76,26 @@ def overload_tables(overloads: Sequence[Overload], companies: Sequence[Company])
         middle = _medians(companies)
         lines += [
             "",
-            "| small pictures | p50 ms | p99 ms |",
-            "|---|--:|--:|",
-            f"| alone | {middle(lambda one: one.alone_p50_ms):.2f} | {middle(lambda one: one.alone_p99_ms):.2f} |",
+            "| small pictures | p50 ms | p99 ms | sent late, p99 ms |",
+            "|---|--:|--:|--:|",
+            f"| alone | {middle(lambda one: one.alone_p50_ms):.2f} | {middle(lambda one: one.alone_p99_ms):.2f} "
+            f"| {max(one.alone_sent_late_ms for one in companies):.1f} |",
             f"| beside {middle(lambda one: one.large_rps):.1f} large ones a second "
-            f"| {middle(lambda one: one.beside_p50_ms):.2f} | {middle(lambda one: one.beside_p99_ms):.2f} |",
+            f"| {middle(lambda one: one.beside_p50_ms):.2f} | {middle(lambda one: one.beside_p99_ms):.2f} "
+            f"| {max(one.beside_sent_late_ms for one in companies):.1f} |",
             "",
             f"Their p99 is {_ratio([one.times for one in companies])} times that of alone.",
         ]
     return "\n".join(lines)
 
 
-def _offered_row(title: str, found: Sequence[Offered]) -> str:
+def _offered_row(title: str, found: Sequence[Offered], tried: Sequence[Offered]) -> str:
     middle = _medians(found)
     refused = middle(lambda one: 100 * one.refused / max(1, one.offered))
     return (
         f"| {title} | {middle(lambda one: one.rate):,.0f} | {middle(lambda one: one.good_rps):,.0f} "
         f"| {refused:.0f} % | {sum(one.lost for one in found)} | {middle(lambda one: one.cpu_us):,.0f} "
-        f"| {max(one.sent_late_ms for one in found):.1f} |"
+        f"| {max(one.sent_late_ms for one in tried):.1f} |"
     )
 
 

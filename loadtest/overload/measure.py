@@ -22,6 +22,7 @@ from convoy.loadtest.overload.mix import icons
 from convoy.loadtest.peers.server import RunningServer
 from convoy.loadtest.request_pool import RequestPool
 from convoy.loadtest.results import Result, whole
+from convoy.models.errors import JobError
 
 # Of what a closed loop gets through: the highest goodput lies near it.
 AROUND = (0.8, 1.0, 1.25, 1.5)
@@ -74,13 +75,18 @@ class Overload:
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """One round: latencies of small pictures alone, and beside a stream of large ones, milliseconds."""
+    """One round: latencies of small pictures alone, and beside a stream of large ones, milliseconds.
+
+    `sent_late` as for `Offered`: so much of the latencies, at most, is the generator's.
+    """
 
     alone_p50_ms: float
     alone_p99_ms: float
     beside_p50_ms: float
     beside_p99_ms: float
     large_rps: float
+    alone_sent_late_ms: float
+    beside_sent_late_ms: float
 
     @property
     def times(self) -> float:
@@ -118,7 +124,8 @@ class OverloadStand:
         for is_beside in (beside_first, not beside_first):
             found[is_beside] = on_time(partial(self._beside if is_beside else self._alone, pool))
         (alone, _), (beside, large_rps) = found[False], found[True]
-        return Company(*_latencies(alone), *_latencies(beside), large_rps)
+        late_ms = [_sent_late_ms(one) for one in (alone, beside)]
+        return Company(*_latencies(alone), *_latencies(beside), large_rps, *late_ms)
 
     def _alone(self, pool: RequestPool) -> tuple[Result, float]:
         return self._open(pool, _SMALL_RATE), 0.0
@@ -151,19 +158,20 @@ class OverloadStand:
 
     def _offer(self, pool: RequestPool, rate: float) -> Offered:
         result, used_s = on_time(partial(self._metered, pool, rate))
-        summary, lateness = result.summary, result.verdict.lateness
+        summary = result.summary
         good = round((summary.goodput or 0.0) * summary.offered)
         refused = sum(error.count for error in summary.errors if error.problem.status in (429, 503, 504))
         lost = summary.failed - refused
-        assert lateness is not None, "an open loop has a schedule"
+        # Good are those of the window, and the server's time is of all that was sent.
+        cpu_us = 1e6 * used_s * summary.window_s / self.seconds / max(1, good)
         return Offered(
             rate=rate,
             good_rps=good / summary.window_s,
             offered=summary.offered,
             refused=refused,
             lost=lost,
-            cpu_us=1e6 * used_s / max(1, good),
-            sent_late_ms=lateness.p99_ms,
+            cpu_us=cpu_us,
+            sent_late_ms=_sent_late_ms(result),
         )
 
     def _metered(self, pool: RequestPool, rate: float) -> tuple[Result, float]:
@@ -198,6 +206,14 @@ def on_time(send: Callable[[], tuple[Result, float]]) -> tuple[Result, float]:
         if found[0].verdict.void is None:
             break
     return found
+
+
+def _sent_late_ms(result: Result) -> float:
+    """Raises JobError where nothing was sent."""
+    lateness = result.verdict.lateness
+    if lateness is None:
+        raise JobError(f"an open loop gave nothing: {result.verdict.void}")
+    return lateness.p99_ms
 
 
 def _latencies(result: Result) -> tuple[float, float]:

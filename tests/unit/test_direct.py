@@ -761,15 +761,20 @@ async def busy(house: House, workshop: Workshop) -> tuple[threading.Event, list[
     return gate, connections
 
 
+@pytest.mark.parametrize("is_repeated", [False, True])
 @pytest.mark.parametrize("broken", ["next_request_id", "take", "run"])
 def test_a_bug_is_a_500_that_the_log_explains(
-    workshop: Workshop, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    workshop: Workshop,
+    broken: str,
+    is_repeated: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def bug(*_: object) -> None:
         raise ZeroDivisionError("nobody foresaw this")
 
     async def scene(house: House, workshop: Workshop) -> None:
-        connection = await house.used()
+        connection = (await repeating(house))[0] if is_repeated else await house.used()
         (engine,) = workshop.engines
         run = engine.run
 

@@ -32,9 +32,11 @@ def test_what_is_left_is_held_against_the_best_rate() -> None:
 
 
 def test_small_pictures_are_held_against_themselves() -> None:
-    text = overload_tables([], [Company(1.0, 4.0, 2.0, 6.0, 7.25), Company(1.0, 4.0, 2.0, 10.0, 7.75)])
-    assert "| alone | 1.00 | 4.00 |" in text
-    assert "| beside 7.5 large ones a second | 2.00 | 8.00 |" in text
+    text = overload_tables(
+        [], [Company(1.0, 4.0, 2.0, 6.0, 7.25, 0.5, 1.5), Company(1.0, 4.0, 2.0, 10.0, 7.75, 0.25, 2.5)]
+    )
+    assert "| alone | 1.00 | 4.00 | 0.5 |" in text
+    assert "| beside 7.5 large ones a second | 2.00 | 8.00 | 2.5 |" in text
     assert "Their p99 is **2.00** (1.50 to 2.50) times that of alone." in text
 
 

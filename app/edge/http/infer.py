@@ -83,7 +83,10 @@ class InferRoute(HotRoute):
 
         def on_end(end: Done | Exception | None) -> None:
             if isinstance(end, Done):
-                on_reply(_reply(call, end, repeat_response(json_part, known.meaning, end)))
+                try:
+                    on_reply(_reply(call, end, repeat_response(json_part, known.meaning, end)))
+                except Exception as error:  # a bug, which its client would wait for
+                    on_error(error)
             elif end is not None:
                 on_error(end)
 
