@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from convoy.app.edge.http.body import Body
-from convoy.app.edge.http.hot_route import HotRoute, HttpHead
+from convoy.app.edge.http.hot_route import HotRoute, HttpHead, OnError, OnReply
 from convoy.app.edge.http.infer_request import parse_infer
 from convoy.app.edge.http.infer_response import InferResponse, render_infer, repeat_response, repeatable_json
 from convoy.app.edge.http.json_documents import INLINE_JSON_BYTES
@@ -70,8 +69,8 @@ class InferRoute(HotRoute):
         known: Known,
         terms: Terms,
         body: memoryview,
-        on_reply: Callable[[Reply], None],
-        on_error: Callable[[Exception], None],
+        on_reply: OnReply,
+        on_error: OnError,
     ) -> None:
         """Answer a body of which all is known but its tensors and its answers' values. Raises RequestError."""
         json_part = known.answer

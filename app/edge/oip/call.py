@@ -301,9 +301,8 @@ class Call:
             served.key, inputs.samples, inputs.shapes, tuple(slots), places_in, wanted, places_out, terms
         )
 
-    def repeat_request(self, pattern: Request, slots: tuple[SlotRef, ...], terms: Terms) -> Request:
+    def repeat_request(self, like: Request, slots: tuple[SlotRef, ...], terms: Terms) -> Request:
         """The same for one that differs from an earlier one in its slots, its bytes and its time."""
-        like = pattern
         return self._request(like.key, like.samples, like.shapes, slots, like.inputs, like.wanted, like.outputs, terms)
 
     def _request(
