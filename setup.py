@@ -11,8 +11,10 @@ from setuptools import setup
 
 COMPILED = (
     "convoy/app/edge/oip/call.py",
+    "convoy/app/edge/oip/packing.py",
     "convoy/app/edge/oip/predicting.py",
     "convoy/app/edge/oip/reading.py",
+    "convoy/app/edge/oip/recent.py",
     "convoy/app/edge/entry.py",
     "convoy/app/edge/few_scores.py",
     "convoy/app/edge/http/body.py",

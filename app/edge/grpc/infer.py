@@ -265,13 +265,11 @@ class GrpcInference:
         served = own.begin(asked.model, asked.version or None)
         if not known.is_for(served):
             return None
-        try:
-            slot = own.reserve(known.packed_bytes)
-        except Overloaded:  # in several pieces there may be
-            return None
-        slot.view[: len(data)] = data
         terms = within(known.meaning.terms, self._timeout_ms(call, own, served))
-        return _Repeated(known, own.repeat_request(known.packed, (slot.ref,), terms))
+        try:
+            return _Repeated(known, known.pattern.request_of(own, data, terms))
+        except Overloaded:  # in several pieces there may be room
+            return None
 
     def _timeout_ms(self, call: GrpcCall, own: Call, served: ServedLike) -> float | None:
         return call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model)

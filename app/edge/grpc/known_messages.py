@@ -13,12 +13,12 @@ from typing import NamedTuple
 from convoy.app.edge.grpc.tensors import ID, MODEL_NAME, RAW_INPUT, Field, fields_of, id_field, response_heads
 from convoy.app.edge.oip.answers import answers_of
 from convoy.app.edge.oip.inference import InferRequest
-from convoy.app.edge.oip.packing import packed_behind
+from convoy.app.edge.oip.packing import Pattern
+from convoy.app.edge.oip.recent import Recent
 from convoy.app.scheduling.request import Done, Request, TensorPlace
 from convoy.app.submission.inference import ServedLike
 from convoy.models.spec import ModelSpec
 
-_MOST_KNOWN = 256
 # Of one length and one model: those that ask for other outputs, other versions or another priority.
 _MOST_ALIKE = 4
 # What is around the tensors is compared with each message.
@@ -82,20 +82,19 @@ class Outline(NamedTuple):
 class KnownMessage(NamedTuple):
     """What a message meant to one version; `asked` are the names of model and version that it came with.
 
-    `packed` is its request, of which the only slot has the whole message, and its outputs behind that, `packed_bytes`
-    in all. `heads` are what stands before each output in its answer, the first with all else but an id.
+    Of its `pattern` the whole message is the input. `heads` are what stands before each output in its answer, the first
+    with all else but an id.
     """
 
     outline: Outline
     spec: ModelSpec
     asked: tuple[str, str]
     meaning: InferRequest
-    packed: Request
-    packed_bytes: int
+    pattern: Pattern
     heads: tuple[bytes, ...]
 
     def is_for(self, served: ServedLike) -> bool:
-        return served.key == self.packed.key and served.spec is self.spec
+        return served.key == self.pattern.like.key and served.spec is self.spec
 
     def answer(self, own_id: str, done: Done) -> bytes:
         """What `infer_response` makes of it."""
@@ -120,11 +119,11 @@ class KnownMessages:
     """The last few hundred. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._known: dict[_Place, tuple[KnownMessage, ...]] = {}
+        self._known = Recent[_Place, tuple[KnownMessage, ...]]()
 
     def find(self, data: bytes) -> KnownMessage | None:
         """What is known of this message."""
-        for known in self._known.get(_Place.of(data), ()):
+        for known in self._known.find(_Place.of(data)) or ():
             if known.outline.fits(data):
                 return known
         return None
@@ -135,11 +134,9 @@ class KnownMessages:
         if known is None:
             return
         place = known.outline.place
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
         # What says the same is of a version that is gone.
-        others = [one for one in self._known.get(place, ()) if one.outline.fixed != known.outline.fixed]
-        self._known[place] = (known, *others[: _MOST_ALIKE - 1])
+        others = [one for one in self._known.find(place) or () if one.outline.fixed != known.outline.fixed]
+        self._known.keep(place, (known, *others[: _MOST_ALIKE - 1]))
 
 
 def _known(understood: Understood, served: ServedLike, done: Done) -> KnownMessage | None:
@@ -147,10 +144,10 @@ def _known(understood: Understood, served: ServedLike, done: Done) -> KnownMessa
     if not _is_settled(meaning, spec):
         return None
     inputs = dict(zip(names, outline.inputs, strict=True))
-    outputs, packed_bytes = packed_behind(outline.place.nbytes, [answer.data.nbytes for answer in done.answers])
-    packed = request.with_places(request.slots[:1], tuple([inputs[one.name] for one in spec.inputs]), outputs)
+    places, sizes = tuple([inputs[one.name] for one in spec.inputs]), [answer.data.nbytes for answer in done.answers]
+    pattern = Pattern.of(request, places, outline.place.nbytes, sizes)
     heads = response_heads(None, served, answers_of(meaning, served, done), is_final=False)
-    return KnownMessage(outline, spec, asked, meaning, packed, packed_bytes, tuple(heads))
+    return KnownMessage(outline, spec, asked, meaning, pattern, tuple(heads))
 
 
 def _around(parts: list[Field], data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -42,7 +42,7 @@ class InferRoute(HotRoute):
         if known is not None:
             meaning, terms = known.meaning, within(known.meaning.terms, timeout_ms)
             slots = (body.slot.ref, call.reserve(known.room_bytes).ref) if known.room_bytes else (body.slot.ref,)
-            request = call.repeat_request(known.pattern, slots, terms)
+            request = call.repeat_request(known.request, slots, terms)
         else:
             meaning, wait_ns = await self._parse(call, body, header_length, served, timeout_ms)
             request = request_for(meaning, served, call, within(meaning.terms, timeout_ms))
@@ -75,9 +75,7 @@ class InferRoute(HotRoute):
         """Answer a body of which all is known but its tensors and its answers' values. Raises RequestError."""
         json_part = known.answer
         assert json_part is not None, "only such are repeated; this is a bug"
-        slot = call.reserve(known.packed_bytes)
-        slot.view[: len(body)] = body
-        request = call.repeat_request(known.packed, (slot.ref,), terms)
+        request = known.pattern.request_of(call, body, terms)
         call.decoded(time.monotonic_ns() - call.arrival_ns)
 
         def on_end(end: Done | Exception | None) -> None:

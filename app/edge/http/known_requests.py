@@ -12,12 +12,12 @@ from typing import NamedTuple
 import orjson
 
 from convoy.app.edge.oip.inference import InferRequest
-from convoy.app.edge.oip.packing import packed_behind
+from convoy.app.edge.oip.packing import Pattern
+from convoy.app.edge.oip.recent import Recent
 from convoy.app.edge.oip.tensors import TensorRef
 from convoy.app.scheduling.request import ModelKey, Request
 from convoy.models.spec import ModelSpec
 
-_MOST_KNOWN = 256
 _LONGEST_BYTES = 4 << 10
 # Without an escape or a character of several bytes: such a text stands for itself wherever it stands.
 _PLAIN = re.compile(rb"[\x20\x21\x23-\x5b\x5d-\x7e]*")
@@ -27,26 +27,23 @@ _ID = re.compile(rb'"id"\s*:\s*"(%b)"' % _PLAIN.pattern)
 class Known(NamedTuple):
     """What a header meant, and what became of it.
 
-    `pattern` is its request, of which the first slot was the body's and the second, of `room_bytes`, the outputs'.
-    `answer` is the JSON of its answer without an id, None where that may be another the next time. `packed` is the
-    request of one that can be repeated, with its outputs behind the body in one slot of `packed_bytes`.
+    `request` is one, of which the first slot was the body's and the second, of `room_bytes`, the outputs'; `pattern` is
+    for one whose body has no slot yet. `answer` is the JSON of its answer without an id, None where that may be another
+    the next time.
     """
 
     meaning: InferRequest
-    pattern: Request
+    request: Request
     room_bytes: int
+    pattern: Pattern
     answer: bytes | None
-    packed: Request
-    packed_bytes: int
 
     @classmethod
-    def of(cls, meaning: InferRequest, pattern: Request, body_bytes: int, answer: bytes | None) -> Known:
+    def of(cls, meaning: InferRequest, request: Request, body_bytes: int, answer: bytes | None) -> Known:
         """What is known of a request that has been answered."""
-        sizes = [None if place is None else place.nbytes for place in pattern.outputs]
-        outputs, packed_bytes = packed_behind(body_bytes, sizes)
+        sizes = [None if place is None else place.nbytes for place in request.outputs]
         room_bytes = sum([size for size in sizes if size is not None])
-        packed = pattern.with_places(pattern.slots[:1], pattern.inputs, outputs)
-        return cls(meaning, pattern, room_bytes, answer, packed, packed_bytes)
+        return cls(meaning, request, room_bytes, Pattern.of(request, request.inputs, body_bytes, sizes), answer)
 
     def with_id(self, own_id: bytes) -> Known:
         return self._replace(meaning=self.meaning._replace(id=own_id.decode()))
@@ -66,24 +63,22 @@ class KnownRequests:
     """The last few hundred. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._known: dict[_Place, Known] = {}
+        self._known = Recent[_Place, Known]()
 
     def find(self, key: ModelKey, header: bytes, nbytes: int) -> Known | None:
         """What was known of a body of `nbytes` that begins with this header, with this one's id."""
         place, own_id = _read(key, header, nbytes)
-        known = self._known.get(place)
+        known = self._known.find(place)
         return known if known is None or own_id is None else known.with_id(own_id)
 
     def learn(self, header: bytes, nbytes: int, spec: ModelSpec, known: Known) -> None:
         """For the next ones. Nothing is learned of a request that more than its header settles."""
         if len(header) > _LONGEST_BYTES or not _is_settled(known.meaning, spec):
             return
-        place, own_id = _read(known.pattern.key, header, nbytes)
+        place, own_id = _read(known.request.key, header, nbytes)
         if own_id is not None and not _is_the_id(place):
             return
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[place] = known
+        self._known.keep(place, known)
 
 
 def id_in(header: bytes) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from convoy.app.edge.oip.inference import INLINE_BYTES
 from convoy.app.edge.oip.picture_answers import Document, answer_document, check_takes_pictures, envelope, wanted_of
 from convoy.app.edge.oip.pictures import EncodedPicture
 from convoy.app.edge.oip.predicting import Listener, Predicted, Predictor
+from convoy.app.edge.oip.recent import Recent
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import server_timing
 from convoy.app.scheduling.request import ModelKey
@@ -34,8 +35,6 @@ from convoy.app.scheduling.slab import Slot
 from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestError
 from convoy.models.spec import ModelSpec
-
-_MOST_USUAL = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class PredictionsRoute(HotRoute):
     def __init__(self, core: InferenceCore, options: EdgeOptions, decoder: Decoder) -> None:
         super().__init__(core, options, decoder)
         self._predictor = Predictor(decoder, options.max_pixels)
-        self._usual: dict[ModelKey, _Usual] = {}
+        self._usual = Recent[ModelKey, _Usual]()
 
     def admit(self, served: ServedLike) -> None:
         check_takes_pictures(served)
@@ -124,14 +123,12 @@ class PredictionsRoute(HotRoute):
 
     def _asked(self, head: HttpHead, served: ServedLike) -> tuple[Wanted, Terms]:
         """What a request asks of its pictures, and of the schedule. Raises InvalidRequest."""
-        usual = None if head.query_string else self._usual.get(served.key)
+        usual = None if head.query_string else self._usual.find(served.key)
         if usual is not None and usual.spec is served.spec and usual.options_edition == self.options.edition:
             return usual.wanted, usual.terms
         wanted, terms = _wanted(head, served), Terms(self.timeout_ms(head, served))
         if not head.query_string and wanted.answering is not CLASS_MAP:  # whose form the headers choose
-            if len(self._usual) >= _MOST_USUAL:
-                self._usual.clear()
-            self._usual[served.key] = _Usual(served.spec, self.options.edition, wanted, terms)
+            self._usual.keep(served.key, _Usual(served.spec, self.options.edition, wanted, terms))
         return wanted, terms
 
     async def _split_json(self, call: Call, body: Body, terms: Terms) -> JsonImages:

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from convoy.app.scheduling.request import TensorPlace
-from convoy.app.scheduling.slab import aligned
-
-
-class Packed(NamedTuple):
-    """Where the outputs lie in a slot of `nbytes`; None for one whose size only the run knows."""
-
-    outputs: tuple[TensorPlace | None, ...]
-    nbytes: int
+from convoy.app.edge.oip.call import Call, Terms
+from convoy.app.scheduling.request import Request, TensorPlace
+from convoy.app.scheduling.slab import Slot, aligned
 
 
-def packed_behind(nbytes: int, sizes: Iterable[int | None]) -> Packed:
-    """Outputs of these sizes behind so many bytes."""
-    outputs: list[TensorPlace | None] = []
-    for size in sizes:
-        if size is None:
-            outputs.append(None)
-            continue
-        start = aligned(nbytes)
-        outputs.append(TensorPlace(0, start, size))
-        nbytes = start + size
-    return Packed(tuple(outputs), nbytes)
+class Pattern:
+    """A request that is made again and again: one slot of `nbytes` has what comes, and its outputs behind that.
+
+    `like` is such a request, and differs from the others in its slot and its time.
+    """
+
+    __slots__ = ("like", "nbytes")
+
+    def __init__(self, like: Request, nbytes: int) -> None:
+        self.like, self.nbytes = like, nbytes
+
+    @classmethod
+    def of(
+        cls, request: Request, inputs: tuple[TensorPlace, ...], input_bytes: int, sizes: Iterable[int | None]
+    ) -> Pattern:
+        """`inputs` lie somewhere in the first `input_bytes`; `sizes` are the outputs', None: only the run knows."""
+        outputs: list[TensorPlace | None] = []
+        nbytes = input_bytes
+        for size in sizes:
+            if size is None:
+                outputs.append(None)
+                continue
+            start = aligned(nbytes)
+            outputs.append(TensorPlace(0, start, size))
+            nbytes = start + size
+        return cls(request.with_places(request.slots[:1], inputs, tuple(outputs)), nbytes)
+
+    def request(self, call: Call, slot: Slot, terms: Terms) -> Request:
+        """The call's, of what is in the slot."""
+        return call.repeat_request(self.like, (slot.ref,), terms)
+
+    def request_of(self, call: Call, data: bytes | memoryview, terms: Terms) -> Request:
+        """The call's, of these bytes, which are copied. Raises Overloaded."""
+        slot = call.reserve(self.nbytes)
+        slot.view[: len(data)] = data
+        return self.request(call, slot, terms)

@@ -14,18 +14,20 @@ from typing import Any, NamedTuple
 from convoy.app.edge.oip.answering import CLASSES, Answering, Wanted
 from convoy.app.edge.oip.call import Call, ClientGone, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
-from convoy.app.edge.oip.packing import packed_behind
+from convoy.app.edge.oip.packing import Pattern
 from convoy.app.edge.oip.pictures import Picture
 from convoy.app.edge.oip.reading import PictureQuestion, Readings
+from convoy.app.edge.oip.recent import Recent
 from convoy.app.edge.timing import StagesNs
 from convoy.app.scheduling.request import Done, ModelKey, Request, TensorPlace
+from convoy.app.scheduling.slab import Slot
 from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import ImageTooLarge, InvalidRequest, RequestError
+from convoy.models.geometry import Extent
 from convoy.models.images import decoding_bytes, refuse_oversized
 from convoy.models.spec import ImageSpec, ModelSpec
 
 _DEFAULT_TOP_K = 5
-_MOST_FORMS = 256
 
 
 class Predicted:
@@ -40,20 +42,22 @@ class Predicted:
 class _Form(NamedTuple):
     """What all requests with an image for one version have in common: one slot, the outputs behind the input."""
 
+    key: ModelKey
     spec: ModelSpec
+    image: ImageSpec
     answering: Answering
-    pattern: Request
+    pattern: Pattern
     input_bytes: int
-    room_bytes: int
 
     @classmethod
-    def of(cls, key: ModelKey, spec: ModelSpec, image: ImageSpec, answering: Answering) -> _Form:
+    def of(cls, served: ServedLike, answering: Answering) -> _Form:
+        key, spec, image = served.key, served.spec, _image_of(served)
         input_bytes = math.prod(image.tensor_shape) * spec.inputs[0].numpy_dtype.itemsize
         wanted = answering.outputs(spec)
-        outputs, room_bytes = packed_behind(input_bytes, [spec.outputs[index].sample_bytes for index in wanted])
         inputs = (TensorPlace(0, 0, input_bytes),)
-        pattern = Request(0, key, 1, (image.tensor_shape,), (), inputs, wanted, outputs, 0)
-        return cls(spec, answering, pattern, input_bytes, room_bytes)
+        like = Request(0, key, 1, (image.tensor_shape,), (), inputs, wanted, (), 0)
+        pattern = Pattern.of(like, inputs, input_bytes, [spec.outputs[index].sample_bytes for index in wanted])
+        return cls(key, spec, image, answering, pattern, input_bytes)
 
 
 class Listener(ABC):
@@ -81,32 +85,41 @@ class _Awaited(Listener):
             self._future.set_exception(error)
 
 
-class _Asked:
-    """A decoded picture that the core has, and who is told what comes of it."""
+class _Sample:
+    """A decoded picture in its slot: its upright size, how long it waited for a decoder, and what that took."""
 
-    def __init__(
-        self,
-        predictor: Predictor,
-        call: Call,
-        question: PictureQuestion,
-        wait_ns: int,
-        decode_ns: int,
-        listener: Listener,
-    ) -> None:
-        self.predictor, self.call, self.question, self.listener = predictor, call, question, listener
-        self.wait_ns, self.decode_ns = wait_ns, decode_ns
+    __slots__ = ("decode_ns", "form", "size", "slot", "wait_ns")
+
+    def __init__(self, form: _Form, slot: Slot, size: Extent, wait_ns: int, decode_ns: int) -> None:
+        self.form, self.slot, self.size, self.wait_ns, self.decode_ns = form, slot, size, wait_ns, decode_ns
+
+    def request(self, call: Call, terms: Terms) -> Request:
+        """What the core is to be asked."""
+        call.decoded(self.decode_ns, self.wait_ns)
+        return self.form.pattern.request(call, self.slot, terms)
+
+    def stages_ns(self, call: Call, done: Done) -> StagesNs:
+        """Where the time of its call went until now."""
+        return StagesNs(done, self.wait_ns, self.decode_ns, time.monotonic_ns() - call.arrival_ns)
+
+
+class _Asked:
+    """A picture that the core has, and who is told what comes of it."""
+
+    def __init__(self, predictor: Predictor, call: Call, sample: _Sample, wanted: Wanted, listener: Listener) -> None:
+        self.predictor, self.call, self.sample, self.wanted, self.listener = predictor, call, sample, wanted, listener
         self.done: Done | None = None
 
     def ended(self, end: Done | RequestError | ClientGone | None) -> None:
         """By the core, or by its call."""
-        predictor, served = self.predictor, self.call.served
-        assert served is not None, "its request is for it; this is a bug"
+        predictor, form = self.predictor, self.sample.form
         if isinstance(end, Done):
-            predictor.decoder.answered(served.key, end)
+            predictor.decoder.answered(form.key, end)
             self.done = end
-            predictor.readings.read(self.call, self.question, end, self.found)
+            question = PictureQuestion(form.spec, self.sample.size, self.wanted)
+            predictor.readings.read(self.call, question, end, self.found)
         else:
-            predictor.decoder.answered(served.key)
+            predictor.decoder.answered(form.key)
             if end is not None:
                 self.listener.failed(end)
 
@@ -116,8 +129,7 @@ class _Asked:
             self.listener.failed(found)
             return
         assert self.done is not None, "it was read; this is a bug"
-        total_ns = time.monotonic_ns() - self.call.arrival_ns
-        self.listener.predicted(Predicted(found, StagesNs(self.done, self.wait_ns, self.decode_ns, total_ns)))
+        self.listener.predicted(Predicted(found, self.sample.stages_ns(self.call, self.done)))
 
 
 class Predictor:
@@ -128,7 +140,7 @@ class Predictor:
 
     def __init__(self, decoder: Decoder, max_pixels: int) -> None:
         self.decoder, self._max_pixels, self.readings = decoder, max_pixels, Readings()
-        self._forms: dict[ModelKey, _Form] = {}  # of the versions that were asked last
+        self._forms = Recent[ModelKey, _Form]()
 
     def predict_here(
         self,
@@ -144,75 +156,89 @@ class Predictor:
         The listener is told how it ends, unless the call does before. For pictures that come alone, without others of
         somebody else's with them.
         """
-        spec, image, answering, key = served.spec, served.spec.image, wanted.answering, served.key
-        assert image is not None, "whoever asks has seen to it; this is a bug"
-        started_ns = time.monotonic_ns()
-        if answering.is_long or not picture.is_quick(image) or not self.decoder.begin_here(served):
+        if wanted.answering.is_long:
             return False
-        try:
-            form = self._form(served, image, answering)
-            slot = call.reserve(form.room_bytes)
-            size = picture.decode_into(image, slot.view[: form.input_bytes], self._max_pixels)
-            decode_ns = time.monotonic_ns() - started_ns
-            call.decoded(decode_ns)
-            asked = _Asked(self, call, PictureQuestion(spec, size, wanted), 0, decode_ns, listener)
-            call.take(call.repeat_request(form.pattern, (slot.ref,), terms), asked.ended)
-        except BaseException:
-            self.decoder.answered(key)
-            raise
+        form = self._form(served, wanted)
+        if not self._begin_here(served, picture):
+            return False
+        self._ask(call, self._decode_here(call, form, picture), terms, wanted, listener)
         return True
 
     async def predict(
         self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
     ) -> Predicted:
         """Raises RequestError or ClientGone. `is_alone`: nobody else's image comes with it."""
-        spec, image, answering, key = served.spec, served.spec.image, wanted.answering, served.key
-        assert image is not None, "whoever asks has seen to it; this is a bug"
+        if wanted.answering.is_long:
+            return await self._predict_long(call, served, picture, terms, wanted, is_alone=is_alone)
         future: asyncio.Future[Predicted] = asyncio.get_running_loop().create_future()
         heard = _Awaited(future)
         try:
-            if is_alone and self.predict_here(call, served, picture, terms, wanted, heard):
-                return await future
-            started_ns, wait_ns, size = time.monotonic_ns(), 0, (0, 0)
-            form = self._form(served, image, answering)
-            slot = call.reserve(form.room_bytes)
-            sample = slot.view[: form.input_bytes]
-            is_here = is_alone and answering.is_long and picture.is_quick(image) and self.decoder.begin_here(served)
-            if not is_here:
-                pixels, needs_bytes = self._measure(call, picture, image)
-                slots = (*picture.slots, slot)
-                work = DecodeWork(picture.kind, pixels, slots, call.deadline_ns(terms.timeout_ms), served, needs_bytes)
-                decoded = await self.decoder.run(call, work, picture.decode_into, image, sample, self._max_pixels)
-                wait_ns, size = decoded.wait_ns, decoded.result
-            try:
-                if is_here:
-                    size = picture.decode_into(image, sample, self._max_pixels)
-                decode_ns = time.monotonic_ns() - started_ns - wait_ns
-                call.decoded(decode_ns, wait_ns)
-                request = call.repeat_request(form.pattern, (slot.ref,), terms)
-                if answering.is_long:
-                    call.reserve(answering.working_bytes(spec, size))  # before it is computed, as it may not be had
-                    done = await call.run(request)
-                else:
-                    question = PictureQuestion(spec, size, wanted)
-                    call.take(request, _Asked(self, call, question, wait_ns, decode_ns, heard).ended)
-            except BaseException:
-                self.decoder.answered(key)
-                raise
-            if not answering.is_long:
-                return await future
-            self.decoder.answered(key, done)
-            found = await self.decoder.run_owed(answering.read, done.answers, spec, size, wanted)
-            return Predicted(found, StagesNs(done, wait_ns, decode_ns, time.monotonic_ns() - call.arrival_ns))
+            if not (is_alone and self.predict_here(call, served, picture, terms, wanted, heard)):
+                sample = await self._decode(call, served, self._form(served, wanted), picture, terms)
+                self._ask(call, sample, terms, wanted, heard)
+            return await future
         finally:
             del future, heard  # an error's traceback holds this frame, and they the error
 
-    def _form(self, served: ServedLike, image: ImageSpec, answering: Answering) -> _Form:
-        form = self._forms.get(served.key)
+    async def _predict_long(
+        self, call: Call, served: ServedLike, picture: Picture, terms: Terms, wanted: Wanted, *, is_alone: bool
+    ) -> Predicted:
+        """The same where an answer takes long to read: a thread does it, and the memory for that is had before."""
+        answering, spec, key = wanted.answering, served.spec, served.key
+        form = self._form(served, wanted)
+        if is_alone and self._begin_here(served, picture):
+            sample = self._decode_here(call, form, picture)
+        else:
+            sample = await self._decode(call, served, form, picture, terms)
+        try:
+            request = sample.request(call, terms)
+            call.reserve(answering.working_bytes(spec, sample.size))
+            done = await call.run(request)
+        except BaseException:
+            self.decoder.answered(key)
+            raise
+        self.decoder.answered(key, done)
+        found = await self.decoder.run_owed(answering.read, done.answers, spec, sample.size, wanted)
+        return Predicted(found, sample.stages_ns(call, done))
+
+    def _begin_here(self, served: ServedLike, picture: Picture) -> bool:
+        """Whether it is to be decoded at once, on the event loop; the decoder is to hear that it is answered, if so."""
+        return picture.is_quick(_image_of(served)) and self.decoder.begin_here(served)
+
+    def _decode_here(self, call: Call, form: _Form, picture: Picture) -> _Sample:
+        started_ns = time.monotonic_ns()
+        try:
+            slot = call.reserve(form.pattern.nbytes)
+            size = picture.decode_into(form.image, slot.view[: form.input_bytes], self._max_pixels)
+        except BaseException:
+            self.decoder.answered(form.key)
+            raise
+        return _Sample(form, slot, size, 0, time.monotonic_ns() - started_ns)
+
+    async def _decode(self, call: Call, served: ServedLike, form: _Form, picture: Picture, terms: Terms) -> _Sample:
+        """In a thread, in its turn. Raises RequestError or ClientGone."""
+        started_ns, image = time.monotonic_ns(), form.image
+        slot = call.reserve(form.pattern.nbytes)
+        pixels, needs_bytes = self._measure(call, picture, image)
+        slots = (*picture.slots, slot)
+        work = DecodeWork(picture.kind, pixels, slots, call.deadline_ns(terms.timeout_ms), served, needs_bytes)
+        sample = slot.view[: form.input_bytes]
+        size, wait_ns = await self.decoder.run(call, work, picture.decode_into, image, sample, self._max_pixels)
+        return _Sample(form, slot, size, wait_ns, time.monotonic_ns() - started_ns - wait_ns)
+
+    def _ask(self, call: Call, sample: _Sample, terms: Terms, wanted: Wanted, listener: Listener) -> None:
+        """Queue what is decoded; the listener is told how it ends, unless the call does before. Raises RequestError."""
+        try:
+            call.take(sample.request(call, terms), _Asked(self, call, sample, wanted, listener).ended)
+        except BaseException:
+            self.decoder.answered(sample.form.key)
+            raise
+
+    def _form(self, served: ServedLike, wanted: Wanted) -> _Form:
+        form, answering = self._forms.find(served.key), wanted.answering
         if form is None or form.spec is not served.spec or form.answering is not answering:
-            if len(self._forms) >= _MOST_FORMS:
-                self._forms.clear()
-            form = self._forms[served.key] = _Form.of(served.key, served.spec, image, answering)
+            form = _Form.of(served, answering)
+            self._forms.keep(served.key, form)
         return form
 
     def _measure(self, call: Call, picture: Picture, image: ImageSpec) -> tuple[int, int]:
@@ -233,6 +259,12 @@ class Predictor:
                 "--max-inflight-mb"
             )
         return header.pixels, needs_bytes
+
+
+def _image_of(served: ServedLike) -> ImageSpec:
+    image = served.spec.image
+    assert image is not None, "whoever asks has seen to it; this is a bug"
+    return image
 
 
 def wanted_classes(top_k: int | None, threshold: float | None) -> Wanted:
