@@ -29,6 +29,7 @@ COMPILED = (
     "convoy/app/edge/timing.py",
     "convoy/app/engines/delivery.py",
     "convoy/app/lifecycle/lane_runner.py",
+    "convoy/app/lifecycle/reports.py",
     "convoy/app/scheduling/decoding.py",
     "convoy/app/scheduling/extents.py",
     "convoy/app/scheduling/forecast.py",
@@ -43,7 +44,8 @@ COMPILED = (
     "convoy/app/scheduling/slab.py",
     "convoy/app/scheduling/staging.py",
     "convoy/app/scheduling/timeline.py",
-    "convoy/app/telemetry/call_recorder.py",
+    "convoy/app/telemetry/ledger.py",
+    "convoy/app/telemetry/ran_batches.py",
 )
 
 # As in constraints.txt: what another release compiles nobody has tried.

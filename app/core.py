@@ -37,8 +37,8 @@ from convoy.app.submission.load import CoreLoad
 from convoy.app.submission.open_calls import OpenCalls
 from convoy.app.submission.refusals import no_room, refused
 from convoy.app.submission.shared_memory import SharedMemory
-from convoy.app.telemetry.call_recorder import CallRecorder
 from convoy.app.telemetry.gpu_metrics import GpuWatch
+from convoy.app.telemetry.ledger import Ledger
 from convoy.app.telemetry.metrics import EngineMetrics, Metrics, ShapeMetrics, TritonMetrics
 from convoy.app.telemetry.process_metrics import ProcessMetrics
 from convoy.app.tracing.starting import CLOSING_S, Tracing
@@ -111,12 +111,12 @@ class Core(OpenCalls):
         self.shared_memory = SharedMemory(is_allowed=options.allow_shared_memory)
         self.catalog = catalog = Catalog()
         self.metrics = metrics = Metrics(VERSION)
-        recorder = CallRecorder(metrics, catalog.live)
-        self.stage_took, self.call_ended, self.call_answered = recorder.stage, recorder.call, recorder.answered
-        self.exemplify = recorder.exemplify
+        ledger = Ledger(metrics, catalog.live)
+        self.stage_took, self.call_ended, self.call_answered = ledger.stage, ledger.call, ledger.answered
+        self.exemplify, self._request_failed = ledger.exemplify, ledger.failed
         self.turned_away = metrics.rejected
         self.gpus = GpuWatch(gpus)
-        reports = Reports(catalog, metrics, on_lane_lost=lambda *lost: self.lanes.lost(*lost))
+        reports = Reports(catalog, ledger, on_lane_lost=lambda *lost: self.lanes.lost(*lost))
         self.scheduler = scheduler = Scheduler(self.slab, reports)
         self.lanes = Lanes(
             *(catalog, scheduler, self.slab, tasks, load_version, options.health.replace_within_s),
@@ -126,7 +126,7 @@ class Core(OpenCalls):
         )
         self.upgrades = Upgrades(plan_builder or PlanBuilder(), scheduler.probe, self.lanes.swap, tasks, metrics)
         self.lifecycle = ModelLifecycle(
-            catalog, scheduler, self.lanes, self.upgrades, metrics, recorder, tasks, options.queues
+            catalog, scheduler, self.lanes, self.upgrades, metrics, ledger, tasks, options.queues
         )
         self.control = ModelControl(
             *(catalog, self.lifecycle, tasks, self._store, options.control, load_version, metrics),
@@ -272,7 +272,7 @@ class Core(OpenCalls):
 
         refusal = self.scheduler.submit(request, on_done)
         if refusal is not None:
-            served.statistics.record_failure("REJECTED", time.monotonic_ns() - request.arrival_ns)
+            self._request_failed(request.key, "REJECTED", time.monotonic_ns() - request.arrival_ns)
             raise refused(request, refusal, self.max_waiting(request.key))
 
     def cancel(self, request: Request, reason: str) -> None:
@@ -281,8 +281,7 @@ class Core(OpenCalls):
         `reason` is one of the statistics' failures; a request that runs will be counted as what becomes of its batch.
         """
         if request.id in self.scheduler.state.waiting:
-            served = self.catalog.live(request.key)
-            served.statistics.record_failure(reason, time.monotonic_ns() - request.arrival_ns)
+            self._request_failed(request.key, reason, time.monotonic_ns() - request.arrival_ns)
         self.scheduler.cancel(request.id)
 
 

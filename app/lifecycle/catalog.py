@@ -45,6 +45,7 @@ class Served:
     `recovers`: a device was lost, and with it an engine that is being replaced.
     `own_priorities`: what the model says of itself; those of its spec may be the operator's.
     `withdrawn`: new requests do not find it any more; those that have found it are still answered.
+    `before_looking`: what it has done is counted by this, before its statistics are read.
     """
 
     key: ModelKey
@@ -53,9 +54,10 @@ class Served:
     lanes: list[ServedLane] = field(default_factory=list)
     recovers: bool = False
     plan_build: PlanBuild | None = None
-    statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    _statistics: ModelStatistics = field(default_factory=ModelStatistics)
     withdrawn: bool = False
     users: int = 0
+    before_looking: Callable[[], None] = lambda: None
     own_priorities: Priorities = ORDINARY_PRIORITIES
     _left: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -73,6 +75,16 @@ class Served:
         while self.users:
             self._left.clear()
             await self._left.wait()
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        """With all that has happened until now."""
+        self.before_looking()
+        return self._statistics
+
+    def go_on_from(self, before: Served) -> None:
+        """Count on where that one did: readers take differences, so statistics never begin anew."""
+        self._statistics = before.statistics
 
     @property
     def spec(self) -> ModelSpec:

@@ -19,7 +19,7 @@ from convoy.app.lifecycle.upgrades import Upgrades
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.app.scheduling.request import ModelKey
 from convoy.app.scheduling.scheduler import Scheduler
-from convoy.app.telemetry.call_recorder import CallRecorder
+from convoy.app.telemetry.ledger import Ledger
 from convoy.app.telemetry.metrics import Metrics
 
 _log = logging.getLogger("convoy")
@@ -35,23 +35,24 @@ class ModelLifecycle:
         lanes: Lanes,
         upgrades: Upgrades,
         metrics: Metrics,
-        recorder: CallRecorder,
+        ledger: Ledger,
         tasks: Tasks,
         rules: QueueRules,
     ) -> None:
         self._catalog, self._scheduler, self._lanes, self._upgrades = catalog, scheduler, lanes, upgrades
-        self._metrics, self._recorder, self._tasks, self._rules = metrics, recorder, tasks, rules
+        self._metrics, self._ledger, self._tasks, self._rules = metrics, ledger, tasks, rules
         self._generations = count(1)
 
     def put_into_service(self, loaded: LoadedModel, options: LoadOptions) -> None:
         """Let requests find engines that have proved themselves; what they replace answers the rest of its own."""
         stored = loaded.stored
-        served = Served(ModelKey(stored.name, stored.version, next(self._generations)), loaded, options)
+        key = ModelKey(stored.name, stored.version, next(self._generations))
+        served = Served(key, loaded, options, before_looking=self._ledger.count)
         served.own_priorities = loaded.spec.priorities
         self._put_priorities(served)
         before = self._catalog.add(served)
         if before is not None:
-            served.statistics = before.statistics  # readers difference them, so they never begin anew
+            served.go_on_from(before)
             self._retire(before)
         limit, priorities = max(1, loaded.spec.max_batch_size), served.spec.priorities
         self._scheduler.add_queue(
@@ -119,7 +120,7 @@ class ModelLifecycle:
         await self._lanes.close_all(served)
         await self._remove_copy(served)
         self._scheduler.remove_queue(served.key, "the model was unloaded")
-        self._recorder.count()
+        self._ledger.count()
         self._catalog.forget(served)
         self._metrics.forget_meters(served)
         place = served.key.model, served.key.version

@@ -11,7 +11,8 @@ from convoy.app.lifecycle.catalog import Catalog
 from convoy.app.scheduling.policy import Dispatch
 from convoy.app.scheduling.queues import Lane
 from convoy.app.scheduling.request import Done, ModelKey, Outcome
-from convoy.app.telemetry.metrics import Metrics
+from convoy.app.telemetry.ledger import Ledger
+from convoy.app.telemetry.ran_batches import BatchRecord
 
 _log = logging.getLogger("convoy")
 # Of the statistics' failures; what is not here is the model's or its engine's.
@@ -22,20 +23,19 @@ class Reports:
     """An `Observer` of the scheduler. `on_lane_lost` hears of lost lanes, which is more than is written down."""
 
     def __init__(
-        self, catalog: Catalog, metrics: Metrics, on_lane_lost: Callable[[ModelKey, Lane, str, FailureScope], None]
+        self, catalog: Catalog, ledger: Ledger, on_lane_lost: Callable[[ModelKey, Lane, str, FailureScope], None]
     ) -> None:
-        self._catalog, self._metrics, self.lane_lost = catalog, metrics, on_lane_lost
+        self._catalog, self._ledger, self.lane_lost = catalog, ledger, on_lane_lost
 
     def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done]) -> None:
-        served = self._catalog.live(dispatch.key)
+        key, lane, samples = dispatch.key, dispatch.lane, dispatch.samples
         now_ns = time.monotonic_ns()
-        if (lane := served.lane_of(dispatch.lane)) is not None:
-            lane.last_success_ns = now_ns
-        samples, queued_ns = dispatch.samples, [one.queue_ns for one in done]
+        if (at_work := self._catalog.live(key).lane_of(lane)) is not None:
+            at_work.last_success_ns = now_ns
+        queued_ns = [one.queue_ns for one in done]
         total_ns = len(done) * now_ns - sum([one.request.arrival_ns for one in done])
-        served.statistics.record_batch(samples, answers.times, total_ns, queued_ns)
-        self._metrics.computed(dispatch.lane.device, answers.times.compute_ns)
-        self._metrics.of(served).batch_ran(samples, dispatch.lane.padded(samples), answers.times, queued_ns)
+        padded = lane.padded(samples)
+        self._ledger.batch(key, BatchRecord(lane.device, samples, padded, answers.times, queued_ns, total_ns, now_ns))
 
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None:
         key = dispatch.key
@@ -45,5 +45,4 @@ class Reports:
 
     def request_failed(self, done: Done) -> None:
         failure = _FAILURES.get(done.outcome, "BACKEND")
-        served = self._catalog.live(done.request.key)
-        served.statistics.record_failure(failure, time.monotonic_ns() - done.request.arrival_ns)
+        self._ledger.failed(done.request.key, failure, time.monotonic_ns() - done.request.arrival_ns)

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from convoy.app.batch import StageTimes
+from convoy.app.telemetry.ran_batches import RanBatches
 
 WINDOW_S = 60
 PERIOD_S, PERIODS = 5, 60
@@ -138,8 +138,11 @@ class MinuteCounts:
         self._seconds: deque[tuple[int, Counter[str]]] = deque()
         self._periods: deque[tuple[int, Counter[str]]] = deque(maxlen=PERIODS + 1)  # and the one that has begun
 
-    def add(self, name: str, amount: int = 1) -> None:
-        second = int(self._now_s())
+    def add(self, name: str, amount: int = 1, second: int | None = None) -> None:
+        """There was so much, now, or in that second of the clock; not before the latest that there was anything in."""
+        second = int(self._now_s()) if second is None else second
+        if self._seconds:
+            second = max(second, self._seconds[-1][0])
         if not self._seconds or self._seconds[-1][0] != second:
             self._forget(second)
             self._seconds.append((second, Counter()))
@@ -209,26 +212,23 @@ class LastMinute:
         self._slices: deque[_Slice] = deque([_Slice(int(self._started_s))])
         self._periods: deque[Period] = deque(maxlen=PERIODS)
 
-    def record_batch(self, samples: int, times: StageTimes, queued_ns: Sequence[int]) -> None:
-        """One batch of so many requests, and what its stages took."""
-        now, requests = self._now(), len(queued_ns)
-        now.requests += requests
-        now.samples += samples
-        now.batches[samples] += 1
-        taken = now.times
-        spent = now.batch_ns  # in the order of BATCH_STAGES
-        spent[0] += times.copy_in_ns * requests
-        spent[1] += times.compute_ns * requests
-        spent[2] += times.copy_out_ns * requests
-        taken["queue"].unsorted += queued_ns
-        taken["copy_in"].unsorted.append(times.copy_in_ns)
-        taken["compute"].unsorted.append(times.compute_ns)
-        taken["copy_out"].unsorted.append(times.copy_out_ns)
-        self._came(now, requests)
+    def record_batches(self, ran: RanBatches, second: int) -> None:
+        """Some that ran in this second of the clock, which is none before the latest that anything was recorded in."""
+        now, taken_ns = self._slice_of(second), ran.for_requests
+        now.requests += taken_ns.count
+        now.samples += sum(ran.samples)
+        for size, sums in ran.by_size.items():
+            now.batches[size] += sums.count
+        for at, ns in enumerate((taken_ns.copy_in_ns, taken_ns.compute_ns, taken_ns.copy_out_ns)):
+            now.batch_ns[at] += ns
+        now.times["queue"].unsorted += ran.queued_ns
+        for stage, each_ns in zip(BATCH_STAGES, (ran.copy_in_ns, ran.compute_ns, ran.copy_out_ns), strict=True):
+            now.times[stage].unsorted += each_ns
+        self._came(now, taken_ns.count)
 
-    def record_stages(self, took_ns: Mapping[str, Sequence[int]]) -> None:
-        """Stages of some requests have ended, by name."""
-        now, values = self._now(), 0
+    def record_stages(self, took_ns: Mapping[str, Sequence[int]], second: int) -> None:
+        """Stages of some requests have ended, by name, in such a second."""
+        now, values = self._slice_of(second), 0
         for stage, each_ns in took_ns.items():
             now.times[stage].unsorted += each_ns
             values += len(each_ns)
@@ -283,11 +283,10 @@ class LastMinute:
         if any(one.times for one in slices):
             self._periods.append(Period(number, _batch_sizes(slices), _percentiles("total", slices)))
 
-    def _now(self) -> _Slice:
+    def _slice_of(self, second: int) -> _Slice:
         """The slice of this second, and behind it the last of the others."""
-        second = int(self._now_s())
         latest = self._slices[-1]
-        if latest.second != second:
+        if latest.second < second:
             latest.close()
             if latest.second // PERIOD_S != second // PERIOD_S:
                 self._end_period()

@@ -16,13 +16,13 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from convoy.app.batch import StageTimes
 from convoy.app.engines.base import WarmShapes
 from convoy.app.outcomes import ANSWERED, CallEnd, CallOutcome, Refusal
 from convoy.app.scheduling.request import SECOND_NS, ModelKey
 from convoy.app.telemetry.histograms import Distribution, Histogram
 from convoy.app.telemetry.last_minute import BATCH_STAGES, STAGES, MinuteCounts
 from convoy.app.telemetry.observed import Observed, shapes_of
+from convoy.app.telemetry.ran_batches import RanBatches
 from convoy.app.telemetry.statistics import ModelStatistics
 from convoy.app.tracing.spans import Exemplar
 
@@ -65,22 +65,24 @@ class ModelMeters:
     def stage_took(self, stage: str, took_ns: Iterable[int]) -> None:
         self._stages[stage].observe(*took_ns)
 
-    def batch_ran(self, samples: int, padded: int, times: StageTimes, queued_ns: Iterable[int]) -> None:
-        """One batch; `queued_ns` are its requests'."""
-        self._batch.observe(samples)
-        if padded > samples:
-            self._padding.inc(padded - samples)
-        self._copy_in.observe(times.copy_in_ns)
-        self._compute.observe(times.compute_ns)
-        self._copy_out.observe(times.copy_out_ns)
-        self._stages["queue"].observe(*queued_ns)
+    def batches_ran(self, ran: RanBatches) -> None:
+        self._batch.observe(*ran.samples)
+        if ran.padding:
+            self._padding.inc(ran.padding)
+        self._copy_in.observe(*ran.copy_in_ns)
+        self._compute.observe(*ran.compute_ns)
+        self._copy_out.observe(*ran.copy_out_ns)
+        self._stages["queue"].observe(*ran.queued_ns)
 
 
 class Metrics:
     """The metrics of one core."""
 
     def __init__(self, version: str) -> None:
+        # What has not been counted yet is counted before anything is read: it is the registry's first collector.
+        self.before_looking: Callable[[], None] = lambda: None
         self.registry = registry = CollectorRegistry()
+        registry.register(_Before(self))
         self.requests = Counter(
             "convoy_requests", "Requests by how they ended", (*_MODEL, "protocol", "outcome"), registry=registry
         )
@@ -126,8 +128,23 @@ class Metrics:
         Gauge("convoy_build_info", "The version of Convoy", ("version",), registry=registry).labels(version).set(1)
         self._meters: dict[ModelKey, ModelMeters] = {}
         self._watched = set[tuple[str, str]]()
-        # Of the last minute: refusals by reason, calls for no model by outcome, nanoseconds of compute by device.
-        self.refusals, self.strangers, self.computed_ns = MinuteCounts(), MinuteCounts(), MinuteCounts()
+        # Of the last minute.
+        self._refusals, self._strangers, self._computed_ns = MinuteCounts(), MinuteCounts(), MinuteCounts()
+
+    def refusals(self) -> MinuteCounts:
+        """Of the whole server, by reason."""
+        self.before_looking()
+        return self._refusals
+
+    def strangers(self) -> MinuteCounts:
+        """Calls for no model, by outcome."""
+        self.before_looking()
+        return self._strangers
+
+    def computed_ns(self) -> MinuteCounts:
+        """Nanoseconds of compute by device."""
+        self.before_looking()
+        return self._computed_ns
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """A gauge of the whole server, read whenever somebody looks."""
@@ -170,21 +187,24 @@ class Metrics:
         requests = self.requests.labels(model, version, protocol, "failed" if ending.reason in _ONCE_FAILED else word)
         return requests, self.calls.at(model, version, protocol, ending.outcome)
 
-    def strangers_ended(self, protocol: str, ending: CallEnd, took_ns: Sequence[int]) -> None:
-        """Calls ended for which no model was found."""
-        self.strangers.add(ending.outcome.value, len(took_ns))
+    def strangers_ended(self, protocol: str, ending: CallEnd, took_ns: Sequence[int], second: int) -> None:
+        """Calls ended for which no model was found, in this second of the monotonic clock."""
+        self._strangers.add(ending.outcome.value, len(took_ns), second)
         requests, durations = self.calls_of("", "", protocol, ending)
         requests.inc(len(took_ns))
         durations.observe(*took_ns)
 
-    def rejected(self, reason: str, count: int = 1) -> None:
-        self.refusals.add(str(reason), count)
+    def rejected(self, reason: str, count: int = 1, second: int | None = None) -> None:
+        """Some were turned away, now or in this second of the monotonic clock."""
+        self._refusals.add(str(reason), count, second)
         self._rejected.labels(reason).inc(count)
 
-    def computed(self, device: str, ns: int) -> None:
-        """A batch has kept a device at work so long."""
-        self.computed_ns.add(device, ns)
-        self._device_ns[device] += ns
+    def batches_ran(self, served: Observed, ran: RanBatches, second: int) -> None:
+        """Some of a version ran, in this second of the monotonic clock."""
+        self.of(served).batches_ran(ran)
+        for device, ns in ran.compute_ns_by_device.items():
+            self._computed_ns.add(device, ns, second)
+            self._device_ns[device] += ns
 
     def canary_ran(self, served: Observed, result: CanaryResult) -> None:
         self._count(self._canaries, served, result)
@@ -223,6 +243,17 @@ class Metrics:
             return self.render(), "text/plain; version=0.0.4; charset=utf-8"
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
+
+
+class _Before(Collector):
+    """Has no series: it is asked for them before all others are."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        self._metrics.before_looking()
+        return ()
 
 
 class _RequestDurations(Collector):
@@ -331,9 +362,9 @@ _TRITON_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...
     ("nv_inference_exec_count", "Number of batches run", lambda s: s.execution_count),
     ("nv_inference_request_duration_us", "Cumulative request time", lambda s: s.success.ns / 1e3),
     ("nv_inference_queue_duration_us", "Cumulative queue time", lambda s: s.queue.ns / 1e3),
-    ("nv_inference_compute_input_duration_us", "Cumulative input time", lambda s: s.compute_input.ns / 1e3),
-    ("nv_inference_compute_infer_duration_us", "Cumulative compute time", lambda s: s.compute_infer.ns / 1e3),
-    ("nv_inference_compute_output_duration_us", "Cumulative output time", lambda s: s.compute_output.ns / 1e3),
+    ("nv_inference_compute_input_duration_us", "Cumulative input time", lambda s: s.compute.compute_input.ns / 1e3),
+    ("nv_inference_compute_infer_duration_us", "Cumulative compute time", lambda s: s.compute.compute_infer.ns / 1e3),
+    ("nv_inference_compute_output_duration_us", "Cumulative output time", lambda s: s.compute.compute_output.ns / 1e3),
 )
 
 

@@ -48,7 +48,10 @@ class Observed(Protocol):
     """One version, from its first request to its last."""
 
     key: ModelKey
-    statistics: ModelStatistics
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        """With all that has happened until now."""
 
     @property
     def loaded(self) -> ObservedLoad: ...

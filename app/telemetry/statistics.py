@@ -1,17 +1,16 @@
 """What happened to a model's requests since the start, and beside it the last minute.
 
 The counters are those of the protocol's statistics extension, whose readers difference them, so they only
-ever grow. They are updated once per batch.
+ever grow.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from convoy.app.batch import StageTimes
 from convoy.app.telemetry.last_minute import LastMinute, MinuteCounts
+from convoy.app.telemetry.ran_batches import RanBatches, StageSums
 
 
 @dataclass(slots=True)
@@ -27,12 +26,17 @@ class Duration:
 
 
 @dataclass(slots=True)
-class BatchSizeStatistics:
-    """Executions at one batch size; durations are counted once per execution."""
+class ComputeStatistics:
+    """What an engine did."""
 
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
+
+    def add(self, sums: StageSums) -> None:
+        self.compute_input.add(sums.copy_in_ns, sums.count)
+        self.compute_infer.add(sums.compute_ns, sums.count)
+        self.compute_output.add(sums.copy_out_ns, sums.count)
 
 
 class ModelStatistics:
@@ -42,38 +46,28 @@ class ModelStatistics:
         self.success = Duration()
         self.fail = Duration()
         self.queue = Duration()
-        self.compute_input = Duration()
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
+        self.compute = ComputeStatistics()  # of a batch for each of its requests
         self.inference_count = 0
         self.execution_count = 0
         self.last_inference_ms = 0
         self.failures_by_reason = dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)
-        self.by_batch_size: dict[int, BatchSizeStatistics] = {}
+        self.by_batch_size: dict[int, ComputeStatistics] = {}  # once a batch
         self.last_minute = LastMinute()
         self.calls, self.refusals = MinuteCounts(), MinuteCounts()  # by outcome; those refused by reason
 
-    def record_batch(self, samples: int, times: StageTimes, total_ns: int, queued_ns: Sequence[int]) -> None:
-        """One batch that ran. Must come before any of its requests is answered.
-
-        `queued_ns` has how long each request waited, `total_ns` is the sum over all of them since they arrived.
-        """
-        requests = len(queued_ns)
-        self.execution_count += 1
-        self.inference_count += samples
-        self.last_inference_ms = time.time_ns() // 1_000_000
-        self.last_minute.record_batch(samples, times, queued_ns)
-        self.success.add(total_ns, requests)
-        self.queue.add(sum(queued_ns), requests)
-        self.compute_input.add(times.copy_in_ns * requests, requests)
-        self.compute_infer.add(times.compute_ns * requests, requests)
-        self.compute_output.add(times.copy_out_ns * requests, requests)
-        by_size = self.by_batch_size.get(samples)
-        if by_size is None:
-            by_size = self.by_batch_size[samples] = BatchSizeStatistics()
-        by_size.compute_input.add(times.copy_in_ns)
-        by_size.compute_infer.add(times.compute_ns)
-        by_size.compute_output.add(times.copy_out_ns)
+    def record_batches(self, ran: RanBatches, second: int) -> None:
+        """Some that ran, in this second of the monotonic clock."""
+        self.last_minute.record_batches(ran, second)
+        ago_ns = time.monotonic_ns() - ran.ended_ns
+        self.last_inference_ms = (time.time_ns() - ago_ns) // 1_000_000
+        requests = ran.for_requests.count
+        self.execution_count += len(ran.samples)
+        self.inference_count += sum(ran.samples)
+        self.success.add(ran.total_ns, requests)
+        self.queue.add(sum(ran.queued_ns), requests)
+        self.compute.add(ran.for_requests)
+        for size, sums in ran.by_size.items():
+            self.by_batch_size.setdefault(size, ComputeStatistics()).add(sums)
 
     def record_failure(self, reason: str, ns: int) -> None:
         """One request that was not answered; `reason` is one of `failures_by_reason`."""

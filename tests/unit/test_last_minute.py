@@ -21,6 +21,7 @@ from convoy.app.telemetry.last_minute import (
     PeriodSpan,
     StagePercentiles,
 )
+from convoy.app.telemetry.ran_batches import BatchRecord, RanBatches
 
 MS = 1_000_000
 NOTHING = StagePercentiles(None, None, None)
@@ -34,8 +35,10 @@ class Clock:
         return self.now_s
 
 
-def batch(minute: LastMinute, samples: int, took_ms: int, requests: int = 1) -> None:
-    minute.record_batch(samples, StageTimes(MS, took_ms * MS, MS), [MS] * requests)
+def batch(minute: LastMinute, clock: Clock, samples: int, took_ms: int, requests: int = 1) -> None:
+    times = StageTimes(MS, took_ms * MS, MS)
+    record = BatchRecord("cpu", samples, samples, times, [MS] * requests, 0, 0)
+    minute.record_batches(RanBatches([record]), int(clock()))
 
 
 def near(wanted_ns: float) -> object:
@@ -48,8 +51,8 @@ def test_of_59_seconds_ago_all_is_in_it_and_of_61_nothing(since_start_s: float, 
     clock = Clock(1000 + part_s)
     minute = LastMinute(clock)
     clock.now_s += since_start_s
-    batch(minute, 3, 20)
-    minute.record_stages({"total": [30 * MS]})
+    batch(minute, clock, 3, 20)
+    minute.record_stages({"total": [30 * MS]}, int(clock()))
     clock.now_s += 59
     assert minute.percentiles("compute").p99_ms == near(20 * MS)
     assert minute.percentiles("total").p50_ms == near(30 * MS)
@@ -66,12 +69,12 @@ def test_nothing_of_the_minute_is_left_out_however_much_came_after_it() -> None:
     clock = Clock()
     minute = LastMinute(clock)
     for _ in range(60):
-        batch(minute, 64, 32)
+        batch(minute, clock, 64, 32)
     for number in range(50_000):
         clock.now_s = 1000 + 59 * number / 50_000
         if number < 4500:
-            batch(minute, 1, 1)
-        minute.record_stages({"total": [MS]})
+            batch(minute, clock, 1, 1)
+        minute.record_stages({"total": [MS]}, int(clock()))
     assert minute.batch_sizes() == {1: 4500, 64: 60}
     assert minute.percentiles("compute").p99_ms == near(32 * MS)
     assert minute.percentiles("total").p99_ms == near(MS)
@@ -88,7 +91,7 @@ def test_a_percentile_is_within_its_bound_of_the_value_of_that_rank(groups: list
     clock = Clock()
     minute = LastMinute(clock)
     for values in groups:
-        minute.record_stages({"total": values})
+        minute.record_stages({"total": values}, int(clock()))
         clock.now_s += apart_s
     everything = sorted(value for values in groups for value in values)
     seen = minute.percentiles("total")
@@ -105,7 +108,7 @@ def test_looking_changes_nothing_and_may_be_done_at_any_time() -> None:
     for second in range(3 * WINDOW_S):
         clock.now_s = 1000 + second
         for _ in range(3):
-            minute.record_stages({"decode": [second * MS] * 500})
+            minute.record_stages({"decode": [second * MS] * 500}, int(clock()))
             assert minute.percentiles("decode") == minute.percentiles("decode")
         window = range(max(0, second - WINDOW_S + 1), second + 1)
         assert minute.percentiles("decode").p50_ms == near(window[math.ceil(len(window) / 2) - 1] * MS)
@@ -117,7 +120,7 @@ def test_rates_are_over_the_time_that_is_looked_at(part_s: float) -> None:
     minute = LastMinute(clock)
     for tenth in range(2000):
         clock.now_s = 1000 + tenth / 10 + part_s / 10
-        batch(minute, 6, 1, requests=2)
+        batch(minute, clock, 6, 1, requests=2)
     clock.now_s += 0.1
     assert minute.per_second() == (pytest.approx(20, rel=0.01), pytest.approx(60, rel=0.01))
 
@@ -125,7 +128,7 @@ def test_rates_are_over_the_time_that_is_looked_at(part_s: float) -> None:
 def test_a_server_that_has_just_begun_has_its_rate_over_that_time() -> None:
     clock = Clock(1000.7)
     minute = LastMinute(clock)
-    batch(minute, 5, 1)
+    batch(minute, clock, 5, 1)
     assert minute.per_second() == (1, 5)
     clock.now_s += 10
     assert minute.per_second() == (pytest.approx(0.1), pytest.approx(0.5))
@@ -168,8 +171,8 @@ def test_each_period_of_five_minutes_has_what_there_was_in_it(
     seen: list[tuple[int, int, int]] = []
     for apart_s, samples, took_ns, is_looked_at in events:
         clock.now_s += apart_s
-        batch(minute, samples, 1)
-        minute.record_stages({"total": [took_ns]})
+        batch(minute, clock, samples, 1)
+        minute.record_stages({"total": [took_ns]}, int(clock()))
         counts.add("answered")
         seen.append((int(clock.now_s) // PERIOD_S, samples, took_ns))
         if is_looked_at:
@@ -197,7 +200,7 @@ def test_what_is_kept_of_five_minutes_does_not_grow() -> None:
     minute, counts = LastMinute(clock), MinuteCounts(clock)
     for second in range(5 * PERIOD_S * PERIODS):
         clock.now_s = 1000 + second
-        batch(minute, 1, 1)
+        batch(minute, clock, 1, 1)
         counts.add("answered")
     assert (len(minute._periods), len(counts._periods)) == (PERIODS, PERIODS + 1)
     assert (len(minute._slices), len(counts._seconds)) == (WINDOW_S, WINDOW_S)
@@ -213,9 +216,9 @@ def test_means_count_a_batch_for_each_of_its_requests_and_forget_what_is_older_t
     clock = Clock()
     minute = LastMinute(clock)
     assert minute.means_ms() == dict.fromkeys(STAGES)
-    batch(minute, 8, 30, requests=8)
-    batch(minute, 1, 3, requests=1)
-    minute.record_stages({"total": [40 * MS] * 8 + [4 * MS]})
+    batch(minute, clock, 8, 30, requests=8)
+    batch(minute, clock, 1, 3, requests=1)
+    minute.record_stages({"total": [40 * MS] * 8 + [4 * MS]}, int(clock()))
     clock.now_s += 1.5
     means = minute.means_ms()
     assert means["compute"] == pytest.approx((8 * 30 + 3) / 9, abs=1e-4)

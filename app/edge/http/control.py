@@ -122,8 +122,8 @@ def _add_statistics(router: APIRouter, core: ManagedCore, options: EdgeOptions) 
                 "open_calls": core.all_open_calls,
                 "waiting_to_decode": core.all_waiting_to_decode,
                 "unfinished_requests": core.scheduler.unfinished,
-                "refused_per_s": _rounded(core.metrics.refusals.per_second()),
-                "calls_for_no_model_per_s": _rounded(core.metrics.strangers.per_second()),
+                "refused_per_s": _rounded(core.metrics.refusals().per_second()),
+                "calls_for_no_model_per_s": _rounded(core.metrics.strangers().per_second()),
                 "devices": _devices(core),
                 "models": [
                     _last_minute(core, served) | (_five_minutes(served) if served.key.model in history else {})
@@ -215,7 +215,7 @@ def _rounded_lists(rates: dict[str, list[float]]) -> dict[str, list[float]]:
 
 def _devices(core: ManagedCore) -> list[_Json]:
     """Compute seconds a second; above 1 where batches run beside each other."""
-    used = core.metrics.computed_ns.per_second()
+    used = core.metrics.computed_ns().per_second()
     loaded = {engine.info.device for served in core.catalog.served() for engine in served.loaded.engines}
     return [{"device": one, "utilisation": round(used.get(one, 0.0) / 1e9, 4)} for one in sorted({*loaded, *used})]
 

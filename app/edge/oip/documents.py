@@ -105,9 +105,9 @@ def _statistics(served: Observed) -> Document:
         "success": own.success,
         "fail": own.fail,
         "queue": own.queue,
-        "compute_input": own.compute_input,
-        "compute_infer": own.compute_infer,
-        "compute_output": own.compute_output,
+        "compute_input": own.compute.compute_input,
+        "compute_infer": own.compute.compute_infer,
+        "compute_output": own.compute.compute_output,
         "cache_hit": Duration(),
         "cache_miss": Duration(),
     }

@@ -1,0 +1,141 @@
+"""One record of each call that ended and of each batch that ran, counted when somebody looks.
+
+All that is told of them is counted here, from these records, into the statistics, the metrics and the last minute, so
+that none of these can disagree. Counting a record by itself costs ten times as much as counting it with hundreds, which
+is why they wait: for a reader, for the next second, or until there are many.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from convoy.app.outcomes import ANSWERED, CallEnd, CallOutcome
+from convoy.app.scheduling.request import SECOND_NS, ModelKey, Spent
+from convoy.app.telemetry.metrics import Metrics
+from convoy.app.telemetry.observed import Observed
+from convoy.app.telemetry.ran_batches import BatchRecord, RanBatches
+from convoy.app.tracing.spans import Exemplar
+
+_log = logging.getLogger("convoy")
+_ANSWERED = ANSWERED.outcome.value
+# To count so many holds up the event loop for a tenth of a millisecond.
+_MOST_RECORDS = 128
+
+
+class _Failed(NamedTuple):
+    key: ModelKey
+    reason: str
+    ns: int
+
+
+class Ledger:
+    """Belongs to one event loop. `live` finds a version by its key, also one that leaves.
+
+    Whoever reads the metrics or a version's statistics has `count` called before, by these. `now_ns` never goes back.
+    """
+
+    def __init__(
+        self, metrics: Metrics, live: Callable[[ModelKey], Observed], now_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._metrics, self._live, self._now_ns = metrics, live, now_ns
+        metrics.before_looking = self.count
+        self._records, self._second = 0, 0  # all of them are of one second
+        self._stages: defaultdict[tuple[ModelKey, str], list[int]] = defaultdict(list)
+        self._calls: defaultdict[tuple[ModelKey | None, str, CallEnd], list[int]] = defaultdict(list)
+        self._answered: defaultdict[tuple[ModelKey, str], list[Spent]] = defaultdict(list)
+        self._batches: defaultdict[ModelKey, list[BatchRecord]] = defaultdict(list)
+        self._failed: list[_Failed] = []
+        self._exemplars: list[Exemplar] = []
+
+    def stage(self, key: ModelKey, stage: str, ns: int) -> None:
+        """A stage of one request has ended: `decode_wait`, `decode` or `encode`."""
+        self._one_more()
+        self._stages[key, stage].append(ns)
+
+    def call(self, key: ModelKey | None, protocol: str, ending: CallEnd, ns: int) -> None:
+        """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
+        self._one_more()
+        self._calls[key, protocol, ending].append(ns)
+
+    def answered(self, key: ModelKey, protocol: str, spent: Spent) -> None:
+        """A call has ended well: both at once."""
+        self._one_more()
+        self._answered[key, protocol].append(spent)
+
+    def batch(self, key: ModelKey, record: BatchRecord) -> None:
+        """A batch ran. Comes before any of its requests is answered."""
+        self._one_more()
+        self._batches[key].append(record)
+
+    def failed(self, key: ModelKey, reason: str, ns: int) -> None:
+        """A request was not answered, after so long; `reason` is one of the statistics' failures."""
+        self._one_more()
+        self._failed.append(_Failed(key, reason, ns))
+
+    def exemplify(self, exemplar: Exemplar) -> None:
+        """A call that has come here has a span."""
+        self._one_more()
+        self._exemplars.append(exemplar)
+
+    def count(self) -> None:
+        """Count all that has come. Comes before a version's series end, while it can be found."""
+        if not self._records:
+            return
+        self._records, second = 0, self._second
+        batches, self._batches = self._batches, defaultdict(list)
+        answered, self._answered = self._answered, defaultdict(list)
+        stages, self._stages = self._stages, defaultdict(list)
+        calls, self._calls = self._calls, defaultdict(list)
+        failed, self._failed = self._failed, []
+        exemplars, self._exemplars = self._exemplars, []
+        for ran, records in batches.items():
+            served, together = self._live(ran), RanBatches(records)
+            served.statistics.record_batches(together, second)
+            self._metrics.batches_ran(served, together, second)
+        for (key, protocol), spent in answered.items():
+            served = self._live(key)
+            took_ns = {
+                "decode_wait": [one.decode_wait_ns for one in spent],
+                "decode": [one.decode_ns for one in spent],
+                "encode": [one.encode_ns for one in spent],
+                "total": [one.total_ns for one in spent],
+            }
+            self._metrics.of(served).calls_answered(protocol, took_ns)
+            served.statistics.last_minute.record_stages(took_ns, second)
+            served.statistics.calls.add(_ANSWERED, len(spent), second)
+        for (key, stage), values in stages.items():
+            served = self._live(key)
+            self._metrics.of(served).stage_took(stage, values)
+            served.statistics.last_minute.record_stages({stage: values}, second)
+        for (called, protocol, ending), values in calls.items():
+            if ending.reason:
+                self._metrics.rejected(ending.reason, len(values), second)
+            if called is None:
+                self._metrics.strangers_ended(protocol, ending, values, second)
+                continue
+            served = self._live(called)
+            self._metrics.of(served).calls_ended(protocol, ending, values)
+            served.statistics.calls.add(ending.outcome.value, len(values), second)
+            if ending.reason:
+                served.statistics.refusals.add(str(ending.reason), len(values), second)
+            if ending.outcome is CallOutcome.ANSWERED:
+                served.statistics.last_minute.record_stages({"total": values}, second)
+        for one in failed:
+            self._live(one.key).statistics.record_failure(one.reason, one.ns)
+        for exemplar in exemplars:
+            self._metrics.exemplify(self._live(exemplar.key), exemplar)
+
+    def _one_more(self) -> None:
+        """A record comes: those of an earlier second are counted as that second's, and many are counted together."""
+        second = self._now_ns() // SECOND_NS
+        if second != self._second or self._records >= _MOST_RECORDS:
+            try:
+                self.count()
+            except Exception:  # must not cost whoever comes with the next record its answer
+                _log.exception("what has happened could not be counted; this is a bug")
+            self._second = second
+        self._records += 1

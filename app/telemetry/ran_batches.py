@@ -1,0 +1,93 @@
+"""What is counted of batches that ran: a record of each, and those of a version together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from convoy.app.batch import StageTimes
+
+
+class BatchRecord:
+    """`samples` were wanted, `padded` were computed on the device. `queued_ns` has how long each request waited.
+
+    `total_ns` is the sum over all of them since they arrived. It ended at `ended_ns`, on `time.monotonic_ns`'s clock.
+    """
+
+    __slots__ = ("device", "ended_ns", "padded", "queued_ns", "samples", "times", "total_ns")
+
+    def __init__(
+        self,
+        device: str,
+        samples: int,
+        padded: int,
+        times: StageTimes,
+        queued_ns: list[int],
+        total_ns: int,
+        ended_ns: int,
+    ) -> None:
+        self.device, self.samples, self.padded, self.times = device, samples, padded, times
+        self.queued_ns, self.total_ns, self.ended_ns = queued_ns, total_ns, ended_ns
+
+
+class StageSums:
+    """Nanoseconds in each stage of batches, of `count` of them."""
+
+    __slots__ = ("compute_ns", "copy_in_ns", "copy_out_ns", "count")
+
+    def __init__(self) -> None:
+        self.count = self.copy_in_ns = self.compute_ns = self.copy_out_ns = 0
+
+    def add(self, times: StageTimes, count: int) -> None:
+        """So many took that long each."""
+        self.count += count
+        self.copy_in_ns += times.copy_in_ns * count
+        self.compute_ns += times.compute_ns * count
+        self.copy_out_ns += times.copy_out_ns * count
+
+
+class RanBatches:
+    """Some batches of one version: in lists what each of them took, and sums.
+
+    `for_requests` counts a batch once for each of its requests, `by_size` once.
+    """
+
+    __slots__ = (
+        "by_size",
+        "compute_ns",
+        "compute_ns_by_device",
+        "copy_in_ns",
+        "copy_out_ns",
+        "ended_ns",
+        "for_requests",
+        "padding",
+        "queued_ns",
+        "samples",
+        "total_ns",
+    )
+
+    def __init__(self, records: Sequence[BatchRecord]) -> None:
+        self.samples: list[int] = []
+        self.copy_in_ns: list[int] = []
+        self.compute_ns: list[int] = []
+        self.copy_out_ns: list[int] = []
+        self.queued_ns: list[int] = []  # of each request
+        self.padding = self.total_ns = self.ended_ns = 0
+        self.for_requests = StageSums()
+        self.by_size: dict[int, StageSums] = {}
+        self.compute_ns_by_device: dict[str, int] = {}
+        for one in records:
+            samples, times, device = one.samples, one.times, one.device
+            self.samples.append(samples)
+            self.copy_in_ns.append(times.copy_in_ns)
+            self.compute_ns.append(times.compute_ns)
+            self.copy_out_ns.append(times.copy_out_ns)
+            self.queued_ns.extend(one.queued_ns)
+            self.padding += one.padded - samples
+            self.total_ns += one.total_ns
+            self.ended_ns = one.ended_ns
+            self.for_requests.add(times, len(one.queued_ns))
+            by_size = self.by_size.get(samples)
+            if by_size is None:
+                by_size = self.by_size[samples] = StageSums()
+            by_size.add(times, 1)
+            self.compute_ns_by_device[device] = self.compute_ns_by_device.get(device, 0) + times.compute_ns
