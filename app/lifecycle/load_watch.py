@@ -1,4 +1,4 @@
-"""Watches how loaded a core is: looks twice a second at what is counted anyway, so that no request pays for it."""
+"""Watches how loaded a core is: looks twice a second at what is recorded anyway, so that no request pays for it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from convoy.app.scheduling.request import SECOND_NS
 from convoy.app.scheduling.routing import BatchSpeed
 from convoy.app.scheduling.scheduler import Scheduler
 from convoy.app.submission.load import CoreLoad
+from convoy.app.telemetry.statistics import ModelStatistics
 
 _LOOK_EVERY_S = 0.5
 _WINDOW_S = 5.0
@@ -40,7 +41,7 @@ class LoadWatch:
         self._catalog, self._scheduler = catalog, scheduler
         self._clock, self._loop_clock = clock, loop_clock
         self._looks: deque[_Look] = deque(maxlen=1 + round(_WINDOW_S / _LOOK_EVERY_S))
-        self._counted: dict[Served, tuple[int, int]] = {}
+        self._counted: dict[ModelStatistics, tuple[int, int]] = {}  # which go on where a version is loaded again
         self._work_s, self._requests = 0.0, 0
         self.load = CoreLoad()
         self.on_look: Callable[[CoreLoad], None] = lambda load: None
@@ -54,7 +55,8 @@ class LoadWatch:
     def look(self) -> None:
         """Find out how loaded it is now."""
         waiting_s = sum([self._work_since(served) for served in self._catalog.served()], 0.0)
-        self._counted = {served: self._counted[served] for served in self._catalog.served()}
+        kept = [served.statistics for served in self._catalog.served()]
+        self._counted = {statistics: self._counted[statistics] for statistics in kept}
         self._looks.append(_Look(self._clock(), self._work_s, self._loop_clock(), self._requests))
         first, last = self._looks[0], self._looks[-1]
         took_s = last.at_s - first.at_s
@@ -67,8 +69,8 @@ class LoadWatch:
         """Count what a version has done since the last look; the seconds of work that wait for it."""
         statistics = served.statistics
         samples, requests = statistics.inference_count, statistics.success.count
-        samples_before, requests_before = self._counted.get(served, (0, 0))
-        self._counted[served] = samples, requests
+        samples_before, requests_before = self._counted.get(statistics, (0, 0))
+        self._counted[statistics] = samples, requests
         per_s = _samples_per_s(served)
         if not per_s:
             return 0.0  # its only engine is being replaced

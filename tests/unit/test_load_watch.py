@@ -111,6 +111,23 @@ def test_what_was_is_forgotten_after_some_seconds(workshop: Workshop) -> None:
     in_workshop(workshop, scenario)
 
 
+def test_a_version_that_is_loaded_again_has_not_done_all_its_work_anew(workshop: Workshop) -> None:
+    async def scenario() -> None:
+        watched = Watched(workshop)
+        watched.pass_s(1.0, samples=1_000_000)
+        for _ in range(12):
+            watched.pass_s(1.0)
+        core = workshop.core
+        stored, options = watched.served.loaded.stored, watched.served.options
+        core.lifecycle.put_into_service(workshop.load(stored, options), options)
+        (again,) = core.catalog.served()
+        assert again.statistics.inference_count >= 1_000_000
+        load = watched.pass_s(1.0)
+        assert (load.utilisation, load.requests_per_s) == (0, 0)
+
+    in_workshop(workshop, scenario)
+
+
 def test_who_asks_is_told_and_nobody_else(workshop: Workshop) -> None:
     async def scenario() -> None:
         house = House(workshop)
