@@ -2,7 +2,7 @@
 
 All that is told of them is counted here, from these records, into the statistics, the metrics and the last minute, so
 that none of these can disagree. Counting a record by itself costs ten times as much as counting it with hundreds, which
-is why they wait: for a reader, for the next second, or until there are many.
+is why they wait: for a reader, for the first record of another second, or until there are many.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from convoy.app.outcomes import ANSWERED, CallEnd, CallOutcome
@@ -22,7 +23,7 @@ from convoy.app.tracing.spans import Exemplar
 
 _log = logging.getLogger("convoy")
 _ANSWERED = ANSWERED.outcome.value
-# To count so many holds up the event loop for a tenth of a millisecond.
+# To count so many of one version holds up the event loop for a tenth of a millisecond; each other version adds to it.
 _MOST_RECORDS = 128
 
 
@@ -49,7 +50,6 @@ class Ledger:
         self._answered: defaultdict[tuple[ModelKey, str], list[Spent]] = defaultdict(list)
         self._batches: defaultdict[ModelKey, list[BatchRecord]] = defaultdict(list)
         self._failed: list[_Failed] = []
-        self._exemplars: list[Exemplar] = []
 
     def stage(self, key: ModelKey, stage: str, ns: int) -> None:
         """A stage of one request has ended: `decode_wait`, `decode` or `encode`."""
@@ -77,9 +77,8 @@ class Ledger:
         self._failed.append(_Failed(key, reason, ns))
 
     def exemplify(self, exemplar: Exemplar) -> None:
-        """A call that has come here has a span."""
-        self._one_more()
-        self._exemplars.append(exemplar)
+        """A call has a span, which is an example of what took so long. Not counted, so it waits for nobody."""
+        self._safely(partial(self._exemplify, exemplar))
 
     def count(self) -> None:
         """Count all that has come. Comes before a version's series end, while it can be found."""
@@ -91,51 +90,72 @@ class Ledger:
         stages, self._stages = self._stages, defaultdict(list)
         calls, self._calls = self._calls, defaultdict(list)
         failed, self._failed = self._failed, []
-        exemplars, self._exemplars = self._exemplars, []
-        for ran, records in batches.items():
-            served, together = self._live(ran), RanBatches(records)
-            served.statistics.record_batches(together, second)
-            self._metrics.batches_ran(served, together, second)
+        for key, records in batches.items():
+            self._safely(partial(self._count_batches, key, RanBatches(records), second))
         for (key, protocol), spent in answered.items():
-            served = self._live(key)
-            took_ns = {
-                "decode_wait": [one.decode_wait_ns for one in spent],
-                "decode": [one.decode_ns for one in spent],
-                "encode": [one.encode_ns for one in spent],
-                "total": [one.total_ns for one in spent],
-            }
-            self._metrics.of(served).calls_answered(protocol, took_ns)
-            served.statistics.last_minute.record_stages(took_ns, second)
-            served.statistics.calls.add(_ANSWERED, len(spent), second)
+            self._safely(partial(self._count_answered, key, protocol, spent, second))
         for (key, stage), values in stages.items():
-            served = self._live(key)
-            self._metrics.of(served).stage_took(stage, values)
-            served.statistics.last_minute.record_stages({stage: values}, second)
+            self._safely(partial(self._count_stage, key, stage, values, second))
         for (called, protocol, ending), values in calls.items():
-            if ending.reason:
-                self._metrics.rejected(ending.reason, len(values), second)
-            if called is None:
-                self._metrics.strangers_ended(protocol, ending, values, second)
-                continue
-            served = self._live(called)
-            self._metrics.of(served).calls_ended(protocol, ending, values)
-            served.statistics.calls.add(ending.outcome.value, len(values), second)
-            if ending.reason:
-                served.statistics.refusals.add(str(ending.reason), len(values), second)
-            if ending.outcome is CallOutcome.ANSWERED:
-                served.statistics.last_minute.record_stages({"total": values}, second)
+            self._safely(partial(self._count_calls, called, protocol, ending, values, second))
         for one in failed:
-            self._live(one.key).statistics.record_failure(one.reason, one.ns)
-        for exemplar in exemplars:
-            self._metrics.exemplify(self._live(exemplar.key), exemplar)
+            self._safely(partial(self._count_failure, one))
 
     def _one_more(self) -> None:
         """A record comes: those of an earlier second are counted as that second's, and many are counted together."""
         second = self._now_ns() // SECOND_NS
         if second != self._second or self._records >= _MOST_RECORDS:
-            try:
-                self.count()
-            except Exception:  # must not cost whoever comes with the next record its answer
-                _log.exception("what has happened could not be counted; this is a bug")
+            self.count()
             self._second = second
         self._records += 1
+
+    def _safely(self, count: Callable[[], None]) -> None:
+        # A bug must not cost whoever looks, or comes with the next record, more than what it is about.
+        try:
+            count()
+        except Exception:
+            _log.exception("what has happened could not be counted; this is a bug")
+
+    def _count_batches(self, key: ModelKey, ran: RanBatches, second: int) -> None:
+        served = self._live(key)
+        served.statistics.record_batches(ran, second)
+        self._metrics.batches_ran(served, ran, second)
+
+    def _count_answered(self, key: ModelKey, protocol: str, spent: list[Spent], second: int) -> None:
+        served = self._live(key)
+        took_ns = {
+            "decode_wait": [one.decode_wait_ns for one in spent],
+            "decode": [one.decode_ns for one in spent],
+            "encode": [one.encode_ns for one in spent],
+            "total": [one.total_ns for one in spent],
+        }
+        self._metrics.of(served).calls_answered(protocol, took_ns)
+        served.statistics.last_minute.record_stages(took_ns, second)
+        served.statistics.calls.add(_ANSWERED, len(spent), second)
+
+    def _count_stage(self, key: ModelKey, stage: str, values: list[int], second: int) -> None:
+        served = self._live(key)
+        self._metrics.of(served).stage_took(stage, values)
+        served.statistics.last_minute.record_stages({stage: values}, second)
+
+    def _count_calls(
+        self, key: ModelKey | None, protocol: str, ending: CallEnd, values: list[int], second: int
+    ) -> None:
+        if ending.reason:
+            self._metrics.rejected(ending.reason, len(values), second)
+        if key is None:
+            self._metrics.strangers_ended(protocol, ending, values, second)
+            return
+        served = self._live(key)
+        self._metrics.of(served).calls_ended(protocol, ending, values)
+        served.statistics.calls.add(ending.outcome.value, len(values), second)
+        if ending.reason:
+            served.statistics.refusals.add(str(ending.reason), len(values), second)
+        if ending.outcome is CallOutcome.ANSWERED:
+            served.statistics.last_minute.record_stages({"total": values}, second)
+
+    def _count_failure(self, failed: _Failed) -> None:
+        self._live(failed.key).statistics.record_failure(failed.reason, failed.ns)
+
+    def _exemplify(self, exemplar: Exemplar) -> None:
+        self._metrics.exemplify(self._live(exemplar.key), exemplar)

@@ -196,6 +196,8 @@ class Metrics:
 
     def rejected(self, reason: str, count: int = 1, second: int | None = None) -> None:
         """Some were turned away, now or in this second of the monotonic clock."""
+        if second is None:
+            self.before_looking()  # what happened before is not to be counted as what happened now
         self._refusals.add(str(reason), count, second)
         self._rejected.labels(reason).inc(count)
 

@@ -10,7 +10,8 @@ from convoy.app.batch import StageTimes
 class BatchRecord:
     """`samples` were wanted, `padded` were computed on the device. `queued_ns` has how long each request waited.
 
-    `total_ns` is the sum over all of them since they arrived. It ended at `ended_ns`, on `time.monotonic_ns`'s clock.
+    `total_ns` is the sum over all of them since they arrived, until `ended_ns`, when their answers were there, on the
+    clock of `time.monotonic_ns`.
     """
 
     __slots__ = ("device", "ended_ns", "padded", "queued_ns", "samples", "times", "total_ns")
@@ -30,7 +31,7 @@ class BatchRecord:
 
 
 class StageSums:
-    """Nanoseconds in each stage of batches, of `count` of them."""
+    """Nanoseconds in each stage, of `count` batches; or of `count` requests, for each of which its batch counts."""
 
     __slots__ = ("compute_ns", "copy_in_ns", "copy_out_ns", "count")
 
@@ -84,7 +85,7 @@ class RanBatches:
             self.queued_ns.extend(one.queued_ns)
             self.padding += one.padded - samples
             self.total_ns += one.total_ns
-            self.ended_ns = one.ended_ns
+            self.ended_ns = max(self.ended_ns, one.ended_ns)
             self.for_requests.add(times, len(one.queued_ns))
             by_size = self.by_size.get(samples)
             if by_size is None:

@@ -27,7 +27,7 @@ class Duration:
 
 @dataclass(slots=True)
 class ComputeStatistics:
-    """What an engine did."""
+    """What an engine did, for each batch or for each request."""
 
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
@@ -59,7 +59,7 @@ class ModelStatistics:
         """Some that ran, in this second of the monotonic clock."""
         self.last_minute.record_batches(ran, second)
         ago_ns = time.monotonic_ns() - ran.ended_ns
-        self.last_inference_ms = (time.time_ns() - ago_ns) // 1_000_000
+        self.last_inference_ms = max(self.last_inference_ms, (time.time_ns() - ago_ns) // 1_000_000)
         requests = ran.for_requests.count
         self.execution_count += len(ran.samples)
         self.inference_count += sum(ran.samples)

@@ -21,6 +21,7 @@ from convoy.app.telemetry.ran_batches import BatchRecord
 from convoy.app.telemetry.statistics import ModelStatistics
 
 KEYS = [ModelKey("one", 1, 1), ModelKey("two", 3, 2)]
+GONE = ModelKey("gone", 1, 9)
 ENDINGS = [ANSWERED, CANCELLED, FAILED, CallEnd(CallOutcome.REFUSED, Refusal.QUEUE_FULL)]
 
 
@@ -122,7 +123,33 @@ def test_whoever_looks_finds_what_was_recorded_in_the_second_in_which_it_was(
     assert when_looked_at.seen() == at_once.seen()
 
 
-@pytest.mark.parametrize("reader", range(4))
+def test_what_is_recorded_counts_in_its_second() -> None:
+    server = Server(is_eager=False)
+    for second in (0, 1, 7):
+        server.clock.now_s = 1000.5 + second
+        server.record("answered", KEYS[0], "v2", Spent(0, 0, 0, (second + 1) * SECOND_NS))
+        server.record("batch", KEYS[0], BatchRecord("cpu", 2, 2, StageTimes(1, 2, 3), [4], 5, 0))
+        server.record("call", KEYS[0], "v2", ENDINGS[3], 5)
+    server.clock.now_s = 1060.9  # the first is older than a minute
+    minute, span = server.versions[KEYS[0]].statistics.last_minute, PeriodSpan.of(1000.5, server.clock.now_s)
+    assert minute.batch_sizes() == {2: 2}
+    assert minute.percentiles("total").p50_ms == pytest.approx(2000, rel=0.01)
+    by_period = [period and period.batches for period in minute.history(span)]
+    assert by_period[:3] == [{2: 2}, {2: 1}, None]
+    assert server.versions[KEYS[0]].statistics.refusals.history(span)["queue_full"][:3] == pytest.approx(
+        [2 / 4.5, 0.2, 0]
+    )
+
+
+def test_what_is_turned_away_now_makes_nothing_that_was_before_of_now() -> None:
+    server = Server(is_eager=False)
+    server.record("call", None, "v2", ENDINGS[3], 5)
+    server.clock.now_s += 90
+    server.metrics.rejected("connections")
+    assert list(server.metrics.refusals().per_second()) == ["connections"]
+
+
+@pytest.mark.parametrize("reader", range(5))
 def test_every_reader_sees_all(reader: int) -> None:
     server = Server(is_eager=False)
     server.record("call", KEYS[0], "v2", ENDINGS[3], 5)
@@ -133,18 +160,38 @@ def test_every_reader_sees_all(reader: int) -> None:
         lambda: server.versions[KEYS[0]].statistics.execution_count == 1,
         lambda: server.metrics.strangers().per_second() == {"cancelled": 1},
         lambda: server.metrics.computed_ns().per_second() == {"cpu": 2},
+        lambda: server.metrics.refusals().per_second() == {"queue_full": 1},
     ]
     assert of_one[reader]()
 
 
-def test_what_waits_is_bounded_and_what_cannot_be_counted_costs_nobody_an_answer(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("batch", GONE, BatchRecord("cpu", 1, 1, StageTimes(1, 2, 3), [4], 5, 0)),
+        ("answered", GONE, "v2", Spent(1, 2, 3, 4)),
+        ("stage", GONE, "decode", 5),
+        ("call", GONE, "v2", CANCELLED, 5),
+        ("failed", KEYS[0], "no such reason", 5),
+    ],
+    ids=lambda wrong: wrong[0],
+)
+def test_what_cannot_be_counted_costs_nothing_but_itself(
+    wrong: tuple[Any, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server(is_eager=False)
-    gone = ModelKey("gone", 1, 9)
-    server.record("stage", gone, "decode", 5)
+    server.record(*wrong)
+    server.record("batch", KEYS[0], BatchRecord("cpu", 1, 1, StageTimes(1, 2, 3), [4], 5, 0))
+    server.record("answered", KEYS[0], "v2", Spent(1, 2, 3, 4))
+    server.record("failed", KEYS[0], "REJECTED", 5)
+    own = server.versions[KEYS[0]].statistics
+    assert (own.execution_count, own.failures_by_reason["REJECTED"]) == (1, 1)
+    assert own.calls.per_second() == {"answered": 1}
+    assert "could not be counted" in caplog.text
+
+
+def test_what_waits_is_bounded() -> None:
+    server = Server(is_eager=False)
     for _ in range(5000):
         server.record("answered", KEYS[0], "v2", Spent(1, 2, 3, 4))
-    waiting = sum(len(spent) for spent in server.ledger._answered.values())
-    assert waiting < 1000
-    assert "could not be counted" in caplog.text
+    assert sum(len(spent) for spent in server.ledger._answered.values()) < 1000

@@ -12,7 +12,7 @@ from convoy.app.scheduling.slab import Slot, aligned
 class Pattern:
     """A request that is made again and again: one slot of `nbytes` has what comes, and its outputs behind that.
 
-    `like` is such a request, and differs from the others in its slot and its time.
+    `like` is such a request, whose slots, terms and times are not those of the others.
     """
 
     __slots__ = ("like", "nbytes")

@@ -94,7 +94,7 @@ class _Sample:
         self.form, self.slot, self.size, self.wait_ns, self.decode_ns = form, slot, size, wait_ns, decode_ns
 
     def request(self, call: Call, terms: Terms) -> Request:
-        """What the core is to be asked."""
+        """What the core is to be asked, once: the call is told what decoding took."""
         call.decoded(self.decode_ns, self.wait_ns)
         return self.form.pattern.request(call, self.slot, terms)
 
