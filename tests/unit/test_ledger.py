@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoy.app.batch import StageTimes
@@ -109,6 +109,7 @@ records = st.one_of(
 apart_s = st.one_of(st.just(0.0), st.floats(0, 2), st.floats(0, 100))
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(apart_s, records), max_size=60), apart_s)
 def test_whoever_looks_finds_what_was_recorded_in_the_second_in_which_it_was(
     events: list[tuple[float, tuple[Any, ...]]], later_s: float
