@@ -45,6 +45,13 @@ RULES = (
         r"\1<time>",
         "how long, how fast",
     ),
+    Rule(
+        "body",
+        " /stats",
+        r'("(?:decode_wait|decode|queue|copy_in|compute|copy_out|encode|total)":)[0-9.e-]+(?=[,}])',
+        r"\1<ms>",
+        "mean_ms: what there is of each stage",
+    ),
     Rule("body", " /stats", r'("\w+_per_s":)\{[^}]*\}', r"\1<rates>", "rates by name: a minute later none is there"),
     Rule("body", "stats", r'("ns":)[1-9]\d*', r"\1<ns>", "statistics: sums of durations; zero stays zero"),
     Rule("body", "stats", r'("last_inference":)[1-9]\d*', r"\1<time>", "statistics: a time of day; so does that"),
