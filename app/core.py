@@ -114,7 +114,7 @@ class Core(OpenCalls):
         ledger = Ledger(metrics, catalog.live)
         self.stage_took, self.call_ended, self.call_answered = ledger.stage, ledger.call, ledger.answered
         self.exemplify, self._request_failed = ledger.exemplify, ledger.failed
-        self.turned_away = metrics.rejected
+        self.turned_away = ledger.turned_away
         self.gpus = GpuWatch(gpus)
         reports = Reports(catalog, ledger, on_lane_lost=lambda *lost: self.lanes.lost(*lost))
         self.scheduler = scheduler = Scheduler(self.slab, reports)

@@ -258,7 +258,7 @@ class _EdgeConnection:
             if exemplar.key in self._held:
                 self._core.exemplify(exemplar)
         for reason, count in report.turned_away.items():
-            self._core.metrics.rejected(reason, count)
+            self._core.turned_away(reason, count)
         self.used_bytes, self.open_calls = report.used_bytes, report.open_calls
         self.open_by_version = report.open_by_version
         self.waiting_to_decode = report.waiting_to_decode

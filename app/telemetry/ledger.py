@@ -50,6 +50,7 @@ class Ledger:
         self._answered: defaultdict[tuple[ModelKey, str], list[Spent]] = defaultdict(list)
         self._batches: defaultdict[ModelKey, list[BatchRecord]] = defaultdict(list)
         self._failed: list[_Failed] = []
+        self._turned_away: defaultdict[str, int] = defaultdict(int)
 
     def stage(self, key: ModelKey, stage: str, ns: int) -> None:
         """A stage of one request has ended: `decode_wait`, `decode` or `encode`."""
@@ -76,6 +77,11 @@ class Ledger:
         self._one_more()
         self._failed.append(_Failed(key, reason, ns))
 
+    def turned_away(self, reason: str, count: int = 1) -> None:
+        """So many were refused that were no calls yet."""
+        self._one_more()
+        self._turned_away[reason] += count
+
     def exemplify(self, exemplar: Exemplar) -> None:
         """A call has a span, which is an example of what took so long. Not counted, so it waits for nobody."""
         self._safely(partial(self._exemplify, exemplar))
@@ -90,6 +96,7 @@ class Ledger:
         stages, self._stages = self._stages, defaultdict(list)
         calls, self._calls = self._calls, defaultdict(list)
         failed, self._failed = self._failed, []
+        turned_away, self._turned_away = self._turned_away, defaultdict(int)
         for key, records in batches.items():
             self._safely(partial(self._count_batches, key, RanBatches(records), second))
         for (key, protocol), spent in answered.items():
@@ -100,6 +107,8 @@ class Ledger:
             self._safely(partial(self._count_calls, called, protocol, ending, values, second))
         for one in failed:
             self._safely(partial(self._count_failure, one))
+        for reason, count in turned_away.items():
+            self._safely(partial(self._metrics.rejected, reason, count, second))
 
     def _one_more(self) -> None:
         """A record comes: those of an earlier second are counted as that second's, and many are counted together."""

@@ -194,10 +194,8 @@ class Metrics:
         requests.inc(len(took_ns))
         durations.observe(*took_ns)
 
-    def rejected(self, reason: str, count: int = 1, second: int | None = None) -> None:
-        """Some were turned away, now or in this second of the monotonic clock."""
-        if second is None:
-            self.before_looking()  # what happened before is not to be counted as what happened now
+    def rejected(self, reason: str, count: int, second: int) -> None:
+        """So many were turned away, in this second of the monotonic clock."""
         self._refusals.add(str(reason), count, second)
         self._rejected.labels(reason).inc(count)
 

@@ -95,6 +95,7 @@ records = st.one_of(
     st.tuples(st.just("answered"), keys, st.just("v2"), st.builds(Spent, ns, ns, ns, ns)),
     st.tuples(st.just("call"), st.one_of(st.none(), keys), st.just("v2"), st.sampled_from(ENDINGS), ns),
     st.tuples(st.just("stage"), keys, st.sampled_from(["decode", "decode_wait", "encode"]), ns),
+    st.tuples(st.just("turned_away"), st.sampled_from(["connections", "calls"]), st.integers(1, 9)),
     st.tuples(st.just("failed"), keys, st.sampled_from(["REJECTED", "CANCELED", "BACKEND"]), ns),
     st.tuples(
         st.just("batch"),
@@ -146,7 +147,7 @@ def test_what_is_turned_away_now_makes_nothing_that_was_before_of_now() -> None:
     server = Server(is_eager=False)
     server.record("call", None, "v2", ENDINGS[3], 5)
     server.clock.now_s += 90
-    server.metrics.rejected("connections")
+    server.record("turned_away", "connections")
     assert list(server.metrics.refusals().per_second()) == ["connections"]
 
 
