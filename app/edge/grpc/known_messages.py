@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from convoy.app.edge.grpc.tensors import ID, MODEL_NAME, RAW_INPUT, Field, fields_of, id_field, response_heads
 from convoy.app.edge.oip.answers import answers_of
-from convoy.app.edge.oip.inference import InferRequest
+from convoy.app.edge.oip.inference import InferRequest, has_numbers_alone
 from convoy.app.edge.oip.packing import Pattern
 from convoy.app.edge.oip.recent import Recent
 from convoy.app.scheduling.request import Done, Request, TensorPlace
@@ -161,5 +161,4 @@ def _around(parts: list[Field], data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _is_settled(meaning: InferRequest, spec: ModelSpec) -> bool:
     is_free = any(spec.outputs[one.index].sample_bytes is None or one.classes or one.place for one in meaning.outputs)
-    # Strings are checked one by one.
-    return not is_free and not meaning.regions and not any(tensor.is_strings for tensor in spec.inputs)
+    return not is_free and has_numbers_alone(meaning, spec)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import orjson
 
-from convoy.app.edge.oip.inference import InferRequest
+from convoy.app.edge.oip.inference import InferRequest, has_numbers_alone
 from convoy.app.edge.oip.packing import Pattern
 from convoy.app.edge.oip.recent import Recent
 from convoy.app.edge.oip.tensors import TensorRef
@@ -107,6 +107,4 @@ def _is_the_id(place: _Place) -> bool:
 
 
 def _is_settled(meaning: InferRequest, spec: ModelSpec) -> bool:
-    # Strings are checked in the body, and regions come and go.
-    is_in_body = all(isinstance(tensor, TensorRef) for tensor in meaning.tensors) and not meaning.regions
-    return is_in_body and not any(tensor.is_strings for tensor in spec.inputs)
+    return all(isinstance(tensor, TensorRef) for tensor in meaning.tensors) and has_numbers_alone(meaning, spec)
