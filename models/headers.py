@@ -20,8 +20,9 @@ _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _SEQUENTIAL = (0xC0, 0xC1)
 _COEFFICIENT_BYTES = 6  # of a pixel, in three components without subsampling
 _CANVAS_BYTES = 14  # of WebP
-_TIFF_BYTES = {3: 2, 4: 4}  # of its short and long
-_ORIENTATION, _XMP = 274, 700
+_TIFF_BYTES = {3: 2, 4: 4, 16: 8}  # of its short, long and, since BigTIFF, long of eight bytes
+_STRIP_BYTES = 8  # of a pixel in a strip or tile, which is held beside the image
+_ORIENTATION, _XMP, _TILE_WIDTH, _TILE_HEIGHT = 274, 700, 322, 323
 
 
 class Header(NamedTuple):
@@ -72,11 +73,14 @@ def _jpeg(encoded: memoryview) -> Header | None:
         marker = JPEG_SEGMENT.search(encoded, position, position + _MOST_JUNK_BYTES)
         if marker is None and position + _MOST_JUNK_BYTES < len(encoded):
             raise _endless("JPEG")
-        if marker is None or marker[1] == b"\xd9":
+        if marker is None:
             return None
         kind, start = marker[1][0], marker.end()
         if kind == 0xDA:
             break
+        if kind == 0xD9:  # of tables for an image that follows
+            position = start
+            continue
         position = start + _big(encoded, start)
         if kind in _FRAMES:
             height, width = max(height, _big(encoded, start + 3)), max(width, _big(encoded, start + 5))
@@ -100,7 +104,7 @@ def _says_orientation(segment: memoryview) -> bool:
         return b"Orientation" in bytes(segment)
     try:
         return _tiff_tags(segment[6:]).get(_ORIENTATION, 1) != 1
-    except IndexError:
+    except (IndexError, ImageError):
         return True
 
 
@@ -130,13 +134,14 @@ def _gif(encoded: memoryview) -> Header | None:
     """The first frame counts where it is larger than the screen."""
     width, height = _little(encoded, 6), _little(encoded, 8)
     position = 13 + (3 << (encoded[10] & 7) + 1 if encoded[10] & 0x80 else 0)
-    in_block = False  # of an extension, which ends with an empty one
+    # Of an extension, which ends with an empty one; but for comments, Pillow does not take its first for that.
+    in_block = reads_on = False
     for _ in range(_MOST_PARTS):
         kind = encoded[position]
         position += 1
         if in_block:
             position += kind
-            in_block = kind > 0
+            in_block, reads_on = kind > 0 or reads_on, False
         elif kind == 0x2C:
             left, top = _little(encoded, position), _little(encoded, position + 2)
             width = max(width, left + _little(encoded, position + 4))
@@ -145,8 +150,8 @@ def _gif(encoded: memoryview) -> Header | None:
         elif kind == 0x3B:
             return None
         elif kind == 0x21:
+            in_block, reads_on = True, encoded[position] != 0xFE
             position += 1
-            in_block = True
     raise _endless("GIF")
 
 
@@ -174,23 +179,30 @@ def _webp(encoded: memoryview) -> Header | None:
 
 
 def _tiff(encoded: memoryview) -> Header | None:
-    """A strip may be the whole image, and is held beside it."""
+    """A strip may be the whole image, and is held beside it; a tile may be larger than that."""
     tags = _tiff_tags(encoded)
     width, height, samples, bits = (tags.get(tag, 0) for tag in (256, 257, 277, 258))
+    if not width or not height:
+        return None
+    strips = max(1, -(-tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_HEIGHT, 0) // (width * height)))
     has_alpha, is_deep = samples in (2, 4, 5), samples < 2 and bits > 8
     may_turn = tags.get(_ORIENTATION, 1) != 1 or _XMP in tags
-    header = Header(width, height, 4, 8, has_alpha, is_deep, may_turn, is_rgb=samples == 3)
-    return header if width and height else None
+    return Header(width, height, 4, _STRIP_BYTES * strips, has_alpha, is_deep, may_turn, is_rgb=samples == 3)
 
 
 def _tiff_tags(encoded: memoryview) -> dict[int, int]:
-    """Of the first directory; of a tag that is there twice, the larger value."""
+    """Of the first directory, each tag's first value; of a tag that is there twice, the larger one."""
     read = _little if encoded[0] == ord("I") else _big
     first = read(encoded, 4, 4)
+    entries = read(encoded, first)
+    if entries > _MOST_PARTS:
+        raise _endless("TIFF")
     tags: dict[int, int] = {}
-    for at in range(first + 2, first + 2 + 12 * min(read(encoded, first), _MOST_PARTS), 12):
-        tag, value = read(encoded, at), read(encoded, at + 8, _TIFF_BYTES.get(read(encoded, at + 2), 4))
-        tags[tag] = max(value, tags.get(tag, 0))
+    for at in range(first + 2, first + 2 + 12 * entries, 12):
+        tag, value_bytes, value_at = read(encoded, at), _TIFF_BYTES.get(read(encoded, at + 2), 4), at + 8
+        if value_bytes * read(encoded, at + 4, 4) > 4:  # there it says where the values are
+            value_at = read(encoded, value_at, 4)
+        tags[tag] = max(read(encoded, value_at, value_bytes), tags.get(tag, 0))
     return tags
 
 

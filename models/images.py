@@ -8,7 +8,8 @@ The rules, in the order in which they are applied:
 
  1. Format   Told by the first bytes, never by a name or content type: JPEG, PNG, WebP, GIF, BMP, TIFF.
  2. Size     Read from the header before a pixel is decoded; more than `max_pixels` is refused, and so are
-             sides that differ more than 100-fold (resizing those needs memory out of all proportion).
+             sides that differ more than 100-fold (resizing those needs memory out of all proportion), and a file in
+             which Pillow finds more than `headers.py`, by which memory is had.
  3. Frame    Of an animation or a multi-page file the first frame counts.
  4. Cut off  A file whose pixels are not all there is refused; nothing is filled in. (What `png.py` decodes need not
              have zlib's own sum behind its pixels, which Pillow wants; PNG's sums must be right.)
@@ -53,7 +54,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from convoy.models.errors import ImageError
 from convoy.models.geometry import Extent, crop_corner, full_size
-from convoy.models.headers import JPEG_SEGMENT, Header
+from convoy.models.headers import JPEG_SEGMENT, Header, read_header
 from convoy.models.jpeg import (
     LARGE_PIXELS,
     decode_small_jpeg,
@@ -260,6 +261,13 @@ def refuse_oversized(size: tuple[int, int], max_pixels: int, advice: str = "send
         )
 
 
+def _refuse_unannounced(size: tuple[int, int], name: str, encoded: bytes) -> None:
+    """What nobody could foresee has no memory, and may be large; `size` is what Pillow found."""
+    header = read_header(name, memoryview(encoded))
+    if header is None or min(size) > min(header[:2]) or max(size) > max(header[:2]):
+        raise ImageError(f"the header of this {name} image does not say that it is {size[0]}x{size[1]}; save it anew")
+
+
 def is_quickly_decoded(kind: str, encoded: memoryview, image: ImageSpec) -> bool:
     """Whether `decode_image_into` surely takes less for this `kind` of file than handing it to another thread would.
 
@@ -324,6 +332,7 @@ def _upright_pixels(encoded: bytes, image: ImageSpec, max_pixels: int, memory: E
             return _in_colour(small, image.channels)
         with _OPENERS[name](io.BytesIO(encoded)) as opened:
             refuse_oversized(opened.size, max_pixels)
+            _refuse_unannounced(opened.size, name, encoded)
             if (large := _decode_large(opened, encoded, image, memory)) is not None:
                 return _turned_upright(large, opened)
             opened.load()
@@ -389,12 +398,14 @@ def _refuse_endless(encoded: bytes) -> None:
     scans, position = 0, 2
     for _ in range(MAX_JPEG_SEGMENTS):
         marker = JPEG_SEGMENT.search(encoded, position)
-        if marker is None or marker[1] == b"\xd9":
+        if marker is None or (scans and marker[1] == b"\xd9"):
             return
         scans += marker[1] == b"\xda"
         if scans > MAX_JPEG_SCANS:
             break
-        position = marker.end() + int.from_bytes(encoded[marker.end() : marker.end() + 2])
+        position = marker.end()
+        if marker[1] != b"\xd9":  # of tables for an image that follows
+            position += int.from_bytes(encoded[position : position + 2])
     raise ImageError(f"the JPEG has over {MAX_JPEG_SCANS} scans or {MAX_JPEG_SEGMENTS} segments; save it anew")
 
 

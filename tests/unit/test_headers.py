@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
+import struct
+import zlib
 from typing import Any
 
 import pytest
@@ -134,12 +137,79 @@ def test_a_frame_larger_than_its_screen_counts() -> None:
         b"\xff\xd8\xff\xfe\x00\x02" + bytes(200_000),
         b"GIF89a" + bytes(7) + b"!\xfe\0" * 6000,
         b"GIF89a" + bytes(7) + b"!\xfe" + b"\x01," * 6000,
+        b"II*\0\x08\0\0\0" + (6000).to_bytes(2, "little") + bytes(12 * 6000),
+        b"\xff\xd8" + b"\xff\xd9" * 6000,
     ],
-    ids=["JPEG", "PNG", "JPEG junk", "GIF", "GIF block"],
+    ids=["JPEG", "PNG", "JPEG junk", "GIF", "GIF block", "TIFF", "JPEG tables"],
 )
 def test_what_never_comes_to_its_pixels_is_refused(endless: bytes) -> None:
     with pytest.raises(ImageError, match="parts before its pixels"):
         header_of(endless)
+
+
+def gif_with_an_empty_extension(image: bytes) -> bytes:
+    """What Pillow skips as the extension's second block is an image of one pixel to who takes the first for the end."""
+    colours_end = 13 + (3 << (image[10] & 7) + 1 if image[10] & 0x80 else 0)
+    looks_like_a_frame = b"," + struct.pack("<HHHH", 0, 0, 1, 1)
+    extension = b"!\x01\0" + looks_like_a_frame + bytes(ord(",") + 2 - len(looks_like_a_frame))
+    return image[:6] + struct.pack("<HH", 1, 1) + image[10:colours_end] + extension + image[colours_end:]
+
+
+def grey_tiff(size: tuple[int, int], *, dimension_bytes: int = 4, tile: tuple[int, int] | None = None) -> bytes:
+    """Of one strip, or of one tile of that size."""
+    width, height = size
+    pixels = zlib.compress(bytes(math.prod(tile or size)), 9)
+    place, count = (324, 325) if tile else (273, 279)
+    entries = [(256, width), (257, height), (258, 8), (259, 8), (262, 1), (place, 0), (277, 1), (count, len(pixels))]
+    entries += [(322, tile[0]), (323, tile[1])] if tile else [(278, height)]
+    values_at = 8 + 2 + 12 * len(entries) + 4
+    directory, values = struct.pack("<H", len(entries)), b""
+    for tag, value in sorted(entries):
+        if tag in (256, 257) and dimension_bytes == 8:
+            directory += struct.pack("<HHII", tag, 16, 1, values_at + len(values))
+            values += struct.pack("<Q", value)
+        else:
+            directory += struct.pack("<HHII", tag, 4, 1, values_at + 16 if tag == place else value)
+    return b"II*\0" + struct.pack("<I", 8) + directory + bytes(4) + values.ljust(16, b"\0") + pixels
+
+
+LARGE = (1000, 2000)
+TABLES_ALONE = b"\xff\xd8\xff\xd9"
+ODD: dict[str, bytes] = {
+    "JPEG behind tables": TABLES_ALONE + saved("JPEG", "RGB", {}, LARGE),
+    "JPEG in scans behind tables": TABLES_ALONE + saved("JPEG", "RGB", {"progressive": True}, LARGE),
+    "GIF behind an extension": gif_with_an_empty_extension(saved("GIF", "P", {}, LARGE)),
+    "TIFF with long dimensions": grey_tiff(LARGE, dimension_bytes=8),
+}
+
+
+@pytest.mark.parametrize("encoded", ODD.values(), ids=ODD)
+def test_odd_files_are_as_large_as_pillow_finds_them(encoded: bytes) -> None:
+    header = header_of(encoded)
+    assert header is not None
+    assert (header.width, header.height) == LARGE
+    preprocess(encoded, SMALL)
+    with pytest.raises(ImageError, match="1000x2000"):
+        preprocess(encoded, SMALL, 10_000)
+
+
+def test_scans_behind_tables_are_counted() -> None:
+    """Each goes over the whole image."""
+    encoded = saved("JPEG", "RGB", {"progressive": True}, LARGE)
+    last = encoded[encoded.rindex(b"\xff\xda") : -2]
+    with pytest.raises(ImageError, match="scans"):
+        preprocess(TABLES_ALONE + encoded[:-2] + last * 150 + b"\xff\xd9", SMALL)
+
+
+def test_a_size_that_its_header_does_not_say_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is had by the header: whoever finds a way past it has none."""
+    encoded = saved("GIF", "P", {}, LARGE)
+    for said in (None, Header(2000, 999, 1), Header(1999, 1000, 1)):
+        monkeypatch.setattr("convoy.models.images.read_header", lambda *_, said=said: said)
+        with pytest.raises(ImageError, match="does not say that it is 1000x2000"):
+            preprocess(encoded, SMALL)
+    monkeypatch.setattr("convoy.models.images.read_header", lambda *_: Header(2000, 1000, 1))  # it may be turned
+    preprocess(encoded, SMALL)
 
 
 def test_memory_follows_from_the_header() -> None:
@@ -148,6 +218,8 @@ def test_memory_follows_from_the_header() -> None:
         assert header is not None
         return decoding_bytes(header, SMALL)
 
+    assert need(grey_tiff((160, 160), tile=(4000, 4000))) > 8 * 4000 * 4000
+    assert need(grey_tiff((160, 160), tile=(16, 16))) == need(grey_tiff((160, 160)))
     pixels = 3000 * 4000
     photo = saved("JPEG", "RGB", {}, (3000, 4000))
     assert 4 * pixels < need(photo) < 5 * pixels
