@@ -3,7 +3,8 @@
 No clock, no thread, no I/O, and no image: a job is so many units (pixels, bytes) of a kind. The rules:
 
  1. One prediction over all that a request has before it: its wait, its decoding, and what its model's last answers
-    took from there. Who cannot be in time by it is refused, or given up when its turn has come. In time is what leaves
+    took from there. Who cannot be in time by it is refused, or given up when its turn has come; so is who would not be
+    decoded by the time by which it is to be computed, where it names one. In time is what leaves
     a sixteenth of the time that it was given: where too much comes, of equal ones those are served that have waited
     nearly all of it; half would be later than predicted, and an answer is on its way for some time, too. Where nobody
     else waits or is decoded it is tried, and what a model takes counts only while answers of it are due: so a
@@ -43,7 +44,7 @@ from typing import NamedTuple
 
 from convoy.app.scheduling.patience import ONE_BATCH_IN
 from convoy.app.scheduling.queues import NEVER_NS, PATIENCE_NS
-from convoy.app.scheduling.request import SECOND_NS, ModelKey
+from convoy.app.scheduling.request import SECOND_NS, ModelKey, earliest_ns
 
 # Handing a job to a thread and back costs some tenths of this.
 SHARED_NS = 500_000
@@ -102,6 +103,7 @@ class DecodeJob:
 
     `most_ahead`: so many samples of its model may be decoded and not yet answered; 0: it is no sample. `level` is 1
     for the most urgent, and `queues.RAISED_LEVEL` for what is owed already. `needs_bytes`: memory while it is decoded.
+    `latest_start_ns`: what it is for must be computed from then on, or not at all.
     """
 
     id: int
@@ -113,6 +115,7 @@ class DecodeJob:
     most_ahead: int = 0
     level: int = 1
     needs_bytes: int = 0
+    latest_start_ns: int | None = None
     predicted_ns: int = 0
     usual_ns: int = 0
 
@@ -120,12 +123,20 @@ class DecodeJob:
     def is_long(self) -> bool:
         return self.usual_ns >= LONG_NS
 
-    def late_ns_at(self, end_ns: int) -> int:
-        """How much too late an answer at this time would be, by rule 1; nothing where it would be in time."""
-        if self.deadline_ns is None:
-            return 0
-        due_ns = self.deadline_ns - (self.deadline_ns - self.arrival_ns) // _SPARE_PART
-        return max(0, end_ns - due_ns)
+    @property
+    def expiry_ns(self) -> int | None:
+        """When there is no more use in decoding it."""
+        return earliest_ns(self.deadline_ns, self.latest_start_ns)
+
+    def late_ns(self, decoded_ns: int, end_ns: int) -> int:
+        """How much too late it is, by rule 1, where it is decoded and answered then; nothing where it is in time."""
+        late_ns = 0
+        if self.latest_start_ns is not None:
+            late_ns = max(late_ns, decoded_ns - self.latest_start_ns)
+        if self.deadline_ns is not None:
+            due_ns = self.deadline_ns - (self.deadline_ns - self.arrival_ns) // _SPARE_PART
+            late_ns = max(late_ns, end_ns - due_ns)
+        return late_ns
 
 
 # Sorted by the order of service: (level, size as a power of two, deadline, arrival, id).
@@ -273,10 +284,11 @@ def _refusal(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> 
     is_next = is_next and not line.places and not 0 < line.most_ahead <= line.ahead
     if state.waiting >= state.max_waiting and not is_next and job.level:
         return NotDecoded(job, Why.QUEUE_FULL, _backlog_ns(state, now_ns))
-    if job.deadline_ns is not None:
-        if job.deadline_ns <= now_ns:
+    expiry_ns = job.expiry_ns
+    if expiry_ns is not None:
+        if expiry_ns <= now_ns:
             return NotDecoded(job, Why.EXPIRED)
-        late_ns = job.late_ns_at(now_ns + _wait_ns(state, line, job, now_ns) + _needs_ns(line, job))
+        late_ns = _late_ns(line, job, now_ns + _wait_ns(state, line, job, now_ns))
         if late_ns and (state.waiting or state.running or line.ahead):
             return NotDecoded(job, Why.PREDICTED_LATE, late_ns)
     return None
@@ -405,19 +417,21 @@ def _forget(state: Decoding, key: ModelKey | None) -> None:
 
 def _given_up(state: Decoding, job: DecodeJob, now_ns: int) -> Why | None:
     """By rule 1, when its turn has come."""
-    if job.deadline_ns is None or not job.level:
+    expiry_ns = job.expiry_ns
+    if expiry_ns is None or not job.level:
         return None
-    if job.deadline_ns <= now_ns:
+    if expiry_ns <= now_ns:
         return Why.EXPIRED
     line, is_alone = state.line(job.key), state.waiting == 1 and not state.running
-    if job.late_ns_at(now_ns + _needs_ns(line, job)) and not (is_alone and not line.ahead):
+    if _late_ns(line, job, now_ns) and not (is_alone and not line.ahead):
         return Why.HOPELESS
     return None
 
 
-def _needs_ns(line: DecodeLine, job: DecodeJob) -> int:
-    """From its beginning to its answer."""
-    return job.predicted_ns + (round(line.behind_ns) if line.ahead else 0)
+def _late_ns(line: DecodeLine, job: DecodeJob, begins_ns: int) -> int:
+    """How much too late it is predicted to be, by rule 1, if it begins then."""
+    decoded_ns = begins_ns + job.predicted_ns
+    return job.late_ns(decoded_ns, decoded_ns + (round(line.behind_ns) if line.ahead else 0))
 
 
 def _wait_ns(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> int:

@@ -103,6 +103,11 @@ Entry = tuple[int, int, int, int, Request]
 RAISED_LEVEL = 0
 
 
+def level_of(priority: int, levels: int, default_level: int) -> int:
+    """Where a model with so many levels has who names this priority."""
+    return priority if 1 <= priority <= levels else default_level
+
+
 def deadline_of(request: Request) -> int:
     """The request's deadline, as a number that can be compared where it has none."""
     return NEVER_NS if request.deadline_ns is None else request.deadline_ns
@@ -143,7 +148,7 @@ class Queue:
     def _level(self, request: Request) -> int:
         if request.id in self.raised:
             return RAISED_LEVEL
-        return request.priority if 1 <= request.priority <= self.levels else self.default_level
+        return level_of(request.priority, self.levels, self.default_level)
 
     def put_in_order(self) -> None:
         """After its levels have changed."""

@@ -128,10 +128,14 @@ class Request:
     @property
     def expiry_ns(self) -> int | None:
         """When waiting any longer is pointless, whatever the engines do."""
-        deadline_ns, latest_start_ns = self.deadline_ns, self.latest_start_ns
-        if deadline_ns is None or latest_start_ns is None:
-            return latest_start_ns if deadline_ns is None else deadline_ns
-        return min(deadline_ns, latest_start_ns)
+        return earliest_ns(self.deadline_ns, self.latest_start_ns)
+
+
+def earliest_ns(first_ns: int | None, other_ns: int | None) -> int | None:
+    """The first of two times, each of which may be none."""
+    if first_ns is None or other_ns is None:
+        return other_ns if first_ns is None else first_ns
+    return min(first_ns, other_ns)
 
 
 class Spent:

@@ -7,9 +7,12 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from PIL import Image
 
 from tests.support.crowds import at_once
@@ -78,6 +81,42 @@ def test_a_wait_for_decoding_is_a_stage_of_its_own() -> None:
         waited = server.post(DIGITS, content=enlarged("two", 500, "PNG")).json()["timing_ms"]
         assert 0 < waited["decode_wait"] <= waited["total"]
         assert server.stats()["models"][0]["stages"]["decode_wait"]["p99_ms"] > 0
+
+
+def asked_by_grpc(
+    client: triton.InferenceServerClient, data: bytes, name: str, ended: list[tuple[str, str]], **options: Any
+) -> None:
+    """Ask for a picture; `ended` has its name and what is wrong, in the order in which such calls end."""
+    tensor = triton.InferInput("image", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([data], np.object_))
+    client.async_infer("digits", [tensor], lambda result, error: ended.append((name, str(error or ""))), **options)
+
+
+@pytest.mark.parametrize("edges", ["0", "1"])
+def test_while_others_wait_to_be_decoded_the_protocols_priority_and_timeout_hold(edges: str) -> None:
+    """As in the queue: the urgent overtake, and who is not to wait for long is told so, and costs nothing."""
+    slow, ended = enlarged("seven", 1500, "WebP"), list[tuple[str, str]]()
+    with (
+        on_one_cpu(),
+        start_server("--edges", edges, "--threads", "1") as server,
+        triton.InferenceServerClient(server.grpc_address) as client,
+    ):
+        for _ in range(20):
+            asked_by_grpc(client, slow, "ordinary", ended)
+        wait_until(lambda: server.stats()["waiting_to_decode"] >= 10, "most of them wait")
+        asked_by_grpc(client, slow, "later", ended, priority=3)
+        asked_by_grpc(client, slow, "urgent", ended, priority=1)
+        asked_by_grpc(client, slow, "short", ended, timeout=1000)
+        wait_until(lambda: len(ended) == 23, "all have ended")
+        assert {error for name, error in ended if name != "short"} == {""}
+        (why,) = (error for name, error in ended if name == "short")
+        assert "timeout expired" in why or "is expected to answer after the deadline" in why
+        order = [name for name, _ in ended if name != "short"]
+        assert order[-1] == "later"
+        assert order.index("urgent") < len(order) - 6, "it does not wait for all of them"
+        assert ended.index(("short", why)) < ended.index(("urgent", ""))
+        wait_until(lambda: metric(server, STAGE, stage="decode", model="digits") >= 22, "those are counted")
+        assert metric(server, STAGE, stage="decode", model="digits") == 22, "who could not wait was not decoded"
 
 
 def leave_behind(server: Server, data: bytes, clients: int) -> None:

@@ -281,6 +281,24 @@ def test_the_urgent_go_first_and_what_is_owed_before_them() -> None:
     assert sorted(range(5), key=lambda number: play.began[number]) == [0, 4, 3, 2, 1]
 
 
+def test_who_must_be_computed_by_a_time_is_decoded_by_then_or_not_at_all() -> None:
+    play = decoders()
+    play.arrive(job(0, 9 * TINY))
+    play.arrive(job(1, TINY, 1, latest_start_ns=10 * TINY + 2))
+    play.arrive(job(2, TINY, 2, latest_start_ns=10 * TINY + 2))
+    play.arrive(job(3, TINY, 3, level=2, latest_start_ns=11 * TINY + 5))
+    play.arrive(job(4, TINY, 4, latest_start_ns=3))
+    play.arrive(job(5, TINY, 5))  # more urgent than one that was let in before it
+    play.arrive(job(6, TINY, 6, level=3))
+    play.run()
+    assert sorted(play.began) == [0, 1, 5, 6]
+    assert {number: why for number, (why, _) in play.refused.items()} == {
+        2: Why.PREDICTED_LATE,
+        3: Why.HOPELESS,
+        4: Why.EXPIRED,
+    }
+
+
 def test_about_equal_ones_go_by_deadline_and_then_as_they_came() -> None:
     play = decoders()
     play.arrive(job(0, TINY))
@@ -436,6 +454,7 @@ jobs = st.lists(
         st.integers(RAISED_LEVEL, 3),
         st.integers(0, 120),  # memory
         st.sampled_from([None, 0, 10, 1000]),  # leaves after, ms
+        st.sampled_from([None, None, 5, 200]),  # is to be computed within, ms
     ),
     min_size=1,
     max_size=60,
@@ -465,7 +484,7 @@ def test_whatever_comes(
     )
     play.state.shares_cores = shares_cores
     made = []
-    for number, (at_ms, units, within, key, level, needs, leaves) in enumerate(jobs):
+    for number, (at_ms, units, within, key, level, needs, leaves, starts) in enumerate(jobs):
         one = job(
             number,
             units,  # type: ignore[arg-type]
@@ -475,6 +494,7 @@ def test_whatever_comes(
             most_ahead=0 if key is None else 4,
             level=level,
             needs_bytes=needs,
+            latest_start_ns=None if starts is None else (at_ms + starts) * MILLISECOND_NS,  # type: ignore[operator]
         )
         made.append(one)
         play.arrive(one)
@@ -484,8 +504,8 @@ def test_whatever_comes(
     for one in made:
         outcomes = (one.id in play.ended_at) + (one.id in play.refused)
         assert outcomes == 1 or (outcomes == 0 and one.id in play.left)
-        if one.id in play.began and one.deadline_ns is not None and one.level:
-            assert play.began[one.id] < one.deadline_ns + SHARED_NS * 5  # others may be before it in its hand-over
+        if one.id in play.began and one.expiry_ns is not None and one.level:
+            assert play.began[one.id] < one.expiry_ns + SHARED_NS * 5  # others may be before it in its hand-over
         if one.needs_bytes > play.memory_bytes:
             assert one.id not in play.began
     assert all(most <= 4 for most in play.most_ahead.values())

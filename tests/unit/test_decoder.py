@@ -18,6 +18,7 @@ from convoy.app.outcomes import CANCELLED
 from convoy.app.scheduling.slab import Slab, Slot, SlotState
 from convoy.models.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from convoy.models.kept_memory import KeptMemory
+from convoy.models.priorities import Priorities
 from tests.support.fake_devices import until
 
 SLOT_BYTES = 1 << 16
@@ -216,7 +217,7 @@ def test_a_sample_counts_until_it_is_answered(decoder: Decoder) -> None:
     """Two full batches are decoded, and the next one when there is room again."""
 
     async def play() -> None:
-        spec = SimpleNamespace(max_batch_size=1, priorities=SimpleNamespace(default=1))
+        spec = SimpleNamespace(max_batch_size=1, priorities=Priorities(default=1))
         served: Any = SimpleNamespace(spec=spec, key=("m", 1), engines=1)
         calls = [call_with_slot() for _ in range(3)]
         tasks = [start(decoder, *call, lambda: 1, sample_of=served) for call in calls]

@@ -57,7 +57,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the client asks of the schedule; None: no limit. `latest_start_ns` counts from the arrival."""
+    """What the client asks of the schedule; None: no limit. `latest_start_us` counts from the arrival."""
 
     timeout_ms: float | None = None
     latest_start_us: int | None = None
@@ -151,6 +151,10 @@ class Call:
     def deadline_ns(self, timeout_ms: float | None) -> int | None:
         """When its answer is worthless, where the client gives it so long."""
         return None if timeout_ms is None else self.arrival_ns + int(timeout_ms * MILLISECOND_NS)
+
+    def latest_start_ns(self, latest_start_us: int | None) -> int | None:
+        """When it must be computed, if it ever is, where the client says how long it may wait."""
+        return None if latest_start_us is None else self.arrival_ns + latest_start_us * 1000
 
     def waits_for(self, future: asyncio.Future[Any]) -> None:
         """Something is to be decoded: the future ends with the call, and when the client leaves. Raises ClientGone."""
@@ -316,7 +320,6 @@ class Call:
         outputs: tuple[TensorPlace | None, ...],
         terms: Terms,
     ) -> Request:
-        arrival_ns, latest_us = self.arrival_ns, terms.latest_start_us
         return Request(
             self.core.next_request_id(),
             key,
@@ -326,10 +329,10 @@ class Call:
             inputs,
             wanted,
             outputs,
-            arrival_ns,
+            self.arrival_ns,
             terms.priority,
             self.deadline_ns(terms.timeout_ms),
-            None if latest_us is None else arrival_ns + latest_us * 1000,
+            self.latest_start_ns(terms.latest_start_us),
             None if self.span is None else self.span.traceparent,
             self.comes_alone,
         )

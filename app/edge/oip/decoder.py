@@ -32,7 +32,7 @@ from convoy.app.scheduling.decoding import (
     ended,
     withdraw,
 )
-from convoy.app.scheduling.queues import RAISED_LEVEL
+from convoy.app.scheduling.queues import RAISED_LEVEL, level_of
 from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey
 from convoy.app.scheduling.slab import Slot, SlotState
 from convoy.app.submission.inference import ServedLike
@@ -53,7 +53,8 @@ class DecodeWork(NamedTuple):
     """What there is to decode: so many units of a kind (`scheduling.decoding`), in these slots, by its call's deadline.
 
     `sample_of`: it is a sample for this version, and `answered` says when it needs nothing more. `needs_bytes`: so much
-    memory beside its slots, counted from before it begins until its thread returns.
+    memory beside its slots, counted from before it begins until its thread returns. `latest_start_ns` and `priority`
+    are as the request has them that the sample is for.
     """
 
     kind: str
@@ -62,6 +63,8 @@ class DecodeWork(NamedTuple):
     deadline_ns: int | None = None
     sample_of: ServedLike | None = None
     needs_bytes: int = 0
+    latest_start_ns: int | None = None
+    priority: int = 0
 
 
 class Decoded(NamedTuple, Generic[Result]):
@@ -111,15 +114,27 @@ class Decoder:
         key, most, level = None, 0, 1
         if work.sample_of is not None:
             spec = work.sample_of.spec
-            key, most, level = work.sample_of.key, self._most_ahead(work.sample_of), spec.priorities.default
-        now_ns, deadline_ns = time.monotonic_ns(), work.deadline_ns
-        job = DecodeJob(self._next_id(), work.kind, work.units, now_ns, deadline_ns, key, most, level, work.needs_bytes)
+            key, most = work.sample_of.key, self._most_ahead(work.sample_of)
+            level = level_of(work.priority, spec.priorities.levels, spec.priorities.default)
+        now_ns = time.monotonic_ns()
+        job = DecodeJob(
+            self._next_id(),
+            work.kind,
+            work.units,
+            now_ns,
+            work.deadline_ns,
+            key,
+            most,
+            level,
+            work.needs_bytes,
+            work.latest_start_ns,
+        )
         waiting = _Waiting(job, call, work.slots, partial(function, *args, **kwargs))
         call.waits_for(waiting.future)
         self._admit(waiting, now_ns)
-        timer = None
-        if deadline_ns is not None:
-            timer = asyncio.get_running_loop().call_later((deadline_ns - now_ns) / SECOND_NS, _is_late, waiting)
+        timer, expiry_ns = None, job.expiry_ns
+        if expiry_ns is not None:
+            timer = asyncio.get_running_loop().call_later((expiry_ns - now_ns) / SECOND_NS, _is_late, waiting)
         try:
             return Decoded(await waiting.future, waiting.began_ns - now_ns)
         except BaseException:

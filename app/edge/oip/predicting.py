@@ -221,7 +221,10 @@ class Predictor:
         slot = call.reserve(form.pattern.nbytes)
         pixels, needs_bytes = self._measure(call, picture, image)
         slots = (*picture.slots, slot)
-        work = DecodeWork(picture.kind, pixels, slots, call.deadline_ns(terms.timeout_ms), served, needs_bytes)
+        deadline_ns, latest_start_ns = call.deadline_ns(terms.timeout_ms), call.latest_start_ns(terms.latest_start_us)
+        work = DecodeWork(
+            picture.kind, pixels, slots, deadline_ns, served, needs_bytes, latest_start_ns, terms.priority
+        )
         sample = slot.view[: form.input_bytes]
         size, wait_ns = await self.decoder.run(call, work, picture.decode_into, image, sample, self._max_pixels)
         return _Sample(form, slot, size, wait_ns, time.monotonic_ns() - started_ns - wait_ns)
