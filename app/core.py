@@ -113,7 +113,7 @@ class Core(OpenCalls):
         self.metrics = metrics = Metrics(VERSION)
         ledger = Ledger(metrics, catalog.live)
         self.stage_took, self.call_ended, self.call_answered = ledger.stage, ledger.call, ledger.answered
-        self.exemplify, self._request_failed = ledger.exemplify, ledger.failed
+        self.exemplify, self.request_failed = ledger.exemplify, ledger.failed
         self.turned_away = ledger.turned_away
         self.gpus = GpuWatch(gpus)
         reports = Reports(catalog, ledger, on_lane_lost=lambda *lost: self.lanes.lost(*lost))
@@ -272,17 +272,16 @@ class Core(OpenCalls):
 
         refusal = self.scheduler.submit(request, on_done)
         if refusal is not None:
-            self._request_failed(request.key, "REJECTED", time.monotonic_ns() - request.arrival_ns)
+            self.request_failed(request.key, "REJECTED", time.monotonic_ns() - request.arrival_ns)
             raise refused(request, refusal, self.max_waiting(request.key))
 
     def cancel(self, request: Request, reason: str) -> None:
         """Nobody waits any more. The request leaves the queue; a run that has begun goes on for the others.
 
-        `reason` is one of the statistics' failures; a request that runs will be counted as what becomes of its batch.
+        `reason` is one of the statistics' failures, as which it counts whatever becomes of its batch.
         """
-        if request.id in self.scheduler.state.waiting:
-            self._request_failed(request.key, reason, time.monotonic_ns() - request.arrival_ns)
-        self.scheduler.cancel(request.id)
+        if self.scheduler.cancel(request.id):
+            self.request_failed(request.key, reason, time.monotonic_ns() - request.arrival_ns)
 
 
 def _load_fetched(

@@ -254,6 +254,9 @@ class _EdgeConnection:
             found = called if called in self._held else None
             for ns in values:
                 self._core.call_ended(found, protocol, ending, ns)
+        for (key, reason), values in report.failed.items():
+            for ns in values if key in self._held else ():
+                self._core.request_failed(key, reason, ns)
         for exemplar in report.exemplars:
             if exemplar.key in self._held:
                 self._core.exemplify(exemplar)

@@ -87,7 +87,8 @@ class UpdateApplied(_Said):
 
 
 class Report(_Said):
-    """What an edge has counted since its last report: nanoseconds by stage and by how a call ended.
+    """What an edge has counted since its last report: nanoseconds by stage, by how a call ended, and by why a request
+    failed that the core never had.
 
     `turned_away` is what it refused, by reason, that was no call; `exemplars` are those calls that have a span. Now:
     `used_bytes` is what its requests hold, `open_calls` how many clients wait, `open_by_version` for what, and
@@ -96,6 +97,7 @@ class Report(_Said):
 
     stages: dict[tuple[ModelKey, str], list[int]] = field(default_factory=dict)
     calls: dict[tuple[ModelKey | None, str, CallEnd], list[int]] = field(default_factory=dict)
+    failed: dict[tuple[ModelKey, str], list[int]] = field(default_factory=dict)
     turned_away: dict[str, int] = field(default_factory=dict)
     exemplars: list[Exemplar] = field(default_factory=list)
     used_bytes: int = 0

@@ -147,6 +147,11 @@ class RemoteCore(OpenCalls):
         self._report.stages.setdefault((key, stage), []).append(ns)
         self._report_soon()
 
+    def request_failed(self, key: ModelKey, reason: str, ns: int) -> None:
+        """A request that was never given to `take` has no answer, after so long. `reason` as in `cancel`."""
+        self._report.failed.setdefault((key, reason), []).append(ns)
+        self._report_soon()
+
     def call_ended(self, key: ModelKey | None, protocol: str, ending: CallEnd, ns: int) -> None:
         """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
         self._report.calls.setdefault((key, protocol, ending), []).append(ns)

@@ -71,7 +71,8 @@ _PACE_WEIGHT = 1 / 8
 class Observer(Protocol):
     """Who wants to know what happened; called on the loop, once per batch, lane lost and request without an answer.
 
-    A lane is lost alone, or with its whole device.
+    Of a batch that ran `done` are the requests that somebody still waits for; a request that nobody waits for has no
+    failure, either. A lane is lost alone, or with its whole device.
     """
 
     def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done]) -> None: ...
@@ -339,18 +340,19 @@ class Scheduler:
         self._wake()
         return None
 
-    def cancel(self, request_id: int) -> None:
-        """Nobody waits for this answer any more. Harmless after the end."""
+    def cancel(self, request_id: int) -> bool:
+        """Nobody waits for this answer any more; whether somebody did until now. The observer hears nothing of it."""
         pending = self._pending.get(request_id)
-        if pending is None:
-            return
+        if pending is None or pending.on_done is None:
+            return False
         request = self.state.waiting.get(request_id)
-        if request is None:  # what becomes of its batch is still to be counted
+        if request is None:  # it runs
             pending.on_done = None
-            return
+            return True
         self.state.remove(request)
         del self._pending[request_id]
         self._free(request)
+        return True
 
     @property
     def unfinished(self) -> int:
@@ -517,7 +519,8 @@ class Scheduler:
         return answers >= _WORTH_A_THREAD and queue.requests >= _WORTH_A_THREAD
 
     def _answer(self, running: Running, result: BatchResult, ended_ns: int) -> None:
-        dispatch, ended = running.dispatch, []
+        dispatch = running.dispatch
+        ended: list[tuple[OnDone, Done]] = []
         answered: list[SlotRef] = []
         unwanted: list[SlotRef] = []
         times, samples = result.times, dispatch.samples
@@ -527,16 +530,18 @@ class Scheduler:
         for request, answers in zip(dispatch.requests, result.answers, strict=True):
             pending = self._pending.pop(request.id)
             listener = pending.on_done
+            if listener is None:
+                unwanted.extend(request.slots)
+                continue
             queue_ns = began_ns - pending.submitted_ns
             done = Done(request, Outcome.ANSWERED, answers, times, queue_ns, samples, "", batch)
             ended.append((listener, done))
-            (unwanted if listener is None else answered).extend(request.slots)
+            answered.extend(request.slots)
         self._slab.free(*unwanted)
         self._slab.move(answered, SlotState.ANSWERED)
         self._report(self._observer.batch_ran, dispatch, result, [done for _, done in ended])
         for listener, done in ended:
-            if listener is not None:
-                self._report(listener, done)
+            self._report(listener, done)
 
     def _traced(self, running: Running, result: BatchResult | EngineFailure, ended_ns: int) -> BatchTrace | None:
         if self.trace_batch is None:
@@ -592,11 +597,10 @@ class Scheduler:
 
     def _tell(self, request: Request, done: Done) -> None:
         pending = self._pending.pop(request.id, None)
-        if pending is None:
+        if pending is None or pending.on_done is None:
             return
         self._report(self._observer.request_failed, done)
-        if pending.on_done is not None:
-            self._report(pending.on_done, done)
+        self._report(pending.on_done, done)
 
     def _report(self, listener: Callable[[*Args], None], *args: *Args) -> None:
         # A bug in one who listens must not cost the others their answers.

@@ -96,6 +96,9 @@ class InferenceCore(Protocol):
     def stage_took(self, key: ModelKey, stage: str, ns: int) -> None:
         """A stage of one request that runs at the edge has ended: `decode_wait`, `decode` or `encode`."""
 
+    def request_failed(self, key: ModelKey, reason: str, ns: int) -> None:
+        """A request that was never given to `take` has no answer, after so long. `reason` as in `cancel`."""
+
     def call_ended(self, key: ModelKey | None, protocol: str, ending: CallEnd, ns: int) -> None:
         """A call has its answer, or nobody waits for one. `key` is None where no model was found."""
 

@@ -22,7 +22,7 @@ from convoy.app.edge.timing import StagesNs
 from convoy.app.scheduling.request import Done, ModelKey, Request, TensorPlace
 from convoy.app.scheduling.slab import Slot
 from convoy.app.submission.inference import ServedLike
-from convoy.models.errors import ImageTooLarge, InvalidRequest, RequestError
+from convoy.models.errors import DeadlineExceeded, ImageTooLarge, InvalidRequest, Overloaded, RequestError
 from convoy.models.geometry import Extent
 from convoy.models.images import decoding_bytes, refuse_oversized
 from convoy.models.spec import ImageSpec, ModelSpec
@@ -226,7 +226,13 @@ class Predictor:
             picture.kind, pixels, slots, deadline_ns, served, needs_bytes, latest_start_ns, terms.priority
         )
         sample = slot.view[: form.input_bytes]
-        size, wait_ns = await self.decoder.run(call, work, picture.decode_into, image, sample, self._max_pixels)
+        try:
+            size, wait_ns = await self.decoder.run(call, work, picture.decode_into, image, sample, self._max_pixels)
+        except BaseException as error:
+            # The core counts those that it has; what is wrong itself is no request that failed.
+            if (reason := _failure(error)) is not None:
+                call.core.request_failed(form.key, reason, time.monotonic_ns() - call.arrival_ns)
+            raise
         return _Sample(form, slot, size, wait_ns, time.monotonic_ns() - started_ns - wait_ns)
 
     def _ask(self, call: Call, sample: _Sample, terms: Terms, wanted: Wanted, listener: Listener) -> None:
@@ -268,6 +274,15 @@ def _image_of(served: ServedLike) -> ImageSpec:
     image = served.spec.image
     assert image is not None, "whoever asks has seen to it; this is a bug"
     return image
+
+
+def _failure(error: BaseException) -> str | None:
+    """As what the statistics count a picture that was not decoded; None where it was wrong itself."""
+    if isinstance(error, Overloaded | DeadlineExceeded):
+        return "REJECTED"
+    if isinstance(error, RequestError):
+        return None
+    return "OTHER" if isinstance(error, Exception) and not isinstance(error, ClientGone) else "CANCELED"
 
 
 def wanted_classes(top_k: int | None, threshold: float | None) -> Wanted:
