@@ -15,7 +15,7 @@ from starlette.types import Receive
 from convoy.app.edge.oip.call import Call, ClientGone
 from convoy.app.edge.options import BodyLimits
 from convoy.app.scheduling.slab import Slot
-from convoy.models.errors import BodyTooLarge, InvalidRequest, RequestTimeout
+from convoy.models.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
 
 _FIRST_SLOT_BYTES = 64 << 10
 # A time limit that passes while there are bytes to read is looked at again so much later.
@@ -93,17 +93,29 @@ async def read_body(receive: Receive, reader: BodyReader) -> Body:
 
 
 def grow(call: Call, slot: Slot, filled: int, needed: int, limits: BodyLimits) -> Slot:
-    """A slot of twice the size, or of what is needed, with the same first bytes. Raises Overloaded.
+    """A slot of up to twice the size, and at least of what is needed, with the same first bytes. Raises Overloaded.
 
     It stays where it is if there is room behind it; else for a moment the body needs room twice.
     """
-    wanted = min(limits.max_bytes, max(needed, 2 * len(slot.view)))
-    if call.core.slab.extend(slot, wanted) or call.core.slab.extend(slot, needed):
+    twice = wanted = min(limits.max_bytes, max(needed, 2 * len(slot.view)))
+    while not call.core.slab.extend(slot, wanted):
+        if wanted == needed:
+            break
+        wanted = needed + (wanted - needed) // 2  # a byte at a time would take for ever
+    else:
         return slot
-    larger = call.reserve(wanted)
+    larger = reserve_up_to(call, twice, needed)
     larger.view[:filled] = slot.view[:filled]
     call.release(slot)
     return larger
+
+
+def reserve_up_to(call: Call, wanted: int, needed: int) -> Slot:
+    """A slot of the bytes that are wanted, or at least of those that are needed. Raises Overloaded."""
+    try:
+        return call.reserve(wanted)
+    except (Overloaded, BodyTooLarge):
+        return call.reserve(needed)
 
 
 def too_large(nbytes: int, limits: BodyLimits) -> BodyTooLarge:

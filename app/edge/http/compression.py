@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 
-from convoy.app.edge.http.body import Body, grow, too_large
+from convoy.app.edge.http.body import Body, grow, reserve_up_to, too_large
 from convoy.app.edge.http.replies import Reply
 from convoy.app.edge.oip.call import Call
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
@@ -41,7 +41,8 @@ def request_encoding(headers: Mapping[bytes, bytes]) -> bytes | None:
 async def inflate(body: Body, encoding: bytes, call: Call, decoder: Decoder, limits: BodyLimits) -> Body:
     """The body as it was before it was compressed. Raises InvalidRequest, BodyTooLarge or Overloaded."""
     inflater = _Inflater(body.view, encoding)
-    slot = call.reserve(min(limits.max_bytes, max(_READ_BYTES, _GUESSED_RATIO * body.nbytes)))
+    guessed = min(limits.max_bytes, max(_READ_BYTES, _GUESSED_RATIO * body.nbytes))
+    slot = reserve_up_to(call, guessed, min(limits.max_bytes, max(_READ_BYTES, body.nbytes)))
     filled = 0
     while True:
         work = DecodeWork("inflate", len(slot.view), (body.slot, slot))

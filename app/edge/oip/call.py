@@ -37,7 +37,7 @@ from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.app.submission.refusals import EXPIRED_RUNNING, failure_of
 from convoy.app.submission.shared_memory import Region
 from convoy.app.tracing.spans import EndedCall, Exemplar, RequestSpan
-from convoy.models.errors import DeadlineExceeded, RequestError
+from convoy.models.errors import BodyTooLarge, DeadlineExceeded, Overloaded, RequestError
 
 # Where the gate finds the call that a route has made, for its line in the log.
 CALL_IN_SCOPE = "convoy.call"
@@ -209,8 +209,17 @@ class Call:
             self._wait_no_more(waiting.request, "CANCELED", ClientGone())
 
     def reserve(self, nbytes: int) -> Slot:
-        """Memory that is given back when the call ends. Raises Overloaded."""
-        slot = self.core.reserve(nbytes)
+        """Memory that is given back when the call ends. Raises Overloaded, and BodyTooLarge where it never fits."""
+        try:
+            slot = self.core.reserve(nbytes)
+        except Overloaded:
+            needs_bytes, capacity_bytes = self.held_bytes + nbytes, self.core.slab.capacity_bytes
+            if needs_bytes <= capacity_bytes:
+                raise
+            raise BodyTooLarge(
+                f"the request takes {needs_bytes} bytes at once with all that it holds, and there are {capacity_bytes} "
+                "for all requests; send less at once, or raise --max-inflight-mb"
+            ) from None
         self._slots[slot.ref] = slot
         return slot
 
