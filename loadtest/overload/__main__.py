@@ -72,6 +72,13 @@ def overload_tables(overloads: Sequence[Overload], companies: Sequence[Company])
         "",
         f"Of the highest goodput is left: {_ratio([one.share for one in overloads])}." if overloads else "",
     ]
+    if overloads:
+        spread = PairRatio.of([one.refusal_us for one in overloads])
+        lines += [
+            "",
+            f"A refusal costs {spread.median:,.0f} us of the server's CPU ({spread.low:,.0f} to {spread.high:,.0f}): "
+            "the same pictures, all of which come after their deadline.",
+        ]
     if companies:
         middle = _medians(companies)
         lines += [

@@ -32,6 +32,7 @@ _CLIENTS = 32
 _SMALL_RATE = 100.0
 _LARGE_CLIENTS = 2
 _WARM_UP_S = 1.0
+_PASSED_MS = 0.001  # a deadline that nobody can keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,14 @@ def best_of(around: Sequence[Offered]) -> Offered:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """One round: rates near the capacity, and three times the best of them, one after the other."""
+    """One round: rates near the capacity, and three times the best of them, one after the other.
+
+    `refusal_us`: the server's CPU time for each of the same pictures, where all come after their deadline.
+    """
 
     around: tuple[Offered, ...]
     over: Offered
+    refusal_us: float
 
     @property
     def peak(self) -> Offered:
@@ -115,7 +120,16 @@ class OverloadStand:
     def overload(self, closed_rps: float) -> Overload:
         pool = self._pool(self.mix, self.slo_ms)
         around = tuple(self._offer(pool, times * closed_rps) for times in AROUND)
-        return Overload(around, self._offer(pool, TIMES_OVER * best_of(around).rate))
+        over = self._offer(pool, TIMES_OVER * best_of(around).rate)
+        return Overload(around, over, self._refusal_us(over.rate))
+
+    def _refusal_us(self, rate: float) -> float:
+        """Raises JobError where one is answered."""
+        result, used_s = on_time(partial(self._metered, self._pool(self.mix, _PASSED_MS), rate))
+        refused = _refused(result)
+        if result.summary.good or not refused:
+            raise JobError(f"{result.summary.good} were answered after their deadline, {refused} were refused")
+        return 1e6 * used_s * result.summary.window_s / self.seconds / refused
 
     def company(self, beside_first: bool) -> Company:
         """The two in turn, in either order."""
@@ -160,7 +174,7 @@ class OverloadStand:
         result, used_s = on_time(partial(self._metered, pool, rate))
         summary = result.summary
         good = round((summary.goodput or 0.0) * summary.offered)
-        refused = sum(error.count for error in summary.errors if error.problem.status in (429, 503, 504))
+        refused = _refused(result)
         lost = summary.failed - refused
         # Good are those of the window, and the server's time is of all that was sent.
         cpu_us = 1e6 * used_s * summary.window_s / self.seconds / max(1, good)
@@ -206,6 +220,10 @@ def on_time(send: Callable[[], tuple[Result, float]]) -> tuple[Result, float]:
         if found[0].verdict.void is None:
             break
     return found
+
+
+def _refused(result: Result) -> int:
+    return sum(error.count for error in result.summary.errors if error.problem.status in (429, 503, 504))
 
 
 def _sent_late_ms(result: Result) -> float:

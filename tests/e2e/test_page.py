@@ -340,6 +340,11 @@ def test_key_and_token_open_what_they_are_for_and_the_store_is_changed(
         assert key.is_hidden()
         page.reload()
         expect(state(page, "shift")).to_have_text("ready"), "the tab has kept the key"
+        summary = page.locator("#summary")
+        expect(summary).not_to_contain_text("for no model")
+        for _ in range(9):
+            assert server.post("/v2/models/shift/infer", json=rows_request(1.0)).status_code == 401
+        expect(summary).to_contain_text("unauthorised")
 
         actions = opened(page, "shift").locator(".actions")
         expect(actions.get_by_role("button")).to_have_text(["Give the admin token to change this"])

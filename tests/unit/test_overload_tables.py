@@ -21,13 +21,14 @@ def offered(rate: float, good_rps: float, *, refused: int = 0, lost: int = 0, la
 
 def test_what_is_left_is_held_against_the_best_rate() -> None:
     over = offered(300, 72, refused=2280, lost=1, late_ms=2.0)
-    found = Overload((offered(80, 80), offered(100, 96), offered(125, 90)), over)
+    found = Overload((offered(80, 80), offered(100, 96), offered(125, 90)), over, 234.5)
     assert found.peak.rate == 100
     assert found.share == 0.75
     text = overload_tables([found], [])
     assert "| where most are good | 100 | 96 | 0 % | 0 | 10,417 | 0.5 |" in text
     assert "| 3 times as many | 300 | 72 | 76 % | 1 | 13,889 | 2.0 |" in text
     assert "Of the highest goodput is left: **0.75** (0.75 to 0.75)." in text
+    assert "A refusal costs 234 us of the server's CPU (234 to 234)" in text
     assert "small" not in text
 
 

@@ -18,6 +18,7 @@ function showSummary(stats) {
     ...(stats.waiting_to_decode ? [["to decode", stats.waiting_to_decode.toLocaleString("en")]] : []),
     ...stats.devices.map(one => [`${one.device} computes`, percent(one.utilisation)]),
     ...(Object.keys(stats.refused_per_s).length ? [["refused/s", listed(stats.refused_per_s)]] : []),
+    ...(Object.keys(stats.calls_for_no_model_per_s).length ? [["for no model/s", listed(stats.calls_for_no_model_per_s)]] : []),
     ["as of", clock(silence.figuresOf)],
   ];
   byId("summary").replaceChildren(...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
