@@ -47,10 +47,11 @@ _Pending = asyncio.Queue["tuple[Call, asyncio.Task[bytes]] | None"]
 
 @dataclass(slots=True)
 class _Asked:
-    """What is left of a message once its tensors are in the slab."""
+    """What is left of a message once its tensors are in the slab; `taken` is set then, and where it has failed."""
 
     own: Call
     in_stream: bool = False
+    taken: asyncio.Event | None = None
     id: str = ""
     model: str = ""
     version: str = ""
@@ -152,18 +153,23 @@ class GrpcInference:
 
     async def _read(self, read: ReadOn, call: GrpcCall, pending: _Pending, room: asyncio.Semaphore) -> None:
         try:
-            while (data := await read()) is not None:
-                await room.acquire()
+            while await room.acquire() and (data := await read()) is not None:
                 own = self._call()
                 own.span = self.begin_span(call)
-                pending.put_nowait((own, asyncio.ensure_future(self._one_of_stream(data, own, call))))
+                # The next one stays with its client while this one may wait for a decoder.
+                nbytes = len(data)
+                taken = asyncio.Event() if nbytes > INLINE_BYTES else None
+                asked = _Asked(own, in_stream=True, taken=taken)
+                pending.put_nowait((own, asyncio.ensure_future(self._one_of_stream(data, asked, call))))
                 del data  # it would be here until the next one has come
+                if taken is not None:
+                    await taken.wait()
+                    call.turn.passed(nbytes)
         finally:
             pending.put_nowait(None)
 
-    async def _one_of_stream(self, data: bytes, own: Call, call: GrpcCall) -> bytes:
+    async def _one_of_stream(self, data: bytes, asked: _Asked, call: GrpcCall) -> bytes:
         """A stream outlives a request that fails: its error is a message like any other."""
-        asked = _Asked(own, in_stream=True)
         answering = self._answer(data, asked, call)
         del data
         try:
@@ -181,8 +187,12 @@ class GrpcInference:
         decoding = self._decode(data, asked, call)
         del data  # whoever decodes has it alone: it must not stay while the request waits
         try:
-            meant = await decoding
-            call.turn.end()
+            try:
+                meant = await decoding
+            finally:
+                call.turn.end()
+                if asked.taken is not None:
+                    asked.taken.set()
             reply = await self._reply(meant, asked)
             if len(reply) <= INLINE_BYTES:
                 ending = ANSWERED

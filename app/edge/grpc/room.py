@@ -1,7 +1,8 @@
 """How many messages may be in memory on their way to the slab: gRPC tells nobody how large one is before it is there.
 
 So each counts as large as one may be, from before it is read until its tensors are in the slab. What is not read yet
-stays with its client, but for the 64 KiB a call that HTTP/2 lets it send ahead.
+stays with its client, but for the 64 KiB a call that HTTP/2 lets it send ahead. The messages of streams, which come
+when they like, are not counted here: of each stream one is on its way.
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ class MessageRoom:
             if not turn.done():
                 self._taken += 1
                 turn.set_result(None)
+        self.passed(nbytes)
+
+    def passed(self, nbytes: int) -> None:
+        """So many bytes were read, and are in memory no longer."""
         self._untrimmed_bytes += nbytes
         if self._untrimmed_bytes > _TRIM_EVERY_BYTES:
             self._untrimmed_bytes = 0
@@ -140,3 +145,7 @@ class Turn:
         if self._is_held:
             self._is_held = False
             self._room.give_back(self._nbytes)
+
+    def passed(self, nbytes: int) -> None:
+        """The same for a stream's message of so many bytes, which had no room of its own."""
+        self._room.passed(nbytes)
