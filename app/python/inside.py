@@ -72,7 +72,8 @@ class Asking:
     async def infer(self, asked: Asked, request: RawRequest) -> dict[str, np.ndarray]:
         """Arrays that the caller owns, by their outputs' names. Raises RequestError."""
         with self._call() as call:
-            served = call.begin(asked.model, asked.version)
+            call.begin()
+            served = call.find(asked.model, asked.version)
             timeout_ms = self._timeout_ms(asked)
             meaning = await self._understood(call, served, request, timeout_ms)
             done = await call.run(request_for(meaning, served, call, within(meaning.terms, timeout_ms)))
@@ -139,7 +140,8 @@ class Asking:
         self, asked: Asked, given: OneImage, question: Question[ImageAnswer], *, is_alone: bool
     ) -> ImageAnswer:
         with self._call() as call:
-            served = call.begin(asked.model, asked.version)
+            call.begin()
+            served = call.find(asked.model, asked.version)
             wanted = question.wanted(served)
             picture, terms = await picture_of(given), Terms(self._timeout_ms(asked))
             found = await self._predictor.predict(call, served, picture, terms, wanted, is_alone=is_alone)

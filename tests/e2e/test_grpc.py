@@ -6,6 +6,7 @@ import asyncio
 import json
 import queue
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tests.support.stores import IDENTITIES, StoreFolder, digit
 pytestmark = pytest.mark.slow
 
 SEED = 20
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
 TYPED_FIELDS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -405,7 +407,7 @@ def test_typed_contents_are_checked_as_the_others_are(stub: Any) -> None:
 
 def test_bytes_that_are_no_message_are_a_wrong_request(server: Server) -> None:
     with grpc.insecure_channel(server.grpc_address) as channel:
-        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        call = channel.unary_unary(METHOD)
         error = refused(lambda: call(b"\xff\xff\xff"))
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert "ModelInferRequest" in error.details()
@@ -685,6 +687,94 @@ def test_stopping_answers_what_was_accepted_and_refuses_what_comes_then() -> Non
             assert refused(lambda: stub.ModelInfer(rows(2.0))).code() == grpc.StatusCode.UNAVAILABLE
             assert running.result().raw_output_contents
         assert server.wait() == 0
+
+
+class Announced:
+    """A call that is begun, whose message is sent when it is told to."""
+
+    def __init__(self, channel: Any) -> None:
+        self._may_send = threading.Event()
+        ask = channel.stream_unary(METHOD, service_pb2.ModelInferRequest.SerializeToString)
+        self.reply = ask.future(self._message())
+
+    def _message(self) -> Iterator[Any]:
+        self._may_send.wait()
+        yield rows(1.0)
+
+    def send(self) -> None:
+        self._may_send.set()
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_who_has_begun_a_call_when_the_server_stops_may_send_its_message(edges: int) -> None:
+    """It is open from then on, as over HTTP; whoever comes later is told so before a message is read."""
+    with start_fake_server(edges=edges, drain_delay_s=0) as server:
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            calls = [Announced(channel) for _ in range(3)]
+            wait_until(lambda: server.stats()["open_calls"] == 3, "they are open")
+            server.signal()
+            wait_until(lambda: refused_at_once(channel), "no new one is taken")
+            for one in calls:
+                one.send()
+            assert all(service_pb2.ModelInferResponse.FromString(one.reply.result()).outputs for one in calls)
+        assert server.wait() == 0
+        assert "every accepted request was answered" in server.log
+
+
+def refused_at_once(channel: Any) -> bool:
+    """Whether a call whose message never comes is told to go elsewhere."""
+    call = Announced(channel)
+    try:
+        error = call.reply.exception(timeout=1)
+    except grpc.FutureTimeoutError:
+        call.reply.cancel()
+        return False
+    finally:
+        call.send()  # a thread waits for it
+    return error.code() == grpc.StatusCode.UNAVAILABLE and "shutting down" in error.details()
+
+
+def test_whoever_begins_a_call_and_sends_nothing_does_not_hold_up_the_end_for_ever() -> None:
+    with start_fake_server(drain_delay_s=0, drain_timeout_s=0.5) as server:
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            call = Announced(channel)
+            wait_until(lambda: server.stats()["open_calls"] == 1, "it is open")
+            server.signal()
+            assert server.wait() == 0
+            assert call.reply.exception()
+            call.send()
+        assert "1 requests were not answered in time" in server.log
+
+
+def test_a_call_that_is_left_before_its_message_has_come_is_open_no_more() -> None:
+    with start_fake_server() as server, grpc.insecure_channel(server.grpc_address) as channel:
+        none = channel.stream_unary(METHOD)
+        broken = channel.unary_unary(METHOD)
+        assert refused(lambda: none(iter(()))).code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert refused(lambda: broken(b"\xff")).code() == grpc.StatusCode.INVALID_ARGUMENT
+        call = Announced(channel)
+        wait_until(lambda: server.stats()["open_calls"] == 1, "it is open")
+        call.reply.cancel()
+        call.send()
+        wait_until(server.is_at_rest, "nothing is open")
+
+
+def test_a_stream_does_not_hold_up_the_end_and_what_it_has_sent_is_answered() -> None:
+    with start_fake_server(fake={"latency_ms": 500.0, "max_batch": 1}, drain_delay_s=0) as server:
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            may_end = threading.Event()
+
+            def requests() -> Iterator[Any]:
+                yield from (rows(1.0), rows(2.0))
+                may_end.wait()
+
+            replies = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(requests())
+            wait_until(lambda: server.stats()["open_calls"] == 2, "both have come")
+            server.signal()
+            assert [next(replies).error_message for _ in range(2)] == ["", ""]
+            assert server.wait() == 0
+            may_end.set()
+        assert "every accepted request was answered" in server.log
 
 
 def test_http_and_grpc_share_batches() -> None:

@@ -67,7 +67,8 @@ class Link:
         edge = self.edge
         call, ending = Call(edge, "v2"), FAILED
         try:
-            served = call.begin("rows", None)
+            call.begin()
+            served = call.find("rows", None)
             nbytes = samples * ROW * 4
             slot = call.reserve(nbytes)
             slot.view[:] = np.full((samples, ROW), value, np.float32).tobytes()

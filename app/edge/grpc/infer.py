@@ -47,11 +47,10 @@ _Pending = asyncio.Queue["tuple[Call, asyncio.Task[bytes]] | None"]
 
 @dataclass(slots=True)
 class _Asked:
-    """What is left of a message once its tensors are in the slab; `taken` is set then, and where it has failed."""
+    """What is left of a message once its tensors are in the slab."""
 
     own: Call
     in_stream: bool = False
-    taken: asyncio.Event | None = None
     id: str = ""
     model: str = ""
     version: str = ""
@@ -90,18 +89,20 @@ class GrpcInference:
 
     async def infer(self, read: Read, call: GrpcCall) -> bytes:
         """The ModelInferResponse to a ModelInferRequest, both encoded. Raises RequestError."""
-        asked = _Asked(self._call())
-        call.inference = asked.own
-        asked.own.span = call.span
+        own = call.inference = self._call()
+        own.span = call.span
         try:
-            answering = self._answer(await read(), asked, call)
+            own.begin()  # before its message has come, as over HTTP
+            asked = _Asked(own)
+            meant = await self._decode(await read(), asked, call)
+            call.turn.end()
+            reply = await self._reply(meant, asked)
         except BaseException as error:
-            asked.own.end(_ending(asked.own, error) if isinstance(error, RequestError) else CANCELLED)
+            own.end(_ending(own, error))
             raise
-        reply = await answering
-        task = None if asked.own.ending is not None else asyncio.current_task()
+        task = asyncio.current_task() if _is_held(own, reply) else None
         if task is not None:  # the library's, which sends the answer, too
-            task.add_done_callback(lambda _: asked.own.end(ANSWERED))
+            task.add_done_callback(lambda _: own.end(ANSWERED))
         return reply
 
     def _call(self) -> Call:
@@ -159,8 +160,7 @@ class GrpcInference:
                 # The next one stays with its client while this one may wait for a decoder.
                 nbytes = len(data)
                 taken = asyncio.Event() if nbytes > INLINE_BYTES else None
-                asked = _Asked(own, in_stream=True, taken=taken)
-                pending.put_nowait((own, asyncio.ensure_future(self._one_of_stream(data, asked, call))))
+                pending.put_nowait((own, asyncio.ensure_future(self._one_of_stream(data, own, call, taken))))
                 del data  # it would be here until the next one has come
                 if taken is not None:
                     await taken.wait()
@@ -168,49 +168,32 @@ class GrpcInference:
         finally:
             pending.put_nowait(None)
 
-    async def _one_of_stream(self, data: bytes, asked: _Asked, call: GrpcCall) -> bytes:
-        """A stream outlives a request that fails: its error is a message like any other."""
-        answering = self._answer(data, asked, call)
-        del data
+    async def _one_of_stream(self, data: bytes, own: Call, call: GrpcCall, taken: asyncio.Event | None) -> bytes:
+        """A stream outlives a request that fails: its error is a message like any other.
+
+        `taken` is set when the message's tensors are in the slab, or it has failed.
+        """
+        asked = _Asked(own, in_stream=True)
         try:
-            return stream_response(await answering)
-        except RequestError as error:
+            own.begin()  # each for itself: a stream that is open, and no more, holds up nobody's end
+            meant = await self._decode(data, asked, call)
+            del data  # it must not stay while the request waits
+            if taken is not None:
+                taken.set()
+            reply = await self._reply(meant, asked)
+        except BaseException as error:
+            own.end(_ending(own, error))
+            if not isinstance(error, RequestError):
+                raise
             named = service_pb2.ModelInferResponse(id=asked.id, model_name=asked.model, model_version=asked.version)
             failed = service_pb2.ModelStreamInferResponse(error_message=str(error), infer_response=named)
             encoded: bytes = failed.SerializeToString()
             return encoded
-
-    async def _answer(self, data: bytes, asked: _Asked, call: GrpcCall) -> bytes:
-        """The answer, encoded. The memory of one that is large is held until the call ends. Raises RequestError."""
-        own = asked.own
-        ending: CallEnd | None = CANCELLED
-        decoding = self._decode(data, asked, call)
-        del data  # whoever decodes has it alone: it must not stay while the request waits
-        try:
-            try:
-                meant = await decoding
-            finally:
-                call.turn.end()
-                if asked.taken is not None:
-                    asked.taken.set()
-            reply = await self._reply(meant, asked)
-            if len(reply) <= INLINE_BYTES:
-                ending = ANSWERED
-            else:
-                own.vacate()
-                ending = None
-            return reply
-        except RequestError as error:
-            ending = _ending(own, error)
-            raise
-        except Exception:
-            ending = FAILED  # a bug, of which the gate tells
-            if own.span is not None:
-                own.span.status = grpc.StatusCode.INTERNAL.value[0]
-            raise
         finally:
-            if ending is not None:
-                own.end(ending)
+            if taken is not None:
+                taken.set()
+        _is_held(own, reply)
+        return stream_response(reply)
 
     async def _reply(self, meant: _Tensors | _Repeated | _Picture, asked: _Asked) -> bytes:
         if isinstance(meant, _Picture):
@@ -247,7 +230,7 @@ class GrpcInference:
         asked.id, asked.model, asked.version = message.id, message.model_name, message.model_version
         has_flag = parameters_of(message.parameters).get(_WANTS_FINAL_FLAG) is True
         asked.wants_final = asked.in_stream and has_flag
-        served = own.served or own.begin(asked.model, asked.version or None)
+        served = own.served or own.find(asked.model, asked.version or None)
         timeout_ms = self._timeout_ms(call, own, served)
         memory = self._core.shared_memory
         if brings_picture([tensor.datatype for tensor in message.inputs], served):
@@ -269,10 +252,10 @@ class GrpcInference:
         return _Tensors(meaning, served, request, understood)
 
     def _repeat(self, known: KnownMessage, data: bytes, asked: _Asked, call: GrpcCall) -> _Repeated | None:
-        """None, with the call begun, where it must be read: the version is another than it was, or room is short."""
+        """None, with the version held, where it must be read: the version is another than it was, or room is short."""
         own = asked.own
         asked.id, (asked.model, asked.version) = known.outline.id_in(data), known.asked
-        served = own.begin(asked.model, asked.version or None)
+        served = own.find(asked.model, asked.version or None)
         if not known.is_for(served):
             return None
         terms = within(known.meaning.terms, self._timeout_ms(call, own, served))
@@ -285,11 +268,29 @@ class GrpcInference:
         return call.timeout_ms(own.arrival_ns) or self._options.timeout_ms(served.key.model)
 
 
-def _ending(own: Call, error: RequestError) -> CallEnd:
-    """How a call ends that is told this error, with which status."""
+def _is_held(own: Call, reply: bytes) -> bool:
+    """Whether an answer is large, so that the room for it is held until it is sent; else the call has ended."""
+    if len(reply) <= INLINE_BYTES:
+        own.end(ANSWERED)
+        return False
+    own.vacate()
+    return True
+
+
+def _ending(own: Call, error: BaseException) -> CallEnd:
+    """How a call ends that ends with this error, with which status."""
+    if isinstance(error, RequestError):
+        _set_status(own, error.grpc_code)
+        return ending_of(error)
+    if isinstance(error, Exception):  # a bug, of which the gate tells
+        _set_status(own, "INTERNAL")
+        return FAILED
+    return CANCELLED
+
+
+def _set_status(own: Call, name: str) -> None:
     if own.span is not None:
-        own.span.status = getattr(grpc.StatusCode, error.grpc_code).value[0]
-    return ending_of(error)
+        own.span.status = getattr(grpc.StatusCode, name).value[0]
 
 
 def _give_up(own: Call, replying: asyncio.Task[bytes]) -> None:

@@ -305,7 +305,8 @@ class DirectCall:
         self.more_body, self.memory = False, repetition
         self._visit.key_name = repetition.key_name
         try:
-            self._call.begin_with(repetition.served)
+            self._call.begin()
+            self._call.hold(repetition.served)
             route = self.found.route
             assert isinstance(route, InferRoute)
             body = memoryview(data)[repetition.body_at :]

@@ -82,7 +82,8 @@ class HotRoute(ABC):
 
     def begin(self, call: Call, head: HttpHead, names: Mapping[str, str]) -> BodyReader:
         """Let the call in, with room for its body. Raises RequestError."""
-        self.admit(call.begin(names["model"], names.get("version")))
+        call.begin()
+        self.admit(call.find(names["model"], names.get("version")))
         request_encoding(head.headers)  # refused before anybody reads it
         return BodyReader(call, declared_length(head.headers, self.options.body), self.options.body)
 

@@ -117,24 +117,19 @@ class Call:
         """Whether all that it held is another's."""
         return self._has_ended
 
-    def begin(self, model: str, version: str | None) -> ServedLike:
-        """Make it one that is owed an answer, and hold the version that it asks for until its end.
-
-        Raises Unavailable when the server is shutting down or the version is not ready, and NotFound.
-        """
+    def begin(self) -> None:
+        """Make it one that is owed an answer, until its end. Raises Unavailable when the server is shutting down."""
         self.core.begin_call()
         self._has_begun = True
+
+    def find(self, model: str, version: str | None) -> ServedLike:
+        """Hold the version that it asks for until its end. Raises Unavailable when that is not ready, and NotFound."""
         served = find_served(self.core.catalog, model, version)
-        self._hold(served)
+        self.hold(served)
         return served
 
-    def begin_with(self, served: ServedLike) -> None:
+    def hold(self, served: ServedLike) -> None:
         """The same for a version that has just been found."""
-        self.core.begin_call()
-        self._has_begun = True
-        self._hold(served)
-
-    def _hold(self, served: ServedLike) -> None:
         served.enter()
         self.served = served
 
