@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import re
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -561,6 +562,49 @@ def test_a_request_that_is_like_an_earlier_one_gets_the_newest_version(store: St
             assert answers() == [(str(version), by)] * 3
         assert server.post("/v2/repository/models/shift/unload").status_code == 200
         assert "has no available versions" in refused(lambda: stub.ModelInfer(asked)).details()
+
+
+def ended(server: Server) -> dict[tuple[str, str], int]:
+    """The calls so far, by model and outcome."""
+    series = re.compile(r'^convoy_call_duration_seconds_count{model="(\w*)",outcome="(\w+)",.*} (\d+)', re.MULTILINE)
+    found: dict[tuple[str, str], int] = {}
+    for model, outcome, count in series.findall(server.get("/metrics").text):
+        found[model, outcome] = found.get((model, outcome), 0) + int(float(count))
+    return found
+
+
+def test_a_call_that_is_cancelled_at_its_deadline_is_late_wherever_it_waits() -> None:
+    """The library cancels it at the same moment at which its own time ends, or a moment before."""
+    with start_fake_server() as server, grpc.insecure_channel(server.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub.ModelInfer(rows(0.0))
+        none = channel.stream_unary(METHOD)
+        server.switch_on("hold")
+        may_end = threading.Event()
+
+        def nothing() -> Iterator[Any]:
+            may_end.wait()
+            yield from ()
+
+        def requests() -> Iterator[Any]:
+            yield from (rows(1.0), rows(2.0))
+            may_end.wait()
+
+        for timeout_s in (0.05, 0.1, 0.25, 1.5):
+            calls = [stub.ModelInfer.future(rows(1.0), timeout=timeout_s) for _ in range(5)]
+            calls += [none.future(nothing(), timeout=timeout_s) for _ in range(5)]
+            stream = stub.ModelStreamInfer(requests(), timeout=timeout_s)
+            assert {one.code() for one in (*calls, stream)} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        late = {("rows", "late"): 28, ("", "late"): 20}
+        wait_until(lambda: ended(server) == {("rows", "answered"): 1, **late}, f"they are late: {ended(server)}", 5.0)
+        calls = [none.future(nothing(), timeout=30), stub.ModelInfer.future(rows(1.0), timeout=30)]
+        wait_until(lambda: server.stats()["open_calls"] == 2, "they are open")
+        for call in calls:
+            call.cancel()
+        left = {("", "cancelled"): 1, ("rows", "cancelled"): 1}
+        wait_until(lambda: left.items() <= ended(server).items(), f"these have left: {ended(server)}", 5.0)
+        may_end.set()
+        server.switch_off("hold")
 
 
 # Streams

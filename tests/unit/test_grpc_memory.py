@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from convoy.app.core import Core
 from convoy.app.edge.grpc import room as room_module
 from convoy.app.edge.grpc.gate import GrpcCall
+from convoy.app.edge.grpc.infer import GrpcInference
 from convoy.app.edge.grpc.room import MessageRoom, Turn
 from convoy.app.edge.grpc.server import GrpcServer
 from convoy.app.edge.grpc.tensors import split
@@ -43,6 +45,13 @@ async def code_of(call: Any) -> str:
     except grpc.aio.AioRpcError as error:
         return str(error.code().name)
     return "OK"
+
+
+async def take_out_all(core: Core) -> None:
+    for served in core.catalog.served():
+        leaving = core.lifecycle.take_out_of_service(served.key.model, served.key.version)
+        assert leaving is not None
+        await leaving
 
 
 def test_a_call_that_has_ended_leaves_nothing_for_the_garbage_collector(workshop: Workshop) -> None:  # noqa: F811
@@ -99,10 +108,33 @@ def test_a_call_that_has_ended_leaves_nothing_for_the_garbage_collector(workshop
             assert (held, frames) == ([], [])
         await server.stop(0)
         decoder.close()
-        for served in core.catalog.served():
-            leaving = core.lifecycle.take_out_of_service(served.key.model, served.key.version)
-            assert leaving is not None
-            await leaving
+        await take_out_all(core)
+
+    in_workshop(workshop, scenario)
+
+
+def test_a_request_of_a_stream_that_is_left_before_it_is_looked_at_is_counted(workshop: Workshop) -> None:  # noqa: F811
+    async def scenario() -> None:
+        core, decoder = workshop.core, Decoder(1, 8)
+        inference = GrpcInference(core, OPTIONS, decoder)
+        call = GrpcCall("ModelStreamInfer", {}, b"7", "", Turn(MessageRoom(core.slab, OPTIONS.body)))
+
+        messages: list[bytes] = [asked().SerializeToString()]
+
+        async def read() -> bytes | None:
+            first.cancel()
+            return messages.pop() if messages else None
+
+        first = asyncio.ensure_future(anext(inference.stream(read, call)))
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        counted = {"model": "", "version": "", "protocol": "grpc", "outcome": "cancelled"}
+        value = core.metrics.registry.get_sample_value
+        async with asyncio.timeout(10):
+            await until(lambda: value("convoy_call_duration_seconds_count", counted) == 1)
+        assert core.open_calls == 0
+        decoder.close()
+        await take_out_all(core)
 
     in_workshop(workshop, scenario)
 

@@ -38,6 +38,8 @@ from convoy.models.errors import InvalidRequest, Overloaded, RequestError, Unaut
 _errors = logging.getLogger("convoy")
 # A client's own bytes may stand in an error, and metadata has a limit of 8 KiB.
 _MOST_DETAILS = 2000
+# A client sends its deadline rounded up, by a millisecond or by a hundredth, and leaves at its own.
+_ROUNDED_NS, _ROUNDED_PART = MILLISECOND_NS, 100
 # Probes come from machines that have no key; the admin token is a key to the other two, and to nothing else.
 _NO_KEY_NEEDED = frozenset({"ServerLive", "ServerReady", "ModelReady"})
 _ADMIN = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
@@ -72,6 +74,14 @@ class GrpcCall:
         if self.deadline_ns is None:
             return None
         return max(0.001, (self.deadline_ns - since_ns) / MILLISECOND_NS)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its client's deadline has passed, so that whoever cancels it now does it for that."""
+        if self.deadline_ns is None:
+            return False
+        rounded_ns = _ROUNDED_NS + (self.deadline_ns - self.started_ns) // _ROUNDED_PART
+        return time.monotonic_ns() >= self.deadline_ns - rounded_ns
 
 
 Unary = Callable[[Any, GrpcCall], Awaitable[Message]]
@@ -166,7 +176,8 @@ class GrpcGate:
                 try:
                     return await serve(call, context)
                 except (asyncio.CancelledError, GeneratorExit):
-                    call.status = "CANCELLED"  # by the client, by its deadline, or by the end of the process
+                    # Else by the client, or by the end of the process.
+                    call.status = "DEADLINE_EXCEEDED" if call.is_late else "CANCELLED"
                     raise
                 except BaseException as error:
                     told = self._told(call, error)

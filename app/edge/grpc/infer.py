@@ -32,8 +32,9 @@ from convoy.app.edge.options import EdgeOptions
 from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, CallEnd, ending_of
 from convoy.app.scheduling.request import Request
 from convoy.app.submission.inference import InferenceCore, ServedLike
+from convoy.app.submission.refusals import EXPIRED_RUNNING
 from convoy.app.tracing.spans import RequestSpan
-from convoy.models.errors import Overloaded, RequestError
+from convoy.models.errors import DeadlineExceeded, Overloaded, RequestError
 
 _PROTOCOL = "grpc"
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -98,7 +99,7 @@ class GrpcInference:
             call.turn.end()
             reply = await self._reply(meant, asked)
         except BaseException as error:
-            own.end(_ending(own, error))
+            own.end(_ending(own, error, call))
             raise
         task = asyncio.current_task() if _is_held(own, reply) else None
         if task is not None:  # the library's, which sends the answer, too
@@ -113,7 +114,7 @@ class GrpcInference:
         """Count a call whose message nobody has read, or could."""
         own = self._call()
         own.span = call.span
-        own.end(_ending(own, error))
+        own.end(_ending(own, error, call))
 
     def begin_span(self, call: GrpcCall) -> RequestSpan | None:
         """The span of one request of a call, if it is sampled. Where that fails there is none, and an answer."""
@@ -142,14 +143,14 @@ class GrpcInference:
                 try:
                     yield await replying
                 finally:
-                    _give_up(own, replying)  # does nothing to one that has failed
+                    _give_up(own, replying, call)  # does nothing to one that has failed
                 room.release()
         finally:
             reader.cancel()
             while not pending.empty():
                 left = pending.get_nowait()
                 if left is not None:
-                    _give_up(*left)
+                    _give_up(*left, call)
             await asyncio.wait([reader])  # it reads from the call, which must not end before
 
     async def _read(self, read: ReadOn, call: GrpcCall, pending: _Pending, room: asyncio.Semaphore) -> None:
@@ -182,7 +183,7 @@ class GrpcInference:
                 taken.set()
             reply = await self._reply(meant, asked)
         except BaseException as error:
-            own.end(_ending(own, error))
+            own.end(_ending(own, error, call))
             if not isinstance(error, RequestError):
                 raise
             named = service_pb2.ModelInferResponse(id=asked.id, model_name=asked.model, model_version=asked.version)
@@ -277,15 +278,17 @@ def _is_held(own: Call, reply: bytes) -> bool:
     return True
 
 
-def _ending(own: Call, error: BaseException) -> CallEnd:
-    """How a call ends that ends with this error, with which status."""
+def _ending(own: Call, error: BaseException, call: GrpcCall) -> CallEnd:
+    """How a call, or a request of a stream, ends that ends with this error, with which status."""
+    if not isinstance(error, Exception):  # cancelled: by the library, or with its stream
+        if not call.is_late:
+            return CANCELLED
+        error = DeadlineExceeded(EXPIRED_RUNNING)
     if isinstance(error, RequestError):
         _set_status(own, error.grpc_code)
         return ending_of(error)
-    if isinstance(error, Exception):  # a bug, of which the gate tells
-        _set_status(own, "INTERNAL")
-        return FAILED
-    return CANCELLED
+    _set_status(own, "INTERNAL")  # a bug, of which the gate tells
+    return FAILED
 
 
 def _set_status(own: Call, name: str) -> None:
@@ -293,7 +296,10 @@ def _set_status(own: Call, name: str) -> None:
         own.span.status = getattr(grpc.StatusCode, name).value[0]
 
 
-def _give_up(own: Call, replying: asyncio.Task[bytes]) -> None:
+def _give_up(own: Call, replying: asyncio.Task[bytes], call: GrpcCall) -> None:
     """Nobody waits any more: the answer is sent, or will not be."""
-    if not replying.cancel():
+    if replying.cancel():
+        # One that has not even begun to run ends nothing itself.
+        replying.add_done_callback(lambda _: own.end(_ending(own, asyncio.CancelledError(), call)))
+    else:
         own.end(ANSWERED)
