@@ -42,7 +42,10 @@ class Reply:
     @property
     def length(self) -> int:
         """Bytes of the body."""
-        return sum(map(len, self.pieces))
+        length = 0
+        for piece in self.pieces:  # compiled, that is cheaper than `sum` of a `map`
+            length += len(piece)
+        return length
 
 
 def headers_of(reply: Reply) -> Headers:

@@ -249,7 +249,7 @@ class Call:
             future.cancel()
         for waiting in [*self._waiting.values()]:
             self._wait_no_more(waiting.request, "CANCELED", None)
-        core.slab.free(*self._slots)
+        core.slab.move(self._slots, SlotState.FREE)
         self._slots.clear()
         for region in self._regions:
             core.shared_memory.release(region)
