@@ -47,6 +47,14 @@ def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterato
 
 
 @pytest.fixture(scope="module")
+def large_server(filled_store: StoreFolder) -> Iterator[Server]:
+    """Takes bodies as large as a server without options does."""
+    with start_server(store=filled_store.root) as server:
+        yield server
+        wait_until(server.is_at_rest, "nothing is held after all these requests")
+
+
+@pytest.fixture(scope="module")
 def memory_server(filled_store: StoreFolder) -> Iterator[MemoryServer]:
     server = MemoryServer(store=filled_store.root, max_body_mb=2, max_inflight_mb=64)
     with server.running():
@@ -441,6 +449,27 @@ def test_a_compressed_body_may_be_as_large_as_a_plain_one(wire: MemoryWire, enco
     whole = body + b" " * ((2 << 20) - len(body) + extra)
     reply = wire.ask(SIMPLE, SQUEEZE[encoding](whole), {"Content-Encoding": encoding})
     assert reply.status == (200 if extra <= 0 else 413), reply
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        pytest.param(b'{"inputs": [], "x": [', b"]}", id="a-member-that-means-nothing"),
+        pytest.param(b'{"inputs": [], "parameters": {"x": [[', b"]]}}", id="a-parameter"),
+        pytest.param(
+            b'{"inputs": [{"name": "images", "datatype": "UINT8", "shape": [1, 32, 32, 3], "data": [',
+            b"]}]}",
+            id="data",
+        ),
+    ],
+)
+def test_a_list_of_more_values_than_the_reader_counts_is_a_400(
+    large_server: Server, before: bytes, behind: bytes
+) -> None:
+    body = gzip.compress(before + b"1," * ((1 << 24) + 200_000) + b"1" + behind, compresslevel=1)
+    with Wire(large_server.port) as wire:
+        refused(wire.ask(IMAGES, body, {"Content-Encoding": "gzip"}), 400)
+        check_good(wire)
 
 
 def test_an_uncompressed_body_may_say_so(wire: MemoryWire) -> None:

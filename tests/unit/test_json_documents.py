@@ -146,6 +146,15 @@ def test_any_document_is_what_orjson_makes_of_it(document: Any) -> None:
     assert as_lists(read(text)) == as_lists_of_floats(orjson.loads(text))
 
 
+@given(st.one_of(anything, documents))
+def test_any_document_that_is_too_large_for_lists_is_what_orjson_makes_of_it(document: Any) -> None:
+    text = json.dumps(document).encode()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(json_documents, "_LARGEST_LISTED_BYTES", 0)
+        patched.setattr(json_documents, "_MOST_SHORT", 3)
+        assert as_lists(read(text)) == as_lists_of_floats(orjson.loads(text))
+
+
 def test_a_name_with_a_nul_in_it_is_read() -> None:
     """simdjson lists it, and finds it no more: what stands behind the NUL is lost on the way."""
     document = {"\0E": 1, "inputs": [{"name": "x", "da\0ta": [1.0]}], "a long enough text": "-" * 4096}

@@ -7,7 +7,7 @@ Knows the names that the protocol gives to the fields, and nothing of what they 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,11 @@ _FLOATS = ("FP32", "FP64")
 _SHORTEST_BYTES = 2 << 10
 # A parser keeps several times the memory of its largest document.
 _LARGEST_KEPT_BYTES = 1 << 20
+# simdjson counts a list's values up to 2**24 - 1 and writes all there are behind the list that it made for so many. Two
+# bytes a value are the least, with the commas.
+_LARGEST_LISTED_BYTES = 2 << 24
+# In larger documents, what is beside the numbers is short.
+_MOST_SHORT = 1 << 16
 _ABSENT = object()
 _BOM = b"\xef\xbb\xbf"
 _kept = threading.local()
@@ -56,7 +61,8 @@ def _parse(text: bytes) -> Any:
 
 def _document(text: bytes) -> dict[str, Any]:
     root = _parse(text)
-    document = {name: _plain(root[name]) for name in _names(root) if name != "inputs"}
+    plain = _plain if len(text) <= _LARGEST_LISTED_BYTES else _short
+    document = {name: plain(root[name]) for name in _names(root) if name != "inputs"}
     tensors = root["inputs"] if "inputs" in root.keys() else None  # noqa: SIM118 - it has no `in`
     if not isinstance(tensors, simdjson.Array):
         raise _NotHere
@@ -65,7 +71,7 @@ def _document(text: bytes) -> dict[str, Any]:
     tensor: Any
     for tensor in tensors:
         names = _names(tensor)
-        inputs.append({name: _plain(tensor[name]) for name in names if name != "data"})
+        inputs.append({name: plain(tensor[name]) for name in names if name != "data"})
         lists.append(tensor["data"] if "data" in names else _ABSENT)
     # Each list of numbers adds one bracket to those of the rest; any more are lists in lists, or in a text.
     known = 1 + _count_lists([document, *inputs]) + sum([isinstance(data, simdjson.Array) for data in lists])
@@ -73,7 +79,7 @@ def _document(text: bytes) -> dict[str, Any]:
     for fields, data in zip(inputs, lists, strict=True):
         if data is not _ABSENT:
             is_float = is_flat and fields.get("datatype") in _FLOATS
-            fields["data"] = _numbers(data) if is_float else _plain(data)
+            fields["data"] = _numbers(data, plain) if is_float else plain(data)
     return {**document, "inputs": inputs}
 
 
@@ -86,14 +92,14 @@ def _names(value: Any) -> list[str]:
     return names
 
 
-def _numbers(data: Any) -> Any:
+def _numbers(data: Any, plain: Callable[[Any], Any]) -> Any:
     """A list in which is no other as an array, if all in it are numbers; else what it is."""
     if isinstance(data, simdjson.Array):
         try:
             return np.frombuffer(data.as_buffer(of_type="d"), np.float64)
         except TypeError:
             pass
-    return _plain(data)
+    return plain(data)
 
 
 def _has_more_brackets(text: bytes, count: int) -> bool:
@@ -122,3 +128,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, simdjson.Object):
         return value.as_dict()
     return value
+
+
+def _short(value: Any) -> Any:
+    """The same in a document so large that a list in it may be longer than simdjson makes one."""
+    if isinstance(value, simdjson.Object):
+        return {name: _short(value[name]) for name in _names(value)}
+    if not isinstance(value, simdjson.Array):
+        return value
+    if len(value) > _MOST_SHORT:
+        raise _NotHere
+    return [_short(one) for one in value]
