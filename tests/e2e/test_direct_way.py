@@ -151,6 +151,15 @@ def test_the_first_answer_and_the_later_ones_are_alike(server: Server, samples: 
         assert tensors(third)[0]["id"] == f"first-{samples}"
 
 
+@pytest.mark.parametrize("own_id", ["?", "??", "mine", ""])
+def test_a_text_that_is_called_like_the_id_and_stands_before_it_is_not_the_id(server: Server, own_id: str) -> None:
+    with Wire(server.port) as wire:
+        for other in ("one", "two", "six", "six"):
+            reply = ask(wire, simple(1, parameters={"id": other}, id=own_id))
+            check(reply, 1)
+            assert tensors(reply)[0]["id"] == own_id
+
+
 @pytest.mark.parametrize("samples", [1, 5])
 def test_each_gets_the_answer_to_its_own_tensors(server: Server, samples: int) -> None:
     def client(number: int) -> None:

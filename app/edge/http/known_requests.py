@@ -100,8 +100,9 @@ def _read(key: ModelKey, header: bytes, nbytes: int) -> tuple[_Place, bytes | No
 
 def _is_the_id(place: _Place) -> bool:
     """Whether what may be another text is the request's own id, and not that of something else."""
+    other = b"?" * (len(place.before) + len(place.after))  # longer than any id that stands around it
     try:
-        return bool(orjson.loads(b"%b?%b" % (place.before, place.after))["id"] == "?")
+        return bool(orjson.loads(place.before + other + place.after)["id"] == other.decode())
     except (orjson.JSONDecodeError, KeyError):  # NaN, which the protocol allows, or an id deeper down
         return False
 
