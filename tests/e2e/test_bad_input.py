@@ -11,19 +11,21 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.memory_server import MemoryServer, MemoryWire
 from tests.support.pictures import jpeg, png_claiming
-from tests.support.servers import Server, start_server, wait_until
+from tests.support.servers import Server, peak_bytes, start_server, wait_until
 from tests.support.stores import StoreFolder, digit
 from tests.support.wire import Wire, WireReply, chunk, head
 
 DIGITS = "/predictions/digits"
 SIMPLE = "/v2/models/simple/infer"
 IMAGES = "/v2/models/digits/infer"
+UINT64 = "/v2/models/identity_uint64/infer"
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +50,8 @@ def server(request: pytest.FixtureRequest, filled_store: StoreFolder) -> Iterato
 
 @pytest.fixture(scope="module")
 def large_server(filled_store: StoreFolder) -> Iterator[Server]:
-    """Takes bodies as large as a server without options does."""
-    with start_server(store=filled_store.root) as server:
+    """Takes bodies as large as a server without options does, and has room to read them."""
+    with start_server("--max-inflight-mb", "2048", store=filled_store.root) as server:
         yield server
         wait_until(server.is_at_rest, "nothing is held after all these requests")
 
@@ -234,6 +236,8 @@ def test_a_model_without_image_preprocessing_names_the_route_for_tensors(socket_
         ({"data": ["1"] * 16}, ("INPUT0", "INT32")),
         ({"data": [1.5] * 16}, ("INPUT0", "INT32")),
         ({"data": [True] * 16}, ("INPUT0", "INT32")),
+        ({"data": [*range(15), True]}, ("INPUT0", "INT32")),
+        ({"data": [[*range(8)], [*range(7), False]]}, ("INPUT0", "INT32")),
         ({"data": [None] * 16}, ("INPUT0", "INT32")),
         ({"data": [{}] * 16}, ("INPUT0", "INT32")),
         ({"data": [1 << 31] * 16}, ("INPUT0", "-2147483648..2147483647")),
@@ -452,24 +456,67 @@ def test_a_compressed_body_may_be_as_large_as_a_plain_one(wire: MemoryWire, enco
 
 
 @pytest.mark.parametrize(
-    ("before", "behind"),
+    ("path", "before", "behind"),
     [
-        pytest.param(b'{"inputs": [], "x": [', b"]}", id="a-member-that-means-nothing"),
-        pytest.param(b'{"inputs": [], "parameters": {"x": [[', b"]]}}", id="a-parameter"),
+        pytest.param(UINT64, b'{"inputs": [], "x": [', b"]}", id="a-member-that-means-nothing"),
+        pytest.param(UINT64, b'{"inputs": [], "parameters": {"x": [[', b"]]}}", id="a-parameter"),
         pytest.param(
-            b'{"inputs": [{"name": "images", "datatype": "UINT8", "shape": [1, 32, 32, 3], "data": [',
-            b"]}]}",
-            id="data",
+            UINT64, b'{"inputs": [{"name": "x", "datatype": "UINT64", "shape": [1, 3], "data": [', b"]}]}", id="data"
         ),
+        pytest.param(IMAGES, b'{"inputs": [], "x": [', b"]}", id="for-a-model-of-one-size"),
     ],
 )
 def test_a_list_of_more_values_than_the_reader_counts_is_a_400(
-    large_server: Server, before: bytes, behind: bytes
+    large_server: Server, path: str, before: bytes, behind: bytes
 ) -> None:
     body = gzip.compress(before + b"1," * ((1 << 24) + 200_000) + b"1" + behind, compresslevel=1)
     with Wire(large_server.port) as wire:
-        refused(wire.ask(IMAGES, body, {"Content-Encoding": "gzip"}), 400)
+        refused(wire.ask(path, body, {"Content-Encoding": "gzip"}), 400)
         check_good(wire)
+
+
+WRONG_JSON = {
+    "lists": b"[],",
+    "objects": b"{},",
+    "numbers": b"1,",
+    "texts": b'"",',
+    "not-numbers": b"NaN,",
+    "members": b'"a":1,',
+    "nests": b"[",
+}
+
+
+@pytest.mark.parametrize("piece", WRONG_JSON.values(), ids=WRONG_JSON)
+def test_more_json_than_the_inputs_hold_is_a_400_and_costs_its_body(large_server: Server, piece: bytes) -> None:
+    body = b'{"inputs": [{"name": "images", "data": [' + piece * ((16 << 20) // len(piece)) + b"1]}]}"
+    with Wire(large_server.port) as wire:
+        before = fresh_peak(large_server)
+        refused(wire.ask(IMAGES, body), 400, "digits", "images", "at most")
+        assert peak_bytes(large_server) - before < 24 << 20
+        check_good(wire)
+
+
+def test_json_that_takes_more_memory_than_there_is_is_a_413(large_server: Server) -> None:
+    body = b'{"inputs": [{"name": "x", "data": [' + b"[]," * (14 << 20) + b"1]}]}"
+    with Wire(large_server.port) as wire:
+        before = fresh_peak(large_server)
+        refused(wire.ask(UINT64, body), 413, "binary tensor data", "--max-inflight-mb")
+        assert peak_bytes(large_server) - before < 60 << 20
+        check_good(wire)
+
+
+def test_json_that_cannot_be_read_without_stopping_all_others_is_a_400(large_server: Server) -> None:
+    start = b'{"inputs": [{"name": "x", "datatype": "UINT64", "shape": [1, 3], "data": ['
+    with Wire(large_server.port) as wire:
+        refused(wire.ask(UINT64, start + b"1," * (2 << 20) + b"NaN]}]}"), 400, "NaN", "binary tensor data")
+        refused(wire.ask(UINT64, start + b'{"a":1},' * (1 << 19) + b"1]}]}"), 400, "objects", "binary tensor data")
+        check_good(wire)
+
+
+def fresh_peak(server: Server) -> int:
+    """The peak of its memory as of now."""
+    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")
+    return peak_bytes(server)
 
 
 def test_an_uncompressed_body_may_say_so(wire: MemoryWire) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def request(data: Any, datatype: str = "FP32", **more: Any) -> dict[str, Any]:
 
 def as_lists(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        assert value.dtype == np.float64
+        assert value.dtype.name in ("float64", "int64", "uint64")
         assert value.ndim == 1
         return value.tolist()
     if isinstance(value, dict):
@@ -45,18 +46,56 @@ def test_flat_numbers_of_float_tensors_are_arrays() -> None:
         assert as_lists(values) == request([1, 2.5, -3e-7], datatype, id="a")
 
 
-@pytest.mark.parametrize("datatype", ["INT32", "UINT64", "BOOL", "BYTES", "FP16", "nonsense", None, 7])
+@pytest.mark.parametrize("datatype", ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"])
+def test_flat_integers_of_integer_tensors_are_arrays(datatype: str) -> None:
+    found = read(orjson.dumps(request([1, -2, 1 << 62], datatype)))["inputs"][0]["data"]
+    assert (found.dtype.name, found.tolist()) == ("int64", [1, -2, 1 << 62])
+    for data in ([1, 0.5], [1.0], [1, True], [1, None], ["1"], [1, -1, 1 << 63]):
+        document = request(data, datatype)
+        found = read(orjson.dumps(document))
+        assert found == document
+        assert [type(one) for one in found["inputs"][0]["data"]] == [type(one) for one in data]
+
+
+def test_large_integers_are_arrays_where_they_may_be() -> None:
+    data = [1, 1 << 63, (1 << 64) - 1]
+    found = read(orjson.dumps(request(data, "UINT64")))["inputs"][0]["data"]
+    assert (found.dtype.name, found.tolist()) == ("uint64", data)
+    assert read(orjson.dumps(request(data, "INT64"))) == request(data, "INT64")
+
+
+@pytest.mark.parametrize("data", [[[1], [2]], [[[1, 2], [3, 4]], [[5, 6], [7, 8]]], [[], []], [[[[3]]]]])
+@pytest.mark.parametrize("datatype", ["FP32", "UINT8"])
+def test_evenly_nested_numbers_are_arrays(data: Any, datatype: str) -> None:
+    found = read(orjson.dumps(request(data, datatype)))["inputs"][0]["data"]
+    assert isinstance(found, np.ndarray)
+    assert found.tolist() == np.asarray(data).ravel().tolist()
+
+
+@pytest.mark.parametrize(
+    "data", [[[1], 2], [1, [2]], [[1, 2], [3]], [[[1], [2]], [[3], 4]], [[[1]], [2]], [[1], []], [[], [1]], [[1], {}]]
+)
+@pytest.mark.parametrize("is_long", [False, True])
+def test_unevenly_nested_numbers_stay_what_they_are(
+    data: Any, monkeypatch: pytest.MonkeyPatch, *, is_long: bool
+) -> None:
+    monkeypatch.setattr(json_documents, "INLINE_JSON_BYTES", 0 if is_long else 1 << 20)
+    for datatype in ("FP32", "UINT8"):
+        assert read(orjson.dumps(request(data, datatype))) == request(data, datatype)
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "BYTES", "FP16", "nonsense", None, 7, ["FP32"]])
 def test_other_tensors_are_lists(datatype: Any) -> None:
-    for data in ([1, 2], [1 << 63], [True], ["a"], [0.5]):
+    for data in ([1, 2], [1 << 63], [True], ["a"], [0.5], [[1], [2]]):
         document = request(data, datatype)
         assert read(orjson.dumps(document)) == document
 
 
 @pytest.mark.parametrize(
     "data",
-    [[[1.0, 2.0], [3.0]], [[1.0], [2.0]], [1.0, True], [None], ["1"], [1.0, [2.0]], [{}], {"a": 1}, "abc", None, 1.5],
+    [[[1.0, 2.0], [3.0]], [1.0, True], [None], ["1"], [1.0, [2.0]], [{}], {"a": 1}, "abc", None, 1.5],
 )
-def test_whatever_is_no_flat_list_of_numbers_stays_what_it_is(data: Any) -> None:
+def test_whatever_is_no_list_of_numbers_stays_what_it_is(data: Any) -> None:
     document = request(data)
     found = read(orjson.dumps(document))
     assert found == document
@@ -69,11 +108,11 @@ def test_a_bracket_in_a_text_is_no_list() -> None:
 
 
 def test_several_tensors_each_are_what_they_are() -> None:
-    document = {"inputs": [*request([1.0])["inputs"], *request([2], "INT32")["inputs"], *request([3])["inputs"]]}
+    document = {"inputs": [*request([1.0])["inputs"], *request([True], "BOOL")["inputs"], *request([3])["inputs"]]}
     found = read(orjson.dumps(document))
     assert as_lists(found) == document
     assert [type(one["data"]) for one in found["inputs"]] == [np.ndarray, list, np.ndarray]
-    nested = {"inputs": [*request([1.0])["inputs"], *request([[2.0]])["inputs"]]}
+    nested = {"inputs": [*request([1.0])["inputs"], *request([[2.0], 3])["inputs"]]}
     assert as_lists(read(orjson.dumps(nested))) == nested
 
 
@@ -133,7 +172,12 @@ anything = st.recursive(
 )
 fields = st.dictionaries(
     st.sampled_from(["name", "shape", "data", "datatype", "parameters", "other"]),
-    st.one_of(anything, st.just("FP32"), st.just("FP64"), st.lists(numbers, max_size=8)),
+    st.one_of(
+        anything,
+        st.sampled_from(["FP32", "FP64", "INT64", "UINT8"]),
+        st.lists(numbers, max_size=8),
+        st.lists(st.lists(numbers, min_size=2, max_size=2), max_size=4),
+    ),
 )
 documents = st.dictionaries(
     st.sampled_from(["inputs", "outputs", "id", "parameters", "x"]), st.one_of(anything, st.lists(fields, max_size=3))
@@ -143,16 +187,40 @@ documents = st.dictionaries(
 @given(st.one_of(anything, documents))
 def test_any_document_is_what_orjson_makes_of_it(document: Any) -> None:
     text = json.dumps(document).encode()
-    assert as_lists(read(text)) == as_lists_of_floats(orjson.loads(text))
+    assert as_lists(read(text)) == flattened(orjson.loads(text))
 
 
 @given(st.one_of(anything, documents))
-def test_any_document_that_is_too_large_for_lists_is_what_orjson_makes_of_it(document: Any) -> None:
+def test_any_long_document_is_what_orjson_makes_of_it(document: Any) -> None:
     text = json.dumps(document).encode()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(json_documents, "_LARGEST_LISTED_BYTES", 0)
-        patched.setattr(json_documents, "_MOST_SHORT", 3)
-        assert as_lists(read(text)) == as_lists_of_floats(orjson.loads(text))
+        patched.setattr(json_documents, "INLINE_JSON_BYTES", 0)
+        patched.setattr(json_documents, "_FEW_BRACKETS", 0)
+        assert as_lists(read(text)) == flattened(orjson.loads(text))
+
+
+@pytest.mark.parametrize("text", ['{"inputs": [%s]}', '{"inputs": [], "x": [%s]}', "[%s]", "[%s", "%s"])
+@pytest.mark.parametrize("value", ["[]", "{}", "NaN", "1", '"a"'])
+def test_of_a_long_document_only_so_much_becomes_objects(
+    text: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_documents, "INLINE_JSON_BYTES", 0)
+    monkeypatch.setattr(json_documents, "_MOST_LISTS", 1000)
+    monkeypatch.setattr(json_documents, "_MOST_OBJECTS", 1000)
+    try:
+        found = read(text % ",".join([value] * 3000))
+    except json_documents.TooManyObjects:
+        return
+    assert value in ("1", '"a"')
+    assert len(found["x"]) == 3000, "others run while they become objects"
+
+
+def test_many_members_cost_what_they_are() -> None:
+    """simdjson looks for each among all of them."""
+    document = {str(number): number for number in range(100_000)}
+    started = time.monotonic()
+    assert read(json.dumps(document)) == document
+    assert time.monotonic() - started < 2
 
 
 def test_a_name_with_a_nul_in_it_is_read() -> None:
@@ -161,18 +229,28 @@ def test_a_name_with_a_nul_in_it_is_read() -> None:
     assert as_lists(read(json.dumps(document).encode())) == document
 
 
-def as_lists_of_floats(document: Any) -> Any:
-    """What orjson read, where a flat list of numbers of a float tensor becomes floats."""
+def flattened(document: Any) -> Any:
+    """What orjson read, where an even list of numbers of a tensor of numbers becomes a flat one."""
     if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
         return document
     if not all(isinstance(one, dict) for one in document["inputs"]):
         return document
     for one in document["inputs"]:
-        data = one.get("data")
-        is_flat = isinstance(data, list) and all(type(value) in (int, float) for value in data)
-        if is_flat and one.get("datatype") in ("FP32", "FP64"):
-            one["data"] = [float(value) for value in data]
+        if one.get("datatype") in ("FP32", "FP64", "INT64", "UINT8") and isinstance(one.get("data"), list):
+            one["data"] = flat(one["data"], float if one["datatype"] in ("FP32", "FP64") else int)
     return document
+
+
+def flat(data: list[Any], kind: type) -> list[Any]:
+    try:
+        found = np.asarray(data).shape
+    except ValueError:
+        return data
+    values = np.asarray(data, object).reshape(found).ravel().tolist()
+    if kind is float:
+        return [float(one) for one in values] if all(type(one) in (int, float) for one in values) else data
+    is_whole = all(type(one) is int and one < 1 << 63 for one in values)
+    return values if is_whole else data
 
 
 def test_arrays_outlive_the_next_document(monkeypatch: pytest.MonkeyPatch) -> None:

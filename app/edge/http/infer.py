@@ -9,6 +9,7 @@ from convoy.app.edge.http.hot_route import HotRoute, HttpHead, OnError, OnReply
 from convoy.app.edge.http.infer_request import parse_infer
 from convoy.app.edge.http.infer_response import InferResponse, render_infer, repeat_response, repeatable_json
 from convoy.app.edge.http.json_documents import INLINE_JSON_BYTES
+from convoy.app.edge.http.json_weight import WEIGHED_INLINE_BYTES, Weight, check_weight, needed_bytes, weigh
 from convoy.app.edge.http.known_requests import Known, KnownRequests
 from convoy.app.edge.http.replies import Reply
 from convoy.app.edge.oip.answers import is_heavy_answer
@@ -19,7 +20,7 @@ from convoy.app.edge.options import EdgeOptions
 from convoy.app.edge.timing import StagesNs, server_timing
 from convoy.app.scheduling.request import Done
 from convoy.app.submission.inference import InferenceCore, ServedLike
-from convoy.models.errors import InvalidRequest
+from convoy.models.errors import BodyTooLarge, InvalidRequest
 
 HEADER_LENGTH = b"inference-header-content-length"
 
@@ -92,12 +93,32 @@ class InferRoute(HotRoute):
     async def _parse(
         self, call: Call, body: Body, header_length: int | None, served: ServedLike, timeout_ms: float | None
     ) -> Decoded[InferRequest]:
-        memory = self.core.shared_memory
-        json_bytes = body.nbytes if header_length is None else header_length
-        if json_bytes <= INLINE_JSON_BYTES and not is_heavy(body.nbytes, served):
+        memory, slots, deadline_ns = self.core.shared_memory, (body.slot,), call.deadline_ns(timeout_ms)
+        text = body.view[:header_length]
+        weighed_ns = needs_bytes = 0
+        if text.nbytes > INLINE_JSON_BYTES:
+            if text.nbytes <= WEIGHED_INLINE_BYTES:
+                weight = weigh(text)
+            else:
+                work = DecodeWork("weigh", text.nbytes, slots, deadline_ns)
+                weight, weighed_ns = await self.decoder.run(call, work, weigh, text)
+            check_weight(weight, served)
+            needs_bytes = self._room_for(call, weight, served)
+        elif not is_heavy(body.nbytes, served):
             return Decoded(parse_infer(body, header_length, served, memory), 0)
-        work = DecodeWork("tensors", body.nbytes, (body.slot,), call.deadline_ns(timeout_ms))
-        return await self.decoder.run(call, work, parse_infer, body, header_length, served, memory)
+        work = DecodeWork("tensors", body.nbytes, slots, deadline_ns, needs_bytes=needs_bytes)
+        meaning, wait_ns = await self.decoder.run(call, work, parse_infer, body, header_length, served, memory)
+        return Decoded(meaning, weighed_ns + wait_ns)
+
+    def _room_for(self, call: Call, weight: Weight, served: ServedLike) -> int:
+        """The memory that it takes to read such JSON. Raises BodyTooLarge where there can never be so much."""
+        needs_bytes, slab = needed_bytes(weight, served), call.core.slab
+        if needs_bytes + call.held_bytes > slab.capacity_bytes:
+            raise BodyTooLarge(
+                f"to read {weight.values} values in {weight.nbytes} bytes of JSON takes {needs_bytes} beside it, and "
+                f"there are {slab.capacity_bytes} for all requests; send binary tensor data, or raise --max-inflight-mb"
+            )
+        return needs_bytes
 
 
 def _reply(call: Call, done: Done, response: InferResponse) -> Reply:

@@ -17,7 +17,7 @@ import orjson
 
 from convoy.app.edge.http.binary_tensors import BinaryTail, raw_request
 from convoy.app.edge.http.body import Body
-from convoy.app.edge.http.json_documents import loads
+from convoy.app.edge.http.json_documents import TooManyObjects, loads
 from convoy.app.edge.oip.inference import InferRequest, understand, wrong_request
 from convoy.app.edge.oip.shared_tensors import REGION, SharedInput, shared_place
 from convoy.app.edge.oip.tensors import (
@@ -154,7 +154,8 @@ class _JsonValues:
             return values.astype(dtype)
         if dtype.name == "uint64" and values.dtype.kind == "f":
             values = _exact_integers(self.data, values)
-        if values.dtype.kind not in _ACCEPTED_KINDS[dtype.kind]:
+        is_number = dtype.kind != "b"
+        if values.dtype.kind not in _ACCEPTED_KINDS[dtype.kind] or (is_number and _has_booleans(self.data)):
             raise target.wrong(f"data of input '{spec.name}' must be {spec.dtype} values, got {brief(self.data)}")
         return in_range(values, target)
 
@@ -164,6 +165,8 @@ def _parse_json(view: memoryview) -> _Json:
         document = loads(view)
     except orjson.JSONDecodeError:
         document = _parse_with_nan(bytes(view))
+    except TooManyObjects as error:
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}; send binary tensor data") from error
     if not isinstance(document, dict):
         raise InvalidRequest("the request must be a JSON object with 'inputs'")
     return document
@@ -212,6 +215,12 @@ def _request_id(document: _Json) -> str | None:
     except UnicodeEncodeError as error:
         raise InvalidRequest("'id' must be text that can be written as UTF-8, got half a surrogate pair") from error
     return own_id
+
+
+def _has_booleans(data: list[Any]) -> bool:
+    """Whether there are any, which numpy reads as numbers where others are."""
+    kinds = set(map(type, data))
+    return bool in kinds or (list in kinds and any(_has_booleans(one) for one in data))
 
 
 def _exact_integers(data: list[Any], rounded: np.ndarray) -> np.ndarray:

@@ -8,40 +8,62 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import orjson
 import simdjson
 
+from convoy.app.edge.http.json_weight import weigh
+
 # Numbers of so much JSON are read in some tenths of a millisecond; to hand it to a thread takes as long.
 INLINE_JSON_BYTES = 96 << 10
-# The protocol's types that a list of JSON numbers of any form stands for without a doubt.
-_FLOATS = ("FP32", "FP64")
+# The protocol's types that a list of JSON numbers stands for without a doubt, and how simdjson may read such a list.
+_Form = Literal["d", "i", "u"]
+_FLOAT: tuple[_Form, ...] = ("d",)
+_WHOLE: tuple[_Form, ...] = ("i",)
+_FORMS: dict[str, tuple[_Form, ...]] = {
+    **dict.fromkeys(["FP32", "FP64"], _FLOAT),
+    **dict.fromkeys(["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32"], _WHOLE),
+    "UINT64": ("i", "u"),
+}
+_DTYPES: dict[_Form, type[np.generic]] = {"d": np.float64, "i": np.int64, "u": np.uint64}
+# numpy's, and so of lists in lists.
+_MOST_DIMENSIONS = 64
+# Of one object, in which simdjson finds each by looking at all before it; and tensors.
+_MOST_MEMBERS = 256
+# So many brackets are found faster one by one than by looking at each byte.
+_FEW_BRACKETS = 100
 # Below, making objects of the numbers costs less than not to.
 _SHORTEST_BYTES = 2 << 10
 # A parser keeps several times the memory of its largest document.
 _LARGEST_KEPT_BYTES = 1 << 20
-# simdjson counts a list's values up to 2**24 - 1 and writes all there are behind the list that it made for so many. Two
-# bytes a value are the least, with the commas.
-_LARGEST_LISTED_BYTES = 2 << 24
-# In larger documents, what is beside the numbers is short.
-_MOST_SHORT = 1 << 16
+# Of one document: the garbage collector looks at all lists and objects, and meanwhile nothing else runs.
+_MOST_LISTS = 1 << 18
+# Of one document that simdjson does not take; until all are made, nothing else runs.
+_MOST_OBJECTS = 1 << 20
+_CONTAINERS = frozenset({simdjson.Array, simdjson.Object})
 _ABSENT = object()
 _BOM = b"\xef\xbb\xbf"
 _kept = threading.local()
 
 
-def loads(view: memoryview) -> Any:
-    """What `orjson.loads` returns, with arrays for flat lists of numbers in FP32 and FP64 tensors.
+class TooManyObjects(Exception):
+    """More than may be made of one document; the words say what there was to make them of."""
 
-    They are 1-d, of float64, and are the only arrays. Raises orjson.JSONDecodeError.
+
+def loads(view: memoryview) -> Any:
+    """What `orjson.loads` returns, with arrays for lists of numbers in tensors of numbers, flat or evenly nested.
+
+    They are 1-d, of float64, int64 or uint64, and are the only arrays. Raises orjson.JSONDecodeError or TooManyObjects.
     """
     if len(view) >= _SHORTEST_BYTES and view[:3] != _BOM:
         try:
             return _document(bytes(view))
         except (_NotHere, KeyError, ValueError, RuntimeError):  # simdjson's ways to say that it cannot
             pass
+    if len(view) > INLINE_JSON_BYTES and (count := sum(weigh(view)[1:])) > _MOST_OBJECTS:
+        raise TooManyObjects(f"{count} values in JSON that is invalid, unusual, or has NaN or Infinity")
     return orjson.loads(view)
 
 
@@ -61,10 +83,11 @@ def _parse(text: bytes) -> Any:
 
 def _document(text: bytes) -> dict[str, Any]:
     root = _parse(text)
-    plain = _plain if len(text) <= _LARGEST_LISTED_BYTES else _short
+    # In a longer one a list may have more values than simdjson counts: it would write behind the list that it makes.
+    plain = _plain if len(text) <= INLINE_JSON_BYTES else _Long().plain
     document = {name: plain(root[name]) for name in _names(root) if name != "inputs"}
     tensors = root["inputs"] if "inputs" in root.keys() else None  # noqa: SIM118 - it has no `in`
-    if not isinstance(tensors, simdjson.Array):
+    if not isinstance(tensors, simdjson.Array) or len(tensors) > _MOST_MEMBERS:
         raise _NotHere
     inputs: list[dict[str, Any]] = []
     lists: list[Any] = []
@@ -73,18 +96,18 @@ def _document(text: bytes) -> dict[str, Any]:
         names = _names(tensor)
         inputs.append({name: plain(tensor[name]) for name in names if name != "data"})
         lists.append(tensor["data"] if "data" in names else _ABSENT)
-    # Each list of numbers adds one bracket to those of the rest; any more are lists in lists, or in a text.
-    known = 1 + _count_lists([document, *inputs]) + sum([isinstance(data, simdjson.Array) for data in lists])
-    is_flat = not _has_more_brackets(text, known)
+    # Each list of numbers adds its own brackets to those of the rest; any more are uneven lists, or in a text.
+    known = 1 + _count_lists([document, *inputs])
+    known += sum([_count_even(data) for data in lists if isinstance(data, simdjson.Array)])
+    is_even = not _has_more_brackets(text, known)
     for fields, data in zip(inputs, lists, strict=True):
         if data is not _ABSENT:
-            is_float = is_flat and fields.get("datatype") in _FLOATS
-            fields["data"] = _numbers(data, plain) if is_float else plain(data)
+            fields["data"] = _numbers(data, fields.get("datatype"), plain) if is_even else plain(data)
     return {**document, "inputs": inputs}
 
 
 def _names(value: Any) -> list[str]:
-    if not isinstance(value, simdjson.Object):
+    if not isinstance(value, simdjson.Object) or len(value) > _MOST_MEMBERS:
         raise _NotHere
     names = list(value.keys())
     if len(set(names)) != len(names):  # the last one counts, and simdjson finds the first
@@ -92,17 +115,48 @@ def _names(value: Any) -> list[str]:
     return names
 
 
-def _numbers(data: Any, plain: Callable[[Any], Any]) -> Any:
-    """A list in which is no other as an array, if all in it are numbers; else what it is."""
-    if isinstance(data, simdjson.Array):
-        try:
-            return np.frombuffer(data.as_buffer(of_type="d"), np.float64)
-        except TypeError:
-            pass
+def _numbers(data: Any, datatype: object, plain: Callable[[Any], Any]) -> Any:
+    """An even list as an array, if all in it are numbers that such a tensor may have; else what it is."""
+    if isinstance(data, simdjson.Array) and isinstance(datatype, str):
+        for form in _FORMS.get(datatype, ()):
+            try:
+                return np.frombuffer(data.as_buffer(of_type=form), _DTYPES[form])
+            except (TypeError, ValueError):  # what is no number, or none of this form
+                pass
     return plain(data)
 
 
+def _count_even(data: Any) -> int:
+    """How many lists it is with those in it, if all at one depth are as long; else 1."""
+    lengths, first = [len(data)], data
+    while isinstance(first := next(iter(first), None), simdjson.Array):
+        lengths.append(len(first))
+        if len(lengths) > _MOST_DIMENSIONS:
+            return 1
+    return _count_as_long(data, lengths) or 1
+
+
+def _count_as_long(data: Any, lengths: list[int]) -> int:
+    """How many, and 0 if they are not as long as this, from the outermost to the innermost."""
+    if len(data) != lengths[0]:
+        return 0
+    if len(lengths) == 1:
+        return 1
+    if len(lengths) == 2:  # most of them are innermost
+        found = {len(one) if isinstance(one, simdjson.Array) else -1 for one in data}
+        return 1 + lengths[0] if found == {lengths[1]} else 0
+    count = 1
+    for one in data:
+        inside = _count_as_long(one, lengths[1:]) if isinstance(one, simdjson.Array) else 0
+        if not inside:
+            return 0
+        count += inside
+    return count
+
+
 def _has_more_brackets(text: bytes, count: int) -> bool:
+    if count > _FEW_BRACKETS:
+        return text.count(b"[") > count
     at = -1  # `bytes.count` looks at each byte by itself
     for _ in range(count + 1):
         at = text.find(b"[", at + 1)
@@ -130,12 +184,18 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _short(value: Any) -> Any:
-    """The same in a document so large that a list in it may be longer than simdjson makes one."""
-    if isinstance(value, simdjson.Object):
-        return {name: _short(value[name]) for name in _names(value)}
-    if not isinstance(value, simdjson.Array):
-        return value
-    if len(value) > _MOST_SHORT:
-        raise _NotHere
-    return [_short(one) for one in value]
+class _Long:
+    """The same of a long document, in which others run between one value and the next."""
+
+    def __init__(self) -> None:
+        self._lists = 0
+
+    def plain(self, value: Any) -> Any:
+        if type(value) not in _CONTAINERS:
+            return value
+        self._lists += 1
+        if self._lists > _MOST_LISTS:
+            raise TooManyObjects(f"more than {_MOST_LISTS} lists and objects that are no flat or even lists of numbers")
+        if isinstance(value, simdjson.Object):
+            return {name: self.plain(value[name]) for name in _names(value)}
+        return [self.plain(one) if type(one) in _CONTAINERS else one for one in value]
