@@ -11,6 +11,9 @@ _RESERVED_PREFIX = "triton_"
 # The one reserved key that clients do send; the gRPC stream reads it.
 _ALLOWED = frozenset({"triton_enable_empty_final_response"})
 
+# From here on JSON's readers do not agree on a number.
+_TOO_LARGE = 1 << 53
+
 
 def check_parameters(parameters: Mapping[str, object]) -> None:
     """Raises InvalidRequest for a reserved key, and for a value that the protocol has no kind for."""
@@ -29,6 +32,8 @@ def check_parameters(parameters: Mapping[str, object]) -> None:
 def whole_number(parameters: Mapping[str, object], name: str, what: str) -> int:
     """A parameter of `what` that counts something; 0 where it is not given. Raises InvalidRequest."""
     value = parameters.get(name, 0)
-    if type(value) is not int or not 0 <= value < 1 << 53:
-        raise InvalidRequest(f"'{name}' in 'parameters' of {what} must be a whole number >= 0, got {brief(value)}")
+    if type(value) is not int or not 0 <= value < _TOO_LARGE:
+        raise InvalidRequest(
+            f"'{name}' in 'parameters' of {what} must be a whole number >= 0 and < {_TOO_LARGE}, got {brief(value)}"
+        )
     return value

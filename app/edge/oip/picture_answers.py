@@ -15,7 +15,7 @@ import orjson
 
 from convoy.app.edge.class_map import SegmentedPicture, run_lengths
 from convoy.app.edge.oip.answering import BOXES, CLASS_MAP, Wanted, why_no_predictions
-from convoy.app.edge.oip.predicting import Predicted, check_threshold, check_top_k, wanted_classes
+from convoy.app.edge.oip.predicting import MOST_TOP_K, Predicted, check_threshold, check_top_k, wanted_classes
 from convoy.app.edge.timing import timing_document
 from convoy.app.submission.inference import ServedLike
 from convoy.models.errors import InvalidRequest
@@ -86,8 +86,9 @@ def _threshold(given: object, served: ServedLike) -> float | None:
 
 def _top_k(given: object) -> int | None:
     if isinstance(given, str):
-        is_number = given.isascii() and given.isdigit() and len(given) < 10
-        return check_top_k(int(given) if is_number else 0, given)
+        is_number = given.isascii() and given.isdigit()
+        digits = given.lstrip("0") if is_number else ""
+        return check_top_k(int(digits or 0) if len(digits) <= len(str(MOST_TOP_K)) else MOST_TOP_K, given)
     return None if given is None else check_top_k(given, given)
 
 

@@ -28,6 +28,8 @@ from convoy.models.images import decoding_bytes, refuse_oversized
 from convoy.models.spec import ImageSpec, ModelSpec
 
 _DEFAULT_TOP_K = 5
+# More than any model has; who asks for more means all.
+MOST_TOP_K = 10**9
 
 
 class Predicted:
@@ -292,9 +294,9 @@ def wanted_classes(top_k: int | None, threshold: float | None) -> Wanted:
 
 def check_top_k(top_k: object, given: object) -> int:
     """The number itself. Raises InvalidRequest; `given` is how it came."""
-    if type(top_k) is not int or not 1 <= top_k < 10**9:
+    if type(top_k) is not int or top_k < 1:
         raise InvalidRequest(f"top_k must be a whole number of classes, at least 1, got {str(given)[:40]!r}")
-    return top_k
+    return min(top_k, MOST_TOP_K)
 
 
 def check_threshold(threshold: float, given: object, served: ServedLike) -> float:
@@ -310,5 +312,7 @@ def check_threshold(threshold: float, given: object, served: ServedLike) -> floa
 def check_timeout_ms(timeout_ms: float, given: object) -> float:
     """The number itself. Raises InvalidRequest; `given` is how it came."""
     if not 0 < timeout_ms < 1e9:
-        raise InvalidRequest(f"timeout_ms must be a number of milliseconds above 0, got {str(given)[:40]!r}")
+        raise InvalidRequest(
+            f"timeout_ms must be a number of milliseconds above 0 and below 1000000000, got {str(given)[:40]!r}"
+        )
     return timeout_ms
