@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -139,6 +140,17 @@ def big_request() -> tuple[bytes, dict[str, str]]:
         b'"parameters":{"binary_data_size":%d}}]}' % (len(data) // 4, len(data))
     )
     return document + data, {"Inference-Header-Content-Length": str(len(document))}
+
+
+def test_a_client_that_asks_on_and_on_and_reads_nothing_is_not_read_either(server: Server) -> None:
+    request = head(DIGITS, {"Content-Length": str(len(digit("seven")))}) + digit("seven")
+    idle_bytes, sent_bytes, most_bytes = server.rss_bytes, 0, 0
+    with Wire(server.port, receive_buffer=4096) as wire, suppress(OSError):
+        while sent_bytes < 256 * MIB:
+            sent_bytes += wire.socket.send(request * 100)
+            most_bytes = max(most_bytes, server.rss_bytes)
+    assert sent_bytes < 32 * MIB, "what the kernel keeps"
+    assert most_bytes < idle_bytes + 50 * MIB
 
 
 def test_connections_above_the_limit_are_told_so(server: Server) -> None:

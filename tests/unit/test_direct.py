@@ -299,6 +299,54 @@ def test_requests_that_come_together_are_answered_in_their_order(workshop: Works
     play(workshop, scene)
 
 
+@pytest.mark.parametrize("through_asgi", [False, True])
+def test_who_asks_faster_than_it_is_answered_is_not_read_on(workshop: Workshop, through_asgi: bool) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        gate, others = await busy(house, workshop)
+        connection, value, most_waiting = house.connect(through_asgi=through_asgi), 0, 0
+        answered: list[WireReply] = []
+        for turn in range(40):
+            for _ in range(5):  # a turn of the event loop, in which the server may go on reading
+                if connection.is_read:
+                    connection.send(b"".join(rows(float(value + number)) for number in range(100)))
+                    value += 100
+                await asyncio.sleep(0)
+            most_waiting = max(most_waiting, len(connection.protocol.pipeline))
+            if turn == 10:
+                gate.set()
+            answered += connection.replies
+            connection.sent.clear()
+        waiting = value - len(answered)
+        assert waiting <= 250, "what is read ahead is one piece and one read"
+        assert most_waiting <= 50, "and most of it has not been parsed"
+        answered += await connection.reply(waiting)
+        assert [shift(reply) for reply in answered] == [OFFSET + number for number in range(value)]
+        assert connection.is_read
+        for other in others:
+            await other.reply()
+
+    play(workshop, scene)
+
+
+def test_a_long_body_behind_a_request_that_waits_arrives_whole(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        gate, others = await busy(house, workshop)
+        connection, long = house.connect(), in_json(json.dumps([3.0] * ROW) + " " * 200_000)
+        connection.send(rows(1.0) + rows(2.0) + long[:100_000])
+        await asyncio.sleep(0)
+        assert not connection.is_read
+        gate.set()
+        await until(lambda: connection.is_read)
+        connection.send(long[100_000:] + rows(4.0))
+        first, second, third, fourth = await connection.reply(4)
+        assert [shift(reply) for reply in (first, second, fourth)] == [101.0, 102.0, 104.0]
+        assert third.json()["outputs"][0]["data"] == [103.0] * ROW
+        for other in others:
+            await other.reply()
+
+    play(workshop, scene)
+
+
 def test_headers_may_come_byte_by_byte(workshop: Workshop) -> None:
     async def scene(house: House, _: Workshop) -> None:
         connection, request = house.connect(), rows(5.0)
@@ -679,7 +727,9 @@ def test_a_client_that_leaves_in_a_repetition_is_counted(workshop: Workshop) -> 
 def is_answered(connection: Connection) -> bool:
     """Whether all that was asked has its answer; the last request may be cut off by the server."""
     protocol = connection.protocol
-    return connection.is_closing() or (protocol.cycle.response_complete and not protocol.pipeline)
+    return connection.is_closing() or (
+        protocol.cycle.response_complete and not protocol.pipeline and not protocol.flow.ahead
+    )
 
 
 def told(reply: WireReply) -> tuple[object, ...]:

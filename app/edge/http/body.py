@@ -51,12 +51,17 @@ class BodyReader:
     Raises Overloaded where there is no room for it.
     """
 
-    __slots__ = ("_call", "_limits", "_slot", "filled_bytes", "patience_s")
+    __slots__ = ("_call", "_declared", "_limits", "_slot", "filled_bytes", "patience_s")
 
     def __init__(self, call: Call, declared: int | None, limits: BodyLimits) -> None:
-        self._call, self._limits, self.filled_bytes = call, limits, 0
+        self._call, self._limits, self._declared, self.filled_bytes = call, limits, declared or 0, 0
         self._slot = call.reserve(_FIRST_SLOT_BYTES if declared is None else declared)
         self.patience_s = limits.seconds_for(limits.max_bytes if declared is None else declared)
+
+    @property
+    def awaited_bytes(self) -> int:
+        """Of those that are declared."""
+        return max(0, self._declared - self.filled_bytes)
 
     def feed(self, piece: bytes) -> None:
         """The next piece. Raises BodyTooLarge or Overloaded."""

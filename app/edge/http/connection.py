@@ -2,7 +2,8 @@
 
 uvicorn limits how long an idle connection may stay between requests. It does not limit how long a client
 may take to send its headers, how long it may refuse to read an answer, nor how long it may go on sending a
-body that has been answered already; each holds a connection for ever.
+body that has been answered already; each holds a connection for ever. Nor does it limit how many requests may wait
+behind one that is not answered yet; here they wait unparsed, one read of them, and the others with their client.
 
 A request that offers another protocol is answered in this one, as RFC 9110 (7.8) allows. A process that has been
 stopped finds all its timers late: time in which nobody read here is not the client's.
@@ -22,6 +23,7 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from convoy.app.edge.http.body import LOOK_AGAIN_S
@@ -33,6 +35,8 @@ from convoy.app.outcomes import Refusal
 from convoy.models.tls import ServerTls
 
 _log = logging.getLogger("convoy")
+# Between two pieces of what was read it is looked whether a request waits. Of the shortest ones this is 450.
+_PIECE_BYTES = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,16 @@ class ConnectionLimits:
 
 class HeadersTooLong(Exception):
     """Stops the parser; the connection ends with a 431."""
+
+
+class _Flow(FlowControl):
+    """uvicorn's, which whoever awaits a body lets read on; `ahead` is what has been read and must wait."""
+
+    ahead = b""
+
+    def resume_reading(self) -> None:
+        if not self.ahead:
+            super().resume_reading()
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -96,6 +110,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         if len(self.connections) > self.limits.max_connections:
             if self.way is not None:
                 self.way.core.turned_away(Refusal.CONNECTIONS)
@@ -141,6 +156,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self.cycle = self._direct = call
 
     def _parse(self, data: bytes) -> None:
+        if self.pipeline or self.flow.ahead:
+            self._keep(data)
+            return
         self._data = data if self._is_between and not self._unparsed_bytes else None
         awaited_before = self._headers_begun if self._in_headers else 0
         begun_before, self._has_moved = self._headers_begun, False
@@ -166,7 +184,36 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._unparsed_bytes > self.limits.header_bytes:
                 self._refuse_headers()
 
+    def _keep(self, data: bytes | memoryview) -> None:
+        """Until the requests before it have been answered; nothing more is read meanwhile."""
+        self.flow.ahead += data
+        self.flow.pause_reading()
+
+    def _read_on(self) -> None:
+        """Nothing waits any more before what was kept."""
+        if self.transport.is_closing():
+            return
+        ahead, self.flow.ahead = self.flow.ahead, b""
+        self._parse(ahead)
+        self.flow.resume_reading()
+
     def _feed(self, data: bytes) -> None:
+        """Let the parser read until a request waits, and keep the rest: no parser stops at the end of a request."""
+        if len(data) <= _PIECE_BYTES:
+            self._feed_piece(data)
+            return
+        view, start = memoryview(data), 0
+        while start < len(view) and not self.transport.is_closing():
+            if self.pipeline:
+                self._keep(view[start:])
+                return
+            # No request can follow before the end of a body.
+            awaited = self._direct.awaited_bytes if self._direct is not None else 0
+            end = start + max(awaited, _PIECE_BYTES)
+            self._feed_piece(view[start:end])
+            start = end
+
+    def _feed_piece(self, data: bytes | memoryview) -> None:
         """Let the parser read, whatever other protocol a request offers to speak."""
         while True:
             try:
@@ -262,6 +309,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+            if not self.pipeline and self.flow.ahead:
+                self.loop.call_soon(self._read_on)
         elif not waits_for_rest and not self._in_headers:  # those have time limits of their own
             self._arm_keep_alive()
             direct = self._direct

@@ -300,6 +300,11 @@ class DirectCall:
         """Of the body, so far."""
         return 0 if self._reader is None else self._reader.filled_bytes
 
+    @property
+    def awaited_bytes(self) -> int:
+        """So many are still the body's for sure."""
+        return 0 if self._reader is None else self._reader.awaited_bytes
+
     def repeat(self, repetition: Repetition, known: Known, data: bytes) -> None:
         """All of it has come, and is understood already."""
         self.more_body, self.memory = False, repetition
