@@ -108,6 +108,40 @@ def test_after_an_early_answer_the_rest_of_the_body_is_not_read_for_ever(server:
         thread.join()
 
 
+# What is escaped in a path only the framework reads, so the second goes through ASGI.
+@pytest.mark.parametrize("path", ["/predictions/nobody", "/predictions/no%62ody"])
+def test_who_still_sends_when_the_last_answer_comes_gets_it(server: Server, path: str) -> None:
+    body = b"x" * (8 * MIB)
+    with Wire(server.port) as wire:
+        wire.send(head(path, {"Content-Length": str(len(body)), "Connection": "close"}) + body)
+        reply = wire.reply()
+        assert (reply.status, reply.headers["connection"]) == (404, "close")
+        assert wire.is_closed()
+
+
+def test_who_still_sends_headers_that_are_too_long_is_told_so(server: Server) -> None:
+    with Wire(server.port) as wire:
+        wire.send(b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * MIB)
+        assert wire.reply().status == 431
+        assert wire.is_closed()
+
+
+@pytest.mark.parametrize("path", ["/predictions/nobody", "/predictions/no%62ody"])
+def test_after_the_last_answer_the_rest_of_the_body_is_not_read_for_ever(server: Server, path: str) -> None:
+    with Wire(server.port) as wire:
+        wire.send(head(path, {"Transfer-Encoding": "chunked", "Connection": "close"}))
+        assert wire.reply().status == 404
+
+        def is_reset() -> bool:
+            try:
+                wire.send(chunk(b"x"))
+            except OSError:
+                return True
+            return False
+
+        wait_until(is_reset, "the server does not take it any more")
+
+
 def test_a_client_that_does_not_read_its_answer_is_cut_off(server: Server) -> None:
     body, headers = big_request()
     with Wire(server.port, receive_buffer=4096) as wire:

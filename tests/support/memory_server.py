@@ -32,7 +32,7 @@ class Connection(asyncio.Transport):
         super().__init__()
         self.sent = bytearray()
         self.is_read = True
-        self._is_closing = False
+        self.has_ended = self._is_closing = False
         self.protocol = make()
         self.protocol.connection_made(self)
 
@@ -72,6 +72,7 @@ class Connection(asyncio.Transport):
         return {"sockname": ("127.0.0.1", 8000), "peername": ("192.0.2.7", 5000)}.get(name, default)
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        assert not self.has_ended
         if not self._is_closing:
             self.sent += data
 
@@ -82,6 +83,12 @@ class Connection(asyncio.Transport):
         if not self._is_closing:
             self._is_closing = True
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.has_ended = True
 
     def get_write_buffer_size(self) -> int:
         return 0

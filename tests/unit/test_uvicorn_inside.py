@@ -42,7 +42,7 @@ KEPT_BY_A_CONNECTION = {
 # `DirectCall` stands where uvicorn has its cycle, and must have what uvicorn asks of one.
 KEPT_BY_A_CYCLE = {
     *("scope", "flow", "message_event", "on_response", "disconnected", "keep_alive", "waiting_for_100_continue"),
-    *("body", "more_body", "response_started", "response_complete"),
+    *("body", "more_body", "response_started", "response_complete", "transport"),
 }
 
 

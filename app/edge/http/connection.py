@@ -68,6 +68,14 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
+class _Line:
+    """The transport as uvicorn's cycle has it: there an answer that is the last one closes at once."""
+
+    def __init__(self, connection: GuardedProtocol) -> None:
+        self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
+        self.close = connection.hang_up
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -107,10 +115,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unparsed_bytes = 0
         self._has_moved = False
         self._unread_bytes = 0
+        self._has_hung_up = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.flow = _Flow(transport)
+        self._line = _Line(self)
         if len(self.connections) > self.limits.max_connections:
             if self.way is not None:
                 self.way.core.turned_away(Refusal.CONNECTIONS)
@@ -134,10 +144,13 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        # The time to drain is over. uvicorn cancels the tasks that are left, and a direct call is none.
+        # The time to drain is over. uvicorn cancels the tasks that are left. A direct call is none, nor is what waits.
+        self.pipeline.clear()
         if self._direct is not None and not self._direct.response_complete:
             self._direct.give_up()
         super().shutdown()
+        if self._has_hung_up:
+            self._close()
 
     def data_received(self, data: bytes) -> None:
         memory, self._memory = self._memory, None
@@ -164,7 +177,7 @@ class GuardedProtocol(HttpToolsProtocol):
         begun_before, self._has_moved = self._headers_begun, False
         self._feed(data)
         self._data = None
-        if self.transport.is_closing():
+        if self._has_hung_up or self.transport.is_closing():
             return
         if self._direct is not None:
             self._direct.wait()
@@ -222,7 +235,7 @@ class GuardedProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 # The parser has read the headers and takes all the rest for the other protocol's.
                 if self.parser.get_method() == b"CONNECT":
-                    self._refuse(405, "this server is no proxy; send the request to where it is to be answered")
+                    self._refuse_all(405, "this server is no proxy; send the request to where it is to be answered")
                     return
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
@@ -268,7 +281,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
-        if not self._goes_direct():
+        if not self._has_hung_up and not self._goes_direct():
             self._begin_for_asgi()
 
     def on_body(self, body: bytes) -> None:
@@ -289,7 +302,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._direct.complete(memory)
         else:
             super().on_message_complete()
-        if self._linger_timer is not None:
+        if self._has_hung_up:
+            self._close()
+        elif self._linger_timer is not None:
             # The rest of a body that had been answered early is there; the connection is idle now.
             self._linger_timer.cancel()
             self._linger_timer = None
@@ -304,6 +319,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             if self._write_timer is None and self.transport.get_write_buffer_size():
                 self._watch_reader()  # it closes when the client has read what is left
+            return
+        if self._has_hung_up:
             return
         waits_for_rest = not self.pipeline and self.cycle is not None and self.cycle.more_body
         self.flow.resume_reading()
@@ -337,7 +354,17 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._header_bytes > self.limits.header_bytes:
             self._refuse_headers()
         else:
-            self._refuse(400, "this is not an HTTP/1.1 request")
+            self._refuse_all(400, "this is not an HTTP/1.1 request")
+
+    def hang_up(self) -> None:
+        """Close, now that the last answer is written."""
+        if self._has_hung_up or self.transport.is_closing():
+            return
+        self._has_hung_up = True
+        if self.pipeline or (self._is_answered() and self._is_sent_to()):
+            self._hear_out()
+        else:
+            self.transport.close()
 
     def has_unread_bytes(self) -> bool:
         """Whether the client has sent what has not been read yet."""
@@ -369,6 +396,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
         super().on_headers_complete()
+        self.cycle.transport = self._line
         if len(self.pipeline) == 1 and self._direct is not None and not self._direct.response_complete:
             # Behind a direct call too only a connection that is read tells that its client has left.
             self.loop.call_soon(self.flow.resume_reading)
@@ -398,7 +426,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(408, f"the headers did not arrive within {self.limits.header_timeout_s:g} s")
 
     def _refuse_headers(self) -> None:
-        self._refuse(431, f"the headers are longer than {self.limits.header_bytes} bytes; send fewer or shorter ones")
+        most = self.limits.header_bytes
+        self._refuse_all(431, f"the headers are longer than {most} bytes; send fewer or shorter ones")
 
     def _watch_reader(self) -> None:
         """Look again after the time that a client may refuse to read; one that reads slowly may go on."""
@@ -413,17 +442,52 @@ class GuardedProtocol(HttpToolsProtocol):
         _log.info("a client did not read its answer for %g s; its connection is closed", self.limits.write_timeout_s)
         self.transport.abort()
 
+    def _is_answered(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _is_sent_to(self) -> bool:
+        """Whether the client is in the midst of a request."""
+        return self._in_headers or (self.cycle is not None and self.cycle.more_body)
+
     def _refuse(self, status: int, message: str, *, retry_after: bool = False) -> None:
-        if self.transport.is_closing():
+        """Answer a client that sends nothing at the moment, and close."""
+        if self._tell(status, message, b"retry-after: 1\r\n" if retry_after else b""):
+            self._close()
+
+    def _refuse_all(self, status: int, message: str) -> None:
+        """Answer what cannot be read as a request, nor can what follows, and close."""
+        if not self._tell(status, message):
             return
+        if self._is_answered() and not self.pipeline:
+            self._has_hung_up = True
+            self._hear_out()
+        else:
+            self._close()
+
+    def _tell(self, status: int, message: str, extra: bytes = b"") -> bool:
+        """Write the last answer; False where there has been one."""
+        if self._has_hung_up or self.transport.is_closing():
+            return False
         if self.way is not None:
             self.way.send_due()  # the answer to a request before may be among it
         body = error_body(message)
-        extra = b"retry-after: 1\r\n" if retry_after else b""
         phrase = HTTPStatus(status).phrase
         start = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(start.encode() + extra + b"connection: close\r\n\r\n" + body)
-        self._close()
+        return True
+
+    def _hear_out(self) -> None:
+        """Close when the client has done so, has sent all of its request, or has had time enough.
+
+        A client that still sends does not read yet, and loses what was said to it when its bytes are not taken.
+        """
+        self.pipeline.clear()
+        self.flow.ahead = b""
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        if self._linger_timer is None:
+            self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
 
     def _close(self) -> None:
         """Close when everything has been sent, and not later than the write time-out."""

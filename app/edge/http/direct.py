@@ -59,6 +59,8 @@ class Connection(Protocol):
 
     def goes_on_with(self, call: DirectCall) -> None: ...
 
+    def hang_up(self) -> None: ...
+
     def on_response_complete(self) -> None: ...
 
 
@@ -466,10 +468,9 @@ class DirectCall:
 
     def _write(self, answer: bytes) -> None:
         self.response_complete = True
-        transport = self._connection.transport
-        transport.write(answer)
+        self._connection.transport.write(answer)
         if not self.keep_alive:
-            transport.close()
+            self._connection.hang_up()
 
     def _end(self, ending: CallEnd) -> None:
         """Count the call: it has its answer, or nobody waits for one."""
