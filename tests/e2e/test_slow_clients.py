@@ -20,6 +20,8 @@ from tests.support.wire import Wire, chunk, head
 pytestmark = pytest.mark.slow
 
 DIGITS = "/predictions/digits"
+# What is escaped in a path only the framework reads, so these go through ASGI.
+DIGITS_THROUGH_ASGI, NOBODY_THROUGH_ASGI = "/predictions/di%67its", "/predictions/no%62ody"
 MIB = 1 << 20
 
 
@@ -88,6 +90,29 @@ def test_a_body_that_does_not_arrive_is_a_408_and_gives_its_memory_back(server: 
         assert wire.is_closed(), "the rest of the body is not waited for without end"
 
 
+@pytest.mark.parametrize("path", [DIGITS, DIGITS_THROUGH_ASGI])
+def test_a_chunked_body_that_stalls_has_no_more_patience_than_a_short_one(server: Server, path: str) -> None:
+    with Wire(server.port, timeout_s=10.0) as wire:
+        wire.send(head(path, {"Transfer-Encoding": "chunked"}) + chunk(b"five!"))
+        reply = wire.reply()
+        assert reply.status == 408
+        assert "1 s" in reply.error
+    wait_until(server.is_at_rest, "the room is given back")
+
+
+@pytest.mark.parametrize("path", [DIGITS, DIGITS_THROUGH_ASGI])
+def test_a_body_that_comes_slowly_but_steadily_is_taken(server: Server, path: str) -> None:
+    body, pause = digit("seven") + bytes(MIB), threading.Event()
+    with Wire(server.port) as wire:
+        wire.send(head(path, {"Content-Length": str(len(body))}))
+        started_s = time.monotonic()
+        for start in range(0, len(body), 128 << 10):
+            wire.send(body[start : start + (128 << 10)])
+            pause.wait(0.3)  # not slower than the slowest pace, but for longer than the time that all have
+        assert wire.reply().status in (200, 400), "whatever the bytes behind the picture are"
+        assert time.monotonic() - started_s > 2.0, "it has to take longer than the time-out to prove anything"
+
+
 def test_after_an_early_answer_the_rest_of_the_body_is_not_read_for_ever(server: Server) -> None:
     with Wire(server.port) as wire:
         wire.send(head("/predictions/nobody", {"Transfer-Encoding": "chunked"}))
@@ -108,8 +133,7 @@ def test_after_an_early_answer_the_rest_of_the_body_is_not_read_for_ever(server:
         thread.join()
 
 
-# What is escaped in a path only the framework reads, so the second goes through ASGI.
-@pytest.mark.parametrize("path", ["/predictions/nobody", "/predictions/no%62ody"])
+@pytest.mark.parametrize("path", ["/predictions/nobody", NOBODY_THROUGH_ASGI])
 def test_who_still_sends_when_the_last_answer_comes_gets_it(server: Server, path: str) -> None:
     body = b"x" * (8 * MIB)
     with Wire(server.port) as wire:
@@ -126,7 +150,7 @@ def test_who_still_sends_headers_that_are_too_long_is_told_so(server: Server) ->
         assert wire.is_closed()
 
 
-@pytest.mark.parametrize("path", ["/predictions/nobody", "/predictions/no%62ody"])
+@pytest.mark.parametrize("path", ["/predictions/nobody", NOBODY_THROUGH_ASGI])
 def test_after_the_last_answer_the_rest_of_the_body_is_not_read_for_ever(server: Server, path: str) -> None:
     with Wire(server.port) as wire:
         wire.send(head(path, {"Transfer-Encoding": "chunked", "Connection": "close"}))

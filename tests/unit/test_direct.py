@@ -421,6 +421,27 @@ def test_a_body_that_does_not_come_is_given_up_on(workshop: Workshop) -> None:
     play(workshop, scene)
 
 
+@pytest.mark.parametrize("framing", [{"Transfer-Encoding": "chunked"}, {"Content-Length": str(1 << 20)}])
+def test_who_has_sent_more_has_more_time_and_nobody_for_what_is_only_announced(
+    workshop: Workshop, framing: dict[str, str]
+) -> None:
+    async def scene(house: House, _: Workshop) -> None:
+        clock, limits = Clock(), OPTIONS.body
+        connection = house.connect(clock)
+        connection.send(head(ROWS, framing))
+        clock.pass_s(limits.grace_s - 0.1)
+        half_a_second = bytes(limits.slowest_bytes_per_s // 2)
+        connection.send(chunk(half_a_second) if "Transfer-Encoding" in framing else half_a_second)
+        clock.pass_s(0.5)
+        assert not connection.sent
+        clock.pass_s(0.2)
+        (reply,) = connection.replies
+        assert reply.status == 408
+        await until(lambda: house.core.slab.used_bytes == 0)
+
+    play(workshop, scene)
+
+
 def test_where_everybody_has_a_time_limit_it_holds_for_what_comes_again_too(workshop: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
         connection = house.connect()

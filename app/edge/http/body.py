@@ -51,12 +51,16 @@ class BodyReader:
     Raises Overloaded where there is no room for it.
     """
 
-    __slots__ = ("_call", "_declared", "_limits", "_slot", "filled_bytes", "patience_s")
+    __slots__ = ("_call", "_declared", "_limits", "_slot", "filled_bytes")
 
     def __init__(self, call: Call, declared: int | None, limits: BodyLimits) -> None:
         self._call, self._limits, self._declared, self.filled_bytes = call, limits, declared or 0, 0
         self._slot = call.reserve(_FIRST_SLOT_BYTES if declared is None else declared)
-        self.patience_s = limits.seconds_for(limits.max_bytes if declared is None else declared)
+
+    @property
+    def patience_s(self) -> float:
+        """So long after its beginning there must be more of it: what is only announced earns no time."""
+        return self._limits.seconds_for(self.filled_bytes)
 
     @property
     def awaited_bytes(self) -> int:
@@ -84,8 +88,9 @@ class BodyReader:
 
 async def read_body(receive: Receive, reader: BodyReader) -> Body:
     """Read to the end. Raises BodyTooLarge, Overloaded, RequestTimeout or ClientGone."""
+    begun_s = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(reader.patience_s):
+        async with asyncio.timeout_at(begun_s + reader.patience_s) as limit:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -93,6 +98,7 @@ async def read_body(receive: Receive, reader: BodyReader) -> Body:
                 reader.feed(message.get("body", b""))
                 if not message.get("more_body", False):
                     return reader.body()
+                limit.reschedule(begun_s + reader.patience_s)
     except TimeoutError as error:
         raise reader.too_slow() from error
 

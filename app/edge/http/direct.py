@@ -281,6 +281,7 @@ class DirectCall:
         self._reader: BodyReader | None = None
         self._answering: _Steps | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._awaits_since_s = 0.0
         self._is_dear = self._has_ended = self.response_complete = self.disconnected = False
         self.keep_alive = self.more_body = True
         self.memory: Memory | None = None  # for the next request of the connection
@@ -351,6 +352,7 @@ class DirectCall:
     def wait(self) -> None:
         """The body is not whole, and nothing more of it is here: from now on its time is bounded."""
         if self.more_body and self._reader is not None and self._timer is None:
+            self._awaits_since_s = self._connection.loop.time()
             self._timer = self._connection.loop.call_later(self._reader.patience_s, self._look)
 
     def complete(self, memory: Memory | None) -> None:
@@ -402,9 +404,14 @@ class DirectCall:
 
     def _look(self) -> None:
         self._timer = None
-        if self._connection.has_unread_bytes():  # after a time in which the process stood still
-            self._timer = self._connection.loop.call_later(LOOK_AGAIN_S, self._look)
-        elif self._reader is not None:
+        if self._reader is None:
+            return
+        left_s = self._awaits_since_s + self._reader.patience_s - self._connection.loop.time()
+        if left_s <= 0 and self._connection.has_unread_bytes():  # after a time in which the process stood still
+            left_s = LOOK_AGAIN_S
+        if left_s > 0:
+            self._timer = self._connection.loop.call_later(left_s, self._look)
+        else:
             self._failed(self._reader.too_slow())
 
     def _answered(self, reply: Reply) -> None:
