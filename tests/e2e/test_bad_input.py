@@ -666,6 +666,18 @@ FILE = 'name="file"; filename="image.png"'
         pytest.param(FORM, form(('name="filename"', digit("one"))), ("no file",), id="a-field-called-filename"),
         pytest.param(FORM, form(), ("multipart",), id="no-parts"),
         pytest.param({"Content-Type": "multipart/form-data"}, form((FILE, b"x")), ("boundary",), id="no-boundary"),
+        *(
+            pytest.param(
+                {"Content-Type": f"multipart/form-data; {odd}"}, form((FILE, b"x")), ("boundary",), id=odd[:30]
+            )
+            for odd in ("boundary*0=a; boundary*=b", f"boundary*{'9' * 5000}=a", "boundary*=idna''%ff")
+        ),
+        pytest.param(
+            {"Content-Type": f"multipart/form-data; boundary={'z' * 257}"},
+            form((FILE, b"x"), boundary="z" * 257),
+            ("multipart form", "257", "256"),
+            id="long-boundary",
+        ),
         pytest.param(FORM, form(*[(FILE, b"x")] * 300), ("256",), id="too-many-files"),
         pytest.param(FORM, form((FILE, b"no image"), (FILE, b"")), ("none of the 2 files", "image"), id="all-bad"),
     ],
@@ -695,6 +707,31 @@ def test_a_file_that_looks_like_a_boundary_stays_whole(wire: MemoryWire) -> None
     image = digit("four") + b"\r\n--frontie" * 9000
     reply = wire.ask(DIGITS, form((FILE, image), (FILE, digit("six"))), FORM)
     assert [result["predictions"][0]["label"] for result in reply.json()["results"]] == ["4", "6"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("filename*=idna''%ff", "filename*=punycode''%ff", "filename*=utf-99''x", "filename*='"),
+        *("filename*0=a; filename*=b", "filename*0*=utf-8''%ff", "filename*1=b", 'filename=""'),
+    ],
+)
+def test_a_file_may_have_any_name(wire: MemoryWire, name: str) -> None:
+    reply = wire.ask(DIGITS, form((name, digit("six"))), FORM)
+    assert [result["predictions"][0]["label"] for result in reply.json()["results"]] == ["6"]
+
+
+@pytest.mark.parametrize("preamble", [b"\r\n", b"This is a form.\r\n", b"one --frontier\r\n--fron\r\n\r\n"])
+def test_text_before_the_first_boundary_is_nobodys(wire: MemoryWire, preamble: bytes) -> None:
+    reply = wire.ask(DIGITS, preamble + form((FILE, digit("six")), (FILE, digit("two"))), FORM)
+    assert [result["predictions"][0]["label"] for result in reply.json()["results"]] == ["6", "2"]
+
+
+def test_a_malformed_form_is_told_to_its_client_and_not_to_the_log(
+    wire: MemoryWire, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert wire.ask(DIGITS, b"--frontier\r\nno header\r\n\r\n", FORM).status == 400
+    assert not [line for line in caplog.records if not line.name.startswith("convoy")]
 
 
 def test_a_form_of_one_file_is_a_list_of_one(wire: MemoryWire) -> None:

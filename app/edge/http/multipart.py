@@ -6,11 +6,12 @@ beginning, in the memory in which the form already lies.
 
 from __future__ import annotations
 
+import logging
 from email.message import Message
 from typing import TYPE_CHECKING
 
 from python_multipart import MultipartParser
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 
 from convoy.models.errors import InvalidRequest
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_FILES = 256
 _READ_BYTES = 64 << 10
+# What is wrong with a form is told to who sent it; the library's log would not say whose it was.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 def boundary_of(content_type: bytes) -> bytes | None:
@@ -29,27 +32,47 @@ def boundary_of(content_type: bytes) -> bytes | None:
     message["content-type"] = content_type.decode("latin-1")
     if message.get_content_type() != "multipart/form-data":
         return None
-    boundary = message.get_param("boundary")
+    try:
+        boundary = message.get_param("boundary")
+    except (TypeError, ValueError):  # it is in numbered pieces, of numbers that are none
+        return b""
     return boundary.encode("latin-1") if isinstance(boundary, str) and boundary else b""
 
 
 def split_files(form: memoryview, boundary: bytes) -> list[memoryview]:
     """Views of every part that has a file name, in order; `form` is overwritten. Raises InvalidRequest."""
     if not boundary:
-        raise InvalidRequest("the content type multipart/form-data has no boundary")
+        raise InvalidRequest("the content type multipart/form-data has no boundary that can be read")
     collector = _Collector(form)
     try:
         parser = MultipartParser(boundary, collector.callbacks())
-        for start in range(0, len(form), _READ_BYTES):
+        for start in range(_first_boundary(form, boundary), len(form), _READ_BYTES):
             parser.write(bytes(form[start : start + _READ_BYTES]))
         parser.finalize()
-    except MultipartParseError as error:
+    except FormParserError as error:
         raise InvalidRequest(f"the multipart form is malformed: {error}") from error
     if not collector.is_complete:
         raise InvalidRequest("the multipart form is cut off before its closing boundary")
     if not collector.files:
         raise InvalidRequest("the multipart form has no file; send one with `curl -F file=@image.jpg`")
     return collector.files
+
+
+def _first_boundary(form: memoryview, boundary: bytes) -> int:
+    """Where it is: behind text that is nobody's, if that is not long."""
+    if form[: len(boundary) + 2] == b"--" + boundary:
+        return 0
+    line_end = bytes(form[:_READ_BYTES]).find(b"\r\n--" + boundary)
+    return line_end + 2 if line_end >= 0 else 0
+
+
+def _has_file_name(disposition: bytes) -> bool:
+    message = Message()
+    message["content-disposition"] = disposition.decode("latin-1")
+    try:
+        return message.get_param("filename", header="content-disposition") is not None
+    except (TypeError, ValueError):  # a name in numbered pieces, of numbers that are none, is a name
+        return True
 
 
 class _Collector:
@@ -90,9 +113,7 @@ class _Collector:
 
     def _end_header(self) -> None:
         if self._field.lower() == b"content-disposition":
-            message = Message()
-            message["content-disposition"] = self._value.decode("latin-1")
-            self._is_file = message.get_filename() is not None
+            self._is_file = _has_file_name(self._value)
         self._field = self._value = b""
 
     def _data(self, data: bytes, start: int, end: int) -> None:
