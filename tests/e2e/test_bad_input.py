@@ -436,6 +436,12 @@ def test_a_broken_compressed_body_is_a_400(
     refused(wire.ask(SIMPLE, spoil(body), {"Content-Encoding": encoding}), 400, encoding, *words)
 
 
+def test_deflate_without_the_head_of_zlib_is_a_400_that_names_it(wire: MemoryWire) -> None:
+    stream = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    bare = stream.compress(simple()) + stream.flush()
+    refused(wire.ask(SIMPLE, bare, {"Content-Encoding": "deflate"}), 400, "zlib's format")
+
+
 @pytest.mark.parametrize("encoding", SQUEEZE)
 @pytest.mark.parametrize("path", [SIMPLE, DIGITS])
 def test_a_bomb_is_a_413_and_takes_no_more_memory_than_a_body_may(
@@ -792,6 +798,14 @@ def test_the_index_of_the_repository_takes_what_clients_send(wire: MemoryWire) -
     assert wire.ask("/v2/repository/index", b'{"ready": true}').status == 200
     refused(wire.ask("/v2/repository/index", b"[1"), 400, "ready")
     refused(wire.ask("/v2/repository/index", b'{"ready": "yes"}'), 400, "'ready'")
+
+
+def test_http_1_0_is_not_told_to_go_on(server: Server) -> None:
+    image = digit("one")
+    request = head(DIGITS, {"Content-Length": str(len(image)), "Expect": "100-continue"})
+    with Wire(server.port) as wire:
+        wire.send(request.replace(b"HTTP/1.1", b"HTTP/1.0") + image)
+        assert wire.reply().json()["predictions"][0]["label"] == "1"
 
 
 def test_expecting_clients_are_told_to_continue_or_not(server: Server) -> None:

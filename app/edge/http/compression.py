@@ -17,6 +17,7 @@ from convoy.app.edge.options import BodyLimits
 from convoy.models.errors import InvalidRequest, UnsupportedCompression
 
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+_KNOWN_AS = {"gzip": "gzip", "deflate": "deflate, which in HTTP is zlib's format"}
 _READ_BYTES = 64 << 10
 _PIECE_BYTES = 256 << 10
 # Most tensors shrink less than this; a better guess would only save copies.
@@ -94,7 +95,7 @@ class _Inflater:
             try:
                 piece = self._stream.decompress(self._input, most)
             except zlib.error as error:
-                raise InvalidRequest(f"the body is not {self._name}: {error}") from error
+                raise InvalidRequest(f"the body is not {_KNOWN_AS[self._name]}: {error}") from error
             self._input = self._stream.unconsumed_tail
             if piece:
                 return piece

@@ -269,7 +269,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._count_header(len(name) + len(value) + 4)
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
+            self.expect_100_continue = self.parser.get_http_version() != "1.0"  # which knows no such answer
         if self._in_headers:  # a trailer must not pass for a header that has been looked at
             self.headers.append((name, value))
 
