@@ -142,6 +142,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._answering.disconnected = True
             self._answering.message_event.set()
         super().connection_lost(exc)
+        self._line.close = self.transport.close  # else the two would keep each other
 
     def shutdown(self) -> None:
         # The time to drain is over. uvicorn cancels the tasks that are left. A direct call is none, nor is what waits.
