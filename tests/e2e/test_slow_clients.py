@@ -90,6 +90,15 @@ def test_a_body_that_does_not_arrive_is_a_408_and_gives_its_memory_back(server: 
         assert wire.is_closed(), "the rest of the body is not waited for without end"
 
 
+def test_nor_is_a_control_routes_body_waited_for(server: Server) -> None:
+    with Wire(server.port) as wire:
+        wire.send(head("/v2/repository/index", {"Content-Length": "1000"}) + b"{")
+        reply = wire.reply()
+        assert reply.status == 408
+        assert "1 s" in reply.error
+        assert wire.is_closed()
+
+
 @pytest.mark.parametrize("path", [DIGITS, DIGITS_THROUGH_ASGI])
 def test_a_chunked_body_that_stalls_has_no_more_patience_than_a_short_one(server: Server, path: str) -> None:
     with Wire(server.port, timeout_s=10.0) as wire:

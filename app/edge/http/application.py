@@ -78,10 +78,11 @@ def create_app(core: ManagedCore, options: EdgeOptions, routes: HotRoutes | None
     # First in the list, because routes are tried in order.
     app.router.routes[:0] = [Route(path, route, methods=["POST"]) for path, route in hot.by_path.items()]
     # The last one has `/v2/models/{model}`, so those that go on from there come before it.
-    own_pages = OwnPages(options)
-    for router in (docs_routes(), not_offered_routes(), shared_memory_routes(core, own_pages), torchserve_routes(core)):
+    own_pages, limits = OwnPages(options), options.body
+    regions = shared_memory_routes(core, own_pages, limits)
+    for router in (docs_routes(), not_offered_routes(), regions, torchserve_routes(core)):
         app.include_router(router)
-    app.include_router(repository_routes(core, Keys(options), own_pages))
+    app.include_router(repository_routes(core, Keys(options), own_pages, limits))
     app.include_router(control_routes(core, options))
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)

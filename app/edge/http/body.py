@@ -83,7 +83,7 @@ class BodyReader:
         return Body(self._slot, self.filled_bytes)
 
     def too_slow(self) -> RequestTimeout:
-        return RequestTimeout(f"the body did not arrive within {self.patience_s:.0f} s; send it faster")
+        return too_slow(self.patience_s)
 
 
 async def read_body(receive: Receive, reader: BodyReader) -> Body:
@@ -127,6 +127,11 @@ def reserve_up_to(call: Call, wanted: int, needed: int) -> Slot:
         return call.reserve(wanted)
     except (Overloaded, BodyTooLarge):
         return call.reserve(needed)
+
+
+def too_slow(patience_s: float) -> RequestTimeout:
+    """The error for a body of which nothing more came for so long after its beginning."""
+    return RequestTimeout(f"the body did not arrive within {patience_s:.0f} s; send it faster")
 
 
 def too_large(nbytes: int, limits: BodyLimits) -> BodyTooLarge:

@@ -17,6 +17,7 @@ from convoy.app.edge.http.replies import json_response
 from convoy.app.edge.http.small_body import read_object
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.repository import check_repository, load_model, unload_model
+from convoy.app.edge.options import BodyLimits
 from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import InvalidRequest
 
@@ -24,7 +25,7 @@ _REPOSITORY = "/v2/repository"
 _LOAD_EXAMPLE = '{"parameters": {"config": "{\\"max_batch_size\\": 16}"}}'
 
 
-def repository_routes(core: ManagedCore, keys: Keys, own_pages: OwnPages) -> APIRouter:
+def repository_routes(core: ManagedCore, keys: Keys, own_pages: OwnPages, limits: BodyLimits) -> APIRouter:
     router = APIRouter(tags=["repository"], responses=ERRORS)
 
     def check_admin(request: Request) -> None:
@@ -35,7 +36,7 @@ def repository_routes(core: ManagedCore, keys: Keys, own_pages: OwnPages) -> API
 
     @router.post(f"{_REPOSITORY}/index", summary="What is served and what not, and why")
     async def index(request: Request) -> Response:
-        only_ready = (await read_object(request, '{"ready": true}')).get("ready", False)
+        only_ready = (await read_object(request, '{"ready": true}', limits)).get("ready", False)
         if not isinstance(only_ready, bool):
             raise InvalidRequest("'ready' must be true or false")
         return json_response(await documents.repository_index(core, only_ready=only_ready))
@@ -43,13 +44,13 @@ def repository_routes(core: ManagedCore, keys: Keys, own_pages: OwnPages) -> API
     @router.post(f"{_REPOSITORY}/models/{{model}}/load", summary="Load a model, or load it again if it changed")
     async def load(model: str, request: Request) -> Response:
         check_admin(request)
-        await load_model(core, model, _parameters(await read_object(request, _LOAD_EXAMPLE)))
+        await load_model(core, model, _parameters(await read_object(request, _LOAD_EXAMPLE, limits)))
         return Response()
 
     @router.post(f"{_REPOSITORY}/models/{{model}}/unload", summary="Unload every version of a model")
     async def unload(model: str, request: Request) -> Response:
         check_admin(request)
-        await unload_model(core, model, _parameters(await read_object(request, '{"parameters": {}}')))
+        await unload_model(core, model, _parameters(await read_object(request, '{"parameters": {}}', limits)))
         return Response()
 
     @router.post(f"{_REPOSITORY}/{{repository}}/index", summary="Not offered")

@@ -10,6 +10,7 @@ from convoy.app.edge.http.replies import json_response
 from convoy.app.edge.http.small_body import read_object
 from convoy.app.edge.oip import documents
 from convoy.app.edge.oip.tensors import brief
+from convoy.app.edge.options import BodyLimits
 from convoy.app.submission.management import ManagedCore
 from convoy.models.errors import InvalidRequest, Unsupported
 
@@ -17,14 +18,14 @@ _EXAMPLE = '{"key": "/input", "offset": 0, "byte_size": 128}'
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 
 
-def shared_memory_routes(core: ManagedCore, own_pages: OwnPages) -> APIRouter:
+def shared_memory_routes(core: ManagedCore, own_pages: OwnPages, limits: BodyLimits) -> APIRouter:
     router = APIRouter(tags=["shared memory"], responses=ERRORS)
-    _add_system(router, core, own_pages)
+    _add_system(router, core, own_pages, limits)
     _add_cuda(router)
     return router
 
 
-def _add_system(router: APIRouter, core: ManagedCore, own_pages: OwnPages) -> None:
+def _add_system(router: APIRouter, core: ManagedCore, own_pages: OwnPages, limits: BodyLimits) -> None:
     @router.get(f"{_SYSTEM}/status", summary="All registered regions")
     @router.get(f"{_SYSTEM}/region/{{name}}/status", summary="One registered region")
     async def status(name: str | None = None) -> Response:
@@ -36,7 +37,7 @@ def _add_system(router: APIRouter, core: ManagedCore, own_pages: OwnPages) -> No
     async def register(name: str, request: Request) -> Response:
         core.shared_memory.check_allowed()
         own_pages.check(request.headers)
-        body = await read_object(request, _EXAMPLE)
+        body = await read_object(request, _EXAMPLE, limits)
         key, offset, byte_size = body.get("key"), body.get("offset", 0), body.get("byte_size")
         if not isinstance(key, str) or type(offset) is not int or type(byte_size) is not int:
             raise InvalidRequest(f"the body must be like {_EXAMPLE}, got {brief(body)}")
