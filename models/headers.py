@@ -199,10 +199,12 @@ def _tiff_tags(encoded: memoryview) -> dict[int, int]:
         raise _endless("TIFF")
     tags: dict[int, int] = {}
     for at in range(first + 2, first + 2 + 12 * entries, 12):
-        tag, value_bytes, value_at = read(encoded, at), _TIFF_BYTES.get(read(encoded, at + 2), 4), at + 8
-        if value_bytes * read(encoded, at + 4, 4) > 4:  # there it says where the values are
+        tag, kind, value_at = read(encoded, at), read(encoded, at + 2), at + 8
+        value_bytes = _TIFF_BYTES.get(kind, 4)
+        if kind in _TIFF_BYTES and value_bytes * read(encoded, at + 4, 4) > 4:  # there it says where the values are
             value_at = read(encoded, value_at, 4)
-        tags[tag] = max(read(encoded, value_at, value_bytes), tags.get(tag, 0))
+        if value_at + value_bytes <= len(encoded):  # Pillow leaves out what lies behind the end, too
+            tags[tag] = max(read(encoded, value_at, value_bytes), tags.get(tag, 0))
     return tags
 
 

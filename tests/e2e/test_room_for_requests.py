@@ -10,8 +10,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.support.servers import Server, start_server
+from tests.support.servers import Server, start_server, wait_until
 from tests.support.stores import StoreFolder
+from tests.support.wire import Wire, chunk, head
 
 INFER = "/v2/models/identity_fp32/infer"
 
@@ -61,6 +62,23 @@ def test_what_never_fits_is_too_large_and_not_too_early(server: Server) -> None:
     assert infer(server, header, data).status_code == 200
     for _ in range(2):
         refused(infer(server, header, data, is_compressed=True))
+
+
+def test_what_others_are_in_the_way_of_may_be_sent_again(server: Server) -> None:
+    """A body that cannot grow where it lies would need its room twice."""
+    header, data = incompressible(700_000)
+    before = json.dumps({"inputs": [header]}).encode()
+    fields = {"Inference-Header-Content-Length": str(len(before)), "Transfer-Encoding": "chunked"}
+    with Wire(server.port) as grows, Wire(server.port) as other:
+        grows.send(head(INFER, fields) + chunk(before + data[:300_000]))
+        wait_until(lambda: server.stats()["inflight_bytes"] > 300_000, "it has begun")
+        other.send(head(INFER, {"Content-Length": "100000"}) + b"{")
+        wait_until(lambda: server.stats()["open_calls"] == 2, "the other one lies behind it")
+        grows.send(chunk(data[300_000:]) + chunk(b""))
+        reply = grows.reply()
+        assert reply.status == 429, reply.error
+        assert "retry-after" in reply.headers
+    wait_until(server.is_at_rest, "both have gone")
 
 
 def test_nor_is_json_that_does_not_fit_beside_its_values(server: Server) -> None:

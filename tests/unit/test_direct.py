@@ -6,6 +6,7 @@ A core, the gate and the infer route over fake engines, and connections whose ot
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
 import random
@@ -972,6 +973,48 @@ def test_after_a_refused_last_request_nothing_more_is_taken(workshop: Workshop) 
         await until(lambda: connection.protocol.parser is None)
         assert (house.usual, house.core.open_calls) == (0, 2)
         assert (house.counted("rejected"), house.counted("cancelled")) == (1, 0)
+
+    play(workshop, scene)
+
+
+def test_a_client_that_has_gone_when_it_is_hung_up_on_leaves_no_open_call(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio's own loop says so there and then."""
+
+    def gone(self: Connection) -> None:
+        raise OSError(errno.ENOTCONN, "the peer has gone")
+
+    async def scene(house: House, workshop: Workshop) -> None:
+        monkeypatch.setattr(Connection, "write_eof", gone)
+        connection = house.connect()
+        headers = {"Connection": "close", "Content-Length": "1000"}
+        connection.send(head("/v2/models/nobody/infer", headers) + b"abc")
+        assert [reply.status for reply in connection.replies] == [404]
+        assert house.core.open_calls == 0
+        connection.leave()
+
+    play(workshop, scene)
+
+
+def test_what_still_comes_on_a_connection_that_is_hung_up_on_is_thrown_away(workshop: Workshop) -> None:
+    """The next request's body is read to its end; else its client would wait for the time to linger."""
+
+    async def scene(house: House, workshop: Workshop) -> None:
+        gate, _ = await busy(house, workshop)
+        connection = house.connect()
+        connection.send(rows(1.0) + head("/elsewhere", {"Content-Length": str(8 << 20)}))
+        house.core.leaving = True
+        gate.set()
+        await until(lambda: connection.has_ended)
+        (reply,) = connection.replies
+        assert (shift(reply), reply.headers["connection"]) == (1.0 + OFFSET, "close")
+        for _ in range(128):
+            assert connection.is_read
+            assert not connection.is_closing()
+            connection.send(bytes(64 << 10))
+        assert connection.is_closing(), "it has been heard to its end"
+        assert connection.replies == [reply]
 
     play(workshop, scene)
 

@@ -212,6 +212,23 @@ def test_a_size_that_its_header_does_not_say_is_refused(monkeypatch: pytest.Monk
     preprocess(encoded, SMALL)
 
 
+@pytest.mark.parametrize(("kind", "value"), [(2, b"255\0"), (1, b"\1\4\0\0"), (7, b"\xff\xff\xff\xff"), (2, b"ab\0\0")])
+def test_what_other_programs_add_to_a_tiff_is_no_place(kind: int, value: bytes) -> None:
+    """Such values stand where those of numbers say where they are."""
+    plain = grey_tiff(LARGE)
+    (entries,) = struct.unpack_from("<H", plain, 8)
+    end = 10 + 12 * entries
+    moved = bytearray(plain[:end] + struct.pack("<HHI", 65000, kind, 4) + value + plain[end:])
+    struct.pack_into("<H", moved, 8, entries + 1)
+    for at in range(10, end, 12):
+        if struct.unpack_from("<H", moved, at) == (273,):  # where the strip is
+            struct.pack_into("<I", moved, at + 8, struct.unpack_from("<I", moved, at + 8)[0] + 12)
+    header = header_of(bytes(moved))
+    assert header is not None
+    assert header[:2] == LARGE
+    preprocess(bytes(moved), SMALL)
+
+
 def test_memory_follows_from_the_header() -> None:
     def need(encoded: bytes) -> int:
         header = header_of(encoded)

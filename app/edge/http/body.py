@@ -15,6 +15,7 @@ from starlette.types import Receive
 from convoy.app.edge.oip.call import Call, ClientGone
 from convoy.app.edge.options import BodyLimits
 from convoy.app.scheduling.slab import Slot
+from convoy.app.submission.refusals import no_room
 from convoy.models.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
 
 _FIRST_SLOT_BYTES = 64 << 10
@@ -115,7 +116,13 @@ def grow(call: Call, slot: Slot, filled: int, needed: int, limits: BodyLimits) -
         wanted = needed + (wanted - needed) // 2  # a byte at a time would take for ever
     else:
         return slot
-    larger = reserve_up_to(call, twice, needed)
+    try:
+        larger = reserve_up_to(call, twice, needed)
+    except BodyTooLarge:
+        slab = call.core.slab
+        if call.held_bytes - slot.extent_bytes + needed > slab.capacity_bytes:
+            raise
+        raise no_room(needed, slab) from None  # it would fit where it lies, but for what others have there now
     larger.view[:filled] = slot.view[:filled]
     call.release(slot)
     return larger

@@ -287,6 +287,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._has_moved = True
+        if self._has_hung_up:  # nobody takes it, and it is to be read to its end
+            return
         if self.cycle is self._direct and self._direct is not None:
             self._direct.feed(body)
         else:
@@ -467,10 +469,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _tell(self, status: int, message: str, extra: bytes = b"") -> bool:
         """Write the last answer; False where there has been one."""
+        if self.way is not None:
+            self.way.send_due()  # the answer to a request before may be among it, and be the last
         if self._has_hung_up or self.transport.is_closing():
             return False
-        if self.way is not None:
-            self.way.send_due()  # the answer to a request before may be among it
         body = error_body(message)
         phrase = HTTPStatus(status).phrase
         start = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
@@ -486,7 +488,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self.flow.ahead = b""
         self.flow.resume_reading()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # the client has gone, which is told in a moment
+                self.transport.write_eof()
         if self._linger_timer is None:
             self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
 

@@ -446,17 +446,19 @@ class DirectCall:
     def _failed(self, error: BaseException) -> None:
         """However else it ends: refused, left by its client, given up, or by a bug."""
         ending = CANCELLED
-        if isinstance(error, RequestError):
-            reply = error_reply(error)
-            ending = reply.ending
-            self._send(reply)
-        elif isinstance(error, asyncio.CancelledError):
-            self._send(error_reply(Unavailable(SHUT_DOWN)))
-        elif not isinstance(error, ClientGone):
-            ending = FAILED
-            with self._log_lines():
-                self._send(self._visit.failed(self._name, error))
-        self._end(ending)
+        try:
+            if isinstance(error, RequestError):
+                reply = error_reply(error)
+                ending = reply.ending
+                self._send(reply)
+            elif isinstance(error, asyncio.CancelledError):
+                self._send(error_reply(Unavailable(SHUT_DOWN)))
+            elif not isinstance(error, ClientGone):
+                ending = FAILED
+                with self._log_lines():
+                    self._send(self._visit.failed(self._name, error))
+        finally:  # whatever becomes of the answer, or it would be open for ever
+            self._end(ending)
 
     def _send(self, reply: Reply) -> None:
         if not self.response_complete and not self.disconnected:
