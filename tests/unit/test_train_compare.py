@@ -73,7 +73,7 @@ def options(tmp_path: Path, **changes: Any) -> TrainOptions:
     return replace(PLAIN, out=tmp_path / "cnn.safetensors", **changes)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_precisions_and_layouts_learn_the_same_on_a_cpu(tmp_path: Path) -> None:
     from convoy.models.fit import Trainer
 

@@ -166,11 +166,8 @@ def test_mixed_precision_on_a_cpu_is_bf16_and_the_weights_stay_fp32(folder: Path
     [
         {"schedule": "cosine", "ema": 0.9, "validation": "0.3", "class_weights": "balanced"},
         {"schedule": "step", "warm_up": 0.2, "optimizer": "sgd", "amp": True},
-        {
-            "arch": "torchvision:mobilenet_v3_small",
-            "image_size": 32,
-            "ema": 0.9,
-        },  # it has dropout and running statistics
+        # It has dropout and running statistics.
+        pytest.param({"arch": "torchvision:mobilenet_v3_small", "image_size": 32, "ema": 0.9}, marks=pytest.mark.long),
     ],
     ids=lambda changes: "-".join(changes),
 )
