@@ -119,10 +119,11 @@ def grow(call: Call, slot: Slot, filled: int, needed: int, limits: BodyLimits) -
     try:
         larger = reserve_up_to(call, twice, needed)
     except BodyTooLarge:
-        slab = call.core.slab
-        if call.held_bytes - slot.extent_bytes + needed > slab.capacity_bytes:
+        if not call.may_ever_hold(needed - slot.extent_bytes):
             raise
-        raise no_room(needed, slab) from None  # it would fit where it lies, but for what others have there now
+        raise no_room(
+            needed, call.core.slab
+        ) from None  # it would fit where it lies, but for what others have there now
     larger.view[:filled] = slot.view[:filled]
     call.release(slot)
     return larger

@@ -112,11 +112,12 @@ class InferRoute(HotRoute):
 
     def _room_for(self, call: Call, weight: Weight, served: ServedLike) -> int:
         """The memory that it takes to read such JSON. Raises BodyTooLarge where there can never be so much."""
-        needs_bytes, slab = needed_bytes(weight, served), call.core.slab
-        if needs_bytes + call.held_bytes > slab.capacity_bytes:
+        needs_bytes = needed_bytes(weight, served)
+        if not call.may_ever_hold(needs_bytes):
             raise BodyTooLarge(
                 f"to read {weight.values} values in {weight.nbytes} bytes of JSON takes {needs_bytes} beside it, and "
-                f"there are {slab.capacity_bytes} for all requests; send binary tensor data, or raise --max-inflight-mb"
+                f"there are {call.core.slab.capacity_bytes} for all requests; send binary tensor data, or raise "
+                "--max-inflight-mb"
             )
         return needs_bytes
 

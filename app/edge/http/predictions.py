@@ -135,11 +135,12 @@ class PredictionsRoute(HotRoute):
         """Raises RequestError or ClientGone."""
         if body.nbytes <= INLINE_BYTES:
             return split_images(body.view)
-        needs_bytes, slab = needed_bytes(body.nbytes), call.core.slab
-        if needs_bytes + call.held_bytes > slab.capacity_bytes:
+        needs_bytes = needed_bytes(body.nbytes)
+        if not call.may_ever_hold(needs_bytes):
             raise BodyTooLarge(
                 f"to read JSON of {body.nbytes} bytes takes {needs_bytes} beside it, and there are "
-                f"{slab.capacity_bytes} for all requests; send the image itself as the body, or raise --max-inflight-mb"
+                f"{call.core.slab.capacity_bytes} for all requests; send the image itself as the body, or raise "
+                "--max-inflight-mb"
             )
         deadline_ns = call.deadline_ns(terms.timeout_ms)
         work = DecodeWork("form", body.nbytes, (body.slot,), deadline_ns, needs_bytes=needs_bytes)

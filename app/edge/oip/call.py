@@ -208,12 +208,11 @@ class Call:
         try:
             slot = self.core.reserve(nbytes)
         except Overloaded:
-            needs_bytes, capacity_bytes = self.held_bytes + nbytes, self.core.slab.capacity_bytes
-            if needs_bytes <= capacity_bytes:
+            if self.may_ever_hold(nbytes):
                 raise
             raise BodyTooLarge(
-                f"the request takes {needs_bytes} bytes at once with all that it holds, and there are {capacity_bytes} "
-                "for all requests; send less at once, or raise --max-inflight-mb"
+                f"the request takes {self.held_bytes + nbytes} bytes at once with all that it holds, and there are "
+                f"{self.core.slab.capacity_bytes} for all requests; send less at once, or raise --max-inflight-mb"
             ) from None
         self._slots[slot.ref] = slot
         return slot
@@ -222,6 +221,10 @@ class Call:
     def held_bytes(self) -> int:
         """What it has reserved and not given back."""
         return sum([slot.extent_bytes for slot in self._slots.values()])
+
+    def may_ever_hold(self, more_bytes: int) -> bool:
+        """Whether so much fits beside what it holds where nobody else holds anything."""
+        return self.held_bytes + more_bytes <= self.core.slab.capacity_bytes
 
     def release(self, slot: Slot) -> None:
         """Give one slot back early."""

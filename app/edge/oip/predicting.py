@@ -262,12 +262,12 @@ class Predictor:
             return 0, 0
         advice = "send a smaller one, or raise --max-pixels"
         refuse_oversized((header.width, header.height), self._max_pixels, advice)
-        needs_bytes, slab = decoding_bytes(header, image), call.core.slab
-        if needs_bytes + call.held_bytes > slab.capacity_bytes:
+        needs_bytes = decoding_bytes(header, image)
+        if not call.may_ever_hold(needs_bytes):
             raise ImageTooLarge(
                 f"to decode an image of {header.width}x{header.height} pixels takes {needs_bytes} bytes beside its "
-                f"upload, and there are {slab.capacity_bytes} for all requests; send a smaller one, or raise "
-                "--max-inflight-mb"
+                f"upload, and there are {call.core.slab.capacity_bytes} for all requests; send a smaller one, or "
+                "raise --max-inflight-mb"
             )
         return header.pixels, needs_bytes
 
