@@ -7,15 +7,28 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from convoy.models.tensors import pack
+from tests.support.pictures import enlarged
 from tests.support.stores import digit
 
 DIGIT_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 IMAGES = tuple(digit(word) for word in DIGIT_WORDS)
+# What users have: each way of decoding, of either colour, from what is decoded at once to what takes many milliseconds.
+_FILES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("PNG", {}),
+    ("JPEG", {"quality": 95}),
+    ("JPEG", {"quality": 95, "progressive": True}),
+    ("WEBP", {"lossless": True}),
+    ("GIF", {}),
+    ("BMP", {}),
+    ("TIFF", {"compression": "tiff_deflate"}),
+)
+SIDES_PX, LARGE_SIDES_PX = (28, 64, 200, 340), (500, 900)
 SHIFT_STEP = 100.0
 _IDENTITIES = {"identity_fp32": "FP32", "identity_int64": "INT64", "identity_bytes": "BYTES"}
 MODELS = ("simple", "shift", "mean", *_IDENTITIES)
@@ -117,6 +130,16 @@ class Script:
         inputs = _inputs(model, chance, is_wrong=is_wrong)
         return Ask(model, inputs, own_id, chance.random() < 0.6, is_wrong, timeout_ms, priority)
 
+    def file(self, number: int, sides_px: tuple[int, ...] = SIDES_PX, *, hurried: bool = False) -> Picture:
+        """A digit as a file of any format and one of these sizes; some are cut off."""
+        chance = self.chance(number)
+        which, side_px = chance.randrange(10), chance.choice(sides_px)
+        data = _file(which, side_px, chance.randrange(len(_FILES) if side_px <= 500 else 4))
+        timeout_ms = chance.choice((10.0, 50.0, 400.0, 2000.0)) if hurried else None
+        if not hurried and chance.random() < 0.05:
+            return Picture(data[: min(len(data) // 2, 60)], None)
+        return Picture(data, str(which), timeout_ms)
+
     def picture(self, number: int, *, hurried: bool = False) -> Picture:
         chance = self.chance(number)
         which = chance.randrange(10)
@@ -124,6 +147,12 @@ class Script:
         if not hurried and chance.random() < 0.05:
             return Picture(chance.choice((b"no image", IMAGES[which][:60], chance.randbytes(300))), None)
         return Picture(IMAGES[which], str(which), timeout_ms)
+
+
+@cache
+def _file(which: int, side_px: int, form: int) -> bytes:
+    name, options = _FILES[form]
+    return enlarged(DIGIT_WORDS[which], side_px, name, **options)
 
 
 def _inputs(model: str, chance: random.Random, *, is_wrong: bool) -> tuple[Tensor, ...]:

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tests.campaign.endings import BOUND_S, COUNTED, Ending
-from tests.campaign.field import Calls, ProcessState
+from tests.campaign.endings import BOUND_S, COUNTED, PARTLY, Ending
+from tests.campaign.field import Calls, ProcessState, Readers
 from tests.campaign.plan import Period
 
 MIB = 1 << 20
@@ -109,6 +109,8 @@ def _breach(period: Period, one: Ending, excuses: Sequence[Window]) -> str:
         # A new server does not know the regions that the last one knew.
         has_lost_its_region = scene.loses_calls and one.client == "shared"
         return "" if may_be_called_wrong or has_lost_its_region else "was right and was called wrong"
+    if one.words.startswith(PARTLY) and not {"rejected", "failed"} & scene.may:
+        return "was answered in part without a cause"
     if one.outcome in ("rejected", "deadline_exceeded", "failed", "broken"):
         if one.outcome == "failed" and one.model in scene.away:
             return ""
@@ -171,6 +173,25 @@ def check_books(period: Period, seen: Calls, counted: Calls) -> list[str]:
                 f"{protocol} {model}: the server counted more than the {unsure} that left could be: "
                 + ", ".join(f"{mine} {outcome}, seen {theirs}" for outcome, (mine, theirs) in more_than.items())
             )
+    return breaches
+
+
+def check_readers(period: Period, told: Readers) -> list[str]:
+    """Whether all that is read of one ledger says the same of answered requests.
+
+    To Triton's counters each file of a form is a request, and so they are not compared where images go. An answer that
+    its client did not wait for is no answered call, though its model has computed it; some that are almost right leave, too.
+    """
+    if period.scene.loses_calls or period.kind in ("leavers", "spoiled"):
+        return []
+    models = {model for _, model in told} - period.scene.changing - {"", "digits"}
+    readers = sorted({reader for reader, _ in told})
+    breaches = []
+    for model in sorted(models):
+        counts = {reader: told[reader, model] for reader in readers}
+        if len(set(counts.values())) > 1:
+            said = ", ".join(f"{count} {reader}" for reader, count in counts.items())
+            breaches.append(f"{model}: readers of one ledger disagree about answered requests: {said}")
     return breaches
 
 

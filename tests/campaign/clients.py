@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import httpx
+import numpy as np
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from geventhttpclient.response import HTTPParseError
@@ -28,7 +29,7 @@ from tritonclient.utils import InferenceServerException
 import convoy
 from convoy.models.errors import ConvoyError
 from tests.campaign.asks import Ask, Picture, Script, WrongAnswer
-from tests.campaign.endings import BOUND_S, Ending, outcome_of_grpc, outcome_of_status, outcome_of_words
+from tests.campaign.endings import BOUND_S, PARTLY, Ending, outcome_of_grpc, outcome_of_status, outcome_of_words
 from tests.campaign.forms import check_infer, infer_body, infer_path
 from tests.support.wire import Wire, WireReply, chunk, head
 
@@ -338,6 +339,108 @@ class HttpClient(ImageClient):
         self._own.close()
 
 
+class Album(ImageClient):
+    """Files of every format and size over a kept connection, some of them in pieces."""
+
+    kind = "album"
+
+    def __init__(self, place: Place, script: Script) -> None:
+        super().__init__(place, script)
+        self._wire: Wire | None = None
+
+    def picture(self, number: int) -> Picture:
+        return self.script.file(number)
+
+    def say(self, number: int) -> Iterator[Said]:
+        picture, chance = self.picture(number), self.script.chance(number)
+        wire = self._wire = self._wire or Wire(self.place.http_port, timeout_s=BOUND_S)
+        data = picture_request(picture)
+        cut = chance.randrange(1, len(data)) if chance.random() < 0.3 else len(data)
+        wire.send(data[:cut])
+        wire.send(data[cut:])
+        reply = wire.reply()
+        if left := wire.left_over():
+            raise WrongAnswer(f"after the answer there came {left[:80]!r}")
+        if reply.headers.get("connection") == "close":
+            self.drop()
+        yield self.judge(picture, reply.status, reply.body)
+
+    def close(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+
+class Form(ImageClient):
+    """Forms of some files, each with its own answer, in their order."""
+
+    kind = "form"
+
+    def __init__(self, place: Place, script: Script) -> None:
+        super().__init__(place, script)
+        self._own = httpx.Client(base_url=place.url, trust_env=False, verify=False, timeout=BOUND_S)
+
+    def pictures(self, number: int) -> list[Picture]:
+        count = 1 + self.script.chance(number).randrange(6)
+        return [self.script.file(number * 8 + one) for one in range(count)]
+
+    def about(self, number: int) -> tuple[str, str, bool, int]:
+        return "predictions", "digits", all(one.label is None for one in self.pictures(number)), 1
+
+    def say(self, number: int) -> Iterator[Said]:
+        pictures = self.pictures(number)
+        files = [("file", (f"{place}.any", one.data)) for place, one in enumerate(pictures)]
+        answer = self._own.post("/predictions/digits", files=files)
+        if answer.status_code != 200:
+            sound = next((one for one in pictures if one.label is not None), pictures[0])
+            yield self.judge(sound, answer.status_code, answer.content)
+            return
+        results = answer.json()["results"]
+        if len(results) != len(pictures):
+            raise WrongAnswer(f"{len(results)} results for {len(pictures)} files")
+        refused = []
+        for picture, result in zip(pictures, results, strict=True):
+            if "error" not in result:
+                picture.check(result)
+            elif picture.label is not None:
+                if outcome_of_words(result["error"]) == "invalid":
+                    raise WrongAnswer(f"a file that is right was called wrong: {result['error']}")
+                refused.append(result["error"])
+        yield Said("predictions", "digits", "success", f"{PARTLY}{refused[0]}" if refused else "")
+
+    def close(self) -> None:
+        self._own.close()
+
+    def drop(self) -> None:
+        """httpx opens connections anew by itself."""
+
+
+class GrpcPictures(TritonGrpc):
+    """tritonclient.grpc with images: one element of BYTES."""
+
+    kind = "grpc-pictures"
+
+    def about(self, number: int) -> tuple[str, str, bool, int]:
+        return "grpc", "digits", self.script.file(number).label is None, 1
+
+    def say(self, number: int) -> Iterator[Said]:
+        picture, began_s = self.script.file(number), time.monotonic()
+        image = triton_grpc.InferInput("image", [1], "BYTES")
+        image.set_data_from_numpy(np.array([picture.data], np.object_))
+        asked_wrong = picture.label is None
+        try:
+            answer = self.client().infer("digits", [image], parameters={"top_k": 1}, client_timeout=BOUND_S)
+        except InferenceServerException as error:
+            outcome = outcome_of_grpc(str(error.status()), str(error), time.monotonic() - began_s)
+            yield Said("grpc", "digits", outcome, str(error), asked_wrong)
+            return
+        found = answer.as_numpy("predictions")
+        if found is None:
+            raise WrongAnswer("an answer to an image without predictions")
+        picture.check(json.loads(found.item()))
+        yield Said("grpc", "digits", "success", "", asked_wrong)
+
+
 class Convoy(ImageClient):
     """`convoy.Client`, which is behind `convoy predict`, too."""
 
@@ -455,6 +558,12 @@ def triton_inputs(library: Any, ask: Ask, **options: Any) -> list[Any]:
     return made
 
 
+def picture_request(picture: Picture) -> bytes:
+    """The picture as the body of a request, with its deadline where it has one."""
+    query = "" if picture.timeout_ms is None else f"?timeout_ms={picture.timeout_ms:g}"
+    return head(f"/predictions/digits{query}", {"Content-Length": str(len(picture.data))}) + picture.data
+
+
 def _check_grpc(ask: Ask, answer: Any) -> None:
     response = answer.get_response()
     outputs = {one.name: answer.as_numpy(one.name) for one in response.outputs}
@@ -483,6 +592,9 @@ def _as_chunks(ask: Ask, chance: Any) -> bytes:
     return head(infer_path(ask), {"Transfer-Encoding": "chunked", **headers}) + b"".join(pieces) + chunk(b"")
 
 
-ORDINARY: tuple[type[Client], ...] = (TritonHttp, TritonGrpc, TritonStream, Httpx, HttpClient, Convoy, Raw)
+ORDINARY: tuple[type[Client], ...] = (
+    *(TritonHttp, TritonGrpc, TritonStream, Httpx, HttpClient, Convoy, Raw),
+    *(Album, Form, GrpcPictures),
+)
 if shutil.which("curl"):
     ORDINARY = (*ORDINARY, Curl)

@@ -15,6 +15,9 @@ SEEN = ("left", "broken", "hung", "wrong", "undocumented")
 # No call may take longer, whatever happens to the server meanwhile.
 BOUND_S = 25.0
 
+# How the words of a form's answer begin of which some files, which were right, were refused or late.
+PARTLY = "in part: "
+
 _BY_STATUS = {
     200: "success",
     429: "rejected",

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,13 @@ FEW_DESCRIPTORS = 64
 SMALL_DISK = "256k"
 _ROLES = ("core_process", "edge_process")
 Calls = Counter[tuple[str, str, str]]  # by protocol, model and outcome
+Readers = Counter[tuple[str, str]]  # by reader and model
+# Metrics that count answered requests, and their word for it.
+_ANSWERED = {
+    "convoy_requests_total": "success",
+    "convoy_call_duration_seconds_count": "answered",
+    "nv_inference_request_success": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +206,30 @@ class Field:
 
     def books(self) -> Calls:
         """The server's own count of calls since its start."""
-        answer = self.get("/metrics", 10.0)
         counts: Calls = Counter()
+        for sample in self._samples():
+            if sample.name == "convoy_requests_total":
+                labels = sample.labels
+                counts[labels["protocol"], labels["model"], labels["outcome"]] += int(sample.value)
+        return counts
+
+    def readers(self) -> Readers:
+        """What each reader of the server's ledger says of its answered requests, by reader and model."""
+        counts: Readers = Counter()
+        for sample in self._samples():
+            word = _ANSWERED.get(sample.name)
+            if word is not None and sample.labels.get("outcome", word) == word:
+                counts[sample.name, sample.labels["model"]] += int(sample.value)
+        answer = self.get("/v2/models/stats", 10.0)
+        for one in [] if answer is None or answer.status_code != 200 else answer.json()["model_stats"]:
+            counts["/v2/models/stats", one["name"]] += one["inference_stats"]["success"]["count"]
+        return counts
+
+    def _samples(self) -> Iterator[Any]:
+        answer = self.get("/metrics", 10.0)
         if answer is not None and answer.status_code == 200:
             for family in text_string_to_metric_families(answer.text):
-                for sample in family.samples:
-                    if sample.name == "convoy_requests_total":
-                        labels = sample.labels
-                        counts[labels["protocol"], labels["model"], labels["outcome"]] += int(sample.value)
-        return counts
+                yield from family.samples
 
     def processes(self) -> list[ProcessState]:
         """Every process of the server as it is now."""

@@ -16,7 +16,10 @@ LEAST_PERIOD_S, USUAL_PERIOD_S = 5.0, 9.0
 _START_S, _RECKONING_S = 6.0, 1.0
 # Of a period: before the first fault nothing is wrong, and after the last one there is time to be well again.
 _CALM_BEFORE, _CALM_AFTER = 0.15, 0.3
-_KINDS = ("tritonclient", "tritonclient-grpc", "tritonclient-stream", "httpx", "http.client", "convoy", "raw", "shared")
+_KINDS = (
+    *("tritonclient", "tritonclient-grpc", "tritonclient-stream", "httpx", "http.client", "convoy", "raw", "shared"),
+    *("album", "form", "grpc-pictures", "curl"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ SCENES: dict[str, Scene] = {
     "leavers": Scene(
         "clients that leave in the middle of a request, of the wait, of an answer and of a stream",
         _none,
-        extra={"leaver": 3, "grpc-leaver": 2},
+        extra={"leaver": 3, "picture-leaver": 2, "grpc-leaver": 2},
     ),
     "bombs": Scene(
         "bodies that grow when they are decompressed, images of a thousand megapixels, JSON without a bottom",
@@ -157,7 +160,13 @@ SCENES: dict[str, Scene] = {
         extra={"bomber": 2},
     ),
     "overload": Scene(
-        "more than can be answered, with deadlines and priorities", _none, may=_BUSY, extra={"hurried": 6, "flood": 3}
+        "more than can be answered, with deadlines and priorities", _none, may=_BUSY, extra={"hurried": 6, "flood": 3, "heavy": 1}
+    ),
+    "large pictures": Scene(
+        "large pictures beside all others, more at once than there is memory for",
+        _none,
+        may=_BUSY,
+        extra={"heavy": 6},
     ),
     "spoiled": Scene(
         "requests that are almost right", _none, may=frozenset({"rejected", "invalid"}), extra={"spoiler": 3}
@@ -203,7 +212,7 @@ def _draw_kinds(chance: random.Random, count: int, edges: int) -> list[str]:
 
 def _draw_period(chance: random.Random, number: int, edges: int, kind: str, lasts_s: float) -> Period:
     scene = SCENES[kind]
-    kinds = [*_KINDS, "curl", *(one for one, count in scene.extra.items() for _ in range(count))]
+    kinds = [*_KINDS, *(one for one, count in scene.extra.items() for _ in range(count))]
     clients = tuple(ClientPlan(one, chance.randrange(1 << 32), _pause_ms(chance, one)) for one in kinds)
     return Period(number, edges, kind, scene.setting, lasts_s, clients, scene.draw(chance, lasts_s, edges))
 

@@ -17,7 +17,7 @@ from tests.campaign.checks import Readiness, Window
 from tests.campaign.clients import HttpClient, Place
 from tests.campaign.endings import BOUND_S
 from tests.campaign.faults import AFTERMATH_S, FAULTS, LASTING, put_back
-from tests.campaign.field import Calls, Field, ProcessState, free_port
+from tests.campaign.field import Calls, Field, ProcessState, Readers, free_port
 from tests.campaign.plan import ClientPlan, Fault, Period
 from tests.campaign.records import PeriodRun, Records, Sample
 from tests.campaign.rough import KINDS
@@ -59,6 +59,7 @@ class _Campaign:
             self._prepare(period)
             began_s = records.now_s()
             alive = self._field.processes()
+            told_before = self._field.readers()
             before, first_ending, first_look = self._field.books(), len(records.endings), len(records.looks)
             breaches += self._load(period, windows)
             for window in windows:
@@ -71,6 +72,7 @@ class _Campaign:
             breaches += died
             if not died:
                 breaches += self._until(_BOOKS_S, lambda: checks.check_books(period, seen, self._counted(before)))
+                breaches += self._until(_BOOKS_S, lambda: checks.check_readers(period, self._told(told_before)))
             counted = self._counted(before)
             breaches += checks.check_endings(period, endings, windows)
             breaches += checks.check_ready(looks, windows, may=period.scene.may & {"rejected"})
@@ -142,6 +144,10 @@ class _Campaign:
     def _counted(self, before: Calls) -> Calls:
         now = self._field.books()
         return Calls({cell: now[cell] - before[cell] for cell in now if now[cell] != before[cell]})
+
+    def _told(self, before: Readers) -> Readers:
+        now = self._field.readers()
+        return Readers({cell: now[cell] - before[cell] for cell in now})
 
     def _until(self, timeout_s: float, look: Callable[[], list[str]]) -> list[str]:
         """The breaches that are left after some time; none as soon as there are none."""

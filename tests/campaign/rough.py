@@ -15,7 +15,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from tests.campaign.asks import IMAGES, Ask, Script, WrongAnswer
+from tests.campaign.asks import IMAGES, LARGE_SIDES_PX, SIDES_PX, Ask, Picture, Script, WrongAnswer
 from tests.campaign.clients import (
     ORDINARY,
     Client,
@@ -26,6 +26,7 @@ from tests.campaign.clients import (
     TensorClient,
     TritonGrpc,
     error_words,
+    picture_request,
     triton_inputs,
 )
 from tests.campaign.endings import BOUND_S, outcome_of_status
@@ -145,6 +146,46 @@ class Flood(ImageClient):
                 yield self.judge(one, reply.status, reply.body)
             if left := wire.left_over():
                 raise WrongAnswer(f"after {self._MANY} answers there came {left[:80]!r}")
+
+
+class Heavy(ImageClient):
+    """Large files one after another, most of them with a deadline."""
+
+    kind = "heavy"
+
+    def picture(self, number: int) -> Picture:
+        return self.script.file(number, LARGE_SIDES_PX, hurried=self.script.chance(number).random() < 0.7)
+
+    def say(self, number: int) -> Iterator[Said]:
+        picture = self.picture(number)
+        with Wire(self.place.http_port, timeout_s=BOUND_S) as wire:
+            wire.send(picture_request(picture))
+            reply = wire.reply()
+        yield self.judge(picture, reply.status, reply.body)
+
+
+class PictureLeaver(ImageClient):
+    """Goes away in the middle of its upload, or while its file waits, is decoded or is computed."""
+
+    kind = "picture-leaver"
+
+    def picture(self, number: int) -> Picture:
+        return self.script.file(number, (*SIDES_PX, LARGE_SIDES_PX[0]))
+
+    def say(self, number: int) -> Iterator[Said]:
+        picture, chance = self.picture(number), self.script.chance(number)
+        data = picture_request(picture)
+        end = chance.randrange(len(data) - len(picture.data), len(data)) if chance.random() < 0.3 else len(data)
+        wire = Wire(self.place.http_port, timeout_s=BOUND_S)
+        try:
+            wire.send(data[:end])
+            time.sleep(chance.choice((0.0, 0.001, 0.005, 0.03)))
+        finally:
+            if chance.random() < 0.7:
+                wire.reset()
+            else:
+                wire.close()
+        yield self.said(picture, "left")
 
 
 class Leaver(TensorClient):
@@ -283,5 +324,5 @@ def huge_png(side: int) -> bytes:
 
 
 KINDS: dict[str, type[Client]] = {
-    one.kind: one for one in (*ORDINARY, Shared, Hurried, Flood, Leaver, GrpcLeaver, Bomber, Spoiler)
+    one.kind: one for one in (*ORDINARY, Shared, Hurried, Flood, Heavy, Leaver, PictureLeaver, GrpcLeaver, Bomber, Spoiler)
 }

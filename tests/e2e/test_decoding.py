@@ -16,6 +16,7 @@ import tritonclient.grpc as triton
 from PIL import Image
 
 from tests.support.crowds import at_once
+from tests.support.pictures import enlarged
 from tests.support.servers import Server, metric, on_one_cpu, peak_bytes, start_server, wait_until
 from tests.support.stores import digit, picture
 from tests.support.wire import Wire, head
@@ -24,12 +25,6 @@ DIGITS = "/predictions/digits"
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF")
 STAGE = "convoy_stage_duration_seconds_count"
-
-
-def enlarged(word: str, side: int, form: str) -> bytes:
-    out = io.BytesIO()
-    Image.open(io.BytesIO(digit(word))).resize((side, side), Image.Resampling.NEAREST).save(out, form)
-    return out.getvalue()
 
 
 @pytest.mark.parametrize("edges", ["0", "1"])

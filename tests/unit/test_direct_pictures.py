@@ -87,6 +87,25 @@ def test_what_is_wrong_is_told_as_over_plain_asgi(pictures: Workshop, body: byte
     play(pictures, scene)
 
 
+def test_what_comes_behind_a_picture_may_be_shorter_than_its_head_or_cut_anywhere(pictures: Workshop) -> None:
+    """The first bytes are held against the head of the picture before, and may end in the middle of it."""
+    request = asks(picture(2))
+
+    async def scene(house: House, workshop: Workshop) -> None:
+        for at in range(1, len(request)):
+            connection = house.connect()
+            for brightest in (0, 1):  # from the second on the head is known
+                assert best_of(await connection.ask(asks(picture(brightest)))) == brightest
+            connection.send(request[:at])
+            connection.send(request[at:])
+            (reply,) = await connection.reply()
+            assert best_of(reply) == 2
+            assert (await connection.ask(head("/", {}, "GET"))).status == 200
+            connection.leave()
+
+    play(pictures, scene)
+
+
 def test_a_query_is_of_its_own_request(pictures: Workshop) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
         connection = house.connect()

@@ -123,8 +123,10 @@ class RepeatedHead(NamedTuple):
         """Where the body lies in these bytes, which end with it; None where they differ in more."""
         digits_at = len(self.before)
         digits_end = data.find(b"\r", digits_at, digits_at + _MOST_DIGITS + 1)
+        if digits_end < 0:  # compiled, a slice of bytes whose end lies before its start is an error
+            return None
         digits = data[digits_at:digits_end]
-        if digits_end < 0 or not digits.isdigit():
+        if not digits.isdigit():
             return None
         body_at = digits_end + len(self.after)
         if len(data) - body_at != int(digits) or not data.startswith(self.before):
