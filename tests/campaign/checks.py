@@ -56,7 +56,7 @@ KNOWN_DISAGREEMENTS: tuple[Known, ...] = (
     ),
     Known(
         "/v2/models/.../stats and nv_inference_*",
-        "they count requests that reached an engine's queue; what was refused before is in none of them",
+        "they count requests that came to a decoder or an engine's queue; what was refused before is in none of them",
     ),
 )
 
@@ -180,7 +180,8 @@ def check_readers(period: Period, told: Readers) -> list[str]:
     """Whether all that is read of one ledger says the same of answered requests.
 
     To Triton's counters each file of a form is a request, and so they are not compared where images go. An answer that
-    its client did not wait for is no answered call, though its model has computed it; some that are almost right leave, too.
+    its client did not wait for is no answered call, though its model has computed it; some that are almost right do not
+    wait either.
     """
     if period.scene.loses_calls or period.kind in ("leavers", "spoiled"):
         return []

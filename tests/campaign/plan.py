@@ -160,7 +160,10 @@ SCENES: dict[str, Scene] = {
         extra={"bomber": 2},
     ),
     "overload": Scene(
-        "more than can be answered, with deadlines and priorities", _none, may=_BUSY, extra={"hurried": 6, "flood": 3, "heavy": 1}
+        "more than can be answered, with deadlines and priorities",
+        _none,
+        may=_BUSY,
+        extra={"hurried": 6, "flood": 3, "heavy": 1},
     ),
     "large pictures": Scene(
         "large pictures beside all others, more at once than there is memory for",

@@ -324,5 +324,6 @@ def huge_png(side: int) -> bytes:
 
 
 KINDS: dict[str, type[Client]] = {
-    one.kind: one for one in (*ORDINARY, Shared, Hurried, Flood, Heavy, Leaver, PictureLeaver, GrpcLeaver, Bomber, Spoiler)
+    one.kind: one
+    for one in (*ORDINARY, Shared, Hurried, Flood, Heavy, Leaver, PictureLeaver, GrpcLeaver, Bomber, Spoiler)
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from tests.campaign.asks import IMAGES, MODELS, Ask, Picture, Script, Tensor, WrongAnswer
+from tests.campaign.asks import IMAGES, LARGE_SIDES_PX, MODELS, SIDES_PX, Ask, Picture, Script, Tensor, WrongAnswer
 from tests.campaign.faults import FAULTS
 from tests.campaign.forms import check_infer, infer_body, infer_path
 from tests.campaign.plan import LEAST_PERIOD_S, SCENES, draw_plan
@@ -137,6 +139,16 @@ def test_the_wrong_digit_is_a_wrong_answer() -> None:
     for best in ({"label": "8", "score": 0.99}, {"label": "3", "score": 1.5}, {"label": "3", "score": 0.1}):
         with pytest.raises(WrongAnswer):
             picture.check({"predictions": [best]})
+
+
+@pytest.mark.parametrize("sides_px", [SIDES_PX, LARGE_SIDES_PX])
+def test_files_are_the_same_each_time_of_every_format_and_some_are_cut_off(sides_px: tuple[int, ...]) -> None:
+    files = [Script(9).file(number, sides_px) for number in range(150)]
+    assert files == [Script(9).file(number, sides_px) for number in range(150)]
+    sound = [Image.open(io.BytesIO(one.data)) for one in files if one.label is not None]
+    assert {image.size for image in sound} == {(side_px, side_px) for side_px in sides_px}
+    assert {image.format for image in sound} == {"PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"}
+    assert 0 < sum(one.label is None for one in files) < 30
 
 
 def answer(ask: Ask, *, binary: bool) -> tuple[dict[str, str], bytes]:
