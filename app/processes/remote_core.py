@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from convoy.app.listeners import tell
 from convoy.app.outcomes import ANSWERED, CallEnd, Refusal
 from convoy.app.processes.channel import Channel
 from convoy.app.processes.edge_catalog import EdgeCatalog
@@ -213,13 +214,13 @@ class RemoteCore(OpenCalls):
             self.slab.move(self._lent.pop(ended.id), SlotState.ANSWERED)
         answers = answers_of(ended, request, self.slab)
         times, queue_ns, batch_samples = ended.times, ended.queue_ns, ended.batch_samples
-        on_end(Done(request, ended.outcome, answers, times, queue_ns, batch_samples, ended.reason, ended.batch))
+        tell(on_end, Done(request, ended.outcome, answers, times, queue_ns, batch_samples, ended.reason, ended.batch))
 
     def _refused(self, refused: Refused) -> None:
         self._free(refused.id)
         _, on_end = self._waiting.pop(refused.id, (None, None))
         if on_end is not None:
-            on_end(_error(refused))
+            tell(on_end, _error(refused))
 
     def _core_is_lost(self) -> None:
         """Whoever waits is told; what was lent stays lent until the next core says what it still uses."""
@@ -227,7 +228,7 @@ class RemoteCore(OpenCalls):
         self.catalog.forget()
         waiting, self._waiting = self._waiting, {}
         for _, on_end in waiting.values():
-            on_end(Unavailable(CORE_IS_AWAY))
+            tell(on_end, Unavailable(CORE_IS_AWAY))
 
     # What the core is told
 

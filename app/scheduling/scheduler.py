@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol, TypeVarTuple
+from typing import Protocol
 
 from convoy.app.batch import BatchResult, BatchTrace, EngineFailure, FailureScope
+from convoy.app.listeners import tell, tell_bug
 from convoy.app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
 from convoy.app.scheduling.queues import Lane, Queue, State
 from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Request, SlotRef
@@ -29,7 +30,6 @@ OnDone = Callable[[Done], None]
 Runner = Callable[[tuple[Request, ...]], BatchResult]
 # The span of a batch that began then, and ended then with that; None where none of its requests is traced.
 TraceBatch = Callable[[Dispatch, int, int, BatchResult | EngineFailure], BatchTrace | None]
-Args = TypeVarTuple("Args")
 # Batches that run on the loop itself may follow each other for so long before sockets and other lanes have a turn.
 _TURN_NS = 2_000_000
 # So many answers to give, and so many requests that wait: then a short batch is worth a thread, too. Fewer would be
@@ -277,7 +277,7 @@ class Scheduler:
             running.lost = True
             for request in running.dispatch.requests:
                 self._tell(request, Done(request, Outcome.ENGINE_LOST, reason=reason))
-        self._report(self._observer.lane_lost, entry.key, lane, reason, scope)
+        tell(self._observer.lane_lost, entry.key, lane, reason, scope)
         self._wake()
 
     def give_up_device(self, device: str, reason: str) -> None:
@@ -539,9 +539,9 @@ class Scheduler:
             answered.extend(request.slots)
         self._slab.free(*unwanted)
         self._slab.move(answered, SlotState.ANSWERED)
-        self._report(self._observer.batch_ran, dispatch, result, [done for _, done in ended])
+        tell(self._observer.batch_ran, dispatch, result, [done for _, done in ended])
         for listener, done in ended:
-            self._report(listener, done)
+            tell(listener, done)
 
     def _traced(self, running: Running, result: BatchResult | EngineFailure, ended_ns: int) -> BatchTrace | None:
         if self.trace_batch is None:
@@ -549,13 +549,13 @@ class Scheduler:
         try:
             return self.trace_batch(running.dispatch, running.started_ns, ended_ns, result)
         except Exception as error:  # must not cost anybody an answer
-            _tell_bug("tracing a batch", error)
+            tell_bug("tracing a batch", error)
             return None
 
     def _blame(self, entry: _LaneEntry, running: Running, failure: EngineFailure, ended_ns: int) -> None:
         dispatch = running.dispatch
         batch = self._traced(running, failure, ended_ns)
-        self._report(self._observer.batch_failed, dispatch, str(failure))
+        tell(self._observer.batch_failed, dispatch, str(failure))
         if failure.scope in (FailureScope.ENGINE, FailureScope.DEVICE):
             for request in dispatch.requests:
                 self._end(request, Outcome.ENGINE_LOST, str(failure), batch)
@@ -599,15 +599,8 @@ class Scheduler:
         pending = self._pending.pop(request.id, None)
         if pending is None or pending.on_done is None:
             return
-        self._report(self._observer.request_failed, done)
-        self._report(pending.on_done, done)
-
-    def _report(self, listener: Callable[[*Args], None], *args: *Args) -> None:
-        # A bug in one who listens must not cost the others their answers.
-        try:
-            listener(*args)
-        except Exception as error:
-            _tell_bug(repr(listener), error)
+        tell(self._observer.request_failed, done)
+        tell(pending.on_done, done)
 
     def _free(self, request: Request) -> None:
         self._slab.free(*request.slots)
@@ -629,11 +622,6 @@ class Scheduler:
         result = _result(entry.run, running.dispatch.requests)
         ended_ns = self._now_ns()
         entry.call_loop(lambda: self._finished(entry, running, result, ended_ns))
-
-
-def _tell_bug(what: str, error: Exception) -> None:
-    context = {"message": f"{what} failed; this is a bug", "exception": error}
-    asyncio.get_running_loop().call_exception_handler(context)
 
 
 def _result(run: Runner, requests: tuple[Request, ...]) -> BatchResult | EngineFailure:

@@ -204,6 +204,41 @@ def test_an_edge_knows_for_how_many_engines_it_may_decode_ahead(tmp_path: Path) 
     play(tmp_path, scene)
 
 
+@pytest.mark.parametrize("is_lost", [False, True], ids=["it-is-answered", "the-core-is-lost"])
+def test_a_bug_in_who_waits_costs_no_other_its_answer(tmp_path: Path, is_lost: bool) -> None:
+    async def scene(link: Link, workshop: Workshop) -> None:
+        bugs = list[str]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: bugs.append(context["message"]))
+        (engine,) = workshop.engines
+        engine.gate = gate = threading.Event()
+        call = Call(link.edge, "v2")
+        call.begin()
+        slot = call.reserve(ROW * 4)
+        inputs = Inputs(1, ((ROW,),), (TensorRef(slot.ref, 0, ROW * 4),))
+        request = call.build_request(call.find("rows", None), inputs, (0,), Terms(None))
+
+        def fail(_: object) -> None:
+            raise RuntimeError("who waits is broken")
+
+        link.edge.take(request, fail)
+        asking = asyncio.ensure_future(link.ask(1.0))
+        await until(lambda: any(link.core.scheduler.running()))
+        if is_lost:
+            link.breaks()
+        gate.set()
+        if is_lost:
+            with pytest.raises(Unavailable):
+                await asking
+        else:
+            assert await asking == OFFSET
+        call.end(FAILED)
+        (bug,) = bugs
+        assert "this is a bug" in bug
+        await until(lambda: _finds(link.edge))
+
+    play(tmp_path, scene)
+
+
 def test_what_an_engine_still_reads_is_kept_from_the_next_edge(tmp_path: Path) -> None:
     async def scene(link: Link, workshop: Workshop) -> None:
         (engine,) = workshop.engines
