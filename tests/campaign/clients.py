@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import shutil
 import subprocess
 import threading
@@ -331,6 +332,8 @@ class HttpClient(ImageClient):
         if number % 5 == 0:
             yield self.judge(picture, *_by_urllib(f"{self.place.url}/predictions/digits", picture.data))
             return
+        if self._own.sock is not None and select.select([self._own.sock], [], [], 0)[0]:
+            self._own.close()  # by the server, while another connection waited for long; libraries look, too
         self._own.request("POST", "/predictions/digits", picture.data)
         answer = self._own.getresponse()
         yield self.judge(picture, answer.status, answer.read())
