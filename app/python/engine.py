@@ -464,5 +464,5 @@ def _close(inside: Inside, loop: PrivateLoop) -> None:
 def _asked(model: str, version: int | str | None, timeout_ms: float | None) -> Asked:
     """Raises InvalidRequest."""
     if timeout_ms is not None:
-        check_timeout_ms(timeout_ms, timeout_ms)
+        timeout_ms = check_timeout_ms(timeout_ms, timeout_ms)
     return Asked(model, None if version is None else str(version), timeout_ms)

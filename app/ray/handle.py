@@ -90,7 +90,7 @@ class HandleCalls:
     def _asked(self, model: str | None, version: int | str | None, timeout_ms: float | None) -> Asked:
         """Raises InvalidRequest."""
         if timeout_ms is not None:
-            check_timeout_ms(timeout_ms, timeout_ms)
+            timeout_ms = check_timeout_ms(timeout_ms, timeout_ms)
         return Asked(model or self._only_model(), None if version is None else str(version), timeout_ms)
 
     def _only_model(self) -> str:

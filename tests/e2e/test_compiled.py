@@ -34,7 +34,7 @@ TESTS = (
     *("tests/unit/test_direct_pictures.py", "tests/unit/test_scores.py", "tests/unit/test_ledger.py"),
     *("tests/unit/test_process_channel.py", "tests/unit/test_process_link.py", "tests/unit/test_decoder.py"),
     *("tests/contract", "tests/e2e/test_direct_way.py", "tests/e2e/test_decoding.py"),
-    *("tests/e2e/test_tracing.py", "tests/e2e/test_campaign.py"),
+    *("tests/e2e/test_tracing.py", "tests/e2e/test_campaign.py", "tests/e2e/test_python_engine.py"),
 )
 WHERE = "import importlib, sys; print(*(importlib.import_module(name).__file__ for name in sys.argv[1:]), sep='\\n')"
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.servers import FakeServer, rows_request, start_fake_server, wait_until
 from tests.support.stores import digit
-from tests.support.wire import Wire, WireReply
+from tests.support.wire import Wire, WireReply, head
 
 LARGE = 4000  # values, so that an answer is worth compressing
 INFLATE = {"gzip": gzip.decompress, "deflate": zlib.decompress}
@@ -236,3 +236,11 @@ def test_the_body_of_a_control_route_is_bounded(wire: Wire) -> None:
     reply = wire.ask("/v2/repository/index", b" " * (2 << 20))
     assert reply.status == 413
     assert reply.error
+
+
+def test_a_client_that_leaves_within_the_body_of_a_control_route_is_no_bug() -> None:
+    with start_fake_server(access_log="all") as logging, Wire(logging.port) as wire:
+        wire.send(head("/v2/repository/index", {"Content-Length": "20"}) + b"{")
+        wire.close()
+        wait_until(lambda: "POST /v2/repository/index left" in logging.log, "the log has it")
+        assert "this is a bug" not in logging.log

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -223,8 +225,16 @@ def test_what_does_not_fit_the_model_is_told_in_the_servers_words(
     assert str(caught.value) == over_http.value.message()
 
 
+@pytest.mark.parametrize("number", [int, float, np.int64, np.float32, np.float16, Fraction, Decimal])
+def test_a_time_may_be_a_number_of_any_type(engine: convoy.Engine, number: Callable[[int], Any]) -> None:
+    assert engine.predict("digits", digit("seven"), timeout_ms=number(20_000)).best.label == "7"
+    assert engine.infer("identity_fp32", {"x": np.ones((1, 3), np.float32)}, timeout_ms=number(20_000))["y"].all()
+    (found,) = engine.predict("digits", [digit("two")], timeout_ms=number(20_000))
+    assert found.best.label == "2"
+
+
 def test_other_mistakes_are_told_in_words(engine: convoy.Engine, server: Server) -> None:
-    for options in ({"top_k": 0}, {"threshold": 2.0}, {"timeout_ms": -1}):
+    for options in ({"top_k": 0}, {"threshold": 2.0}, {"timeout_ms": -1}, {"timeout_ms": 10**400}):
         query = "&".join(f"{name}={value}" for name, value in options.items())
         expected = server.post(f"/predictions/digits?{query}", content=digit("one")).json()["error"]
         with pytest.raises(InvalidRequest, match=re.escape(expected)):

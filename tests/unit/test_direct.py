@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from convoy.app.batch import BatchResult, EngineFailure
@@ -93,7 +93,7 @@ class House:
         self.usual = 0
         self.hot = HotRoutes(core, options)
         self.way = DirectWay(self.hot, core, options)
-        self._app = Gate(Shortcut(_elsewhere, self.hot), core, options)
+        self._app: ASGIApp = Gate(Shortcut(_elsewhere, self.hot), core, options)
         self._kind = guarded_protocol(ConnectionLimits(), self.way)
         self._asgi_kind = guarded_protocol(ConnectionLimits())
         self._config = uvicorn.Config(
@@ -1327,6 +1327,93 @@ def test_the_end_of_headers_is_awaited_for_as_long_as_nobody_reads_them(workshop
         clock.pass_s(2 * connection.protocol.limits.header_timeout_s)
         assert connection.is_closing()
         assert connection.replies[0].status == 408
+
+    play(workshop, scene)
+
+
+def test_the_end_of_headers_behind_a_call_that_runs_is_awaited_until_that_is_answered(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        await house.used()
+        clock = Clock()
+        connection = house.connect(clock)
+        gate = held(workshop)
+        await running(workshop, connection, rows(1.0))
+        connection.send(rows(2.0)[:40])
+        clock.pass_s(2 * connection.protocol.limits.header_timeout_s)
+        assert not connection.sent
+        gate.set()
+        assert shift((await connection.reply())[0]) == 101.0
+        clock.pass_s(2 * connection.protocol.limits.header_timeout_s)
+        assert [reply.status for reply in connection.replies] == [408]
+
+    play(workshop, scene)
+
+
+# What cannot be read, behind what could be
+
+GARBAGE = b"\0 this is no request\r\n\r\n"
+BROKEN_BODY = head(ROWS, {"Transfer-Encoding": "chunked"}) + b"5\r\nabcde\r\nno length\r\n"
+
+
+@pytest.mark.parametrize("through_asgi", [False, True], ids=["direct", "asgi"])
+@pytest.mark.parametrize("unreadable", [GARBAGE, BROKEN_BODY, head("/", {"X": "x" * (70 << 10)})])
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("together", [True, False], ids=["together", "later"])
+def test_what_cannot_be_read_is_answered_behind_what_could_be(
+    workshop: Workshop, through_asgi: bool, unreadable: bytes, others: int, together: bool
+) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        await house.used()
+        gate = held(workshop)
+        (engine,) = workshop.engines
+        before, connection = len(engine.batches), house.connect(through_asgi=through_asgi)
+        good = b"".join(rows(float(value)) for value in range(1, 2 + others))
+        for data in (good + unreadable,) if together else (good, unreadable):
+            connection.send(data)
+        connection.send(b"and more")
+        await until(lambda: len(engine.batches) > before)
+        assert not connection.sent
+        gate.set()
+        *answers, refusal = await connection.reply(2 + others)
+        assert [shift(reply) for reply in answers] == [100.0 + value for value in range(1, 2 + others)]
+        assert refusal.status in (400, 431)
+        assert refusal.headers["connection"] == "close"
+        await until(lambda: house.core.open_calls == 0)
+        connection.leave()
+
+    play(workshop, scene)
+
+
+def test_nothing_is_written_into_the_midst_of_an_answer(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        go_on = asyncio.Event()
+
+        async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"11")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b'"half', "more_body": True})
+            await go_on.wait()
+            await send({"type": "http.response.body", "body": b' half"'})
+
+        house._app = slow
+        for unreadable, begun, statuses in (
+            (GARBAGE, head("/slow", method="GET"), [200, 400]),
+            (b"no length\r\n", head("/slow", {"Transfer-Encoding": "chunked"}), [200]),  # of its own body
+        ):
+            connection = house.connect()
+            connection.send(begun)
+            await until(lambda: bytes(connection.sent).endswith(b"half"))  # noqa: B023
+            connection.send(unreadable)
+            connection.send(b"and more")
+            assert bytes(connection.sent).endswith(b"half")
+            go_on.set()
+            await until(lambda: b'half half"' in connection.sent)  # noqa: B023
+            replies = await connection.reply(len(statuses))
+            assert [reply.status for reply in replies] == statuses
+            assert replies[0].json() == "half half"
+            await until(lambda: connection.has_ended or connection.is_closing())  # noqa: B023
+            connection.leave()
+            go_on.clear()
 
     play(workshop, scene)
 

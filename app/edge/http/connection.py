@@ -116,6 +116,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._has_moved = False
         self._unread_bytes = 0
         self._has_hung_up = False
+        # What comes cannot be read any more; and what is to be said of it when all requests before have their answers.
+        self._is_deaf = False
+        self._last_words: tuple[int, str] | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -170,6 +173,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self.cycle = self._direct = call
 
     def _parse(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
         if self.pipeline or self.flow.ahead:
             self._keep(data)
             return
@@ -178,7 +183,7 @@ class GuardedProtocol(HttpToolsProtocol):
         begun_before, self._has_moved = self._headers_begun, False
         self._feed(data)
         self._data = None
-        if self._has_hung_up or self.transport.is_closing():
+        if self._has_hung_up or self._is_deaf or self.transport.is_closing():
             return
         if self._direct is not None:
             self._direct.wait()
@@ -217,7 +222,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._feed_piece(data)
             return
         view, start = memoryview(data), 0
-        while start < len(view) and not self.transport.is_closing():
+        while start < len(view) and not self._is_deaf and not self.transport.is_closing():
             if self.pipeline:
                 self._keep(view[start:])
                 return
@@ -331,6 +336,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
             if not self.pipeline and self.flow.ahead:
                 self.loop.call_soon(self._read_on)
+        elif self._last_words is not None:
+            self._say_last_words()
         elif not waits_for_rest and not self._in_headers:  # those have time limits of their own
             self._arm_keep_alive()
             direct = self._direct
@@ -420,8 +427,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _headers_are_too_slow(self) -> None:
         self._header_timer = None
-        if self.flow.read_paused:
-            self._arm_header_timer()  # it is we who do not read, until the requests before have been answered
+        if self.flow.read_paused or self.pipeline or not self._is_answered():
+            self._arm_header_timer()  # the requests before come first, until whose answers it may be we who do not read
             return
         if self.has_unread_bytes():
             self._header_timer = self.loop.call_later(LOOK_AGAIN_S, self._headers_are_too_slow)
@@ -458,10 +465,39 @@ class GuardedProtocol(HttpToolsProtocol):
             self._close()
 
     def _refuse_all(self, status: int, message: str) -> None:
-        """Answer what cannot be read as a request, nor can what follows, and close."""
-        if not self._tell(status, message):
+        """Close, because neither this can be read as a request nor what follows; when those before have been answered.
+
+        Its client is told what is wrong where it still waits for an answer to it.
+        """
+        if self.way is not None:
+            self.way.send_due()
+        if self._is_deaf or self._has_hung_up or self.transport.is_closing():
             return
+        self._is_deaf, self._last_words = True, (status, message)
         if self._is_answered() and not self.pipeline:
+            self._say_last_words()
+        elif not self.cycle.more_body:
+            return
+        elif self.pipeline:  # it is the last one there that cannot be read
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._at_work
+        elif getattr(self.cycle, "response_started", False):
+            self._last_words, self.cycle.keep_alive = None, False
+        else:
+            self._say_last_words()
+
+    @property
+    def _at_work(self) -> Any:
+        """The request that is being answered."""
+        is_direct = self._direct is not None and not self._direct.response_complete
+        return self._direct if is_direct else self._answering
+
+    def _say_last_words(self) -> None:
+        assert self._last_words is not None, "there is something to say; this is a bug"
+        words, self._last_words = self._last_words, None
+        if not self._tell(*words):
+            return
+        if self._is_answered():
             self._has_hung_up = True
             self._hear_out()
         else:

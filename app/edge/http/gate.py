@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Mapping
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from convoy.app.edge.entry import ADMIN, KEY_IS_WRONG, SHUT_DOWN, Entry
@@ -166,6 +167,8 @@ class Gate:
             # Only the end of the process cancels, when the time to drain is over.
             if visit.status == 0:
                 await send_reply(visible, error_reply(Unavailable(SHUT_DOWN)))
+        except ClientDisconnect:
+            pass  # in the midst of its body: there is nobody to answer, and the log says that it left
         except Exception as error:
             reply = visit.failed(call, error)
             if visit.status == 0:

@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 from convoy.app.edge.oip.answering import CLASSES, Answering, Wanted
 from convoy.app.edge.oip.call import Call, ClientGone, Terms
@@ -309,10 +309,14 @@ def check_threshold(threshold: float, given: object, served: ServedLike) -> floa
     return threshold
 
 
-def check_timeout_ms(timeout_ms: float, given: object) -> float:
-    """The number itself. Raises InvalidRequest; `given` is how it came."""
-    if not 0 < timeout_ms < 1e9:
+def check_timeout_ms(timeout_ms: SupportsFloat, given: object) -> float:
+    """The number itself, of whatever type. Raises InvalidRequest; `given` is how it came."""
+    try:
+        milliseconds = float(timeout_ms)
+    except OverflowError:
+        milliseconds = math.inf
+    if not 0 < milliseconds < 1e9:
         raise InvalidRequest(
             f"timeout_ms must be a number of milliseconds above 0 and below 1000000000, got {str(given)[:40]!r}"
         )
-    return timeout_ms
+    return milliseconds
