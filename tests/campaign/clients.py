@@ -10,6 +10,7 @@ import http.client
 import json
 import select
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -332,7 +333,7 @@ class HttpClient(ImageClient):
         if number % 5 == 0:
             yield self.judge(picture, *_by_urllib(f"{self.place.url}/predictions/digits", picture.data))
             return
-        if self._own.sock is not None and select.select([self._own.sock], [], [], 0)[0]:
+        if self._own.sock is not None and _has_something(self._own.sock):
             self._own.close()  # by the server, while another connection waited for long; libraries look, too
         self._own.request("POST", "/predictions/digits", picture.data)
         answer = self._own.getresponse()
@@ -565,6 +566,13 @@ def picture_request(picture: Picture) -> bytes:
     """The picture as the body of a request, with its deadline where it has one."""
     query = "" if picture.timeout_ms is None else f"?timeout_ms={picture.timeout_ms:g}"
     return head(f"/predictions/digits{query}", {"Content-Length": str(len(picture.data))}) + picture.data
+
+
+def _has_something(connection: socket.socket) -> bool:
+    """Whether there is something to read, the end for one."""
+    look = select.poll()  # not select, which knows no more than 1024 descriptors
+    look.register(connection, select.POLLIN)
+    return bool(look.poll(0))
 
 
 def _check_grpc(ask: Ask, answer: Any) -> None:

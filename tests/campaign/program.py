@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import gevent
+
 from tests.campaign import checks
 from tests.campaign.asks import Script
 from tests.campaign.checks import Readiness, Window
@@ -210,6 +212,8 @@ def _clients(period: Period, place: Place, records: Records) -> Iterator[list[st
             left.append(f"client {own.kind} fell over its call {number}: {error!r}")
         finally:
             client.close()
+            # tritonclient's own event loop of this thread has descriptors that nobody else closes.
+            gevent.get_hub().destroy(destroy_loop=True)
 
     threads = [
         threading.Thread(target=run, args=(one,), name=one.kind, daemon=True)
