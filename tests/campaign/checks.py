@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.campaign.endings import BOUND_S, COUNTED, PARTLY, Ending
-from tests.campaign.field import Calls, ProcessState, Readers
+from tests.campaign.field import READERS, Calls, ProcessState, Readers
 from tests.campaign.plan import Period
 
 MIB = 1 << 20
@@ -109,8 +109,10 @@ def _breach(period: Period, one: Ending, excuses: Sequence[Window]) -> str:
         # A new server does not know the regions that the last one knew.
         has_lost_its_region = scene.loses_calls and one.client == "shared"
         return "" if may_be_called_wrong or has_lost_its_region else "was right and was called wrong"
-    if one.words.startswith(PARTLY) and not {"rejected", "failed"} & scene.may:
-        return "was answered in part without a cause"
+    if one.words.startswith(PARTLY):
+        is_excused = not excuses or any(_overlap(one, window) for window in excuses)
+        may_be = {"rejected", "deadline_exceeded", "failed"} & scene.may
+        return "" if may_be and is_excused else "was answered in part without a cause"
     if one.outcome in ("rejected", "deadline_exceeded", "failed", "broken"):
         if one.outcome == "failed" and one.model in scene.away:
             return ""
@@ -186,10 +188,9 @@ def check_readers(period: Period, told: Readers) -> list[str]:
     if period.scene.loses_calls or period.kind in ("leavers", "spoiled"):
         return []
     models = {model for _, model in told} - period.scene.changing - {"", "digits"}
-    readers = sorted({reader for reader, _ in told})
-    breaches = []
+    breaches = [f"{one} says nothing at all" for one in READERS if one not in {reader for reader, _ in told}]
     for model in sorted(models):
-        counts = {reader: told[reader, model] for reader in readers}
+        counts = {reader: told[reader, model] for reader in READERS}
         if len(set(counts.values())) > 1:
             said = ", ".join(f"{count} {reader}" for reader, count in counts.items())
             breaches.append(f"{model}: readers of one ledger disagree about answered requests: {said}")

@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -334,6 +335,9 @@ class HttpClient(ImageClient):
             yield self.judge(picture, *_by_urllib(f"{self.place.url}/predictions/digits", picture.data))
             return
         if self._own.sock is not None and _has_something(self._own.sock):
+            with suppress(ConnectionError):
+                if stray := self._own.sock.recv(80, socket.MSG_PEEK):
+                    raise WrongAnswer(f"between two calls there came {stray!r}")
             self._own.close()  # by the server, while another connection waited for long; libraries look, too
         self._own.request("POST", "/predictions/digits", picture.data)
         answer = self._own.getresponse()

@@ -41,6 +41,8 @@ _ANSWERED = {
     "convoy_call_duration_seconds_count": "answered",
     "nv_inference_request_success": "",
 }
+_STATISTICS = "/v2/models/stats"
+READERS = (*_ANSWERED, _STATISTICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +222,9 @@ class Field:
             word = _ANSWERED.get(sample.name)
             if word is not None and sample.labels.get("outcome", word) == word:
                 counts[sample.name, sample.labels["model"]] += int(sample.value)
-        answer = self.get("/v2/models/stats", 10.0)
+        answer = self.get(_STATISTICS, 10.0)
         for one in [] if answer is None or answer.status_code != 200 else answer.json()["model_stats"]:
-            counts["/v2/models/stats", one["name"]] += one["inference_stats"]["success"]["count"]
+            counts[_STATISTICS, one["name"]] += one["inference_stats"]["success"]["count"]
         return counts
 
     def _samples(self) -> Iterator[Any]:

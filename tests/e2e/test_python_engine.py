@@ -234,11 +234,15 @@ def test_a_time_may_be_a_number_of_any_type(engine: convoy.Engine, number: Calla
 
 
 def test_other_mistakes_are_told_in_words(engine: convoy.Engine, server: Server) -> None:
-    for options in ({"top_k": 0}, {"threshold": 2.0}, {"timeout_ms": -1}, {"timeout_ms": 10**400}):
+    for options in ({"top_k": 0}, {"threshold": 2.0}, {"timeout_ms": -1}, {"timeout_ms": 10**30}):
         query = "&".join(f"{name}={value}" for name, value in options.items())
         expected = server.post(f"/predictions/digits?{query}", content=digit("one")).json()["error"]
         with pytest.raises(InvalidRequest, match=re.escape(expected)):
             engine.predict("digits", digit("one"), **options)  # type: ignore[arg-type]
+    for number in (10**400, 10**5000, Decimal("sNaN"), "20", b"5", float("nan"), "many", [1.0]):
+        for word in ("timeout_ms", "threshold"):
+            with pytest.raises(InvalidRequest, match=f"{word} must be"):
+                engine.predict("digits", digit("one"), **{word: number})  # type: ignore[arg-type, call-overload]
     with pytest.raises(InvalidRequest, match="has no image preprocessing"):
         engine.predict("identity_fp32", digit("one"))
     with pytest.raises(InvalidRequest, match="has no image preprocessing"):

@@ -14,7 +14,7 @@ from tests.campaign.asks import Script, WrongAnswer
 from tests.campaign.checks import Readiness, Window
 from tests.campaign.clients import Client, Place, Said, error_words
 from tests.campaign.endings import BOUND_S, PARTLY, Ending, outcome_of_grpc, outcome_of_status, outcome_of_words
-from tests.campaign.field import Calls, ProcessState, Readers
+from tests.campaign.field import READERS, Calls, ProcessState, Readers
 from tests.campaign.page import render
 from tests.campaign.plan import Period, draw_plan
 from tests.campaign.records import PeriodRun, Records, Sample
@@ -104,6 +104,8 @@ def test_a_form_of_which_files_were_refused_needs_a_cause() -> None:
     partly = replace(GOOD, words=f"{PARTLY}Exceeds maximum queue size")
     assert endings_broken("calm", partly)
     assert not endings_broken("overload", partly)
+    assert endings_broken("kill core", replace(partly, sent_s=10.0, ended_s=11.0), windows=(KILL,))
+    assert not endings_broken("kill core", replace(partly, sent_s=12.5, ended_s=13.0), windows=(KILL,))
 
 
 def test_an_answer_that_takes_for_ever_is_a_breach() -> None:
@@ -169,20 +171,22 @@ def test_books_are_not_compared_where_they_are_lost() -> None:
 
 
 def test_readers_of_one_ledger_say_the_same() -> None:
-    readers = ("convoy_requests_total", "nv_inference_request_success")
-    told = Readers({(reader, model): 7 for reader in readers for model in ("simple", "shift", "digits")})
+    told = Readers({(reader, model): 7 for reader in READERS for model in ("simple", "shift", "digits")})
     assert not checks.check_readers(period(), told)
-    (line,) = checks.check_readers(period(), told + Readers({(readers[0], "simple"): 1}))
+    (line,) = checks.check_readers(period(), told + Readers({(READERS[0], "simple"): 1}))
     assert "simple" in line
-    assert "8 convoy_requests_total, 7 nv_inference_request_success" in line
-    missing = Readers({cell: count for cell, count in told.items() if cell != (readers[1], "simple")})
-    assert checks.check_readers(period(), missing), "a reader that knows nothing of a model disagrees, too"
-    assert not checks.check_readers(period(), told + Readers({(readers[1], "digits"): 5})), "each file is a request"
-    changed = told + Readers({(readers[0], "shift"): 1})
+    assert f"8 {READERS[0]}" in line
+    for reader in READERS:
+        missing = Readers({cell: count for cell, count in told.items() if cell != (reader, "simple")})
+        assert checks.check_readers(period(), missing), "a reader that knows nothing of a model disagrees, too"
+        mute = Readers({cell: count for cell, count in told.items() if cell[0] != reader})
+        assert f"{reader} says nothing at all" in checks.check_readers(period(), mute)
+    assert not checks.check_readers(period(), told + Readers({(READERS[1], "digits"): 5})), "each file is a request"
+    changed = told + Readers({(READERS[0], "shift"): 1})
     assert not checks.check_readers(period("store"), changed), "a version that has left took its series with it"
     assert checks.check_readers(period("calm"), changed)
     for kind in ("leavers", "spoiled", "kill core"):
-        assert not checks.check_readers(period(kind), told + Readers({(readers[0], "simple"): 1}))
+        assert not checks.check_readers(period(kind), told + Readers({(READERS[0], "simple"): 1}))
 
 
 # Rest, memory, readiness, log

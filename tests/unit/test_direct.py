@@ -1292,10 +1292,9 @@ def test_a_trailer_that_never_ends_is_too_long(workshop: Workshop) -> None:
         start = head(ROWS, {"Transfer-Encoding": "chunked"})
         connection.send(start + chunk(b"{}") + b"0\r\nX-Trailer: ")
         for _ in range(100):
-            if not connection.is_closing():
-                connection.send(b"a" * 1024)
-        assert connection.is_closing()
-        assert connection.replies[0].status == 431
+            connection.send(b"a" * 1024)
+        assert connection.has_ended
+        assert [reply.status for reply in connection.replies] == [431]
 
     play(workshop, scene)
 
@@ -1376,8 +1375,9 @@ def test_what_cannot_be_read_is_answered_behind_what_could_be(
         gate.set()
         *answers, refusal = await connection.reply(2 + others)
         assert [shift(reply) for reply in answers] == [100.0 + value for value in range(1, 2 + others)]
-        assert refusal.status in (400, 431)
+        assert refusal.status == (431 if len(unreadable) > 1000 else 400)
         assert refusal.headers["connection"] == "close"
+        assert connection.has_ended or connection.is_closing()
         await until(lambda: house.core.open_calls == 0)
         connection.leave()
 
@@ -1414,6 +1414,61 @@ def test_nothing_is_written_into_the_midst_of_an_answer(workshop: Workshop) -> N
             await until(lambda: connection.has_ended or connection.is_closing())  # noqa: B023
             connection.leave()
             go_on.clear()
+
+    play(workshop, scene)
+
+
+def test_an_answer_that_has_begun_and_awaits_a_body_that_breaks_ends(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        heard = list[str]()
+
+        async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while (message := await receive())["type"] != "http.disconnect":
+                await send({"type": "http.response.body", "body": message["body"], "more_body": True})
+            heard.append(message["type"])
+
+        house._app, clock = echo, Clock()
+        connection = house.connect(clock)
+        connection.send(head("/echo", {"Transfer-Encoding": "chunked"}) + b"3\r\nabc\r\n")
+        await until(lambda: b"abc" in connection.sent)
+        connection.send(b"no length\r\n")
+        clock.pass_s(2 * connection.protocol.limits.linger_s)
+        await until(lambda: heard == ["http.disconnect"])
+        assert b"400" not in connection.sent
+
+    play(workshop, scene)
+
+
+@pytest.mark.parametrize("path", ["/v2/models/nobody/infer", "/nothing"])
+def test_the_rest_of_a_body_that_has_its_answer_gets_no_other(workshop: Workshop, path: str) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        connection = house.connect()
+        connection.send(head(path, {"Transfer-Encoding": "chunked"}) + b"5\r\nabcde\r\n")
+        await until(lambda: len(connection.replies) == 1)
+        await asyncio.sleep(0)
+        connection.send(b"no length\r\n")
+        assert len(connection.replies) == 1
+        assert connection.has_ended, "it is heard out, and closed"
+        connection.leave()
+
+    play(workshop, scene)
+
+
+def test_a_body_that_breaks_is_refused_once_and_its_client_heard_out(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        for through_asgi in (False, True):
+            clock = Clock()
+            connection = house.connect(clock, through_asgi=through_asgi)
+            connection.send(BROKEN_BODY)
+            assert [reply.status for reply in connection.replies] == [400]
+            await until(lambda: house.core.open_calls == 0)
+            assert connection.has_ended
+            assert not connection.is_closing(), "what its client still sends is taken"
+            connection.send(bytes(1 << 20))
+            clock.pass_s(2 * connection.protocol.limits.linger_s)
+            assert connection.is_closing()
+            assert [reply.status for reply in connection.replies] == [400]
 
     play(workshop, scene)
 

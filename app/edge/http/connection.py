@@ -371,7 +371,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._has_hung_up or self.transport.is_closing():
             return
         self._has_hung_up = True
-        if self.pipeline or (self._is_answered() and self._is_sent_to()):
+        if self._is_deaf or self.pipeline or (self._is_answered() and self._is_sent_to()):
             self._hear_out()
         else:
             self.transport.close()
@@ -467,7 +467,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse_all(self, status: int, message: str) -> None:
         """Close, because neither this can be read as a request nor what follows; when those before have been answered.
 
-        Its client is told what is wrong where it still waits for an answer to it.
+        Its client is told what is wrong where it still waits for an answer to it, which the rest of a body that has
+        been answered early does not get, nor one whose answer has begun.
         """
         if self.way is not None:
             self.way.send_due()
@@ -475,7 +476,11 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._is_deaf, self._last_words = True, (status, message)
         if self._is_answered() and not self.pipeline:
-            self._say_last_words()
+            if self._linger_timer is None:
+                self._say_last_words()
+            else:
+                self._last_words, self._has_hung_up = None, True
+                self._hear_out()
         elif not self.cycle.more_body:
             return
         elif self.pipeline:  # it is the last one there that cannot be read
@@ -483,6 +488,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle = self.pipeline[0][0] if self.pipeline else self._at_work
         elif getattr(self.cycle, "response_started", False):
             self._last_words, self.cycle.keep_alive = None, False
+            if self._linger_timer is None:  # it may wait for the rest
+                self._linger_timer = self.loop.call_later(self.limits.linger_s, self._close)
         else:
             self._say_last_words()
 
@@ -497,11 +504,14 @@ class GuardedProtocol(HttpToolsProtocol):
         words, self._last_words = self._last_words, None
         if not self._tell(*words):
             return
-        if self._is_answered():
-            self._has_hung_up = True
-            self._hear_out()
-        else:
-            self._close()
+        self._has_hung_up = True
+        if not self._is_answered():  # nothing else is to be said of it
+            if self.cycle is self._direct:
+                self._direct.client_left()
+            else:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+        self._hear_out()
 
     def _tell(self, status: int, message: str, extra: bytes = b"") -> bool:
         """Write the last answer; False where there has been one."""

@@ -299,24 +299,37 @@ def check_top_k(top_k: object, given: object) -> int:
     return min(top_k, MOST_TOP_K)
 
 
-def check_threshold(threshold: float, given: object, served: ServedLike) -> float:
-    """The number itself. Raises InvalidRequest; `given` is how it came."""
+def check_threshold(threshold: SupportsFloat, given: object, served: ServedLike) -> float:
+    """The number itself, of whatever type. Raises InvalidRequest; `given` is how it came."""
+    score = _number(threshold)
     # What a model of its own scores gives need not be a share.
     lowest, highest = (-math.inf, math.inf) if served.spec.activation == "none" else (0.0, 1.0)
-    if not (math.isfinite(threshold) and lowest <= threshold <= highest):
+    if not (math.isfinite(score) and lowest <= score <= highest):
         expected = "a number" if served.spec.activation == "none" else "a score from 0 to 1"
-        raise InvalidRequest(f"threshold must be {expected}, got {str(given)[:40]!r}")
-    return threshold
+        raise InvalidRequest(f"threshold must be {expected}, got {_brief(given)}")
+    return score
 
 
 def check_timeout_ms(timeout_ms: SupportsFloat, given: object) -> float:
     """The number itself, of whatever type. Raises InvalidRequest; `given` is how it came."""
-    try:
-        milliseconds = float(timeout_ms)
-    except OverflowError:
-        milliseconds = math.inf
+    milliseconds = _number(timeout_ms)
     if not 0 < milliseconds < 1e9:
         raise InvalidRequest(
-            f"timeout_ms must be a number of milliseconds above 0 and below 1000000000, got {str(given)[:40]!r}"
+            f"timeout_ms must be a number of milliseconds above 0 and below 1000000000, got {_brief(given)}"
         )
     return milliseconds
+
+
+def _number(value: SupportsFloat) -> float:
+    """NaN where it is none, or too large for one."""
+    try:
+        return math.nan if isinstance(value, str | bytes) else float(value)
+    except (OverflowError, TypeError, ValueError):
+        return math.nan
+
+
+def _brief(given: object) -> str:
+    try:
+        return repr(str(given)[:40])
+    except ValueError:  # Python writes no number of thousands of digits
+        return "one of too many digits"
