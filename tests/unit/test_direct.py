@@ -1440,6 +1440,30 @@ def test_an_answer_that_has_begun_and_awaits_a_body_that_breaks_ends(workshop: W
     play(workshop, scene)
 
 
+def test_when_the_time_to_drain_is_over_what_is_being_answered_is_the_last(workshop: Workshop) -> None:
+    async def scene(house: House, workshop: Workshop) -> None:
+        go_on = asyncio.Event()
+
+        async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await go_on.wait()
+            await send({"type": "http.response.body", "body": b"ab"})
+
+        house._app, clock = slow, Clock()
+        connection = house.connect(clock)
+        connection.send(head("/a", method="GET") * 2 + b"GET /b HT")
+        await until(lambda: house.usual == 1)
+        connection.protocol.shutdown()
+        go_on.set()
+        await until(lambda: connection.sent.endswith(b"ab"))
+        await until(lambda: connection.has_ended)
+        clock.pass_s(2 * connection.protocol.limits.linger_s)
+        assert connection.is_closing()
+        assert (house.usual, len(connection.replies)) == (1, 1)
+
+    play(workshop, scene)
+
+
 @pytest.mark.parametrize("path", ["/v2/models/nobody/infer", "/nothing"])
 def test_the_rest_of_a_body_that_has_its_answer_gets_no_other(workshop: Workshop, path: str) -> None:
     async def scene(house: House, workshop: Workshop) -> None:

@@ -149,7 +149,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         # The time to drain is over. uvicorn cancels the tasks that are left. A direct call is none, nor is what waits.
-        self.pipeline.clear()
+        if self.pipeline:
+            self.pipeline.clear()
+            self.cycle = self._at_work  # whose end is that of the connection
         if self._direct is not None and not self._direct.response_complete:
             self._direct.give_up()
         super().shutdown()
