@@ -26,7 +26,7 @@ from tests.support.servers import (
     start_server,
     wait_until,
 )
-from tests.support.stores import picture
+from tests.support.stores import digit, picture
 from tests.support.wire import Wire, head
 
 DIGITS = "/predictions/digits"
@@ -212,6 +212,27 @@ def test_files_of_a_form_are_refused_one_by_one() -> None:
         assert 0 < missing < 8
         wait_until(lambda: ended(server) == {("digits", "predictions", "answered"): 1}, "the call is counted")
         assert refused(server) == {"decode_queue": missing}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["wrong-first", "refused-first"])
+def test_of_a_form_without_answers_speaks_the_file_that_another_try_may_help(order: tuple[int, int]) -> None:
+    """Its client would not come again for one that is no image."""
+    files = [("file", ("wrong.png", b"no image")), ("file", ("right.png", digit("seven")))]
+    images = "/predictions/images"
+    with start_fake_server(fake={"max_batch": 1}, max_queue=1) as server, ThreadPoolExecutor(2) as pool:
+        server.switch_on("hold")
+        busy = []
+        for unfinished in (1, 2):  # one runs, and one fills the queue
+            busy.append(pool.submit(server.post, images, content=digit("one")))
+            wait_until(lambda unfinished=unfinished: server.stats()["unfinished_requests"] == unfinished, "it is there")
+        answer = server.post(images, files=[files[one] for one in order])
+        server.switch_off("hold")
+        for one in busy:
+            one.result()
+        assert answer.status_code in (429, 503)  # the queue is full, or the engine that is held was found to hang
+        wrong, right = (answer.json()["results"][order.index(one)]["error"] for one in (0, 1))
+        assert "image" in wrong
+        assert right in answer.json()["error"]
 
 
 class Refusals:

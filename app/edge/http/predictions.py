@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import NamedTuple
 
 import orjson
@@ -169,7 +170,11 @@ def _single(served: ServedLike, wanted: Wanted, seen: Predicted) -> Reply:
 
 
 def _several(call: Call, head: Document, outcomes: list[Document | _FailedFile | BaseException]) -> Reply:
-    """One result a file, in order; an error status only when every file failed."""
+    """One result a file, in order; an error status only when every file failed.
+
+    Then one speaks for the form: of those that another try may help, the first, because nobody comes again for the
+    others.
+    """
     results: list[Document] = []
     failures: list[_FailedFile] = []
     for outcome in outcomes:
@@ -180,17 +185,17 @@ def _several(call: Call, head: Document, outcomes: list[Document | _FailedFile |
             raise outcome
         else:
             results.append(outcome)
-    # One that failed first speaks for a form of which nothing was answered.
     is_answered = len(failures) < len(outcomes)
-    for one in failures if is_answered else failures[1:]:
-        if reason := one.reply.ending.reason:
+    helped = [one for one in failures if one.reply.status == HTTPStatus.TOO_MANY_REQUESTS or one.reply.status >= 500]
+    speaker = None if is_answered else (helped or failures)[0]
+    for one in failures:
+        if one is not speaker and (reason := one.reply.ending.reason):
             call.core.turned_away(reason)
-    if is_answered:
+    if speaker is None:
         return Reply(200, (orjson.dumps({**head, "results": results}),))
-    first = failures[0]
-    message = f"none of the {len(failures)} files could be predicted; the first: {first.message}"
+    message = f"none of the {len(failures)} files could be predicted; one of them: {speaker.message}"
     body = orjson.dumps({"error": message, "results": results})
-    return first.reply.with_body(body)
+    return speaker.reply.with_body(body)
 
 
 def _wanted(head: HttpHead, served: ServedLike) -> Wanted:
