@@ -17,10 +17,10 @@ from tests.support.stores import ROOT
 
 HEADER = Path(sysconfig.get_path("include"), "Python.h")
 
-# A compiler has much to do for a minute, and then come hundreds of tests.
+# A compiler has much to do for a minute, and then come hundreds of tests and a short campaign.
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler; run apt-get install gcc"),
     pytest.mark.skipif(not HEADER.is_file(), reason=f"{HEADER} is missing; run apt-get install python3-dev"),
 ]
