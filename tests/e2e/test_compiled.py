@@ -41,9 +41,10 @@ WHERE = "import importlib, sys; print(*(importlib.import_module(name).__file__ f
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the compiled Convoy is installed, with the tests beside it."""
+    """Where the compiled Convoy is installed, with the tests and what they serve beside it."""
     folder = ensure_build(tmp_path_factory.mktemp("compiled"))
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "models" / "demo", folder / "models" / "demo")
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
 
