@@ -16,7 +16,6 @@ from typing import NoReturn, overload
 import numpy as np
 from pydantic import ValidationError
 
-from convoy.app.edge.oip.predicting import check_timeout_ms
 from convoy.app.engines.select import PrecisionChoice
 from convoy.app.engines.table import AUTO
 from convoy.app.loading.load import DEFAULT_LIMIT_S
@@ -122,7 +121,7 @@ class PythonEngine:
         ModelFailed; and UsageError in a forked process.
         """
         request = request_of(inputs, outputs, priority, request_id)
-        asked = _asked(model, version, timeout_ms)
+        asked = Asked.of(model, version, timeout_ms)
         return self._loop.result(lambda: self._inside.infer(asked, request))
 
     async def ainfer(
@@ -138,7 +137,7 @@ class PythonEngine:
     ) -> dict[str, np.ndarray]:
         """`infer` for who awaits. Cancelling takes the request out of the queue."""
         request = request_of(inputs, outputs, priority, request_id)
-        asked = _asked(model, version, timeout_ms)
+        asked = Asked.of(model, version, timeout_ms)
         return await self._loop.ask(lambda: self._inside.infer(asked, request))
 
     @overload
@@ -185,7 +184,7 @@ class PythonEngine:
         Raises what `infer` raises, and ImageError for one image that cannot be read. Of several each has its own
         `error` instead, and raised is only what is wrong with the call. A score that is NaN is ModelFailed.
         """
-        return self._ask(_asked(model, version, timeout_ms), images, WhichClasses(top_k, threshold))
+        return self._ask(Asked.of(model, version, timeout_ms), images, WhichClasses(top_k, threshold))
 
     @overload
     async def apredict(  # type: ignore[overload-overlap]
@@ -222,7 +221,7 @@ class PythonEngine:
         timeout_ms: float | None = None,
     ) -> Classification | list[Classification]:
         """`predict` for who awaits. Cancelling takes what waits out of the queue."""
-        return await self._aask(_asked(model, version, timeout_ms), images, WhichClasses(top_k, threshold))
+        return await self._aask(Asked.of(model, version, timeout_ms), images, WhichClasses(top_k, threshold))
 
     @overload
     def segment(  # type: ignore[overload-overlap]
@@ -256,7 +255,7 @@ class PythonEngine:
 
         Images are as for `predict`, and so is what is raised; of several, each has its `class_map` or its `error`.
         """
-        return self._ask(_asked(model, version, timeout_ms), images, WhichPixels())
+        return self._ask(Asked.of(model, version, timeout_ms), images, WhichPixels())
 
     @overload
     async def asegment(  # type: ignore[overload-overlap]
@@ -287,7 +286,7 @@ class PythonEngine:
         timeout_ms: float | None = None,
     ) -> Segmentation | list[Segmentation]:
         """`segment` for who awaits. Cancelling takes what waits out of the queue."""
-        return await self._aask(_asked(model, version, timeout_ms), images, WhichPixels())
+        return await self._aask(Asked.of(model, version, timeout_ms), images, WhichPixels())
 
     @overload
     def detect(  # type: ignore[overload-overlap]
@@ -328,7 +327,7 @@ class PythonEngine:
         Images are as for `predict`, and so is what is raised; of several, each has its `detections` or its `error`.
         `top_k` None: at most as many as the model declares, and `threshold` None: from the score that it declares.
         """
-        return self._ask(_asked(model, version, timeout_ms), images, WhichBoxes(top_k, threshold))
+        return self._ask(Asked.of(model, version, timeout_ms), images, WhichBoxes(top_k, threshold))
 
     @overload
     async def adetect(  # type: ignore[overload-overlap]
@@ -365,7 +364,7 @@ class PythonEngine:
         timeout_ms: float | None = None,
     ) -> Detections | list[Detections]:
         """`detect` for who awaits. Cancelling takes what waits out of the queue."""
-        return await self._aask(_asked(model, version, timeout_ms), images, WhichBoxes(top_k, threshold))
+        return await self._aask(Asked.of(model, version, timeout_ms), images, WhichBoxes(top_k, threshold))
 
     def _ask(
         self, asked: Asked, images: OneImage | Iterable[OneImage], question: Question[ImageAnswer]
@@ -459,10 +458,3 @@ async def _open(settings: Settings, failure: _Failure, loop: PrivateLoop) -> Ins
 
 def _close(inside: Inside, loop: PrivateLoop) -> None:
     loop.close(inside.close)
-
-
-def _asked(model: str, version: int | str | None, timeout_ms: float | None) -> Asked:
-    """Raises InvalidRequest."""
-    if timeout_ms is not None:
-        timeout_ms = check_timeout_ms(timeout_ms, timeout_ms)
-    return Asked(model, None if version is None else str(version), timeout_ms)

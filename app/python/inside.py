@@ -18,7 +18,7 @@ from convoy.app.edge.oip.call import Call, Terms
 from convoy.app.edge.oip.decoder import Decoder, DecodeWork
 from convoy.app.edge.oip.inference import InferRequest, is_heavy, request_for, understand, within
 from convoy.app.edge.oip.lookup import find_served
-from convoy.app.edge.oip.predicting import Predictor
+from convoy.app.edge.oip.predicting import Predictor, check_timeout_ms
 from convoy.app.edge.oip.tensors import RawRequest
 from convoy.app.edge.options import EdgeOptions
 from convoy.app.outcomes import ANSWERED, CANCELLED, FAILED, Refusal, ending_of
@@ -43,6 +43,13 @@ class Asked(NamedTuple):
     model: str
     version: str | None
     timeout_ms: float | None
+
+    @classmethod
+    def of(cls, model: str, version: int | str | None, timeout_ms: float | None) -> Asked:
+        """As a caller says it. Raises InvalidRequest."""
+        if timeout_ms is not None:
+            timeout_ms = check_timeout_ms(timeout_ms, timeout_ms)
+        return cls(model, None if version is None else str(version), timeout_ms)
 
 
 class Asking:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from convoy.app.core import Core
-from convoy.app.edge.oip.predicting import check_timeout_ms
 from convoy.app.python.arrays import request_of
 from convoy.app.python.inside import Asked, Asking
 from convoy.app.python.pictures import OneImage, one_or_several
@@ -89,9 +88,8 @@ class HandleCalls:
 
     def _asked(self, model: str | None, version: int | str | None, timeout_ms: float | None) -> Asked:
         """Raises InvalidRequest."""
-        if timeout_ms is not None:
-            timeout_ms = check_timeout_ms(timeout_ms, timeout_ms)
-        return Asked(model or self._only_model(), None if version is None else str(version), timeout_ms)
+        asked = Asked.of(model or "", version, timeout_ms)
+        return asked if model else asked._replace(model=self._only_model())
 
     def _only_model(self) -> str:
         names = sorted({served.key.model for served in self._core.catalog.served()})

@@ -109,14 +109,13 @@ def _breach(period: Period, one: Ending, excuses: Sequence[Window]) -> str:
         # A new server does not know the regions that the last one knew.
         has_lost_its_region = scene.loses_calls and one.client == "shared"
         return "" if may_be_called_wrong or has_lost_its_region else "was right and was called wrong"
+    is_excused = not excuses or any(_overlap(one, window) for window in excuses)
     if one.words.startswith(PARTLY):
-        is_excused = not excuses or any(_overlap(one, window) for window in excuses)
         may_be = {"rejected", "deadline_exceeded", "failed"} & scene.may
         return "" if may_be and is_excused else "was answered in part without a cause"
     if one.outcome in ("rejected", "deadline_exceeded", "failed", "broken"):
         if one.outcome == "failed" and one.model in scene.away:
             return ""
-        is_excused = not excuses or any(_overlap(one, window) for window in excuses)
         return "" if one.outcome in scene.may and is_excused else f"ended as {one.outcome} without a cause"
     return ""
 

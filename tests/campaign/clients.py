@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import select
 import shutil
 import socket
@@ -219,16 +220,20 @@ class TritonGrpc(TensorClient):
         return self.own
 
     def say(self, number: int) -> Iterator[Said]:
-        ask, began_s = self.ask(number), time.monotonic()
-        inputs = triton_inputs(triton_grpc, ask)
+        ask = self.ask(number)
+        answer, outcome, words = self.infer(ask.model, triton_inputs(triton_grpc, ask), request_id=ask.id)
+        if answer is not None:
+            _check_grpc(ask, answer)
+        yield self.said(ask, outcome, words)
+
+    def infer(self, model: str, inputs: list[Any], **options: Any) -> tuple[Any, str, str]:
+        """The answer, the outcome and the words of an error; without an answer where there is one."""
+        began_s = time.monotonic()
         try:
-            answer = self.client().infer(ask.model, inputs, request_id=ask.id, client_timeout=BOUND_S)
+            return self.client().infer(model, inputs, client_timeout=BOUND_S, **options), "success", ""
         except InferenceServerException as error:
             took_s = time.monotonic() - began_s
-            yield self.said(ask, outcome_of_grpc(str(error.status()), str(error), took_s), str(error))
-            return
-        _check_grpc(ask, answer)
-        yield self.said(ask, "success")
+            return None, outcome_of_grpc(str(error.status()), str(error), took_s), str(error)
 
     def close(self) -> None:
         if self.own is not None:
@@ -362,10 +367,7 @@ class Album(ImageClient):
     def say(self, number: int) -> Iterator[Said]:
         picture, chance = self.picture(number), self.script.chance(number)
         wire = self._wire = self._wire or Wire(self.place.http_port, timeout_s=BOUND_S)
-        data = picture_request(picture)
-        cut = chance.randrange(1, len(data)) if chance.random() < 0.3 else len(data)
-        wire.send(data[:cut])
-        wire.send(data[cut:])
+        _send_in_pieces(wire, picture_request(picture), chance)
         reply = wire.reply()
         if left := wire.left_over():
             raise WrongAnswer(f"after the answer there came {left[:80]!r}")
@@ -429,24 +431,19 @@ class GrpcPictures(TritonGrpc):
     kind = "grpc-pictures"
 
     def about(self, number: int) -> tuple[str, str, bool, int]:
-        return "grpc", "digits", self.script.file(number).label is None, 1
+        return self.protocol, "digits", self.script.file(number).label is None, 1
 
     def say(self, number: int) -> Iterator[Said]:
-        picture, began_s = self.script.file(number), time.monotonic()
+        picture = self.script.file(number)
         image = triton_grpc.InferInput("image", [1], "BYTES")
         image.set_data_from_numpy(np.array([picture.data], np.object_))
-        asked_wrong = picture.label is None
-        try:
-            answer = self.client().infer("digits", [image], parameters={"top_k": 1}, client_timeout=BOUND_S)
-        except InferenceServerException as error:
-            outcome = outcome_of_grpc(str(error.status()), str(error), time.monotonic() - began_s)
-            yield Said("grpc", "digits", outcome, str(error), asked_wrong)
-            return
-        found = answer.as_numpy("predictions")
-        if found is None:
-            raise WrongAnswer("an answer to an image without predictions")
-        picture.check(json.loads(found.item()))
-        yield Said("grpc", "digits", "success", "", asked_wrong)
+        answer, outcome, words = self.infer("digits", [image], parameters={"top_k": 1})
+        if answer is not None:
+            found = answer.as_numpy("predictions")
+            if found is None:
+                raise WrongAnswer("an answer to an image without predictions")
+            picture.check(json.loads(found.item()))
+        yield Said(self.protocol, "digits", outcome, words, picture.label is None)
 
 
 class Convoy(ImageClient):
@@ -524,9 +521,7 @@ class Raw(TensorClient):
             wire = self._wire = self._wire or Wire(self.place.http_port, timeout_s=BOUND_S)
             for ask in asks:
                 data = _as_chunks(ask, chance) if chance.random() < 0.3 else _whole(ask)
-                cut = chance.randrange(1, len(data)) if chance.random() < 0.3 else len(data)
-                wire.send(data[:cut])
-                wire.send(data[cut:])
+                _send_in_pieces(wire, data, chance)
             closes = False
             for ask in asks:
                 reply = wire.reply()
@@ -570,6 +565,13 @@ def picture_request(picture: Picture) -> bytes:
     """The picture as the body of a request, with its deadline where it has one."""
     query = "" if picture.timeout_ms is None else f"?timeout_ms={picture.timeout_ms:g}"
     return head(f"/predictions/digits{query}", {"Content-Length": str(len(picture.data))}) + picture.data
+
+
+def _send_in_pieces(wire: Wire, data: bytes, chance: random.Random) -> None:
+    """In two of them, or in one."""
+    cut = chance.randrange(1, len(data)) if chance.random() < 0.3 else len(data)
+    wire.send(data[:cut])
+    wire.send(data[cut:])
 
 
 def _has_something(connection: socket.socket) -> bool:

@@ -1310,39 +1310,30 @@ def test_a_trailer_is_no_header(workshop: Workshop) -> None:
     play(workshop, scene)
 
 
-def test_the_end_of_headers_is_awaited_for_as_long_as_nobody_reads_them(workshop: Workshop) -> None:
+@pytest.mark.parametrize(
+    ("behind", "answered"),
+    [
+        pytest.param(rows(2.0) + rows(3.0)[:40], [101.0, 102.0], id="while-nobody-reads-them"),
+        pytest.param(rows(2.0)[:40], [101.0], id="behind-a-call-that-runs"),
+    ],
+)
+def test_the_end_of_headers_is_awaited_until_those_before_are_answered(
+    workshop: Workshop, behind: bytes, answered: list[float]
+) -> None:
     async def scene(house: House, workshop: Workshop) -> None:
         await house.used()
         clock = Clock()
         connection = house.connect(clock)
         gate = held(workshop)
         await running(workshop, connection, rows(1.0))
-        connection.send(rows(2.0) + rows(3.0)[:40])
+        connection.send(behind)
         clock.pass_s(2 * connection.protocol.limits.header_timeout_s)
         assert not connection.is_closing()
-        gate.set()
-        first, second = await connection.reply(2)
-        assert (shift(first), shift(second)) == (101.0, 102.0)
-        clock.pass_s(2 * connection.protocol.limits.header_timeout_s)
-        assert connection.is_closing()
-        assert connection.replies[0].status == 408
-
-    play(workshop, scene)
-
-
-def test_the_end_of_headers_behind_a_call_that_runs_is_awaited_until_that_is_answered(workshop: Workshop) -> None:
-    async def scene(house: House, workshop: Workshop) -> None:
-        await house.used()
-        clock = Clock()
-        connection = house.connect(clock)
-        gate = held(workshop)
-        await running(workshop, connection, rows(1.0))
-        connection.send(rows(2.0)[:40])
-        clock.pass_s(2 * connection.protocol.limits.header_timeout_s)
         assert not connection.sent
         gate.set()
-        assert shift((await connection.reply())[0]) == 101.0
+        assert [shift(reply) for reply in await connection.reply(len(answered))] == answered
         clock.pass_s(2 * connection.protocol.limits.header_timeout_s)
+        assert connection.is_closing()
         assert [reply.status for reply in connection.replies] == [408]
 
     play(workshop, scene)

@@ -64,21 +64,24 @@ class Link:
 
     async def ask(self, value: float, samples: int = 1, timeout_ms: float | None = None) -> float:
         """What the engine added to the rows. Raises the RequestError that a client would get."""
-        edge = self.edge
-        call, ending = Call(edge, "v2"), FAILED
+        call, ending = Call(self.edge, "v2"), FAILED
         try:
-            call.begin()
-            served = call.find("rows", None)
-            nbytes = samples * ROW * 4
-            slot = call.reserve(nbytes)
-            slot.view[:] = np.full((samples, ROW), value, np.float32).tobytes()
-            inputs = Inputs(samples, ((ROW,),), (TensorRef(slot.ref, 0, nbytes),))
-            done = await call.run(call.build_request(served, inputs, (0,), Terms(timeout_ms)))
+            done = await call.run(self.request(call, value, samples, timeout_ms))
             (added,) = set((np.frombuffer(done.answers[0].data, np.float32) - value).tolist())
             ending = ANSWERED
             return float(added)
         finally:
             call.end(ending)
+
+    def request(self, call: Call, value: float, samples: int = 1, timeout_ms: float | None = None) -> Request:
+        """The call's, which begins with it. Raises RequestError."""
+        call.begin()
+        served = call.find("rows", None)
+        nbytes = samples * ROW * 4
+        slot = call.reserve(nbytes)
+        slot.view[:] = np.full((samples, ROW), value, np.float32).tobytes()
+        inputs = Inputs(samples, ((ROW,),), (TensorRef(slot.ref, 0, nbytes),))
+        return call.build_request(served, inputs, (0,), Terms(timeout_ms))
 
     def breaks(self) -> None:
         for part in self.registry.parts:
@@ -212,15 +215,11 @@ def test_a_bug_in_who_waits_costs_no_other_its_answer(tmp_path: Path, is_lost: b
         (engine,) = workshop.engines
         engine.gate = gate = threading.Event()
         call = Call(link.edge, "v2")
-        call.begin()
-        slot = call.reserve(ROW * 4)
-        inputs = Inputs(1, ((ROW,),), (TensorRef(slot.ref, 0, ROW * 4),))
-        request = call.build_request(call.find("rows", None), inputs, (0,), Terms(None))
 
         def fail(_: object) -> None:
             raise RuntimeError("who waits is broken")
 
-        link.edge.take(request, fail)
+        link.edge.take(link.request(call, 1.0), fail)
         asking = asyncio.ensure_future(link.ask(1.0))
         await until(lambda: any(link.core.scheduler.running()))
         if is_lost:

@@ -473,7 +473,7 @@ class GuardedProtocol(HttpToolsProtocol):
         been answered early does not get, nor one whose answer has begun.
         """
         if self.way is not None:
-            self.way.send_due()
+            self.way.send_due()  # the answer to a request before may be among it, and be the last
         if self._is_deaf or self._has_hung_up or self.transport.is_closing():
             return
         self._is_deaf, self._last_words = True, (status, message)
@@ -517,8 +517,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _tell(self, status: int, message: str, extra: bytes = b"") -> bool:
         """Write the last answer; False where there has been one."""
-        if self.way is not None:
-            self.way.send_due()  # the answer to a request before may be among it, and be the last
         if self._has_hung_up or self.transport.is_closing():
             return False
         body = error_body(message)
