@@ -17,9 +17,10 @@ from itertools import count
 from convoy.app.batch import FailureScope
 from convoy.app.engines.base import Engine, is_cpu
 from convoy.app.host.daemon_threads import begin
+from convoy.app.host.priority import give_way
 from convoy.app.lifecycle.catalog import Catalog, Served, ServedLane
 from convoy.app.lifecycle.lane_runner import lane_runner
-from convoy.app.lifecycle.loads import LoadVersion
+from convoy.app.lifecycle.loads import LoadVersion, load_giving_way
 from convoy.app.lifecycle.tasks import Tasks, to_its_end
 from convoy.app.loading.load import LoadedModel, ServedBefore
 from convoy.app.loading.proving import ProvedEngine
@@ -80,8 +81,9 @@ class Lanes:
         # Where there are several on the CPU, they are to compute at the same time, which one thread cannot.
         is_alone = sum(one.info.is_on_cpu for one in served.loaded.engines) <= 1
         here_below_ns = _SHORT_BATCH_NS if proved.engine.computes_in_caller and is_alone else 0
+        on_thread = give_way if proved.engine.computes_in_caller else None
         run = lane_runner(self._slab, proved.engine)
-        self._scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns)
+        self._scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns, on_thread=on_thread)
         self._catalog.changed()  # so that edges know for how many engines they decode ahead
 
     async def _lock_pages(self, engine: Engine, memory: memoryview) -> None:
@@ -174,7 +176,7 @@ class Lanes:
     async def _load_again(self, served: Served) -> LoadedModel | None:
         """The version once more, beside a lost engine that may never give its memory back; None: nothing is left."""
         options = replace(served.options, before=tuple(map(ServedBefore.of, served.loaded.engines)))
-        loading = begin(partial(self._load_version, served.loaded.stored, options), "replace")
+        loading = begin(partial(load_giving_way, self._load_version, served.loaded.stored, options), "replace")
         try:
             return await asyncio.wait_for(loading, self._replace_within_s)
         except Exception as error:  # whatever it is, nobody else will try again

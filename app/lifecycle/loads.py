@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from convoy.app.host.daemon_threads import begin
+from convoy.app.host.priority import give_way
 from convoy.app.loading.load import LoadedModel, LoadOptions
 from convoy.models.errors import BundleError
 from convoy.models.store import StoredVersion
@@ -22,6 +23,16 @@ LoadVersion = Callable[[StoredVersion, LoadOptions], LoadedModel]
 # Most models take less. A load that takes more is at work for long, or hangs; what loads beside it is measured in less
 # peace, which is better than not at all.
 _PATIENCE_S = 6.0
+
+
+def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
+    """Load in a thread that gives way, and so do those by which an engine will compute on the CPU: it starts them.
+
+    With GPUs it does not: their libraries' threads compute nothing, and are waited for.
+    """
+    if not options.machine.gpus:
+        give_way()
+    return load_version(stored, options)
 
 
 class Loads:
@@ -39,7 +50,9 @@ class Loads:
             raise BundleError(f"{stored.folder}: a load that was given up still hangs; see whether its disk answers")
         await self._turn.acquire()
         turn = _Turn(self._turn, min(_PATIENCE_S, self._limit_s / 2))
-        work = begin(partial(self._load_version, stored, options), f"load-{stored.name}-{stored.version}")
+        work = begin(
+            partial(load_giving_way, self._load_version, stored, options), f"load-{stored.name}-{stored.version}"
+        )
         try:
             await asyncio.wait({work}, timeout=self._limit_s)
         finally:

@@ -228,19 +228,27 @@ class Scheduler:
             self._end(request, Outcome.STOPPED, reason)
         del self.state.queues[key]
 
-    def add_lane(self, key: ModelKey, lane: Lane, run: Runner, *, here_below_ns: int = 0) -> None:
+    def add_lane(
+        self,
+        key: ModelKey,
+        lane: Lane,
+        run: Runner,
+        *,
+        here_below_ns: int = 0,
+        on_thread: Callable[[], None] | None = None,
+    ) -> None:
         """Let a lane work for a queue from now on.
 
         A batch that is expected to take at most `here_below_ns` is run by the loop's own thread: waking another
         one, being woken by it, and taking turns at the interpreter would take as long. Up to four times as much is run
-        there where the engine has little of a sample's time.
+        there where the engine has little of a sample's time. `on_thread` is what the lane's own threads begin with.
         """
         entry = _LaneEntry(lane, key, run, here_below_ns)
         entry.ended.set()
         self._lanes[lane.id] = entry
         for number in range(lane.depth):
             name = f"lane-{lane.id}.{number}"
-            threading.Thread(target=_work, args=(entry.jobs,), name=name, daemon=True).start()
+            threading.Thread(target=_work, args=(entry.jobs, on_thread), name=name, daemon=True).start()
         self.state.queues[key].lanes.append(lane)
         self._wake()
 
@@ -633,6 +641,8 @@ def _result(run: Runner, requests: tuple[Request, ...]) -> BatchResult | EngineF
         return EngineFailure(f"{type(error).__name__}: {error}")
 
 
-def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+def _work(jobs: queue.SimpleQueue[Callable[[], None] | None], on_thread: Callable[[], None] | None) -> None:
+    if on_thread is not None:
+        on_thread()
     while (job := jobs.get()) is not None:
         job()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from convoy.app.engines.machine import Machine
 from convoy.app.host.daemon_threads import at_work, begin
 from convoy.app.lifecycle import loads
 from convoy.app.lifecycle.loads import Loads
@@ -75,6 +78,28 @@ def test_loads_take_turns_and_one_that_takes_long_gives_its_turn_on(monkeypatch:
 
     monkeypatch.setattr(loads, "_PATIENCE_S", 0.01)
     asyncio.run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a priority of its own")
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_what_a_load_starts_gives_way_to_the_event_loop_unless_there_are_gpus(has_gpu: bool) -> None:
+    """A library's threads take their priority from the thread that loads."""
+    nice: list[int] = []
+
+    def load(stored: StoredVersion, options: LoadOptions) -> LoadedModel:
+        own = threading.Thread(target=lambda: nice.append(os.getpriority(os.PRIO_PROCESS, 0)))
+        own.start()
+        own.join()
+        return disk.load(stored, options)
+
+    async def scenario() -> None:
+        gpus: Any = (object(),) if has_gpu else ()
+        await Loads(load, 60.0, lambda _: None).load(version("m"), replace(OPTIONS, machine=Machine(gpus=gpus)))
+
+    disk, of_loop = Disk(), os.getpriority(os.PRIO_PROCESS, 0)
+    asyncio.run(scenario())
+    assert (nice[0] > of_loop) is not has_gpu
+    assert os.getpriority(os.PRIO_PROCESS, 0) == of_loop
 
 
 def test_a_load_that_is_given_up_is_closed_when_it_ends_after_all() -> None:

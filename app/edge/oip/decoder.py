@@ -8,8 +8,6 @@ at once, with the call, when its client leaves and at its deadline.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +16,7 @@ from itertools import count
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from convoy.app.edge.oip.call import Call
+from convoy.app.host.priority import give_way
 from convoy.app.scheduling.decoding import (
     LONG_NS,
     Begin,
@@ -43,8 +42,6 @@ from convoy.models.images import KEPT_MEMORY
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _BATCHES_AHEAD = 2
-# A third of the weight that Linux gives to the others.
-_NICER = 5
 # Memory for large images that nobody has used for so long goes back to the system.
 _KEEP_S = 10.0
 
@@ -95,7 +92,7 @@ class Decoder:
     def __init__(self, threads: int, max_waiting: int, processes: int = 1, *, shares_cores: bool = False) -> None:
         # One more, for the short ones that are decoded beside long ones.
         self._executor = ThreadPoolExecutor(max_workers=threads + 1, thread_name_prefix="decode")
-        self._long = ThreadPoolExecutor(threads, "decode-long", _give_way)
+        self._long = ThreadPoolExecutor(threads, "decode-long", give_way)
         self._state, self._processes = Decoding(threads, max_waiting, shares_cores), processes
         self._waiting: dict[int, _Waiting] = {}  # those that have not begun, by their job's id
         self._next_id = count(1).__next__
@@ -300,12 +297,6 @@ class _End(NamedTuple):
     error: BaseException | None
     began_ns: int
     took_ns: int | None
-
-
-def _give_way() -> None:
-    """To threads that have little to do: the loop, an engine's, and those that decode what is short."""
-    if sys.platform == "linux":  # elsewhere it would be the whole process that gives way
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICER)
 
 
 def _work(
