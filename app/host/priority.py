@@ -16,9 +16,18 @@ _NICER = 5
 
 
 def give_way() -> None:
-    """This thread, and those that it starts, have the cores when those that answer leave them.
+    """This thread, and those that it starts, leave the cores to those that answer.
 
     Not to be taken back, and nothing where it would be the whole process that gives way.
     """
+    _be_nicer(_NICER)
+
+
+def give_way_to_engines() -> None:
+    """The same for what takes long: to those that give way themselves, too."""
+    _be_nicer(2 * _NICER)
+
+
+def _be_nicer(by: int) -> None:
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICER)
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + by)

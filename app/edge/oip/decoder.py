@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from convoy.app.edge.oip.call import Call
-from convoy.app.host.priority import give_way
+from convoy.app.host.priority import give_way_to_engines
 from convoy.app.scheduling.decoding import (
     LONG_NS,
     Begin,
@@ -92,7 +92,7 @@ class Decoder:
     def __init__(self, threads: int, max_waiting: int, processes: int = 1, *, shares_cores: bool = False) -> None:
         # One more, for the short ones that are decoded beside long ones.
         self._executor = ThreadPoolExecutor(max_workers=threads + 1, thread_name_prefix="decode")
-        self._long = ThreadPoolExecutor(threads, "decode-long", give_way)
+        self._long = ThreadPoolExecutor(threads, "decode-long", give_way_to_engines)
         self._state, self._processes = Decoding(threads, max_waiting, shares_cores), processes
         self._waiting: dict[int, _Waiting] = {}  # those that have not begun, by their job's id
         self._next_id = count(1).__next__
