@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 # A third of the weight that Linux gives to the others. With 3 and with 10 less was answered in time.
 _NICER = 5
@@ -17,7 +18,8 @@ _NICER = 5
 def give_way() -> None:
     """This thread, and those that it starts, leave the cores to those that answer.
 
-    Not to be taken back, and nothing where it would be the whole process that gives way.
+    Not to be taken back. Nothing where it would be the whole process that gives way, or where the system forbids it, as
+    hardened services may have it.
     """
     _be_nicer(_NICER)
 
@@ -29,4 +31,5 @@ def give_way_to_engines() -> None:
 
 def _be_nicer(by: int) -> None:
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + by)
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + by)

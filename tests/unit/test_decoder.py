@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 import threading
@@ -199,6 +200,21 @@ def test_a_short_one_is_decoded_beside_a_long_one_that_gives_way(decoder: Decode
         held.may_end.set()
         await running
 
+    asyncio.run(play())
+
+
+def test_where_the_system_forbids_it_threads_work_without_giving_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under systemd's `SystemCallFilter=~@resources`."""
+
+    def forbid(*_: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    async def play() -> None:
+        call, slot = call_with_slot()
+        decoded = await Decoder(1, 8).run(call, DecodeWork("PNG", 12_000_000, (slot,)), os.getpriority, 0, 0)
+        assert decoded.result == os.getpriority(os.PRIO_PROCESS, 0)
+
+    monkeypatch.setattr(os, "setpriority", forbid)
     asyncio.run(play())
 
 
