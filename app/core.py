@@ -21,7 +21,7 @@ from convoy.app.lifecycle.control import ControlOptions, ModelControl
 from convoy.app.lifecycle.health import Health, HealthOptions
 from convoy.app.lifecycle.lanes import Lanes
 from convoy.app.lifecycle.load_watch import LoadWatch
-from convoy.app.lifecycle.loads import LoadVersion
+from convoy.app.lifecycle.loads import LoadVersion, load_giving_way
 from convoy.app.lifecycle.model_lifecycle import ModelLifecycle
 from convoy.app.lifecycle.queue_options import QueueRules
 from convoy.app.lifecycle.reports import Reports
@@ -101,6 +101,7 @@ class Core(OpenCalls):
         self._traces: Tracing | None = None
         if isinstance(self._store, RemoteStore):
             load_version = partial(_load_fetched, self._store, load_version)
+        load_version = partial(load_giving_way, load_version)
         gpus = options.load.machine.gpus
         try:
             self.slab = Slab(options.max_inflight_bytes, options.shared_memory)

@@ -20,7 +20,7 @@ from convoy.app.host.daemon_threads import begin
 from convoy.app.host.priority import give_way
 from convoy.app.lifecycle.catalog import Catalog, Served, ServedLane
 from convoy.app.lifecycle.lane_runner import lane_runner
-from convoy.app.lifecycle.loads import LoadVersion, load_giving_way
+from convoy.app.lifecycle.loads import LoadVersion
 from convoy.app.lifecycle.tasks import Tasks, to_its_end
 from convoy.app.loading.load import LoadedModel, ServedBefore
 from convoy.app.loading.proving import ProvedEngine
@@ -176,7 +176,7 @@ class Lanes:
     async def _load_again(self, served: Served) -> LoadedModel | None:
         """The version once more, beside a lost engine that may never give its memory back; None: nothing is left."""
         options = replace(served.options, before=tuple(map(ServedBefore.of, served.loaded.engines)))
-        loading = begin(partial(load_giving_way, self._load_version, served.loaded.stored, options), "replace")
+        loading = begin(partial(self._load_version, served.loaded.stored, options), "replace")
         try:
             return await asyncio.wait_for(loading, self._replace_within_s)
         except Exception as error:  # whatever it is, nobody else will try again

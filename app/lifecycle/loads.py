@@ -28,7 +28,8 @@ _PATIENCE_S = 6.0
 def load_giving_way(load_version: LoadVersion, stored: StoredVersion, options: LoadOptions) -> LoadedModel:
     """Load in a thread that gives way, and so do those by which an engine will compute on the CPU: it starts them.
 
-    With GPUs it does not: their libraries' threads compute nothing, and are waited for.
+    For a thread of its own, which ends with the load. With GPUs it does not: their libraries' threads compute nothing,
+    and are waited for.
     """
     if not options.machine.gpus:
         give_way()
@@ -50,9 +51,7 @@ class Loads:
             raise BundleError(f"{stored.folder}: a load that was given up still hangs; see whether its disk answers")
         await self._turn.acquire()
         turn = _Turn(self._turn, min(_PATIENCE_S, self._limit_s / 2))
-        work = begin(
-            partial(load_giving_way, self._load_version, stored, options), f"load-{stored.name}-{stored.version}"
-        )
+        work = begin(partial(self._load_version, stored, options), f"load-{stored.name}-{stored.version}")
         try:
             await asyncio.wait({work}, timeout=self._limit_s)
         finally:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from convoy.app.engines.machine import Machine
 from convoy.app.host.daemon_threads import at_work, begin
 from convoy.app.lifecycle import loads
-from convoy.app.lifecycle.loads import Loads
+from convoy.app.lifecycle.loads import Loads, load_giving_way
 from convoy.app.lifecycle.store_scan import ModelLook, look_at_model
 from convoy.app.lifecycle.store_watch import StoreWatch
 from convoy.app.loading.load import LoadedModel, LoadOptions
@@ -94,7 +95,8 @@ def test_what_a_load_starts_gives_way_to_the_event_loop_unless_there_are_gpus(ha
 
     async def scenario() -> None:
         gpus: Any = (object(),) if has_gpu else ()
-        await Loads(load, 60.0, lambda _: None).load(version("m"), replace(OPTIONS, machine=Machine(gpus=gpus)))
+        own = Loads(partial(load_giving_way, load), 60.0, lambda _: None)
+        await own.load(version("m"), replace(OPTIONS, machine=Machine(gpus=gpus)))
 
     disk, of_loop = Disk(), os.getpriority(os.PRIO_PROCESS, 0)
     asyncio.run(scenario())
