@@ -127,7 +127,8 @@ def test_while_others_wait_to_be_decoded_the_protocols_priority_and_timeout_hold
         (why,) = (error for name, error in ended if name == "short")
         assert "timeout expired" in why or "is expected to answer after the deadline" in why
         order = [name for name, _ in ended if name != "short"]
-        assert order[-1] == "later"
+        # Where the system does not keep it to one CPU, what begins last may end before the one beside it.
+        assert "later" in order[-2:]
         assert order.index("urgent") < len(order) - 6, "it does not wait for all of them"
         assert ended.index(("short", why)) < ended.index(("urgent", ""))
         wait_until(lambda: metric(server, STAGE, stage="decode", model="digits") >= 22, "those are counted")
