@@ -380,13 +380,16 @@ def ended(state: Decoding, job: DecodeJob, took_ns: int | None) -> None:
     _forget(state, job.key)
 
 
-def begin_here(state: Decoding, key: ModelKey, most_ahead: int, now_ns: int) -> bool:
-    """Whether a short sample may be decoded at once, by who asks: it is ahead then. Else it waits like the others."""
-    state.company_until_ns = now_ns + COMPANY_NS
+def begin_here(state: Decoding, key: ModelKey, most_ahead: int, now_ns: int, is_short: Callable[[], bool]) -> bool:
+    """Whether a sample may be decoded at once, by who asks: it is ahead then. Else it waits like the others.
+
+    `is_short` is asked only where that decides it.
+    """
     line = state.line(key)
     line.most_ahead = most_ahead
-    if line.places or line.ahead >= most_ahead:
+    if line.places or line.ahead >= most_ahead or not is_short():
         return False
+    state.company_until_ns = now_ns + COMPANY_NS
     line.ahead += 1
     return True
 

@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, NamedTuple, SupportsFloat
 
 from convoy.app.edge.oip.answering import CLASSES, Answering, Wanted
@@ -205,7 +206,7 @@ class Predictor:
 
     def _begin_here(self, served: ServedLike, picture: Picture) -> bool:
         """Whether it is to be decoded at once, on the event loop; the decoder is to hear that it is answered, if so."""
-        return picture.is_quick(_image_of(served)) and self.decoder.begin_here(served)
+        return self.decoder.begin_here(served, partial(picture.is_quick, _image_of(served)))
 
     def _decode_here(self, call: Call, form: _Form, picture: Picture) -> _Sample:
         started_ns = time.monotonic_ns()
