@@ -66,7 +66,7 @@ def _handler(form: LogFormat) -> logging.Handler:
 def configure(level: str, form: LogFormat = "text") -> None:
     """Send everything to standard error, in our format, from `level` on. Raises UsageError."""
     handler = _handler(form)
-    # Our lines say neither which line of code wrote them nor in which thread: finding out took a third of each.
+    # Our lines say neither which line of code wrote them nor in which thread: finding out took a quarter of each.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
