@@ -137,6 +137,8 @@ def test_bytes_that_are_no_image_are_a_400(wire: MemoryWire, body: bytes, words:
         ("timeout_ms=1e400", ("timeout_ms",)),
         ("timeout_ms=1000000000", ("timeout_ms", "below 1000000000")),
         ("note=" + "long" * 200 + "&top_k=0", ("top_k", "at least 1", "'0'")),
+        ("a&" * 40 + "top_k=0", ("top_k", "at least 1", "'0'")),
+        ("top_k=1&top_k=0", ("top_k", "at least 1", "'0'")),  # the last one counts
     ],
 )
 def test_a_query_out_of_range_is_a_400(wire: MemoryWire, query: str, words: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from convoy.models.errors import InvalidRequest
 
 def in_form(wanted: Wanted, head: HttpHead) -> Wanted:
     """A class map in the form that the request asks for. Raises InvalidRequest."""
-    form = head.query().get("format", [""])[-1]
+    form = head.query.get("format", "")
     if form not in ("", "json", "png"):
         raise InvalidRequest(f"format must be json or png, got {form[:40]!r}")
     is_png = form == "png" or (not form and prefers_png(head.headers.get(b"accept", b"")))

@@ -396,7 +396,7 @@ class GuardedProtocol(HttpToolsProtocol):
         found = way.find(self.url)
         if found is None or way.leaves_to_asgi(self.headers):
             return False
-        head = HttpHead(dict(self.headers), found.query_string)
+        head = HttpHead(dict(self.headers), found.query)
         self.cycle = self._direct = DirectCall(way, self, found, head, self.headers)
         self._direct.keep_alive = parser.should_keep_alive()
         self._direct.begin()

@@ -10,7 +10,7 @@ What a route does, and what is counted and logged, is the same as with ASGI, whi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -21,7 +21,7 @@ from convoy.app.edge.entry import SHUT_DOWN, Entry
 from convoy.app.edge.http.body import LOOK_AGAIN_S, BodyReader
 from convoy.app.edge.http.compression import is_long_enough, reply_encoding
 from convoy.app.edge.http.gate import Visit
-from convoy.app.edge.http.hot_route import HotRoute, HttpHead
+from convoy.app.edge.http.hot_route import HotRoute, HttpHead, parsed_query
 from convoy.app.edge.http.hot_routes import HotRoutes
 from convoy.app.edge.http.infer import HEADER_LENGTH, InferRoute
 from convoy.app.edge.http.known_requests import Known, id_in, is_plain
@@ -34,6 +34,7 @@ from convoy.app.submission.inference import InferenceCore, ServedLike
 from convoy.models.errors import RequestError, Unavailable
 
 _LONGEST_TARGET_BYTES = 512  # that is worth remembering
+_MOST_FIELDS = 16
 _LONGEST_HEAD_BYTES = 4096
 _MOST_DIGITS = 18
 _GATHERED_BYTES = 64 << 10
@@ -65,12 +66,12 @@ class Connection(Protocol):
 
 
 class Found(NamedTuple):
-    """Where a request's target leads: the route, the names in its path, and both parts of the target."""
+    """Where a request's target leads: the route, the names in its path, the path, and what is asked behind it."""
 
     route: HotRoute
     names: dict[str, str]
     path: str
-    query_string: bytes
+    query: Mapping[str, str]
 
 
 class Repetition(NamedTuple):
@@ -164,11 +165,13 @@ class DirectWay:
         return self._find(target) if len(target) <= _LONGEST_TARGET_BYTES else None
 
     def _found(self, target: bytes) -> Found | None:
-        path, _, query_string = target.partition(b"?")
+        path, _, query = target.partition(b"?")
         if not path.isascii() or b"%" in path or b"#" in target:  # the framework knows how to read them
             return None
+        if query.count(b"&") >= _MOST_FIELDS:  # they take far more memory than their bytes
+            return None
         found = self._routes.find(path.decode())
-        return None if found is None else Found(*found, path.decode(), query_string)
+        return None if found is None else Found(*found, path.decode(), parsed_query(query))
 
     def send_soon(self, call: DirectCall) -> None:
         """Send its answer in a moment, with what else is ready in this turn of the event loop.
@@ -198,7 +201,7 @@ class DirectWay:
             if body is None or self.options.edition != memory.options_edition:
                 return False
             headers = {**memory.head.headers, _CONTENT_LENGTH: body.digits}
-            head = HttpHead(headers, memory.head.query_string)
+            head = HttpHead(headers, memory.head.query)
             call = DirectCall(self, connection, memory.found, head, memory.lines)
             connection.goes_on_with(call)
             call.begin_whole(memory, data[body.at :])
@@ -222,7 +225,7 @@ class DirectWay:
 
     def _repetition(self, call: DirectCall, route: InferRoute, data: bytes, body_at: int) -> Repetition | None:
         head, served = call.head, call.served
-        if served is None or head.query_string:
+        if served is None or head.query:
             return None
         length = head.headers.get(HEADER_LENGTH, b"")
         if not length.isdigit() or len(length) > 4:

@@ -124,11 +124,11 @@ class PredictionsRoute(HotRoute):
 
     def _asked(self, head: HttpHead, served: ServedLike) -> tuple[Wanted, Terms]:
         """What a request asks of its pictures, and of the schedule. Raises InvalidRequest."""
-        usual = None if head.query_string else self._usual.find(served.key)
+        usual = None if head.query else self._usual.find(served.key)
         if usual is not None and usual.spec is served.spec and usual.options_edition == self.options.edition:
             return usual.wanted, usual.terms
         wanted, terms = _wanted(head, served), Terms(self.timeout_ms(head, served))
-        if not head.query_string and wanted.answering is not CLASS_MAP:  # whose form the headers choose
+        if not head.query and wanted.answering is not CLASS_MAP:  # whose form the headers choose
             self._usual.keep(served.key, _Usual(served.spec, self.options.edition, wanted, terms))
         return wanted, terms
 
@@ -200,6 +200,5 @@ def _several(call: Call, head: Document, outcomes: list[Document | _FailedFile |
 
 def _wanted(head: HttpHead, served: ServedLike) -> Wanted:
     """What a request asks of its pictures. Raises InvalidRequest."""
-    query = head.query()
-    wanted = wanted_of(served, *[query[word][-1] if word in query else None for word in ("top_k", "threshold")])
+    wanted = wanted_of(served, head.query.get("top_k"), head.query.get("threshold"))
     return in_form(wanted, head) if wanted.answering is CLASS_MAP else wanted
