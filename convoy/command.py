@@ -395,8 +395,6 @@ def _enumerated(field: Any) -> Sequence[str]:
 def _command(arguments: list[str]) -> Any:
     """With the options of the subcommand that is named first; where none is, with those of all."""
     is_of_settings = arguments[:1] in ([], ["serve"], ["config"])
-    if is_of_settings:
-        gc.disable()  # nothing that a start makes is garbage; the server enables it again
     _tell_settings(is_of_settings)
     for one in _OF_RECORDS:
         one.tell(is_meant=arguments[:1] in ([], [one.function.__name__]))
@@ -484,6 +482,8 @@ def main(arguments: list[str] | None = None, default: str | None = None) -> None
         arguments = _with_value(arguments, "--ray", "auto")
     _take_name_of_shell(arguments)
     words = _to_complete()
+    if words is None and arguments[:1] == ["serve"]:
+        gc.disable()  # nothing that a start makes is garbage; the server enables it again
     try:
         # Where nothing is typed, all that is needed is the list of commands.
         command = _command((arguments or ["--help"]) if words is None else words)
