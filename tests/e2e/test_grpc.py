@@ -8,6 +8,7 @@ import queue
 import re
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -595,8 +596,14 @@ def test_a_call_that_is_cancelled_at_its_deadline_is_late_wherever_it_waits() ->
             calls += [none.future(nothing(), timeout=timeout_s) for _ in range(5)]
             stream = stub.ModelStreamInfer(requests(), timeout=timeout_s)
             assert {one.code() for one in (*calls, stream)} == {grpc.StatusCode.DEADLINE_EXCEEDED}
-        late = {("rows", "late"): 28, ("", "late"): 20}
-        wait_until(lambda: ended(server) == {("rows", "answered"): 1, **late}, f"they are late: {ended(server)}", 5.0)
+
+        def all_are_late() -> bool:
+            counts = Counter(ended(server))
+            # On a slow machine little is left of 50 ms when a call arrives, and it is refused for that.
+            rows_late = counts.pop(("rows", "late"), 0) + counts.pop(("rows", "refused"), 0)
+            return rows_late == 28 and counts == {("rows", "answered"): 1, ("", "late"): 20}
+
+        wait_until(all_are_late, f"they are late: {ended(server)}", 5.0)
         calls = [none.future(nothing(), timeout=30), stub.ModelInfer.future(rows(1.0), timeout=30)]
         wait_until(lambda: server.stats()["open_calls"] == 2, "they are open")
         for call in calls:
