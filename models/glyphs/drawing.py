@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -79,13 +81,18 @@ def _outline(face: Face, character: str, px: int) -> npt.NDArray[np.uint8]:
     """The character as large as it gets, white on black in the middle of a square with room around it."""
     side = _OUTLINE_SCALE * px
     em = 2 * side // 3
-    # Not raqm, which is not everywhere; one character needs no shaping.
-    font = ImageFont.truetype(str(face.path), em, layout_engine=ImageFont.Layout.BASIC)
     canvas = Image.new("L", (side, side))
     # Capitals are 0.7 em tall: their middle is the picture's.
     baseline = side // 2 + 7 * em // 20
-    ImageDraw.Draw(canvas).text((side // 2, baseline), character, fill=255, font=font, anchor="ms")
+    ImageDraw.Draw(canvas).text((side // 2, baseline), character, fill=255, font=_font(face.path, em), anchor="ms")
     return np.asarray(canvas)
+
+
+# All faces there are: to open them for each character takes longer than to draw a few pictures of it.
+@lru_cache(maxsize=128)
+def _font(path: Path, em: int) -> ImageFont.FreeTypeFont:
+    # Not raqm, which is not everywhere; one character needs no shaping.
+    return ImageFont.truetype(str(path), em, layout_engine=ImageFont.Layout.BASIC)
 
 
 def _draw(
