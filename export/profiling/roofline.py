@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,12 @@ def measure_roofline(fp32: OpenVariant, threads: int) -> Roofline:
     )
 
 
+@cache
 def measure_ceilings(threads: int) -> Ceilings:
-    """Run the three probes on `threads` threads, for about two seconds. Raises JobError."""
+    """Run the three probes on `threads` threads, for about two seconds, once in a process: they are the device's.
+
+    Raises JobError.
+    """
     operations = 2.0 * _ROWS_PER_THREAD * threads * _MATRIX**2
     with tempfile.TemporaryDirectory(prefix="convoy-roofline-") as temporary:
         folder = Path(temporary)

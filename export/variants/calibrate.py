@@ -2,8 +2,6 @@
 
 Min-max, percentile and entropy ranges come from the same histograms, so that both INT8 files and the FP16
 file rest on the same images. Memory is bounded: values are counted batch by batch and thrown away.
-
-Sources: entropy is TensorRT's calibration (Migacz, 8-bit Inference with TensorRT, 2017) in onnxruntime's form.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import numpy as np
 
 from convoy.app.engines.cpu import cpu_budget
 from convoy.export.rows import Chunk, count_of, picked
+from convoy.export.variants.entropy import least_divergent
 from convoy.export.variants.histogram import ActivationHistogram
 from convoy.models.errors import JobError
 
@@ -29,7 +28,7 @@ Ranges = Mapping[str, Range]
 
 _PERCENT = 99.99
 # Enough for a threshold within half a percent of the range, and for the search to take milliseconds.
-_ENTROPY_BINS, _QUANTISED_BINS = 512, 128
+_ENTROPY_BINS = 512
 # Intermediate values of one batch; a 224-pixel ResNet-50 makes some 100 MB per image.
 _BATCH_BYTES = 256 << 20
 
@@ -137,14 +136,9 @@ def _count(histogram: ActivationHistogram, values: np.ndarray, name: str) -> Non
 
 
 def _entropy(histogram: ActivationHistogram) -> Range:
-    from onnxruntime.quantization.calibrate import HistogramCollector
-
     counts, edges = histogram.coarse(_ENTROPY_BINS)
-    low, high = np.float32(histogram.lowest), np.float32(histogram.highest)
-    # It is a method that uses nothing of its object.
-    find: Any = HistogramCollector.get_entropy_threshold
-    found = find(None, (counts, edges, low, high), _QUANTISED_BINS)
-    return float(found[0]), float(found[1])
+    start, end = least_divergent(counts)
+    return max(histogram.lowest, float(edges[start])), min(histogram.highest, float(edges[end]))
 
 
 _RANGE: dict[Method, Callable[[ActivationHistogram], Range]] = {
