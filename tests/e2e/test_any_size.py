@@ -179,7 +179,7 @@ def of_torch(folder: Path, factory: str, **options: object) -> Bundle:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("front", ["uint8", "none"])
+@pytest.mark.parametrize("front", ["uint8", pytest.param("none", marks=pytest.mark.long)])
 def test_a_torch_network_is_exported_free_and_served_at_three_sizes_and_to_pictures(tmp_path, quick, front):
     bundle = of_torch(tmp_path, "convolutions", front=front)
     assert bundle.manifest.provenance.free_sizes == ("32x40", "64x40", "32x104")
@@ -213,7 +213,7 @@ def test_a_torch_network_is_exported_free_and_served_at_three_sizes_and_to_pictu
 @pytest.mark.parametrize(
     ("factory", "why"),
     [
-        ("flattened", "the network fails on float32 [3, 3, 64, 40]"),
+        pytest.param("flattened", "the network fails on float32 [3, 3, 64, 40]", marks=pytest.mark.long),
         ("Branches", "it answers otherwise than torch at one of three sizes"),
     ],
 )

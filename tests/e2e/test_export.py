@@ -169,7 +169,7 @@ def of_user(repository: Path, source: str, **changes: object) -> ExportOptions:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("front", ["uint8", "none"])
+@pytest.mark.parametrize("front", [pytest.param("uint8", marks=pytest.mark.long), "none"])
 def test_a_users_repository_may_have_packages_of_our_names(repository, front, capfd):
     bundle = open_bundle(export_bundle(of_user(repository, "net.py:make", front=front)))
     assert bundle.manifest.spec.outputs[0].shape == (5,)

@@ -77,6 +77,7 @@ def export(tmp_path: Path, source: str, **changes: object) -> Bundle:
     return open_bundle(export_bundle(ExportOptions(**(given | changes))))  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_dict_of_maps_in_all_precisions(tmp_path, file):
     bundle = export(
         tmp_path,
@@ -120,6 +121,7 @@ def test_several_inputs_by_the_names_of_forward(tmp_path, file):
         export(tmp_path, f"{file}:signals", calibrate=str(tmp_path / "odd.npz"), precisions="fp32")
 
 
+@pytest.mark.long
 def test_a_signal_by_its_shape_alone_and_with_targets(tmp_path, file):
     bundle = export(tmp_path, f"{file}:one", input="2x32")
     (given,), spec = bundle.manifest.spec.inputs, bundle.manifest.spec
@@ -148,6 +150,7 @@ def test_what_cannot_be_batched_says_so_and_is_served_one_by_one(tmp_path, file,
     assert fp32.max_relative_error < 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("factory", ["total", "single"])
 def test_what_cannot_be_batched_is_calibrated_and_judged_one_by_one(tmp_path, file, factory):
     """On more pictures than one, whose places in a batch the graph has none of."""

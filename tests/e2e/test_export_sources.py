@@ -278,7 +278,9 @@ def test_grey_images_have_one_channel(networks):
     assert answers(bundle, np.zeros((2, 16, 16, 1), np.uint8)).shape == (2, 4)
 
 
-@pytest.mark.parametrize(("factory", "precision"), [("half", "float16"), ("brain", "bfloat16")])
+@pytest.mark.parametrize(
+    ("factory", "precision"), [("half", "float16"), pytest.param("brain", "bfloat16", marks=pytest.mark.long)]
+)
 def test_a_network_of_half_precision_is_exported_from_float32(networks, factory, precision):
     bundle = open_bundle(export_bundle(of_user(networks, factory)))
     assert bundle.manifest.provenance.weights_entry == f"the network, of {precision}, was made float32"

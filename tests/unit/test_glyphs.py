@@ -169,6 +169,7 @@ def test_a_folder_of_pictures_is_the_same_data_set(tmp_path: Path, capsys: pytes
     assert main([str(tmp_path / "odd"), "--px", "33"]) == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_convoy_train_learns_glyphs(tmp_path: Path) -> None:
     out = tmp_path / "glyphs.safetensors"

@@ -222,7 +222,9 @@ main(sys.argv[2:])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kill", "exit_code"), [(signal.SIGINT, 1), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("kill", "exit_code"), [pytest.param(signal.SIGINT, 1, marks=pytest.mark.long), (signal.SIGKILL, -signal.SIGKILL)]
+)
 def test_after_a_kill_the_same_command_goes_on(folder: Path, kill: signal.Signals, exit_code: int) -> None:
     whole, out = folder.parent / "whole.safetensors", folder.parent / "cnn.safetensors"
     command = ["train", str(folder), "--epochs", "3", "--batch-size", "16", "--device", "cpu", "--resume", "--out"]

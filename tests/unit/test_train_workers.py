@@ -41,6 +41,7 @@ def options(folder: Path) -> TrainOptions:
     )
 
 
+@pytest.mark.long
 def test_workers_change_nothing_of_what_is_learned(folder: Path) -> None:
     import torch
 
@@ -53,6 +54,7 @@ def test_workers_change_nothing_of_what_is_learned(folder: Path) -> None:
     assert train(replace(options(folder), loader_workers=0)).out.read_bytes() == content
 
 
+@pytest.mark.long
 def test_an_image_that_breaks_while_the_network_learns_is_named(folder: Path) -> None:
     def break_all(progress: TrainProgress) -> None:
         if progress.stage == "training" and progress.done == 1:
