@@ -595,11 +595,12 @@ def test_a_call_that_is_cancelled_at_its_deadline_is_late_wherever_it_waits() ->
             calls = [stub.ModelInfer.future(rows(1.0), timeout=timeout_s) for _ in range(5)]
             calls += [none.future(nothing(), timeout=timeout_s) for _ in range(5)]
             stream = stub.ModelStreamInfer(requests(), timeout=timeout_s)
-            assert {one.code() for one in (*calls, stream)} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+            # On a slow machine little is left of 50 ms when a call arrives, and it is refused for that.
+            hasty = {grpc.StatusCode.RESOURCE_EXHAUSTED} if timeout_s == 0.05 else set()
+            assert {one.code() for one in (*calls, stream)} - hasty == {grpc.StatusCode.DEADLINE_EXCEEDED}
 
         def all_are_late() -> bool:
             counts = Counter(ended(server))
-            # On a slow machine little is left of 50 ms when a call arrives, and it is refused for that.
             rows_late = counts.pop(("rows", "late"), 0) + counts.pop(("rows", "refused"), 0)
             return rows_late == 28 and counts == {("rows", "answered"): 1, ("", "late"): 20}
 

@@ -104,10 +104,8 @@ class HotRoute(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The route for plain ASGI."""
-        call, head = (
-            Call(self.core, self.protocol),
-            HttpHead(dict(scope["headers"]), parsed_query(scope["query_string"])),
-        )
+        call = Call(self.core, self.protocol)
+        head = HttpHead(dict(scope["headers"]), parsed_query(scope["query_string"]))
         ending = CANCELLED
         self.trace(call, scope["path"], head, scope["path_params"])
         scope[CALL_IN_SCOPE] = call
