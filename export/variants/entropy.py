@@ -1,8 +1,8 @@
 """Which range of a tensor's values loses the least when it becomes 8 bits: the one with the smallest divergence.
 
 Sources: TensorRT's calibration (Migacz, 8-bit Inference with TensorRT, 2017), in the form of onnxruntime's
-HistogramCollector, whose ranges these are in double precision; sums of bins are cumulated once, which takes a seventh
-of its time. Knows histograms. Knows nothing of graphs.
+HistogramCollector, whose ranges these are in double precision; it adds bins in Python, which takes seven times as long.
+Knows histograms. Knows nothing of graphs.
 """
 
 from __future__ import annotations
@@ -25,27 +25,23 @@ def least_divergent(counts: Counts) -> tuple[int, int]:
     many bins share one of the 128 as they fill (the candidate).
     """
     middle = len(counts) // 2
-    below, filled_below = (np.concatenate([[0], np.cumsum(of)]) for of in (counts, counts != 0))
     ranges = [(middle - half, min(middle + half + 1, len(counts))) for half in range(_QUANTISED_BINS // 2, middle + 1)]
-    divergences = [_divergence(counts, below, filled_below, *one) for one in ranges]
-    return ranges[int(np.argmin(divergences))]
+    return ranges[int(np.argmin([_divergence(counts, start, end) for start, end in ranges]))]
 
 
-def _divergence(counts: Counts, below: Counts, filled_below: Counts, start: int, end: int) -> float:
-    """Kullback and Leibler's, of the reference from the candidate; `below` and `filled_below` are cumulated from 0."""
-    outside = below[start], below[-1] - below[end]
-    reference = counts[start:end].copy()
-    reference[0] += outside[0]
-    reference[-1] += outside[1]
-    width = (end - start) // _QUANTISED_BINS
-    places = start + width * np.arange(_QUANTISED_BINS + 1)
-    totals, filled = np.diff(below[places]), np.diff(filled_below[places])
-    totals[-1] += below[end] - below[places[-1]]
-    filled[0] += counts[start] == 0 and outside[0] > 0
-    if places[-1] == end:
-        filled[-1] += counts[end - 1] == 0 and outside[1] > 0
+def _divergence(counts: Counts, start: int, end: int) -> float:
+    """Kullback and Leibler's, of the reference from the candidate, for the bins from `start` to `end`."""
+    inside = counts[start:end]
+    reference = inside.copy()
+    reference[0] += counts[:start].sum()
+    reference[-1] += counts[end:].sum()
+    width = len(inside) // _QUANTISED_BINS
+    most = width * _QUANTISED_BINS
+    totals = inside[:most].reshape(_QUANTISED_BINS, width).sum(axis=1)
+    totals[-1] += inside[most:].sum()
+    filled = np.count_nonzero(reference[:most].reshape(_QUANTISED_BINS, width), axis=1)
     candidate = np.zeros_like(reference)
-    candidate[: width * _QUANTISED_BINS] = np.repeat(np.where(filled, totals // np.maximum(filled, 1), 0), width)
+    candidate[:most] = np.repeat(np.where(filled, totals // np.maximum(filled, 1), 0), width)
     if not reference.any() or not candidate.any():
         return float("inf")
     of, by = _smooth(reference), _smooth(candidate)

@@ -601,8 +601,9 @@ def test_a_call_that_is_cancelled_at_its_deadline_is_late_wherever_it_waits() ->
 
         def all_are_late() -> bool:
             counts = Counter(ended(server))
-            rows_late = counts.pop(("rows", "late"), 0) + counts.pop(("rows", "refused"), 0)
-            return rows_late == 28 and counts == {("rows", "answered"): 1, ("", "late"): 20}
+            hasty = counts.pop(("rows", "refused"), 0)  # of the five calls and the stream of two with 50 ms
+            rows_late = counts.pop(("rows", "late"), 0)
+            return hasty <= 7 and rows_late + hasty == 28 and counts == {("rows", "answered"): 1, ("", "late"): 20}
 
         wait_until(all_are_late, f"they are late: {ended(server)}", 5.0)
         calls = [none.future(nothing(), timeout=30), stub.ModelInfer.future(rows(1.0), timeout=30)]
