@@ -28,6 +28,8 @@ COMPILED = (
     "convoy/app/edge/http/replies.py",
     "convoy/app/edge/timing.py",
     "convoy/app/engines/delivery.py",
+    "convoy/app/engines/parts.py",
+    "convoy/app/lifecycle/catalog.py",
     "convoy/app/lifecycle/lane_runner.py",
     "convoy/app/lifecycle/reports.py",
     "convoy/app/listeners.py",

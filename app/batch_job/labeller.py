@@ -18,7 +18,8 @@ import numpy as np
 from convoy.app.batch import EngineFailure, FailureScope
 from convoy.app.batch_job.reading import BatchImage
 from convoy.app.edge.scores import RankedClasses, best_classes_of_batch
-from convoy.app.engines.base import Engine, Part
+from convoy.app.engines.base import Engine
+from convoy.app.engines.parts import Part
 from convoy.models.errors import ImageError, JobError
 from convoy.models.images import decode_image_into
 from convoy.models.spec import ModelSpec

@@ -14,11 +14,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from convoy.app.batch import BatchResult
+from convoy.app.engines.parts import Part
 from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import from_bytes, to_bytes
@@ -80,21 +81,6 @@ class WarmShapes:
             self.buffer_limit_bytes + other.buffer_limit_bytes,
             self.run_limit_bytes + other.run_limit_bytes,
         )
-
-
-class Part(NamedTuple):
-    """One request's share of a batch: views of its bytes, nothing owned. BYTES are in their packed form.
-
-    `shapes` are the inputs' whole shapes, batch dimension included where the model has one.
-    `wanted` are indices into the model's outputs; `destinations` has one writable view for each, of
-    exactly the right size, or None where the size is known only after the run.
-    """
-
-    samples: int
-    shapes: tuple[tuple[int, ...], ...]
-    inputs: tuple[memoryview, ...]
-    wanted: tuple[int, ...]
-    destinations: tuple[memoryview | None, ...]
 
 
 class Engine(ABC):

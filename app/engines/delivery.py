@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from convoy.app.engines.base import Part
-from convoy.models.tensors import TensorBytes, pack
+from convoy.app.engines.parts import Part
+from convoy.models.tensors import pack
 
 
 class Landed(NamedTuple):
@@ -22,15 +22,24 @@ class Landed(NamedTuple):
     data: memoryview | None = None
 
 
-def scatter(parts: Sequence[Part], landed: Sequence[Landed], *, batched: bool) -> tuple[tuple[TensorBytes, ...], ...]:
+class Rows:
+    """What one request gets of one output: its whole shape, and its bytes wherever they lie."""
+
+    __slots__ = ("data", "shape")
+
+    def __init__(self, shape: tuple[int, ...], data: memoryview) -> None:
+        self.shape, self.data = shape, data
+
+
+def scatter(parts: Sequence[Part], landed: Sequence[Landed], *, batched: bool) -> tuple[tuple[Rows, ...], ...]:
     """Each part's rows of each wanted output."""
     if not batched:
         each = [zip(part.wanted, part.destinations, strict=True) for part in parts]
         return tuple([tuple([_copied(landed[index].array, to) for index, to in wanted]) for wanted in each])
     columns, answers, start = [_Column(one) for one in landed], [], 0
-    for samples, _, _, wanted, destinations in parts:
-        own = []
-        for index, destination in zip(wanted, destinations, strict=True):
+    for part in parts:
+        own, samples = [], part.samples
+        for index, destination in zip(part.wanted, part.destinations, strict=True):
             own.append(columns[index].deliver(start, samples, destination))
         answers.append(tuple(own))
         start += samples
@@ -45,21 +54,21 @@ class _Column:
         self._row_shape = self._array.shape[1:]
         self._row_bytes = 0 if self._data is None else len(self._data) // len(self._array)
 
-    def deliver(self, start: int, samples: int, destination: memoryview | None) -> TensorBytes:
+    def deliver(self, start: int, samples: int, destination: memoryview | None) -> Rows:
         data = self._data
         if data is None or destination is None:
             return _copied(self._array[start : start + samples], destination)
         row_bytes = self._row_bytes
         destination[:] = data[start * row_bytes : (start + samples) * row_bytes]
-        return TensorBytes((samples, *self._row_shape), destination)
+        return Rows((samples, *self._row_shape), destination)
 
 
-def _copied(rows: np.ndarray, destination: memoryview | None) -> TensorBytes:
+def _copied(rows: np.ndarray, destination: memoryview | None) -> Rows:
     """Copy one request's rows to where they belong, or to memory of their own."""
     if rows.dtype.hasobject:
-        return TensorBytes(rows.shape, memoryview(pack(text.encode() for text in rows.flat)))
+        return Rows(rows.shape, memoryview(pack(text.encode() for text in rows.flat)))
     if destination is None:
         copy = np.array(rows, order="C", copy=True)
-        return TensorBytes(copy.shape, copy.reshape(-1).view(np.uint8).data)
+        return Rows(copy.shape, copy.reshape(-1).view(np.uint8).data)
     np.copyto(np.ndarray(rows.shape, rows.dtype, destination), rows)
-    return TensorBytes(rows.shape, destination)
+    return Rows(rows.shape, destination)

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from convoy.app.batch import EngineFailure, FailureScope
-from convoy.app.engines.base import Part
 from convoy.app.engines.memory import available_bytes, resident_bytes
+from convoy.app.engines.parts import Part
 from convoy.models.spec import TensorSpec
 
 # Of what is available, for one run; the rest is for everybody else.

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from convoy.app.engines.base import Engine, Part
+from convoy.app.engines.base import Engine
+from convoy.app.engines.parts import Part
 from convoy.app.engines.speedup import fit_line, paired_speedup
 from convoy.models.bundle import LatencyPoint, LatencyTable
 from convoy.models.tensors import random_values, to_bytes

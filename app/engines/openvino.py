@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 from convoy.app.batch import EngineFailure
 from convoy.app.engines import cpu
 from convoy.app.engines.delivery import Landed
+from convoy.app.engines.parts import Shapes
 from convoy.app.engines.signature import Signature, check_names
-from convoy.app.engines.staged import MOST_SHAPES, Shapes, StagedEngine
+from convoy.app.engines.staged import MOST_SHAPES, StagedEngine
 from convoy.models.bundle import Precision
 from convoy.models.errors import BundleError, JobError
 from convoy.models.spec import TensorSpec

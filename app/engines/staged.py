@@ -18,15 +18,14 @@ import numpy as np
 
 from convoy.app.batch import BatchResult, EngineFailure, StageTimes
 from convoy.app.engines import cpu
-from convoy.app.engines.base import CPU, Engine, EngineInfo, Part, WarmShapes
+from convoy.app.engines.base import CPU, Engine, EngineInfo, WarmShapes
 from convoy.app.engines.delivery import Landed, scatter
 from convoy.app.engines.free_runs import FreeRuns
 from convoy.app.engines.memory import Growth, check_batch
+from convoy.app.engines.parts import Part, Shapes, gather, joined
 from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import unpack
-
-Shapes = tuple[tuple[int, ...], ...]
 
 # Of so many combinations it is kept how they run; models with free shapes must not collect them for ever.
 MOST_SHAPES = 256
@@ -202,11 +201,7 @@ class StagedEngine(Engine):
 
     def _run_together(self, parts: Sequence[Part]) -> BatchResult:
         started_ns = time.monotonic_ns()
-        samples = sum([part.samples for part in parts])
-        shapes = parts[0].shapes  # all parts agree but in the first dimension
-        if self.batched:
-            # Through a list: a tuple made of a generator leaves its interpreter one more spare tuple each time.
-            shapes = tuple([(samples, *shape[1:]) for shape in shapes])
+        samples, shapes = joined(parts, batched=self.batched)
         self._gather(parts)
         gathered_ns = time.monotonic_ns()
         landed = self._execute(shapes, samples)
@@ -224,13 +219,10 @@ class StagedEngine(Engine):
             if staging.is_strings:
                 staging.take_strings(parts, index)
                 continue
-            sources = [part.inputs[index] for part in parts]
-            self._make_room(staging, sum([source.nbytes for source in sources]))
-            view, offset = staging.view, 0
-            for source in sources:
-                end = offset + source.nbytes
-                view[offset:end] = source
-                offset = end
+            nbytes = gather(parts, index, staging.view)
+            if nbytes > len(staging.view):
+                self._make_room(staging, nbytes)
+                gather(parts, index, staging.view)
 
     def _make_room(self, staging: StagingBuffer, nbytes: int) -> None:
         if staging.ensure(nbytes):

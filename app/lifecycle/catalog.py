@@ -59,7 +59,7 @@ class Served:
     users: int = 0
     before_looking: Callable[[], None] = lambda: None
     own_priorities: Priorities = ORDINARY_PRIORITIES
-    _left: asyncio.Event = field(default_factory=asyncio.Event)
+    _left: asyncio.Event | None = None  # once somebody waits for it
 
     def enter(self) -> None:
         """A request has found this version, and holds it until `leave`."""
@@ -67,12 +67,14 @@ class Served:
 
     def leave(self) -> None:
         self.users -= 1
-        if not self.users:
+        if not self.users and self._left is not None:
             self._left.set()
 
     async def until_unused(self) -> None:
         """Return when no request needs it any more."""
         while self.users:
+            if self._left is None:
+                self._left = asyncio.Event()
             self._left.clear()
             await self._left.wait()
 

@@ -6,7 +6,8 @@ The only place that knows both: scheduling knows no engines, and engines know no
 from __future__ import annotations
 
 from convoy.app.batch import BatchResult, EngineFailure
-from convoy.app.engines.base import Engine, Part
+from convoy.app.engines.base import Engine
+from convoy.app.engines.parts import Part
 from convoy.app.scheduling.request import Request, Shape
 from convoy.app.scheduling.scheduler import Runner
 from convoy.app.scheduling.slab import Slab

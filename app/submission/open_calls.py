@@ -30,8 +30,7 @@ class OpenCalls(ABC):
         self.open_calls = 0
         self.waiting_to_decode: Callable[[], int] = lambda: 0
         self.tracing: RequestTracing | None = None
-        self._no_call_is_open = asyncio.Event()
-        self._no_call_is_open.set()
+        self._last_has_ended = asyncio.Event()  # when it has been said that no new one may begin
 
     def begin_call(self) -> None:
         """From here to `end_call` a client waits, and `drain` waits for it. Raises Unavailable when draining.
@@ -41,15 +40,13 @@ class OpenCalls(ABC):
         """
         if self.draining:
             raise Unavailable("the server is shutting down; send the request to another one", reason=Refusal.DRAINING)
-        if not self.open_calls:
-            self._no_call_is_open.clear()
         self.open_calls += 1
 
     def end_call(self) -> None:
         """The client has its answer, or has gone."""
         self.open_calls -= 1
-        if not self.open_calls:
-            self._no_call_is_open.set()
+        if self.draining and not self.open_calls:
+            self._last_has_ended.set()
 
     def watch_decoding(self, waiting: Callable[[], int]) -> None:
         """From now on `waiting_to_decode` tells what waits for the decoders of this process."""
@@ -58,8 +55,9 @@ class OpenCalls(ABC):
     async def drain(self, timeout_s: float) -> bool:
         """Take no new call; whether every call that had begun ended within the time."""
         self.leaving = self.draining = True
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._no_call_is_open.wait(), timeout_s)
+        if self.open_calls:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._last_has_ended.wait(), timeout_s)
         return self.open_calls == 0
 
     @abstractmethod

@@ -17,9 +17,10 @@ import pytest
 
 from convoy.app.batch import BatchResult, EngineFailure, FailureScope
 from convoy.app.engines import cpu, tensorrt
-from convoy.app.engines.base import Engine, Part, run_arrays
+from convoy.app.engines.base import Engine, run_arrays
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
 from convoy.app.engines.openvino import OpenVinoEngine
+from convoy.app.engines.parts import Part
 from convoy.app.loading.canary import CanaryCheck
 from convoy.export.proof.outcomes import relative_errors
 from convoy.export.proof.verify import relative_error

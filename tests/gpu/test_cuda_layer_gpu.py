@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from convoy.app.batch import EngineFailure, FailureScope
-from convoy.app.engines.base import Part
 from convoy.app.engines.cuda.device import Device, open_devices
 from convoy.app.engines.cuda.driver import CudaUnavailable, load_runtime
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
 from convoy.app.engines.cuda.slots import DeviceSlot, Layout
+from convoy.app.engines.parts import Part
 from convoy.app.scheduling.slab import Slab
 from convoy.models.spec import TensorSpec
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from convoy.app.batch import BatchResult, EngineFailure
 from convoy.app.core import Core, CoreOptions
-from convoy.app.engines.base import Part
 from convoy.app.engines.machine import CPU_ONLY, Machine
+from convoy.app.engines.parts import Part
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.lifecycle.health import HealthOptions
 from convoy.app.loading.canary import CanaryCheck

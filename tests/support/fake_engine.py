@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from convoy.app.batch import BatchResult, EngineFailure, FailureScope, StageTimes
-from convoy.app.engines.base import Engine, EngineInfo, Part
+from convoy.app.engines.base import Engine, EngineInfo
+from convoy.app.engines.parts import Part
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import MalformedStrings, TensorBytes, from_bytes, to_bytes
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from convoy.app.batch import BatchResult
-from convoy.app.engines.base import Part
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import Cuda
 from convoy.app.engines.cuda.engine import CudaEngine, bucket_sizes
 from convoy.app.engines.onnxruntime_cuda import ConvolutionTuning, OnnxRuntimeCudaEngine
+from convoy.app.engines.parts import Part
 from convoy.app.engines.tensorrt import TensorRtEngine
 from convoy.models.spec import TensorSpec
 from tests.support import onnx_models

@@ -31,7 +31,7 @@ from convoy.app.edge.http.gate import Gate
 from convoy.app.edge.http.hot_routes import HotRoutes, Shortcut
 from convoy.app.edge.http.replies import Reply, send_reply
 from convoy.app.edge.options import ApiKey, BodyLimits, EdgeOptions
-from convoy.app.engines.base import Part
+from convoy.app.engines.parts import Part
 from convoy.app.host.logs import request_id
 from convoy.app.scheduling.request import Request
 from convoy.models.errors import Overloaded

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.app.batch import EngineFailure, FailureScope
-from convoy.app.engines.base import Part, run_arrays
+from convoy.app.engines.base import run_arrays
 from convoy.app.engines.free_runs import FreeRuns, input_bytes
 from convoy.app.engines.free_sizes import Size, sizes_that_run, with_examples
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine, open_session, read_signature
+from convoy.app.engines.parts import Part
 from convoy.app.engines.signature import Signature
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.export.command import export_bundle

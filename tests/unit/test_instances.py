@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from convoy.app.batch import BatchResult
-from convoy.app.engines.base import Part
 from convoy.app.engines.onnxruntime import OnnxRuntimeCpuEngine
+from convoy.app.engines.parts import Part
 from convoy.app.loading.load import LoadedModel, LoadOptions, load
 from convoy.app.model_settings import ModelSettings
 from convoy.models.store import DEMO_STORE, Store

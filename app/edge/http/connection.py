@@ -333,7 +333,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._has_hung_up:
             return
         waits_for_rest = not self.pipeline and self.cycle is not None and self.cycle.more_body
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             if not self.pipeline and self.flow.ahead:

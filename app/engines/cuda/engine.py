@@ -19,13 +19,14 @@ from contextlib import ExitStack, suppress
 import numpy as np
 
 from convoy.app.batch import BatchResult, EngineFailure, FailureScope, StageTimes
-from convoy.app.engines.base import Engine, EngineInfo, Part
+from convoy.app.engines.base import Engine, EngineInfo
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.driver import Handle, undisturbed
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
 from convoy.app.engines.cuda.slots import DeviceSlot, Layout
 from convoy.app.engines.delivery import scatter
 from convoy.app.engines.measure import batch_knots
+from convoy.app.engines.parts import Part
 from convoy.models.bundle import Precision
 from convoy.models.spec import TensorSpec
 

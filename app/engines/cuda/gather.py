@@ -13,9 +13,9 @@ from statistics import median
 
 import numpy as np
 
-from convoy.app.engines.base import Part
 from convoy.app.engines.cuda.driver import Cuda
 from convoy.app.engines.cuda.slots import DeviceSlot
+from convoy.app.engines.parts import Part
 
 NEVER_BYTES = 1 << 62
 _ROUNDS = 5

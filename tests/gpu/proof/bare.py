@@ -12,7 +12,8 @@ from statistics import median
 import numpy as np
 
 from convoy.app.batch import BatchResult
-from convoy.app.engines.base import Engine, Part
+from convoy.app.engines.base import Engine
+from convoy.app.engines.parts import Part
 from tests.gpu.proof.records import BareRow, Setting
 
 _FEWEST_BATCHES = 3

@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 from statistics import median
 
-from convoy.app.engines.base import Engine, Part
+from convoy.app.engines.base import Engine
 from convoy.app.engines.cuda.device import Device
 from convoy.app.engines.cuda.gather import NEVER_BYTES, Gather, measure_threshold
 from convoy.app.engines.cuda.slots import DeviceSlot, Layout
+from convoy.app.engines.parts import Part
 from tests.gpu.proof.bare import HostMemory
 from tests.gpu.proof.records import Gathering, GatherRow
 

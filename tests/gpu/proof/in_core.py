@@ -17,8 +17,9 @@ import numpy as np
 
 from convoy.app.batch import BatchResult
 from convoy.app.core import Core, CoreOptions
-from convoy.app.engines.base import Engine, Part
+from convoy.app.engines.base import Engine
 from convoy.app.engines.measure import latency_tables
+from convoy.app.engines.parts import Part
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.lifecycle.control import ControlOptions
 from convoy.app.lifecycle.queue_options import QueueRules
