@@ -71,7 +71,8 @@ class Lanes:
         """Let an engine that has proved itself work for a version."""
         info, number = proved.engine.info, next(self._ids)
         latency = LatencyModel({point.batch_size: point.median_ms * 1e6 for point in proved.latency})
-        lane = Lane(number, info.device, info.batch_sizes, latency, info.slots)
+        is_caller = proved.engine.computes_in_caller
+        lane = Lane(number, info.device, info.batch_sizes, latency, info.slots, queues_one=is_caller)
         slots = self._scheduler.state.device_slots
         slots[info.device] = max(info.slots, slots.get(info.device, 1))
         if not info.is_on_cpu and not self._has_pages_locked:
@@ -80,8 +81,8 @@ class Lanes:
         served.lanes.append(ServedLane(lane, proved, last_success_ns=time.monotonic_ns()))
         # Where there are several on the CPU, they are to compute at the same time, which one thread cannot.
         is_alone = sum(one.info.is_on_cpu for one in served.loaded.engines) <= 1
-        here_below_ns = _SHORT_BATCH_NS if proved.engine.computes_in_caller and is_alone else 0
-        on_thread = give_way if proved.engine.computes_in_caller else None
+        here_below_ns = _SHORT_BATCH_NS if is_caller and is_alone else 0
+        on_thread = give_way if is_caller else None
         run = lane_runner(self._slab, proved.engine)
         self._scheduler.add_lane(served.key, lane, run, here_below_ns=here_below_ns, on_thread=on_thread)
         self._catalog.changed()  # so that edges know for how many engines they decode ahead

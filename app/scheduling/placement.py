@@ -14,11 +14,14 @@ from convoy.app.scheduling.request import Request
 _DOUBT = 8
 
 
-class Placement(NamedTuple):
+class Placement:
     """`is_best`: no other lane would finish the batch sooner."""
 
-    forecast: LaneForecast
-    is_best: bool
+    __slots__ = ("forecast", "is_best")
+
+    def __init__(self, forecast: LaneForecast, is_best: bool) -> None:
+        self.forecast = forecast
+        self.is_best = is_best
 
 
 class LookAgain(NamedTuple):

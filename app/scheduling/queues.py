@@ -10,7 +10,6 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from convoy.app.scheduling.latency import LatencyModel
 from convoy.app.scheduling.request import SECOND_NS, ModelKey, Request, Shape
@@ -29,6 +28,7 @@ class Lane:
 
     `batch_sizes` ascend; a batch is padded to the next one. `depth` batches may be in flight at once: with two,
     what comes before computing is hidden behind the batch before. `staging` is what that was measured to take.
+    `queues_one`: its thread may be given one more than that, which it begins when it has ended the one before.
     """
 
     id: int
@@ -38,6 +38,7 @@ class Lane:
     depth: int = 1
     in_flight: int = 0
     stopping: bool = False
+    queues_one: bool = False
     staging: Staging = field(default_factory=Staging)
     _padded: tuple[int, ...] = field(init=False)  # by number of samples: every batch asks several times
 
@@ -79,12 +80,15 @@ class Lane:
         return InFlightBatch(batch, self.id, now_ns + hidden_ns, takes_ns, soonest_ns)
 
 
-class LaneForecast(NamedTuple):
+class LaneForecast:
     """What would become of a batch that a lane is given now: it computes when its device is free, `free_ns`."""
 
-    lane: Lane
-    now_ns: int
-    free_ns: int
+    __slots__ = ("free_ns", "lane", "now_ns")
+
+    def __init__(self, lane: Lane, now_ns: int, free_ns: int) -> None:
+        self.lane = lane
+        self.now_ns = now_ns
+        self.free_ns = free_ns
 
     def ends_ns(self, samples: int) -> int:
         """When its answers are there, as can be promised."""
@@ -193,6 +197,12 @@ class State:
     def has_room(self, lane: Lane) -> bool:
         """Whether the lane may be given a batch."""
         return not lane.stopping and lane.in_flight < lane.depth and not self.device_is_full(lane.device)
+
+    def may_queue(self, lane: Lane) -> bool:
+        """Whether the lane may be given a batch to begin when it has ended those that it computes."""
+        if lane.stopping or not lane.queues_one or lane.in_flight != lane.depth:
+            return False
+        return [one.lane for one in self.timeline(lane).batches] == [lane.id] * lane.depth
 
     def timeline(self, lane: Lane) -> Timeline:
         """What computes before a batch that the lane is given: its device's, or its own where that is unbounded."""

@@ -84,21 +84,27 @@ class Observer(Protocol):
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str, scope: FailureScope) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
 class _Pending:
-    on_done: OnDone | None  # None once nobody waits for the answer any more
-    submitted_ns: int
-    busy_ns: int = 0  # the thread's CPU time by then, of one that comes alone
-    was_split: bool = False  # its batch was halved for want of memory, which is done once
+    """A request that waits or runs. `busy_ns` is the thread's CPU time when it was submitted, if it comes alone."""
+
+    __slots__ = ("busy_ns", "on_done", "submitted_ns", "was_split")
+
+    def __init__(self, on_done: OnDone, submitted_ns: int, busy_ns: int) -> None:
+        self.on_done: OnDone | None = on_done  # None once nobody waits for the answer any more
+        self.submitted_ns, self.busy_ns = submitted_ns, busy_ns
+        self.was_split = False  # its batch was halved for want of memory, which is done once
 
 
-@dataclass(slots=True, eq=False)
 class Running:
-    """A batch in an engine. `lost`: its lane was given up; when it returns after all, only its slots matter."""
+    """A batch in an engine. `lost`: its lane was given up; when it returns after all, only its slots matter.
 
-    dispatch: Dispatch
-    started_ns: int
-    lost: bool = False
+    One that `is_behind` waits for its thread to end another, and has not started before.
+    """
+
+    __slots__ = ("dispatch", "is_behind", "lost", "started_ns")
+
+    def __init__(self, dispatch: Dispatch, started_ns: int, *, is_behind: bool) -> None:
+        self.dispatch, self.started_ns, self.is_behind, self.lost = dispatch, started_ns, is_behind, False
 
 
 @dataclass(slots=True)
@@ -110,6 +116,7 @@ class _LaneEntry:
     jobs: queue.SimpleQueue[Callable[[], None] | None] = field(default_factory=queue.SimpleQueue)
     running: list[Running] = field(default_factory=list)
     jobs_out: int = 0
+    is_out: bool = False  # a job is with a thread, so that somebody may wait for its end
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # which owns all of this
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # no thread is in the engine
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, or the lane was given up
@@ -158,17 +165,19 @@ class _LaneEntry:
     def begin(self) -> None:
         """The engine is in use from here to `take_back`."""
         self.jobs_out += 1
-        self.idle.clear()
-        self.ended.clear()
 
     def give(self, job: Callable[[], None]) -> None:
         self.begin()
+        self.is_out = True
+        self.idle.clear()
+        self.ended.clear()
         self.jobs.put(job)
 
     def take_back(self) -> None:
-        """A job has come back from its thread."""
+        """A job has come back from its thread, or has ended here, where nobody could wait for it."""
         self.jobs_out -= 1
-        if not self.jobs_out:
+        if self.is_out and not self.jobs_out:
+            self.is_out = False
             self.idle.set()
             self.ended.set()
 
@@ -473,10 +482,11 @@ class Scheduler:
     def _start(self, dispatch: Dispatch, *, may_run_here: bool) -> None:
         entry = self._lanes[dispatch.lane.id]
         self._slab.move([slot for request in dispatch.requests for slot in request.slots], SlotState.COPYING)
-        running = Running(dispatch, self._now_ns())
+        lane = dispatch.lane
+        running = Running(dispatch, self._now_ns(), is_behind=lane.in_flight > lane.depth)
         entry.running.append(running)
         entry.batch_began([self._pending[request.id] for request in dispatch.requests if request.comes_alone])
-        if may_run_here and entry.runs_here(dispatch.samples):
+        if may_run_here and not entry.jobs_out and entry.runs_here(dispatch.samples):
             self._run_here(entry, running)
         else:
             entry.give(lambda: self._run(entry, running))
@@ -627,6 +637,8 @@ class Scheduler:
     # The lanes' side
 
     def _run(self, entry: _LaneEntry, running: Running) -> None:
+        if running.is_behind:
+            running.started_ns = self._now_ns()
         result = _result(entry.run, running.dispatch.requests)
         ended_ns = self._now_ns()
         entry.call_loop(lambda: self._finished(entry, running, result, ended_ns))
