@@ -1,8 +1,14 @@
-"""The requests' shares of a batch, and how they come into one memory. The same for every library."""
+"""The requests' shares of a batch, and how they come into one memory. The same for every library.
+
+Every batch comes here, and compiled a loop is cheaper than `sum` of a list.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+
+Shapes = tuple[tuple[int, ...], ...]
 
 
 class Part:
@@ -18,7 +24,7 @@ class Part:
     def __init__(
         self,
         samples: int,
-        shapes: tuple[tuple[int, ...], ...],
+        shapes: Shapes,
         inputs: tuple[memoryview, ...],
         wanted: tuple[int, ...],
         destinations: tuple[memoryview | None, ...],
@@ -28,12 +34,6 @@ class Part:
         self.inputs = inputs
         self.wanted = wanted
         self.destinations = destinations
-
-
-Shapes = tuple[tuple[int, ...], ...]
-
-
-# Compiled, a loop is cheaper than `sum` of a list, and every batch comes here.
 
 
 def joined(parts: Sequence[Part], *, batched: bool) -> tuple[int, Shapes]:
