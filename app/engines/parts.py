@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
 Shapes = tuple[tuple[int, ...], ...]
 
 
