@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from convoy.app.engines.parts import Part
-from convoy.models.tensors import pack
+from convoy.models.tensors import TensorBytes, pack
 
 
 class Landed(NamedTuple):
@@ -22,16 +22,7 @@ class Landed(NamedTuple):
     data: memoryview | None = None
 
 
-class OwnRows:
-    """What one request gets of one output: its whole shape, and its bytes wherever they lie."""
-
-    __slots__ = ("data", "shape")
-
-    def __init__(self, shape: tuple[int, ...], data: memoryview) -> None:
-        self.shape, self.data = shape, data
-
-
-def scatter(parts: Sequence[Part], landed: Sequence[Landed], *, batched: bool) -> tuple[tuple[OwnRows, ...], ...]:
+def scatter(parts: Sequence[Part], landed: Sequence[Landed], *, batched: bool) -> tuple[tuple[TensorBytes, ...], ...]:
     """Each part's rows of each wanted output."""
     if not batched:
         each = [zip(part.wanted, part.destinations, strict=True) for part in parts]
@@ -54,21 +45,21 @@ class _Column:
         self._row_shape = self._array.shape[1:]
         self._row_bytes = 0 if self._data is None else len(self._data) // len(self._array)
 
-    def deliver(self, start: int, samples: int, destination: memoryview | None) -> OwnRows:
+    def deliver(self, start: int, samples: int, destination: memoryview | None) -> TensorBytes:
         data = self._data
         if data is None or destination is None:
             return _copied(self._array[start : start + samples], destination)
         row_bytes = self._row_bytes
         destination[:] = data[start * row_bytes : (start + samples) * row_bytes]
-        return OwnRows((samples, *self._row_shape), destination)
+        return TensorBytes((samples, *self._row_shape), destination)
 
 
-def _copied(rows: np.ndarray, destination: memoryview | None) -> OwnRows:
+def _copied(rows: np.ndarray, destination: memoryview | None) -> TensorBytes:
     """Copy one request's rows to where they belong, or to memory of their own."""
     if rows.dtype.hasobject:
-        return OwnRows(rows.shape, memoryview(pack(text.encode() for text in rows.flat)))
+        return TensorBytes(rows.shape, memoryview(pack(text.encode() for text in rows.flat)))
     if destination is None:
         copy = np.array(rows, order="C", copy=True)
-        return OwnRows(copy.shape, copy.reshape(-1).view(np.uint8).data)
+        return TensorBytes(copy.shape, copy.reshape(-1).view(np.uint8).data)
     np.copyto(np.ndarray(rows.shape, rows.dtype, destination), rows)
-    return OwnRows(rows.shape, destination)
+    return TensorBytes(rows.shape, destination)

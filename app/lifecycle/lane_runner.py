@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from convoy.app.batch import BatchResult, EngineFailure
 from convoy.app.engines.base import Engine
-from convoy.app.engines.parts import Part
-from convoy.app.scheduling.request import Request, Shape
+from convoy.app.engines.parts import Part, Shapes
+from convoy.app.scheduling.request import Request
 from convoy.app.scheduling.scheduler import Runner
 from convoy.app.scheduling.slab import Slab
-
-Shapes = tuple[Shape, ...]
 
 
 def lane_runner(slab: Slab, engine: Engine) -> Runner:
