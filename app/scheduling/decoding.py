@@ -25,6 +25,9 @@ No clock, no thread, no I/O, and no image: a job is so many units (pixels, bytes
     take longer then, and would else wait for it.
  9. Where engines compute on the same cores and others come as well, long ones leave one thread free: on its way through
     the server a small image goes from thread to thread six times, and each time waits for a core where none is idle.
+10. Where all that is decoded is short, each thread is given its next hand-over before it has ended the last, if that is
+    short as well: it need not wait between two images until the event loop has come by, which has much to do then. So
+    long, at most, who comes meanwhile and is more urgent stands behind it. Not while a model rests by rule 7.
 
 Shortest first is what makes the mean wait least (Smith, 1956); it does so by predictions, too, that are off by less
 than the sizes differ (Mitzenmacher, ITCS 2020, "Scheduling with predictions and the price of misprediction"), and sizes
@@ -124,6 +127,10 @@ class DecodeJob:
         return self.usual_ns >= LONG_NS
 
     @property
+    def is_short(self) -> bool:
+        return self.usual_ns <= SHORT_NS
+
+    @property
     def expiry_ns(self) -> int | None:
         """When there is no more use in decoding it."""
         return earliest_ns(self.deadline_ns, self.latest_start_ns)
@@ -186,9 +193,10 @@ class NotDecoded(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Decode these, one after the other, in one thread."""
+    """Decode these, one after the other, in one thread: the next that is free, or the one beside them by rule 8."""
 
     jobs: tuple[DecodeJob, ...]
+    is_beside: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -198,7 +206,12 @@ class HandOver:
     left: int
     until_ns: int
     total_ns: int
+    is_short: bool
     is_beside: bool
+
+    def left_ns(self, now_ns: int) -> int:
+        """What it still takes, whether it has begun or not."""
+        return max(0, min(self.total_ns, self.until_ns - now_ns))
 
 
 @dataclass(slots=True, eq=False)
@@ -214,7 +227,7 @@ class Decoding:
     costs: dict[str, DecodeCost] = field(default_factory=dict)
     lines: dict[ModelKey | None, DecodeLine] = field(default_factory=dict)
     running: dict[int, HandOver] = field(default_factory=dict)  # by job; those of one hand-over share theirs
-    busy: int = 0  # threads, but for the one beside them
+    busy: int = 0  # hand-overs, but for the one beside them: threads, and what is behind them by rule 10
     is_busy_beside: bool = False
     waiting: int = 0
     owed_ns: int = 0  # to the others, before one that is overdue goes first again
@@ -235,16 +248,34 @@ class Decoding:
     @property
     def has_thread(self) -> bool:
         """By rule 7."""
-        if self.busy >= self.threads or not self.busy or not self.shares_cores:
+        if self.busy >= self.threads or not self.busy:
             return self.busy < self.threads
-        is_fed = any(0 < line.most_ahead <= 2 * line.ahead for line in self.lines.values())
-        return not is_fed or self.busy < self.threads // 2
+        return not self.is_fed or self.busy < self.threads // 2
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether a model has one of its two batches, and its engines the same cores, by rule 7."""
+        return self.shares_cores and any(0 < line.most_ahead <= 2 * line.ahead for line in self.lines.values())
 
     def takes_beside(self, job: DecodeJob) -> bool:
         """Whether the job is one of those that need not wait for a thread, by rule 8."""
-        if job.usual_ns > SHORT_NS or self.has_thread:
+        if not job.is_short or self.has_thread:
             return False
         return all(one.total_ns >= LONG_NS for one in self.running.values() if not one.is_beside)
+
+    @property
+    def takes_behind(self) -> bool:
+        """Whether a thread may have something short behind what it has, by rule 10."""
+        if not self.threads <= self.busy < 2 * self.threads or self.is_fed:
+            return False
+        return all(one.is_short for one in self.running.values())
+
+    def thread_ns(self, now_ns: int) -> int:
+        """When the next hand-over begins, as predicted."""
+        if self.busy < self.threads:
+            return now_ns
+        each = {id(one): one.until_ns for one in self.running.values() if not one.is_beside}
+        return max(now_ns, sorted(each.values())[self.busy - self.threads])
 
     def threads_for(self, job: DecodeJob, now_ns: int) -> int:
         """How many may have such a job, by rule 9."""
@@ -297,7 +328,9 @@ def _refusal(state: Decoding, line: DecodeLine, job: DecodeJob, now_ns: int) -> 
 def decide(state: Decoding, now_ns: int, reserve: Reserve) -> Begin | NotDecoded | None:
     """The next thing to do; call until it is None."""
     lines = [line for line in state.lines.values() if line.is_open and state.takes(line.places[0][-1], now_ns)]
-    if is_beside := not state.has_thread:
+    is_behind = is_beside = False
+    if not state.has_thread and not (is_behind := state.takes_behind):
+        is_beside = True
         lines = [] if state.is_busy_beside else [one for one in lines if state.takes_beside(one.places[0][-1])]
     if not lines:
         return None
@@ -312,11 +345,14 @@ def decide(state: Decoding, now_ns: int, reserve: Reserve) -> Begin | NotDecoded
         and state.takes(oldest, now_ns)
     ):
         job = oldest
-    if why := _given_up(state, job, now_ns):
+    if is_behind and not job.is_short:
+        return None
+    begins_ns = state.thread_ns(now_ns) if is_behind else now_ns
+    if why := _given_up(state, job, now_ns, begins_ns):
         withdraw(state, job)
         return NotDecoded(job, why)
     if not reserve(job):
-        if is_beside:
+        if is_beside or is_behind:
             return None
         if not state.running:
             withdraw(state, job)
@@ -329,10 +365,10 @@ def decide(state: Decoding, now_ns: int, reserve: Reserve) -> Begin | NotDecoded
         state.owed_ns = (ONE_BATCH_IN - 1) * job.predicted_ns
     else:
         state.owed_ns = max(0, state.owed_ns - job.predicted_ns)
-    return _begin(state, job, now_ns, reserve, is_beside=is_beside)
+    return _begin(state, job, now_ns, begins_ns, reserve, is_beside=is_beside)
 
 
-def _begin(state: Decoding, job: DecodeJob, now_ns: int, reserve: Reserve, *, is_beside: bool) -> Begin:
+def _begin(state: Decoding, job: DecodeJob, now_ns: int, begins_ns: int, reserve: Reserve, *, is_beside: bool) -> Begin:
     """The job, and those behind it that share its hand-over."""
     jobs, total_ns = [job], job.predicted_ns
     _go(state, job)
@@ -341,19 +377,20 @@ def _begin(state: Decoding, job: DecodeJob, now_ns: int, reserve: Reserve, *, is
         other = min(heads)[-1] if heads else None
         if other is None or total_ns + other.predicted_ns > SHARED_NS:
             break
-        if _given_up(state, other, now_ns) or not reserve(other):
+        if _given_up(state, other, now_ns, begins_ns) or not reserve(other):
             break
         _go(state, other)
         jobs.append(other)
         total_ns += other.predicted_ns
-    running = HandOver(len(jobs), now_ns + total_ns, total_ns, is_beside)
+    is_short = total_ns < LONG_NS and all(one.is_short for one in jobs)
+    running = HandOver(len(jobs), begins_ns + total_ns, total_ns, is_short, is_beside)
     for one in jobs:
         state.running[one.id] = running
     if is_beside:
         state.is_busy_beside = True
     else:
         state.busy += 1
-    return Begin(tuple(jobs))
+    return Begin(tuple(jobs), is_beside)
 
 
 def _go(state: Decoding, job: DecodeJob) -> None:
@@ -418,15 +455,15 @@ def _forget(state: Decoding, key: ModelKey | None) -> None:
             del state.lines[key]
 
 
-def _given_up(state: Decoding, job: DecodeJob, now_ns: int) -> Why | None:
-    """By rule 1, when its turn has come."""
+def _given_up(state: Decoding, job: DecodeJob, now_ns: int, begins_ns: int) -> Why | None:
+    """By rule 1, when its turn has come, and it begins then."""
     expiry_ns = job.expiry_ns
     if expiry_ns is None or not job.level:
         return None
     if expiry_ns <= now_ns:
         return Why.EXPIRED
     line, is_alone = state.line(job.key), state.waiting == 1 and not state.running
-    if _late_ns(line, job, now_ns) and not (is_alone and not line.ahead):
+    if _late_ns(line, job, begins_ns) and not (is_alone and not line.ahead):
         return Why.HOPELESS
     return None
 
@@ -461,11 +498,11 @@ def _backlog_ns(state: Decoding, now_ns: int) -> int:
 
 def _running_ns(state: Decoding, now_ns: int, *, is_beside: bool = False) -> int:
     each = {id(one): one for one in state.running.values() if one.is_beside or not is_beside}
-    return sum(max(0, one.until_ns - now_ns) for one in each.values())
+    return sum(one.left_ns(now_ns) for one in each.values())
 
 
 def _behind(state: Decoding, lines: list[DecodeLine], now_ns: int) -> Iterator[DecodeJob]:
     """Who might pass one that does not fit."""
     places = sorted(place for line in lines for place in islice(line.places, _LOOK_BEHIND))
     jobs = (place[-1] for place in places)
-    return (job for job in jobs if _given_up(state, job, now_ns) is None and state.takes(job, now_ns))
+    return (job for job in jobs if _given_up(state, job, now_ns, now_ns) is None and state.takes(job, now_ns))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count, pairwise
@@ -56,7 +56,10 @@ class Decoders:
     used_bytes: int = 0
     most_ahead: Counter[ModelKey] = field(default_factory=Counter)
     most_at_once: int = 0
+    most_behind: int = 0
     _working: int = 0
+    _behind: deque[Begin] = field(default_factory=deque)
+    _given: set[int] = field(default_factory=set)
     _ahead: Counter[ModelKey] = field(default_factory=Counter)
     _events: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
     _ids: count[int] = field(default_factory=count)
@@ -84,12 +87,12 @@ class Decoders:
             self._refused(refusal)
 
     def _refused(self, refusal: NotDecoded) -> None:
-        assert refusal.job.id not in self.began
+        assert refusal.job.id not in self._given
         self.refused[refusal.job.id] = (refusal.why, self.now_ns)
 
     def _leave(self, job: DecodeJob) -> None:
         self.left.add(job.id)
-        if job.id not in self.began and job.id not in self.refused:
+        if job.id not in self._given and job.id not in self.refused:
             withdraw(self.state, job)
 
     def _reserve(self, job: DecodeJob) -> bool:
@@ -105,28 +108,48 @@ class Decoders:
                 continue
             assert isinstance(decision, Begin)
             self.hand_overs.append(tuple(job.id for job in decision.jobs))
-            end_ns = self.now_ns
-            self._working += 1
-            self.most_at_once = max(self.most_at_once, self._working)
-            if self._working > self.state.threads:
-                assert all(job.usual_ns <= SHORT_NS for job in decision.jobs)
             for job in decision.jobs:
                 assert job.id not in self.left, "nobody waits for it"
-                self.began[job.id] = end_ns
-                end_ns += self.true_ns(job)
+                self._given.add(job.id)
                 if job.key is not None and job.most_ahead:
                     self._ahead[job.key] += 1
                     self.most_ahead[job.key] = max(self.most_ahead[job.key], self._ahead[job.key])
-            self.at(end_ns, lambda jobs=decision.jobs: self._return(jobs))
+            if decision.is_beside or self._working < self.state.threads:
+                self._begin(decision)
+                continue
+            self._behind.append(decision)
+            self.most_behind = max(self.most_behind, len(self._behind))
+            assert all(job.usual_ns <= SHORT_NS for job in decision.jobs)
 
-    def _return(self, jobs: tuple[DecodeJob, ...]) -> None:
-        self._working -= 1
-        for job in jobs:
-            ended(self.state, job, self.true_ns(job))
+    def _begin(self, begin: Begin) -> None:
+        """Who has left by now, or is late, is not decoded any more."""
+        if begin.is_beside:
+            assert all(job.usual_ns <= SHORT_NS for job in begin.jobs)
+        self._working += not begin.is_beside
+        self.most_at_once = max(self.most_at_once, self._working + (begin.is_beside or self.state.is_busy_beside))
+        end_ns = self.now_ns
+        awaited = []
+        for job in begin.jobs:
+            if job.id in self.left or (job.level and job.expiry_ns is not None and job.expiry_ns <= end_ns):
+                continue
+            awaited.append(job)
+            self.began[job.id] = end_ns
+            end_ns += self.true_ns(job)
+        self.at(end_ns, lambda: self._return(begin, awaited))
+
+    def _return(self, begin: Begin, decoded: list[DecodeJob]) -> None:
+        self._working -= not begin.is_beside
+        for job in begin.jobs:
+            ended(self.state, job, self.true_ns(job) if job in decoded else None)
             self.used_bytes -= job.needs_bytes
-            self.ended_at[job.id] = self.now_ns
+            if job in decoded:
+                self.ended_at[job.id] = self.now_ns
+            elif job.id not in self.left:
+                self.refused[job.id] = (Why.EXPIRED, self.now_ns)
             if job.most_ahead and self.answer_ns is not None:
                 self.at(self.now_ns + self.answer_ns, lambda job=job: self._answer(job))
+        if self._behind and not begin.is_beside:
+            self._begin(self._behind.popleft())
 
     def _answer(self, job: DecodeJob) -> None:
         assert job.key is not None
@@ -301,7 +324,7 @@ def test_who_must_be_computed_by_a_time_is_decoded_by_then_or_not_at_all() -> No
 
 def test_about_equal_ones_go_by_deadline_and_then_as_they_came() -> None:
     play = decoders()
-    play.arrive(job(0, TINY))
+    play.arrive(job(0, 9 * TINY))
     play.arrive(job(1, 1500 * 1024, 1))
     play.arrive(job(2, 1100 * 1024, 2))
     play.arrive(job(3, 1900 * 1024, 3, SECOND_NS))
@@ -443,6 +466,55 @@ def test_short_ones_share_a_hand_over_and_long_ones_do_not() -> None:
     assert play.hand_overs[-1] == (13,)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_thread_has_its_next_short_one_before_it_has_ended_the_last(threads: int) -> None:
+    play = decoders(threads)
+    for number in range(10 * threads):
+        play.arrive(job(number, TINY))
+    play.run(until_ns=TINY - 1)
+    assert len(play.hand_overs) == 2 * threads
+    assert len(play.began) == threads
+    play.run()
+    assert play.most_behind == threads
+    assert max(play.ended_at.values()) == 10 * TINY, "and no thread ever waits"
+
+
+@pytest.mark.parametrize(
+    ("running", "next_one"),
+    [(SHORT_NS + 1, TINY), (TINY, SHORT_NS + 1)],
+    ids=["nothing-behind-a-longer-one", "no-longer-one-behind-it"],
+)
+def test_only_short_ones_wait_behind_a_thread(running: int, next_one: int) -> None:
+    play = decoders()
+    play.arrive(job(0, running))
+    play.arrive(job(1, next_one, 1))
+    play.arrive(job(2, TINY, 2, level=2))
+    play.run(until_ns=running - 1)
+    assert len(play.hand_overs) == 1, "nor does a less urgent one pass it"
+    play.run()
+    assert play.began[1] == running
+
+
+def test_who_waits_behind_a_thread_has_time_for_that() -> None:
+    play = decoders()
+    play.arrive(job(0, 2 * TINY))
+    play.arrive(job(1, 2 * TINY, 1))
+    play.arrive(job(2, TINY, 2, level=2, within_ns=6 * TINY))
+    play.arrive(job(3, 2 * TINY, TINY))  # more urgent than one that was let in before it
+    play.run()
+    assert play.refused == {2: (Why.HOPELESS, 4 * TINY)}
+    assert play.began[3] == 4 * TINY
+
+
+def test_who_leaves_behind_a_thread_is_not_decoded() -> None:
+    play = decoders()
+    for number in range(3):
+        play.arrive(job(number, TINY, number))
+    play.leave(job(1, TINY), TINY // 2)
+    play.run()
+    assert play.began == {0: 0, 2: TINY}
+
+
 # --- whatever comes
 
 jobs = st.lists(
@@ -513,6 +585,7 @@ def test_whatever_comes(
     assert not play.state.running
     assert not play.state.is_busy_beside
     assert play.most_at_once <= threads + 1
+    assert play.most_behind <= threads
     assert not any(line.places or line.by_age or line.ahead or line.behind_ns for line in play.state.lines.values())
 
 

@@ -72,6 +72,18 @@ def start(decoder: Decoder, call: Call, slot: Slot, job: Callable[..., object], 
     return asyncio.ensure_future(decoder.run(call, DecodeWork("PNG", 1, (slot,), **more), job))
 
 
+def test_a_thread_goes_on_while_the_loop_has_no_time(decoder: Decoder) -> None:
+    async def play() -> None:
+        held, went_on = Held(), threading.Event()
+        tasks = [start(decoder, *call_with_slot(), job) for job in (held, went_on.set)]
+        await until(held.began.is_set)
+        held.may_end.set()
+        assert went_on.wait(10), "though the loop stands still"
+        await asyncio.gather(*tasks)
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("leave", ["client", "cancel", "deadline"])
 def test_memory_stays_with_the_thread_until_it_returns(decoder: Decoder, leave: str) -> None:
     async def play() -> None:

@@ -90,8 +90,8 @@ class Decoder:
     """
 
     def __init__(self, threads: int, max_waiting: int, processes: int = 1, *, shares_cores: bool = False) -> None:
-        # One more, for the short ones that are decoded beside long ones.
-        self._executor = ThreadPoolExecutor(max_workers=threads + 1, thread_name_prefix="decode")
+        self._executor = ThreadPoolExecutor(threads, "decode")
+        self._beside = ThreadPoolExecutor(1, "decode-beside")
         self._long = ThreadPoolExecutor(threads, "decode-long", give_way_to_engines)
         self._state, self._processes = Decoding(threads, max_waiting, shares_cores), processes
         self._waiting: dict[int, _Waiting] = {}  # those that have not begun, by their job's id
@@ -187,8 +187,8 @@ class Decoder:
     def close(self) -> None:
         if self._giving_back is not None:
             self._giving_back.cancel()
-        for executor in (self._executor, self._long):
-            executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._executor, self._beside, self._long):
+            executor.shutdown(wait=False)
 
     def _most_ahead(self, served: ServedLike) -> int:
         """So many of its samples may be decoded and unanswered: so many full batches for each engine."""
@@ -212,7 +212,7 @@ class Decoder:
         self._is_due = False
         while (decision := decide(self._state, time.monotonic_ns(), self._reserve)) is not None:
             if isinstance(decision, Begin):
-                self._begin(decision.jobs)
+                self._begin(decision)
                 continue
             waiting = self._waiting.pop(decision.job.id)
             if not waiting.future.done():
@@ -230,9 +230,9 @@ class Decoder:
         call.core.slab.move((waiting.room.ref,), SlotState.DECODING)
         return True
 
-    def _begin(self, jobs: tuple[DecodeJob, ...]) -> None:
+    def _begin(self, begin: Begin) -> None:
         group = []
-        for job in jobs:
+        for job in begin.jobs:
             waiting = self._waiting.pop(job.id)
             if waiting.future.done():  # nobody waits for it, as of this turn
                 self._left(waiting, None)
@@ -242,7 +242,7 @@ class Decoder:
             group.append(waiting)
         if group:
             is_long = sum(one.job.predicted_ns for one in group) >= LONG_NS
-            executor = self._long if is_long else self._executor
+            executor = self._beside if begin.is_beside else self._long if is_long else self._executor
             executor.submit(_work, group, asyncio.get_running_loop(), self._returned)
 
     def _returned(self, group: list[_Waiting], ends: list[_End]) -> None:
