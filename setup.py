@@ -11,6 +11,7 @@ from setuptools import setup
 
 COMPILED = (
     "convoy/app/edge/oip/call.py",
+    "convoy/app/edge/oip/decoder.py",
     "convoy/app/edge/oip/packing.py",
     "convoy/app/edge/oip/predicting.py",
     "convoy/app/edge/oip/reading.py",
