@@ -27,9 +27,8 @@ class Reports:
     ) -> None:
         self._catalog, self._ledger, self.lane_lost = catalog, ledger, on_lane_lost
 
-    def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done]) -> None:
+    def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done], now_ns: int) -> None:
         key, lane, samples = dispatch.key, dispatch.lane, dispatch.samples
-        now_ns = time.monotonic_ns()
         if (at_work := self._catalog.live(key).lane_of(lane)) is not None:
             at_work.last_success_ns = now_ns
         queued_ns = [one.queue_ns for one in done]

@@ -111,17 +111,21 @@ def admit(state: State, request: Request, now_ns: int) -> Admit | Refuse:
     return _ADMITTED
 
 
-def complete(state: State, decision: Dispatch, now_ns: int, took_ns: int | None, staging_ns: int | None = None) -> None:
-    """A batch has left its lane.
-
-    `took_ns`, from its start to its end less what it waited for the device, and `staging_ns`, what of that
-    came before computing, teach the latency model; both are None when it failed.
-    """
+def complete(state: State, decision: Dispatch, now_ns: int) -> None:
+    """A batch has left its lane."""
     lane = decision.lane
     lane.in_flight -= 1
     state.timeline(lane).leave(decision.requests[0].id, now_ns)
-    if took_ns is not None:
-        lane.latency.observe(lane.padded(decision.samples), took_ns)
+
+
+def learn(decision: Dispatch, took_ns: int, staging_ns: int | None = None) -> None:
+    """Teach the latency model what a batch took that has not failed.
+
+    `took_ns`: from its start to its end less what it waited for the device; `staging_ns`: of that what came before
+    computing.
+    """
+    lane = decision.lane
+    lane.latency.observe(lane.padded(decision.samples), took_ns)
     if staging_ns is not None:
         lane.staging.observe(lane.padded(decision.samples), max(0, staging_ns))
 

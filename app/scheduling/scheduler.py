@@ -20,7 +20,7 @@ from typing import Protocol
 
 from convoy.app.batch import BatchResult, BatchTrace, EngineFailure, FailureScope
 from convoy.app.listeners import tell, tell_bug
-from convoy.app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
+from convoy.app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide, learn
 from convoy.app.scheduling.queues import Lane, Queue, State
 from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Request, SlotRef
 from convoy.app.scheduling.slab import Slab, SlotState
@@ -71,11 +71,12 @@ _PACE_WEIGHT = 1 / 8
 class Observer(Protocol):
     """Who wants to know what happened; called on the loop, once per batch, lane lost and request without an answer.
 
-    Of a batch that ran `done` are the requests that somebody still waits for; a request that nobody waits for has no
-    failure, either. A lane is lost alone, or with its whole device.
+    Of a batch that ran `done` are the requests that somebody still waited for, at `now_ns`; they have their answers,
+    which are not to wait for what is written down of them. A request that nobody waits for has no failure, either. A
+    lane is lost alone, or with its whole device.
     """
 
-    def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done]) -> None: ...
+    def batch_ran(self, dispatch: Dispatch, answers: BatchResult, done: list[Done], now_ns: int) -> None: ...
 
     def batch_failed(self, dispatch: Dispatch, reason: str) -> None: ...
 
@@ -508,19 +509,19 @@ class Scheduler:
             for request in dispatch.requests:
                 self._free(request)
             return
+        complete(self.state, dispatch, ended_ns)
         if isinstance(result, BatchResult):
-            times = result.times
-            took_ns = ended_ns - running.started_ns - times.waited_ns
-            complete(self.state, dispatch, ended_ns, took_ns, took_ns - times.compute_ns - times.copy_out_ns)
-            entry.batch_ended(ended_ns, took_ns, dispatch.samples)
             try:
                 if self._is_thread_next(entry, len(dispatch.requests)):
                     # First the engine's next batch, and then the answers, which occupy this thread meanwhile.
                     self._decide_all(may_run_here=False)
             finally:  # nothing may cost these their answers
                 self._answer(running, result, ended_ns)
+            times = result.times
+            took_ns = ended_ns - running.started_ns - times.waited_ns
+            learn(dispatch, took_ns, took_ns - times.compute_ns - times.copy_out_ns)
+            entry.batch_ended(ended_ns, took_ns, dispatch.samples)
         else:
-            complete(self.state, dispatch, ended_ns, None)
             self._blame(entry, running, result, ended_ns)
         self._wake()
 
@@ -557,9 +558,10 @@ class Scheduler:
             answered.extend(request.slots)
         self._slab.free(*unwanted)
         self._slab.move(answered, SlotState.ANSWERED)
-        tell(self._observer.batch_ran, dispatch, result, [done for _, done in ended])
+        now_ns = self._now_ns()
         for listener, done in ended:
             tell(listener, done)
+        tell(self._observer.batch_ran, dispatch, result, [done for _, done in ended], now_ns)
 
     def _traced(self, running: Running, result: BatchResult | EngineFailure, ended_ns: int) -> BatchTrace | None:
         if self.trace_batch is None:

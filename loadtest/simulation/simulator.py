@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from convoy.app.scheduling.latency import LatencyModel
-from convoy.app.scheduling.policy import Admit, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide
+from convoy.app.scheduling.policy import Admit, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide, learn
 from convoy.app.scheduling.queues import Lane, Queue, State
 from convoy.app.scheduling.request import ModelKey, Outcome, Request
 
@@ -193,10 +193,9 @@ class Simulation:
         staging_ns = self._staging_ns[dispatch.lane.id]
         took_ns = batch.ended_ns - batch.began_ns + staging_ns
         failed = any(request.id in self.poisonous for request in dispatch.requests)
-        if failed:
-            complete(self.state, dispatch, self.now_ns, None)
-        else:
-            complete(self.state, dispatch, self.now_ns, took_ns, staging_ns or None)
+        complete(self.state, dispatch, self.now_ns)
+        if not failed:
+            learn(dispatch, took_ns, staging_ns or None)
         wanted = tuple(request for request in dispatch.requests if request.id not in self._left)
         for request in dispatch.requests:
             if request not in wanted:

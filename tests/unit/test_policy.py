@@ -19,6 +19,7 @@ from convoy.app.scheduling.policy import (
     blame,
     complete,
     decide,
+    learn,
 )
 from convoy.app.scheduling.queues import PATIENCE_NS, Lane, Queue, State
 from convoy.app.scheduling.request import ModelKey, Outcome, Request
@@ -87,7 +88,8 @@ def dispatched(state: State, now: int) -> Dispatch:
 
 
 def finish(state: State, batch: Dispatch, now: int) -> None:
-    complete(state, batch, now, took(batch.samples))
+    complete(state, batch, now)
+    learn(batch, took(batch.samples))
 
 
 # Rules 1 to 3: what makes a batch
@@ -317,7 +319,7 @@ def test_what_is_tried_again_is_given_to_no_busy_thread() -> None:
     for _ in range(9):
         let_in(state, 1)
     behind = dispatched(state, 1)
-    complete(state, running, 1100, None)
+    complete(state, running, 1100)
     for _ in range(8):
         let_in(state, 1)
     assert blame(state, running, running.requests) is running.requests[0]
@@ -404,7 +406,7 @@ def test_what_is_tried_again_does_not_wait_to_grow() -> None:
     let_in(state, 1), let_in(state, 1)
     batch = dispatched(state, latest_start(state))
     finish(state, running, 1100)
-    complete(state, batch, 2000, None)
+    complete(state, batch, 2000)
     assert blame(state, batch, batch.requests) is None
     assert [dispatched(state, 2000).samples for _ in range(2)] == [1, 1]
 
@@ -678,13 +680,14 @@ def test_a_failed_batch_is_halved_and_goes_before_everything_else(wanted: int) -
     requests = [let_in(state) for _ in range(8)]
     batch = dispatched(state, 0)
     let_in(state, 1, priority=1)
-    complete(state, batch, 1100, None)
+    complete(state, batch, 1100)
     assert blame(state, batch, tuple(requests[:wanted])) is None
     halves = []
     while len(halves) < 2 and len(state.waiting) > 1:
         half = dispatched(state, 1100)
         halves.append(half.requests)
-        complete(state, half, 1100, took(half.samples))
+        complete(state, half, 1100)
+        learn(half, took(half.samples))
     assert sum(halves, ()) == tuple(requests[:wanted])
     assert max(map(len, halves)) - min(map(len, halves)) <= 1
     assert state.queues[A].waiting == 1
@@ -694,7 +697,7 @@ def test_who_fails_alone_is_to_blame() -> None:
     state = make_state()
     request = let_in(state)
     batch = dispatched(state, 0)
-    complete(state, batch, 1100, None)
+    complete(state, batch, 1100)
     assert blame(state, batch, (request,)) is request
     assert not state.waiting
 
@@ -702,6 +705,6 @@ def test_who_fails_alone_is_to_blame() -> None:
 def test_a_failure_teaches_nothing() -> None:
     state = make_state()
     batch = occupy(state)
-    complete(state, batch, 900_000, None)
+    complete(state, batch, 900_000)
     assert batch.lane.predict_ns(1) == predicted(1)
     assert batch.lane.in_flight == 0
