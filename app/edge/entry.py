@@ -11,7 +11,7 @@ from itertools import count
 from typing import NamedTuple
 
 from convoy.app.edge.options import EdgeOptions
-from convoy.app.host.logs import printable
+from convoy.app.host.logs import printable, takes_fields
 from convoy.models.errors import Unauthorized
 
 _log = logging.getLogger("convoy.access")
@@ -114,20 +114,19 @@ class Entry:
         """One line, if the operator wants it. `facts` are asked for only then; None: the call was no inference."""
         if not self.wants_line(is_error, took_ms):
             return
-        fields: dict[str, object] = {"client": client, "call": printable(call), "status": status}
-        fields["took_ms"] = round(took_ms, 3)
-        shown = ""
-        if key_name:
-            fields["key"] = key_name
-            shown += f" key {key_name}"
+        shown = f" key {key_name}" if key_name else ""
         if trace:
             shown += f" trace {trace.decode('latin-1')}"
-            found = _TRACE.match(trace)
-            if found is not None:
+        fields: dict[str, object] | None = None
+        if takes_fields():
+            fields = {"client": client, "call": printable(call), "status": status, "took_ms": round(took_ms, 3)}
+            if key_name:
+                fields["key"] = key_name
+            if trace and (found := _TRACE.match(trace)) is not None:
                 fields["trace_id"] = found[1].decode()
-        if facts is not None:
-            told = facts()
-            fields.update({name: value for name, value in told._asdict().items() if value not in (None, "")})
+            if facts is not None:
+                told = facts()
+                fields.update({name: value for name, value in told._asdict().items() if value not in (None, "")})
         _log.info("%s %s %s %.1f ms%s", client, call, status, took_ms, shown, extra=fields)
 
 

@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Literal
 
 from convoy.models.errors import UsageError
@@ -28,14 +29,18 @@ def printable(text: str) -> str:
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = printable(record.getMessage())
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = f"{moment}.{int(record.msecs):03d}Z {record.levelname:<7} {message}"
+        line = f"{_moment(int(record.created))}.{int(record.msecs):03d}Z {record.levelname:<7} {message}"
         own_id = request_id.get()
         if own_id:
             line += f" [request {own_id}]"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+@lru_cache(1)
+def _moment(created_s: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created_s))
 
 
 def _for_json(record: logging.LogRecord) -> bool:
@@ -45,6 +50,12 @@ def _for_json(record: logging.LogRecord) -> bool:
     if own_id:
         record.request_id = own_id
     return True
+
+
+def takes_fields() -> bool:
+    """Whether anybody reads what a line's writer gives as `extra`: our JSON does, our text does not, and others may."""
+    handlers = logging.getLogger("convoy").handlers or logging.getLogger().handlers
+    return not (len(handlers) == 1 and isinstance(handlers[0].formatter, _Formatter))
 
 
 def _handler(form: LogFormat) -> logging.Handler:

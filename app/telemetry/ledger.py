@@ -68,7 +68,7 @@ class Ledger:
         self._answered[key, protocol].append(spent)
 
     def batch(self, key: ModelKey, record: BatchRecord) -> None:
-        """A batch ran. Comes before any of its requests is answered."""
+        """A batch ran, and its requests have their answers, in the same turn of the loop: nobody sees one alone."""
         self._one_more()
         self._batches[key].append(record)
 
