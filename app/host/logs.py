@@ -54,7 +54,11 @@ def _for_json(record: logging.LogRecord) -> bool:
 
 def takes_fields() -> bool:
     """Whether anybody reads what a line's writer gives as `extra`: our JSON does, our text does not, and others may."""
-    handlers = logging.getLogger("convoy").handlers or logging.getLogger().handlers
+    handlers: list[logging.Handler] = []
+    logger: logging.Logger | None = logging.getLogger("convoy.access")
+    while logger is not None:
+        handlers += logger.handlers
+        logger = logger.parent if logger.propagate else None
     return not (len(handlers) == 1 and isinstance(handlers[0].formatter, _Formatter))
 
 

@@ -131,6 +131,11 @@ class DecodeJob:
         return self.usual_ns <= SHORT_NS
 
     @property
+    def is_short_now(self) -> bool:
+        """Whether it is short where it is decoded among others, too, which takes longer."""
+        return self.is_short and self.predicted_ns < LONG_NS
+
+    @property
     def expiry_ns(self) -> int | None:
         """When there is no more use in decoding it."""
         return earliest_ns(self.deadline_ns, self.latest_start_ns)
@@ -345,7 +350,7 @@ def decide(state: Decoding, now_ns: int, reserve: Reserve) -> Begin | NotDecoded
         and state.takes(oldest, now_ns)
     ):
         job = oldest
-    if is_behind and not job.is_short:
+    if is_behind and not job.is_short_now:
         return None
     begins_ns = state.thread_ns(now_ns) if is_behind else now_ns
     if why := _given_up(state, job, now_ns, begins_ns):
@@ -382,7 +387,7 @@ def _begin(state: Decoding, job: DecodeJob, now_ns: int, begins_ns: int, reserve
         _go(state, other)
         jobs.append(other)
         total_ns += other.predicted_ns
-    is_short = total_ns < LONG_NS and all(one.is_short for one in jobs)
+    is_short = all(one.is_short_now for one in jobs)
     running = HandOver(len(jobs), begins_ns + total_ns, total_ns, is_short, is_beside)
     for one in jobs:
         state.running[one.id] = running

@@ -31,7 +31,7 @@ class Distribution:
         self._bounds = np.array(bounds, np.float64)
         self._per_unit = per_unit
         self._counts = np.zeros(len(bounds) + 1, np.int64)
-        self._total = 0.0
+        self._total: float = 0  # in the values' own unit: whole ones are added exactly
         self._unsorted: list[float] = []
         self.exemplars: dict[int, Exemplar] = {}  # the last one of a bucket, by its number
 
@@ -55,16 +55,15 @@ class Distribution:
     def total(self) -> float:
         """The sum of all values, in the bounds' unit."""
         self._sort()
-        return self._total
+        return self._total / self._per_unit
 
     def _sort(self) -> None:
         if self._unsorted:
             values = np.array(self._unsorted, np.float64) / self._per_unit
+            self._total += sum(self._unsorted)
             self._unsorted = []
             buckets = np.searchsorted(self._bounds, values)
             self._counts += np.bincount(buckets, minlength=len(self._counts))
-            for value in values.tolist():
-                self._total += value
 
 
 class Histogram(Collector):

@@ -245,6 +245,27 @@ def test_an_answer_is_waited_for_even_when_nobody_wants_it(decoder: Decoder) -> 
     asyncio.run(play())
 
 
+def test_answers_that_nobody_wants_end_each_for_itself(decoder: Decoder) -> None:
+    """And nobody else comes to handle their errors, as in compiled code that awaits while it handles one."""
+
+    async def play() -> None:
+        jobs = [Held() for _ in range(2)]
+        tasks = [asyncio.ensure_future(decoder.run_owed(held, 3)) for held in jobs]
+        await until(jobs[0].began.is_set)
+        for task in tasks:
+            task.cancel()
+        await asyncio.sleep(0)
+        assert sys.exc_info()[1] is None
+        for held in jobs:
+            held.may_end.set()
+        ended, _ = await asyncio.wait(tasks, timeout=10)
+        assert [task.cancelled() for task in tasks] == [True, True]
+        assert len(ended) == 2
+        assert sys.exc_info()[1] is None
+
+    asyncio.run(play())
+
+
 def test_a_sample_counts_until_it_is_answered(decoder: Decoder) -> None:
     """Two full batches are decoded, and the next one when there is room again."""
 

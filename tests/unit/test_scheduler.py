@@ -144,10 +144,10 @@ class Shop:
 
     def submit(self, **wishes) -> Request:
         request = self.make(**wishes)
-        assert self.scheduler.submit(request, self._on_done) is None
+        assert self.scheduler.submit(request, lambda done: self.on_done(done)) is None
         return request
 
-    def _on_done(self, done: Done) -> None:
+    def on_done(self, done: Done) -> None:
         number = done.request.id
         assert number not in self.ended, "a request ended twice"
         self.ended[number] = done
@@ -565,7 +565,7 @@ def test_a_request_is_held_back_once_and_for_two_milliseconds_whenever_it_arrive
         await _come_together(shop, 6)
         first = shop.make(comes_alone=True)
         first.arrival_ns = shop.now_ns - 300_000
-        assert shop.scheduler.submit(first, shop._on_done) is None
+        assert shop.scheduler.submit(first, shop.on_done) is None
         await asyncio.sleep(0.0005)
         shop.submit(comes_alone=True)
         await shop.rest()
@@ -618,12 +618,19 @@ def test_an_engine_has_its_next_batch_before_the_answers_of_the_last_are_given(
 ) -> None:
     async def scenario(shop: Shop) -> None:
         (engine,) = shop.engines
-        last = [shop.submit() for _ in range(requests)][-1]
         seen: list[set[SlotState]] = []
-        shop.batch_ran = lambda *_: seen.append(shop.states(last))  # type: ignore[method-assign]
+        on_done = shop.on_done
+
+        def note(done: Done) -> None:
+            seen.append(shop.states(last))
+            shop.on_done = on_done  # type: ignore[method-assign]
+            on_done(done)
+
+        shop.on_done = note  # type: ignore[method-assign]
+        last = [shop.submit() for _ in range(requests)][-1]
         await shop.rest()
         assert len(engine.batches) == 2
-        assert seen[0] == {state_of_next}
+        assert seen == [{state_of_next}]
         assert engine.threads == threads
 
     with_shop(scenario, max_batch=requests // 2, here_below_ns=int(here_below_ms * MILLISECOND_NS))
@@ -771,7 +778,7 @@ def test_a_bug_in_who_is_told_costs_nobody_else_his_answer(culprit: str) -> None
         unlucky = shop.make()
         if culprit == "observer":
             shop.batch_ran = lambda *args: 1 / 0  # type: ignore[method-assign]
-            assert shop.scheduler.submit(unlucky, shop._on_done) is None
+            assert shop.scheduler.submit(unlucky, shop.on_done) is None
         else:
             assert shop.scheduler.submit(unlucky, clumsy) is None
         others = [shop.submit() for _ in range(12)]
@@ -789,7 +796,7 @@ def test_who_is_refused_keeps_his_slots() -> None:
         await shop.in_engine()
         shop.submit(samples=8)
         refused = shop.make()
-        refusal = shop.scheduler.submit(refused, shop._on_done)
+        refusal = shop.scheduler.submit(refused, shop.on_done)
         assert isinstance(refusal, Refuse)
         assert refusal.reason is RefusalReason.QUEUE_FULL
         assert shop.states(refused) == {SlotState.FILLING}
@@ -1227,7 +1234,7 @@ def test_thousands_of_requests_with_departures_poison_and_lost_lanes(
                     poisonous.add(request.id)
                     for engine in shop.engines:
                         engine.poisonous = set(poisonous)
-                if shop.scheduler.submit(request, shop._on_done) is not None:
+                if shop.scheduler.submit(request, shop.on_done) is not None:
                     for slot in request.slots:
                         shop.slab.free(slot)
                     continue

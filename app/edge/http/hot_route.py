@@ -110,17 +110,17 @@ class HotRoute(ABC):
         self.trace(call, scope["path"], head, scope["path_params"])
         scope[CALL_IN_SCOPE] = call
         try:
-            body = await read_body(receive, self.begin(call, head, scope["path_params"]))
-            call.watch_client(_until_client_leaves(receive))
-            reply = await self.reply(call, head, body)
+            # Compiled, what awaits while an error is handled leaves that error to whoever runs meanwhile.
+            try:
+                body = await read_body(receive, self.begin(call, head, scope["path_params"]))
+                call.watch_client(_until_client_leaves(receive))
+                reply = await self.reply(call, head, body)
+            except RequestError as error:
+                reply = error_reply(error)
             ending = reply.ending
             await send_reply(send, reply)
         except ClientGone:
             pass  # nobody to answer; counted as cancelled
-        except RequestError as error:
-            reply = error_reply(error)
-            ending = reply.ending
-            await send_reply(send, reply)
         except Exception:
             ending = FAILED  # a bug, of which the gate tells
             raise

@@ -158,15 +158,18 @@ class Decoder:
         job = DecodeJob(self._next_id(), "answer", 0, time.monotonic_ns(), level=RAISED_LEVEL)
         waiting = _Waiting(job, None, (), partial(function, *args, **kwargs))
         self._admit(waiting, job.arrival_ns)
-        future = waiting.future
+        future, cancelled = waiting.future, None
         try:
-            result: Result = await asyncio.shield(future)
-            return result
-        except asyncio.CancelledError:
+            # Compiled, what awaits while an error is handled leaves that error to whoever runs meanwhile.
+            try:
+                result: Result = await asyncio.shield(future)
+                return result
+            except asyncio.CancelledError as error:
+                cancelled = error
             await asyncio.wait({future})
-            raise
+            raise cancelled
         finally:
-            del waiting, future
+            del waiting, future, cancelled
 
     @property
     def waiting(self) -> int:
