@@ -10,7 +10,6 @@ import sys
 from setuptools import setup
 
 COMPILED = (
-    "convoy/app/batch.py",
     "convoy/app/edge/oip/call.py",
     "convoy/app/edge/oip/decoder.py",
     "convoy/app/edge/oip/packing.py",

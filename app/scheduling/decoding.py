@@ -276,9 +276,7 @@ class Decoding:
         return all(one.is_short for one in self.running.values())
 
     def thread_ns(self, now_ns: int) -> int:
-        """When the next hand-over begins, as predicted."""
-        if self.busy < self.threads:
-            return now_ns
+        """When the next hand-over begins behind those that all threads have, as predicted."""
         each = {id(one): one.until_ns for one in self.running.values() if not one.is_beside}
         return max(now_ns, sorted(each.values())[self.busy - self.threads])
 

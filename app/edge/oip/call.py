@@ -248,12 +248,10 @@ class Call:
         core, served = self.core, self.served
         if self._presence is not None:
             self._presence.cancel()
-        if self._decoding:
-            for future in [*self._decoding]:
-                future.cancel()
-        if self._waiting:
-            for waiting in [*self._waiting.values()]:
-                self._wait_no_more(waiting.request, "CANCELED", None)
+        for future in [*self._decoding]:
+            future.cancel()
+        for waiting in [*self._waiting.values()]:
+            self._wait_no_more(waiting.request, "CANCELED", None)
         core.slab.move(self._slots, SlotState.FREE)
         self._slots.clear()
         for region in self._regions:
