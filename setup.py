@@ -34,6 +34,7 @@ COMPILED = (
     "convoy/app/lifecycle/lane_runner.py",
     "convoy/app/lifecycle/reports.py",
     "convoy/app/listeners.py",
+    "convoy/app/scheduling/company.py",
     "convoy/app/scheduling/decoding.py",
     "convoy/app/scheduling/extents.py",
     "convoy/app/scheduling/forecast.py",

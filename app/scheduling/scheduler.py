@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Protocol
 
 from convoy.app.batch import BatchResult, BatchTrace, EngineFailure, FailureScope
 from convoy.app.listeners import tell, tell_bug
+from convoy.app.scheduling.company import Arrival, Company
 from convoy.app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide, learn
 from convoy.app.scheduling.queues import Lane, Queue, State
 from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Request, SlotRef
@@ -50,17 +50,10 @@ _LONGER_IF_DEARER = 4
 # second one ends: with PNGs on 4 and 16 connections 1.34 and 1.12 times the rate for 0.75 and 0.9 of the CPU.
 _SMALL_PART = 3
 _MOST_TURNS = 2
-# Of requests that come one after the other, however many there are, it does not begin before there are about as many as
-# came together for the last ones, or one has waited for so long. With gRPC on 16 connections each had a batch of its
-# own; so three to eight share one. Half the time cost 1.03 and on 64 connections 1.12 times the CPU, twice the time
-# 0.95 and 1.04. Two that came together once are not enough.
+# Of requests that come one after the other, however many there are, it does not begin before enough have come together,
+# by the rules of `company`, or one has waited for so long. With gRPC on 16 connections each had a batch of its own; now
+# nine share one. Half as long again costs 0.93 of the CPU on 64 connections, and 1.1 times as much on 16.
 _HELD_NS = 2_000_000
-_COMPANY_WEIGHT = 1 / 2
-_MORE_TO_COME = 1 / 2
-_LEAST_COMPANY = 1.75
-# Two came together if the loop had something to do all the time between them, but for so long: other threads, which
-# read for it, have the core now and then. Who waits for a client that is still busy itself waits for longer.
-_IDLE_NS = 250_000
 # Turns in which many pictures are read are long; nobody who has no more time than this is to wait for them.
 _HURRY_NS = 50_000_000
 # How far the time of a sample is believed to differ from the engine's share, where nobody asked for a while.
@@ -85,14 +78,14 @@ class Observer(Protocol):
     def lane_lost(self, key: ModelKey, lane: Lane, reason: str, scope: FailureScope) -> None: ...
 
 
-class _Pending:
-    """A request that waits or runs. `busy_ns` is the thread's CPU time when it was submitted, if it comes alone."""
+class _Pending(Arrival):
+    """A request that waits or runs. `busy_ns` is 0 unless it comes alone."""
 
-    __slots__ = ("busy_ns", "on_done", "submitted_ns", "was_split")
+    __slots__ = ("on_done", "was_split")
 
     def __init__(self, on_done: OnDone, submitted_ns: int, busy_ns: int) -> None:
+        super().__init__(submitted_ns, busy_ns)
         self.on_done: OnDone | None = on_done  # None once nobody waits for the answer any more
-        self.submitted_ns, self.busy_ns = submitted_ns, busy_ns
         self.was_split = False  # its batch was halved for want of memory, which is done once
 
 
@@ -121,7 +114,7 @@ class _LaneEntry:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # which owns all of this
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # no thread is in the engine
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, or the lane was given up
-    company: float = 1.0  # requests that came together of late, of those that come one after the other
+    company: Company = field(default_factory=Company)
     last_end_ns: int = 0  # of a batch
     sample_ns: float = 0.0  # from one sample's end to the next one's, of late
 
@@ -137,26 +130,6 @@ class _LaneEntry:
     def is_part(self, part: int, samples: int) -> bool:
         """Whether of a sample's time at most a `part`-th goes to the engine."""
         return self.lane.expect_ns(samples) * part <= samples * self.sample_ns
-
-    def batch_began(self, came: list[_Pending]) -> None:
-        """Learn how many come together, from those of a batch that come one after the other.
-
-        Who came when the loop had had nothing to do for a while was not there yet, and not worth waiting for, nor were
-        those behind him.
-        """
-        if not came:
-            return
-        came.sort(key=lambda one: one.submitted_ns)
-        together = 1
-        for before, after in pairwise(came):
-            if after.submitted_ns - before.submitted_ns - (after.busy_ns - before.busy_ns) > _IDLE_NS:
-                break
-            together += 1
-        self.company += _COMPANY_WEIGHT * (together - self.company)
-
-    def expects_more(self, waiting: int) -> bool:
-        """Whether more than these so many should come together."""
-        return max(_LEAST_COMPANY, waiting + _MORE_TO_COME) <= self.company
 
     def batch_ended(self, ended_ns: int, took_ns: int, samples: int) -> None:
         """Learn how fast samples follow each other."""
@@ -435,7 +408,7 @@ class Scheduler:
                 continue
             if is_growing and now_ns - oldest.arrival_ns <= _TURN_NS:
                 return 0
-            if may_be_held and entry.expects_more(waited):
+            if may_be_held and entry.company.expects_more(waited):
                 return self._time_to_hold_ns(oldest, now_ns)
         return None
 
@@ -486,7 +459,9 @@ class Scheduler:
         lane = dispatch.lane
         running = Running(dispatch, self._now_ns(), is_behind=lane.in_flight > lane.depth)
         entry.running.append(running)
-        entry.batch_began([self._pending[request.id] for request in dispatch.requests if request.comes_alone])
+        came: list[Arrival] = [self._pending[request.id] for request in dispatch.requests if request.comes_alone]
+        if came:
+            entry.company.batch_began(came, running.started_ns, self._busy_ns())
         if may_run_here and not entry.jobs_out and entry.runs_here(dispatch.samples):
             self._run_here(entry, running)
         else:

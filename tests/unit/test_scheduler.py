@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import count
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -419,13 +420,14 @@ def test_nobody_in_a_hurry_and_no_other_model_waits_for_those_that_are_being_rea
 
 
 async def _come_together(shop: TimedShop, requests: int, *, takes_ms: float = 1.0, between_ms: float = 20.0) -> None:
-    """So many at a time, so often that it is known."""
-    shop.engines[0].gate = _Takes(shop, takes_ms)
-    for _ in range(60):
+    """So many at a time, so often that it is known, and known that no more come."""
+    shop.engines[0].gate, shop.loop_is_busy = _Takes(shop, takes_ms), False
+    for _ in range(80):
         for _ in range(requests):
             shop.submit(comes_alone=True)
         await shop.rest()
         await asyncio.sleep(between_ms / 1000)
+    shop.loop_is_busy = True
 
 
 @pytest.mark.parametrize(
@@ -469,6 +471,39 @@ def test_requests_that_come_one_after_the_other_wait_for_as_many_as_shared_the_l
         await asyncio.sleep(1)
         assert [len(done) for done in shop.ran[ran:]] == [requests for requests, _ in batches]
         assert [ended - 1 for ended in ended_ms] == pytest.approx([start for _, start in batches], abs=0.01)
+
+    with_shop(scenario, TimedShop, here_below_ns=5_000_000)
+
+
+def test_clients_who_are_read_without_rest_become_one_group() -> None:
+    async def scenario(shop: TimedShop) -> None:
+        # A loop reads two of 8 clients every 0.2 ms, and each asks again with its answer.
+        shop.engines[0].gate = _Takes(shop, 0.05)
+        unread, asked = 8, 0
+        while len(shop.ended) < 1600:
+            for _ in range(min(2, unread)):
+                shop.submit(comes_alone=True)
+                asked += 1
+            await asyncio.sleep(0.0002)
+            unread = 8 + len(shop.ended) - asked
+        assert fmean(len(done) for done in shop.ran[-20:]) > 6
+
+    with_shop(scenario, TimedShop, here_below_ns=50_000_000)
+
+
+def test_nobody_waits_often_for_more_than_come_together() -> None:
+    async def scenario(shop: TimedShop) -> None:
+        await _come_together(shop, 4)
+        shop.loop_is_busy = False
+        queued_ms: list[float] = []
+        for _ in range(1024):
+            requests = [shop.submit(comes_alone=True) for _ in range(4)]
+            await shop.rest()
+            queued_ms.append(shop.ended[requests[-1].id].queue_ns / MILLISECOND_NS)
+            await asyncio.sleep(0.02)
+        held = [ms for ms in queued_ms if ms]
+        assert held == pytest.approx([2] * len(held), abs=0.01)
+        assert 1 <= len(held) <= 2 + 1024 / 256
 
     with_shop(scenario, TimedShop, here_below_ns=5_000_000)
 
