@@ -181,30 +181,30 @@ def test_so_many_messages_are_read_at_once_as_fit_what_the_slab_has_left(used: i
     asyncio.run(scene())
 
 
-def test_who_comes_as_anothers_time_ends_waits_for_its_place() -> None:
-    """In the moment between, the other's time can be moved no more."""
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_who_comes_as_anothers_time_ends_waits_for_its_place(is_cancelled: bool) -> None:
+    """In the moment between, the other has had its time and is still there; who cancels it then is heard, too."""
 
     async def scene() -> None:
         room = MessageRoom(Slab(16 * KIB), BodyLimits(16 * KIB))
-        assert [room.take_at_once() for _ in range(3)] == [True, True, False]
-        reading = asyncio.timeout(0.01)
-
-        async def read() -> None:
-            async with reading:
-                room.begins(reading)
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    room.ends(reading)
-
-        slow = asyncio.ensure_future(read())
-        while not reading.expired():  # noqa: ASYNC110 - the very turn counts
+        room.patience_s = 0.01
+        assert room.take_at_once()
+        turn = Turn(room)
+        slow = asyncio.ensure_future(turn.read(Context()))
+        await asyncio.sleep(0)
+        while not slow.cancelling():  # noqa: ASYNC110 - the very turn counts
             await asyncio.sleep(0)
         assert not slow.done()
         late = asyncio.ensure_future(room.take())
+        if is_cancelled:
+            slow.cancel()
         await asyncio.wait([slow])
-        assert isinstance(slow.exception(), TimeoutError)
-        room.give_back(0)
+        if is_cancelled:
+            assert slow.cancelled()
+        else:
+            assert isinstance(slow.exception(), RequestTimeout)
+            assert not slow.cancelling()
+        turn.end()
         await asyncio.wait_for(late, 5)
 
     asyncio.run(scene())

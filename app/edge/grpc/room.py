@@ -36,7 +36,8 @@ class MessageRoom:
         self.patience_s = limits.seconds_for(limits.max_bytes)
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._reading: dict[asyncio.Timeout, float] = {}  # and when each began
+        self._reading: dict[Turn, float] = {}  # and when each began, which is their order
+        self._watch: asyncio.TimerHandle | None = None  # one timer for all of them
         self._untrimmed_bytes = 0
 
     def take_at_once(self) -> bool:
@@ -50,9 +51,8 @@ class MessageRoom:
         if self.take_at_once():
             return
         turn = asyncio.get_running_loop().create_future()
-        for reading, began_s in self._reading.items():
-            self._hurry(reading, began_s)
         self._waiting.append(turn)
+        self._look()
         try:
             await turn
         except asyncio.CancelledError:
@@ -80,19 +80,33 @@ class MessageRoom:
             self._untrimmed_bytes = 0
             give_freed_memory_back()
 
-    def begins(self, reading: asyncio.Timeout) -> None:
-        """A message comes, which has the patience of this. It has less while others wait."""
-        began_s = self._reading[reading] = asyncio.get_running_loop().time()
-        if self._waiting:
-            self._hurry(reading, began_s)
+    def begins(self, reading: Turn) -> None:
+        """A message comes. Its client has the room's patience, and less while others wait."""
+        loop = asyncio.get_running_loop()
+        self._reading[reading] = loop.time()
+        if self._watch is None:
+            self._watch = loop.call_later(self._patience_now_s, self._look)
 
-    def ends(self, reading: asyncio.Timeout) -> None:
+    def ends(self, reading: Turn) -> None:
         """It has come, or will not."""
         del self._reading[reading]
 
-    def _hurry(self, reading: asyncio.Timeout, began_s: float) -> None:
-        if not reading.expired():  # one that has may not be moved, and ends in a moment
-            reading.reschedule(began_s + min(HURRIED_S, self.patience_s))
+    @property
+    def _patience_now_s(self) -> float:
+        return min(HURRIED_S, self.patience_s) if self._waiting else self.patience_s
+
+    def _look(self) -> None:
+        """Give up those whose time has passed, and look again when that of the next one has."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        loop = asyncio.get_running_loop()
+        for reading, began_s in self._reading.items():
+            left_s = began_s + self._patience_now_s - loop.time()
+            if left_s > 0:
+                self._watch = loop.call_later(left_s, self._look)
+                return
+            reading.give_up()
 
     def full(self) -> Overloaded:
         return no_room(self._max_bytes, self._slab)
@@ -105,10 +119,12 @@ class MessageRoom:
 class Turn:
     """One call's place in the room."""
 
-    __slots__ = ("_is_held", "_nbytes", "_room")
+    __slots__ = ("_is_given_up", "_is_held", "_nbytes", "_reader", "_room")
 
     def __init__(self, room: MessageRoom) -> None:
         self._room, self._is_held, self._nbytes = room, False, 0
+        self._reader: asyncio.Task[Any] | None = None
+        self._is_given_up = False
 
     async def read(self, context: Any) -> bytes:
         """The call's message, for which there is room until `end`.
@@ -124,21 +140,32 @@ class Turn:
                 raise room.full() from None
         self._is_held = True
         began_s = time.monotonic()
+        # What `asyncio.timeout` does, with one timer for all who read.
+        reader = self._reader = asyncio.current_task()
+        assert reader is not None
+        cancelled_before = reader.cancelling()
+        room.begins(self)
         try:
-            async with asyncio.timeout(room.patience_s) as reading:
-                room.begins(reading)
-                try:
-                    data = await context.read()
-                finally:
-                    room.ends(reading)
-        except TimeoutError:
+            data = await context.read()
+        except asyncio.CancelledError:
+            if not self._is_given_up or reader.uncancel() > cancelled_before:
+                raise
             took_s = time.monotonic() - began_s
             raise RequestTimeout(f"the message did not arrive within {took_s:.0f} s; send it faster") from None
+        finally:
+            room.ends(self)
+            self._reader = None
         if isinstance(data, bytes):
             self._nbytes = len(data)
             return data
         await asyncio.sleep(_CANCELLED_WITHIN_S)
         raise InvalidRequest("the call has no message")
+
+    def give_up(self) -> None:
+        """Its client has had its time."""
+        if self._reader is not None and not self._is_given_up:
+            self._is_given_up = True
+            self._reader.cancel()
 
     def end(self) -> None:
         """The message is in memory no longer. Harmless a second time."""
