@@ -19,7 +19,7 @@ from typing import Protocol
 
 from convoy.app.batch import BatchResult, BatchTrace, EngineFailure, FailureScope
 from convoy.app.listeners import tell, tell_bug
-from convoy.app.scheduling.company import Arrival, Company
+from convoy.app.scheduling.gathering import Arrival, Gathering
 from convoy.app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide, learn
 from convoy.app.scheduling.queues import Lane, Queue, State
 from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Request, SlotRef
@@ -51,7 +51,7 @@ _LONGER_IF_DEARER = 4
 _SMALL_PART = 3
 _MOST_TURNS = 2
 # Of requests that come one after the other, however many there are, it does not begin before enough have come together,
-# by the rules of `company`, or one has waited for so long. With gRPC on 16 connections each had a batch of its own; now
+# by the rules of `gathering`, or one has waited for so long. With gRPC on 16 connections each had a batch of its own; now
 # nine share one. Half as long again costs 0.93 of the CPU on 64 connections, and 1.1 times as much on 16.
 _HELD_NS = 2_000_000
 # Turns in which many pictures are read are long; nobody who has no more time than this is to wait for them.
@@ -114,7 +114,7 @@ class _LaneEntry:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # which owns all of this
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # no thread is in the engine
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, or the lane was given up
-    company: Company = field(default_factory=Company)
+    gathering: Gathering = field(default_factory=Gathering)
     last_end_ns: int = 0  # of a batch
     sample_ns: float = 0.0  # from one sample's end to the next one's, of late
 
@@ -408,7 +408,7 @@ class Scheduler:
                 continue
             if is_growing and now_ns - oldest.arrival_ns <= _TURN_NS:
                 return 0
-            if may_be_held and entry.company.expects_more(waited):
+            if may_be_held and entry.gathering.expects_more(waited):
                 return self._time_to_hold_ns(oldest, now_ns)
         return None
 
@@ -461,7 +461,7 @@ class Scheduler:
         entry.running.append(running)
         came: list[Arrival] = [self._pending[request.id] for request in dispatch.requests if request.comes_alone]
         if came:
-            entry.company.batch_began(came, running.started_ns, self._busy_ns())
+            entry.gathering.batch_began(came, running.started_ns, self._busy_ns())
         if may_run_here and not entry.jobs_out and entry.runs_here(dispatch.samples):
             self._run_here(entry, running)
         else:

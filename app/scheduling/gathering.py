@@ -36,7 +36,7 @@ class Arrival:
         self.submitted_ns, self.busy_ns = submitted_ns, busy_ns
 
 
-class Company:
+class Gathering:
     """What is known of those who wait for one lane."""
 
     __slots__ = ("_expected", "_goes_beyond", "_pause", "_until_next")
