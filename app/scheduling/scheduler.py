@@ -51,8 +51,8 @@ _LONGER_IF_DEARER = 4
 _SMALL_PART = 3
 _MOST_TURNS = 2
 # Of requests that come one after the other, however many there are, it does not begin before enough have come together,
-# by the rules of `gathering`, or one has waited for so long. With gRPC on 16 connections each had a batch of its own; now
-# nine share one. Half as long again costs 0.93 of the CPU on 64 connections, and 1.1 times as much on 16.
+# by the rules of `gathering`, or one has waited for so long. With gRPC on 16 connections each had a batch of its own;
+# now nine share one. Half as long again costs 0.93 of the CPU on 64 connections, and 1.1 times as much on 16.
 _HELD_NS = 2_000_000
 # Turns in which many pictures are read are long; nobody who has no more time than this is to wait for them.
 _HURRY_NS = 50_000_000
