@@ -114,7 +114,6 @@ class _LaneEntry:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # which owns all of this
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # no thread is in the engine
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the same, or the lane was given up
-    gathering: Gathering = field(default_factory=Gathering)
     last_end_ns: int = 0  # of a batch
     sample_ns: float = 0.0  # from one sample's end to the next one's, of late
 
@@ -178,6 +177,7 @@ class Scheduler:
         self._observer = observer
         self._now_ns, self._busy_ns = now_ns, busy_ns
         self._pending: dict[int, _Pending] = {}
+        self._gatherings: dict[ModelKey, Gathering] = {}
         self._lanes: dict[int, _LaneEntry] = {}
         self._lost: dict[int, _LaneEntry] = {}  # given up with a thread in their engines
         self._pump_is_due = False
@@ -195,6 +195,7 @@ class Scheduler:
         self, key: ModelKey, *, max_batch: int, max_waiting: int, levels: int = 1, default_level: int = 1
     ) -> None:
         self.state.queues[key] = Queue(key, max_batch, max_waiting, levels, default_level)
+        self._gatherings[key] = Gathering()
 
     def change_queue(self, key: ModelKey, *, max_waiting: int, levels: int, default_level: int) -> None:
         """Let other rules hold from now on; who waits already stays, in the place that it would have by these."""
@@ -209,7 +210,7 @@ class Scheduler:
         for request in waiting:
             self.state.remove(request)
             self._end(request, Outcome.STOPPED, reason)
-        del self.state.queues[key]
+        del self.state.queues[key], self._gatherings[key]
 
     def add_lane(
         self,
@@ -408,7 +409,7 @@ class Scheduler:
                 continue
             if is_growing and now_ns - oldest.arrival_ns <= _TURN_NS:
                 return 0
-            if may_be_held and entry.gathering.expects_more(waited):
+            if may_be_held and self._gatherings[oldest.key].hold(waited):
                 return self._time_to_hold_ns(oldest, now_ns)
         return None
 
@@ -461,7 +462,7 @@ class Scheduler:
         entry.running.append(running)
         came: list[Arrival] = [self._pending[request.id] for request in dispatch.requests if request.comes_alone]
         if came:
-            entry.gathering.batch_began(came, running.started_ns, self._busy_ns())
+            self._gatherings[entry.key].batch_began(came, running.started_ns, self._busy_ns())
         if may_run_here and not entry.jobs_out and entry.runs_here(dispatch.samples):
             self._run_here(entry, running)
         else:

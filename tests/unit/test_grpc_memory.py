@@ -6,6 +6,7 @@ import asyncio
 import gc
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -206,6 +207,37 @@ def test_who_comes_as_anothers_time_ends_waits_for_its_place(is_cancelled: bool)
             assert not slow.cancelling()
         turn.end()
         await asyncio.wait_for(late, 5)
+
+    asyncio.run(scene())
+
+
+def test_each_who_sends_slowly_has_its_own_time_and_leaves_nothing() -> None:
+    """One begins while another's time runs, one when it has ended, one was cancelled before and went on."""
+
+    async def scene() -> None:
+        room = MessageRoom(Slab(16 * KIB), BodyLimits(16 * KIB))
+        room.patience_s = 0.05
+
+        async def reads_in_vain() -> None:
+            turn = Turn(room)
+            with pytest.raises(RequestTimeout, match="send it faster"):
+                await turn.read(Context())
+            turn.end()
+
+        async def was_cancelled_before() -> None:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            await reads_in_vain()
+
+        async with asyncio.timeout(10):
+            stubborn = asyncio.ensure_future(was_cancelled_before())
+            first = asyncio.ensure_future(reads_in_vain())
+            await asyncio.sleep(0.02)
+            stubborn.cancel()
+            await asyncio.gather(stubborn, first)
+            await reads_in_vain()
+        assert not room._reading
+        assert room._taken == 0
 
     asyncio.run(scene())
 

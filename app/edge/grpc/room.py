@@ -140,7 +140,7 @@ class Turn:
                 raise room.full() from None
         self._is_held = True
         began_s = time.monotonic()
-        # What `asyncio.timeout` does, with one timer for all who read.
+        # As with `asyncio.timeout`, but with one timer for all; the library's `read` lets a cancellation through.
         reader = self._reader = asyncio.current_task()
         assert reader is not None
         cancelled_before = reader.cancelling()
