@@ -311,6 +311,7 @@ class ModelControl:
     async def _load(self, name: str, found: VersionOnDisk) -> None:
         version = found.version
         known = self._known[name].get(version, VersionRecord(version))
+        told = self._catalog.reason(name, version)
         if known.loaded is None:
             self._catalog.set_loading(name, version)
         override = self._overrides.get(name, _NO_OVERRIDE)
@@ -323,7 +324,9 @@ class ModelControl:
         except Exception as error:  # a file nobody thought of, or a bug: the other versions are not to blame
             is_foreseen = isinstance(error, JobError)
             reason = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
-            if self._catalog.reason(name, version) != reason:
+            # What a store does not give is tried again at every look, and who serves may look while files are copied.
+            may_come_often = known.loaded is not None or isinstance(error, NotFetched)
+            if reason != told or not may_come_often:
                 _log.error("refused %s version %d: %s", name, version, reason, exc_info=None if is_foreseen else error)
             if isinstance(error, NotFetched):
                 self._not_fetched[name].add(version)

@@ -157,6 +157,8 @@ def test_what_could_not_be_fetched_is_tried_again(
         with start_server("--store", URL, "--store-cache", str(tmp_path), *options, env=gate.env) as server:
             wait_until(lambda: "access is denied" in index(server).get("other/1", ("", ""))[1], "it is told")
             assert seven(server) == ("1", "7")
+            if options:
+                wait_until(lambda: gate.refused >= 9, "it is tried again")
             gate.closed_for = ""
             wait_until(lambda: index(server)["other/1"] == ("READY", ""), "it comes after all", 60)
             assert seven(server, "other") == ("1", "7")

@@ -70,10 +70,13 @@ def start_object_store() -> Iterator[ObjectStore]:
 
 
 class Gate:
-    """Between a server and an object store; what a closed gate finds in a path is answered with no access."""
+    """Between a server and an object store; what a closed gate finds in a path is answered with no access.
+
+    `refused` counts these answers.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
-        self.closed_for = ""
+        self.closed_for, self.refused = "", 0
         gate, behind = self, store.env["AWS_ENDPOINT_URL"]
 
         class Handler(BaseHTTPRequestHandler):
@@ -81,6 +84,7 @@ class Gate:
 
             def do_GET(self) -> None:
                 if gate.closed_for and gate.closed_for in self.path:
+                    gate.refused += 1
                     body = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>closed</Message></Error>"
                     self._answer(403, {}, body)
                     return
