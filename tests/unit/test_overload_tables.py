@@ -52,6 +52,7 @@ def test_where_the_generator_was_late_it_is_sent_again_but_not_for_ever(late: in
     assert on_time(send)[1] == kept
 
 
+@pytest.mark.long
 def test_the_mix_has_all_sizes_in_one_order() -> None:
     pictures = mixed()
     sizes = [Image.open(io.BytesIO(one)).size for one in pictures]

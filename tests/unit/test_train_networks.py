@@ -107,7 +107,7 @@ def test_a_network_of_torchvision_gets_a_head_for_the_data(folder: Path) -> None
     assert weights_of(result.out)["fc.weight"].shape[0] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_network_with_a_second_head_learns_from_both(folder: Path) -> None:
     result = train(options(folder, arch="torchvision:googlenet", image_size=64, batch_size=32))
     assert np.isfinite(result.epochs[-1].loss)
@@ -125,7 +125,7 @@ def test_what_torchvision_has_not_or_does_not_take_is_said_before_an_image_is_re
 # --- weights to begin with
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_only_the_head_learns_where_the_rest_is_frozen(folder: Path, tmp_path: Path) -> None:
     other = write_images(tmp_path / "other", ("one", "two", "three"))
     first = train(options(other, arch="resnet18", out=tmp_path / "first.safetensors"))
