@@ -19,7 +19,7 @@ from typing import Protocol
 
 from convoy.app.batch import BatchResult, BatchTrace, EngineFailure, FailureScope
 from convoy.app.listeners import tell, tell_bug
-from convoy.app.scheduling.gathering import Arrival, Gathering
+from convoy.app.scheduling.gathering import Arrival
 from convoy.app.scheduling.policy import Decision, Dispatch, Drop, Refuse, Wait, admit, blame, complete, decide, learn
 from convoy.app.scheduling.queues import Lane, Queue, State
 from convoy.app.scheduling.request import SECOND_NS, Done, ModelKey, Outcome, Request, SlotRef
@@ -177,7 +177,6 @@ class Scheduler:
         self._observer = observer
         self._now_ns, self._busy_ns = now_ns, busy_ns
         self._pending: dict[int, _Pending] = {}
-        self._gatherings: dict[ModelKey, Gathering] = {}
         self._lanes: dict[int, _LaneEntry] = {}
         self._lost: dict[int, _LaneEntry] = {}  # given up with a thread in their engines
         self._pump_is_due = False
@@ -195,7 +194,6 @@ class Scheduler:
         self, key: ModelKey, *, max_batch: int, max_waiting: int, levels: int = 1, default_level: int = 1
     ) -> None:
         self.state.queues[key] = Queue(key, max_batch, max_waiting, levels, default_level)
-        self._gatherings[key] = Gathering()
 
     def change_queue(self, key: ModelKey, *, max_waiting: int, levels: int, default_level: int) -> None:
         """Let other rules hold from now on; who waits already stays, in the place that it would have by these."""
@@ -210,7 +208,7 @@ class Scheduler:
         for request in waiting:
             self.state.remove(request)
             self._end(request, Outcome.STOPPED, reason)
-        del self.state.queues[key], self._gatherings[key]
+        del self.state.queues[key]
 
     def add_lane(
         self,
@@ -409,7 +407,7 @@ class Scheduler:
                 continue
             if is_growing and now_ns - oldest.arrival_ns <= _TURN_NS:
                 return 0
-            if may_be_held and self._gatherings[oldest.key].hold(waited):
+            if may_be_held and queue.gathering.hold(waited):
                 return self._time_to_hold_ns(oldest, now_ns)
         return None
 
@@ -462,7 +460,7 @@ class Scheduler:
         entry.running.append(running)
         came: list[Arrival] = [self._pending[request.id] for request in dispatch.requests if request.comes_alone]
         if came:
-            self._gatherings[entry.key].batch_began(came, running.started_ns, self._busy_ns())
+            self.state.queues[entry.key].gathering.batch_began(came, running.started_ns, self._busy_ns())
         if may_run_here and not entry.jobs_out and entry.runs_here(dispatch.samples):
             self._run_here(entry, running)
         else:

@@ -101,8 +101,9 @@ class MessageRoom:
             self._watch.cancel()
             self._watch = None
         loop = asyncio.get_running_loop()
+        now_s, patience_s = loop.time(), self._patience_now_s
         for reading, began_s in self._reading.items():
-            left_s = began_s + self._patience_now_s - loop.time()
+            left_s = began_s + patience_s - now_s
             if left_s > 0:
                 self._watch = loop.call_later(left_s, self._look)
                 return
