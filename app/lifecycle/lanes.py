@@ -114,20 +114,23 @@ class Lanes:
         for one in served.lanes:
             one.is_listed = False
 
-    async def close_all(self, served: Served) -> None:
-        """Let every engine of a version finish what it has, then give its memory back."""
-        await asyncio.gather(*(self._close(served, one) for one in list(served.lanes)))
+    async def close_all(self, served: Served, within_s: float | None = None) -> None:
+        """Let every engine of a version finish what it has, then give its memory back.
 
-    def _close(self, served: Served, one: ServedLane) -> asyncio.Task[None]:
+        One that has not finished `within_s` keeps it.
+        """
+        await asyncio.gather(*(self._close(served, one, within_s) for one in list(served.lanes)))
+
+    def _close(self, served: Served, one: ServedLane, within_s: float | None = None) -> asyncio.Task[None]:
         """Whoever wants a lane closed waits for the same end."""
         number = one.lane.id
         if number not in self._closing:
-            self._closing[number] = self._tasks.spawn(self._let_go(served, one))
+            self._closing[number] = self._tasks.spawn(self._let_go(served, one, within_s))
             self._closing[number].add_done_callback(lambda _: self._closing.pop(number, None))
         return self._closing[number]
 
-    async def _let_go(self, served: Served, one: ServedLane) -> None:
-        if await self._scheduler.stop_lane(one.lane):  # else it was lost meanwhile
+    async def _let_go(self, served: Served, one: ServedLane, within_s: float | None) -> None:
+        if await self._scheduler.stop_lane(one.lane, within_s):  # else it was lost meanwhile
             await asyncio.to_thread(one.proved.engine.close)
             served.lanes.remove(one)
 

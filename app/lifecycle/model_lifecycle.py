@@ -24,6 +24,9 @@ from convoy.app.telemetry.metrics import Metrics
 
 _log = logging.getLogger("convoy")
 
+# Requests have had their time when the process ends; what an engine runs then is a canary, or hangs.
+_ENDS_WITHIN_S = 1.0
+
 
 class ModelLifecycle:
     """The versions of one core."""
@@ -99,11 +102,12 @@ class ModelLifecycle:
         return None if served is None else self._retire(served)
 
     async def close(self) -> None:
-        """Give the memory of all engines back, but of versions that still run something."""
-        for served in self._catalog.all_live():
-            if not any(one.lane.in_flight for one in served.lanes):
-                await self._lanes.close_all(served)
-            await self._remove_copy(served)
+        """Give the memory of all engines back, but of those that do not end in a moment what they run."""
+        await asyncio.gather(*map(self._close_for_good, self._catalog.all_live()))
+
+    async def _close_for_good(self, served: Served) -> None:
+        await self._lanes.close_all(served, within_s=_ENDS_WITHIN_S)
+        await self._remove_copy(served)
 
     async def _remove_copy(self, served: Served) -> None:
         if served.loaded.copy is not None:

@@ -234,17 +234,21 @@ class Scheduler:
         self.state.queues[key].lanes.append(lane)
         self._wake()
 
-    async def stop_lane(self, lane: Lane) -> bool:
+    async def stop_lane(self, lane: Lane, within_s: float | None = None) -> bool:
         """Give the lane no more work and return when it has none.
 
-        True to one caller, when its engine is free to be closed; False when the lane was given up or another
-        caller has stopped it.
+        True to one caller, when its engine is free to be closed; False when the lane was given up, another caller has
+        stopped it, or it still has work after `within_s`.
         """
         entry = self._lanes.get(lane.id)
         if entry is None:
             return False
         lane.stopping = True
-        await entry.ended.wait()
+        try:
+            async with asyncio.timeout(within_s):
+                await entry.ended.wait()
+        except TimeoutError:
+            return False
         if lane.id not in self._lanes:
             return False
         self._forget(entry)

@@ -48,6 +48,11 @@ class WatchedEngine(FakeEngine):
         self.batches: list[int] = []
         self._inside, self._lock = 0, threading.Lock()
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a thread is in it."""
+        return self._inside > 0
+
     def run(self, parts: Sequence[Part]) -> BatchResult:
         with self._lock:
             self._inside += 1

@@ -349,6 +349,28 @@ def test_a_canary_that_fails_on_one_device_costs_only_its_engine(tmp_path: Path)
     in_workshop(workshop, scenario)
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_core_stops_soon_and_closes_an_engine_whose_canary_ends_meanwhile(tmp_path: Path, hangs: bool) -> None:
+    health = HealthOptions(canary_after_s=0.05, watch_every_s=0.01)
+    workshop = Workshop(tmp_path, devices=("gpu:0", "gpu:1"), health=health)
+
+    async def main() -> None:
+        await workshop.open()
+        first, second = workshop.engines
+        first.gate = gate = threading.Event()
+        await until(lambda: first.is_inside)
+        stopping = asyncio.ensure_future(workshop.core.stop())
+        await until(lambda: bool(second.closed))
+        assert not first.closed
+        if not hangs:
+            gate.set()
+        await asyncio.wait_for(stopping, 20)
+        assert [first.closed, second.closed] == [not hangs, 1]
+        gate.set()
+
+    asyncio.run(main())
+
+
 def test_an_engine_that_returns_after_it_was_given_up_is_closed_then(workshop: Workshop) -> None:
     workshop.health = HealthOptions(hang_after_s=0.05, hang_after_predictions=0.0, watch_every_s=0.01)
 

@@ -38,8 +38,9 @@ from convoy.models.errors import InvalidRequest, Overloaded, RequestError, Unaut
 _errors = logging.getLogger("convoy")
 # A client's own bytes may stand in an error, and metadata has a limit of 8 KiB.
 _MOST_DETAILS = 2000
-# A client sends its deadline rounded up, by a millisecond or by a hundredth, and leaves at its own.
-_ROUNDED_NS, _ROUNDED_PART = MILLISECOND_NS, 100
+# A client sends its deadline rounded up, by a millisecond or by a hundredth, and leaves at its own; here it counts from
+# when the call has come, which may be some milliseconds later.
+_EARLY_NS, _ROUNDED_PART = 5 * MILLISECOND_NS, 100
 # Probes come from machines that have no key; the admin token is a key to the other two, and to nothing else.
 _NO_KEY_NEEDED = frozenset({"ServerLive", "ServerReady", "ModelReady"})
 _ADMIN = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
@@ -80,8 +81,8 @@ class GrpcCall:
         """Whether its client's deadline has passed, so that whoever cancels it now does it for that."""
         if self.deadline_ns is None:
             return False
-        rounded_ns = _ROUNDED_NS + (self.deadline_ns - self.started_ns) // _ROUNDED_PART
-        return time.monotonic_ns() >= self.deadline_ns - rounded_ns
+        early_ns = _EARLY_NS + (self.deadline_ns - self.started_ns) // _ROUNDED_PART
+        return time.monotonic_ns() >= self.deadline_ns - early_ns
 
 
 Unary = Callable[[Any, GrpcCall], Awaitable[Message]]
