@@ -88,7 +88,7 @@ class Host:
         hot = HotRoutes(self.core, options)
         limits = settings.connection_limits()
         protocol = guarded_protocol(limits, DirectWay(hot, self.core, options))
-        self._handshakes = None if options.tls is None else limits.handshakes(lambda: options.tls)
+        self._handshakes = limits.handshakes(lambda: options.tls)
         self._acceptor: Acceptor | None = None
         self._http = HttpServer(
             create_app(self.core, options, hot),
@@ -104,11 +104,10 @@ class Host:
         self._signals.heed_hangup(self._reloading.read_again)
         announce(self._settings.scheme, *self._listener.getsockname()[:2])
         collect_only_what_comes()
-        return await self._grpc.serve_beside(self._http, [self._listener] if self._handshakes is None else [])
+        return await self._grpc.serve_beside(self._http, [])
 
     async def _accept(self) -> None:
-        if self._handshakes is not None:
-            self._acceptor = Acceptor(self._listener, self._http.make_protocol, self._handshakes)
+        self._acceptor = Acceptor(self._listener, self._http.make_protocol, self._handshakes)
 
     def _accept_no_more(self) -> None:
         if self._acceptor is not None:

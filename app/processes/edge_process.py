@@ -103,7 +103,7 @@ class _EdgeProcess:
             self._server.make_protocol,
             profile.limits.handshakes(lambda: profile.options.tls),
             self._balance.patience_s,
-            lambda: self._publish(coming=1),
+            self._publish,
         )
         self._publishing = asyncio.ensure_future(self._publish_for_ever())
         collect_only_what_comes()
