@@ -9,8 +9,8 @@ The rules, in the order in which they bind:
  2. Work-conserving and late-bound: a lane that is free takes what is there, at once; there is no window.
     While it runs, the next batch grows by itself. Where a device holds two batches, the second is started when
     it is full, or just so early that it can compute as soon as the first has ended; until then it grows.
-    The thread of an engine on the CPU is given a full batch shortly before it ends another one, if nobody who waits
-    has a deadline and no other model waits for the CPU; so it begins without waiting for the loop.
+    The thread of an engine on the CPU is given a full batch shortly before it ends another one, if none is idle, nobody
+    who waits has a deadline and no other model waits for the CPU; so it begins without waiting for the loop.
  3. A batch is cut where one request more would make another late, and a large one where it would take more than
     half of its first request's time: so that who comes when it begins is in time in the next.
  4. A request that cannot be in time any more is given up only when others wait for the device, of its own model or
@@ -200,14 +200,17 @@ def _plan(state: State, queue: Queue, now_ns: int) -> _Plan | LookAgain | None:
     samples = count_samples(requests)
     placement = place(state, queue, having_room, requests[0], samples, now_ns)
     if not isinstance(placement, Placement):
-        return _plan_behind(state, queue, now_ns) or placement
+        return placement
     may_grow = entries is not None and len(requests) == len(entries) and samples < queue.max_batch
     start_ns = _latest_start_ns(state, placement.forecast, samples) if may_grow else now_ns
     return _Plan(queue, entries, placement, requests, start_ns)
 
 
 def _plan_behind(state: State, queue: Queue, now_ns: int) -> _Plan | None:
-    """A full batch for the thread that is expected to end it first, behind the one that it computes."""
+    """A full batch for the thread that is expected to end it first, behind the one that it computes.
+
+    Only where no lane has room: what is given to a thread stays with it, however late or lost it is.
+    """
     if queue.waiting < queue.max_batch or queue.retries or state.next_expiry_ns is not None:
         return None
     entries = _most_urgent(queue)

@@ -329,21 +329,33 @@ def test_what_is_tried_again_is_given_to_no_busy_thread() -> None:
     assert dispatched(state, 2900).samples == 1
 
 
-def test_a_full_batch_waits_for_the_thread_that_ends_it_first() -> None:
+def state_with_a_slow_lane() -> State:
+    """Lane 0 is free, and so is lane 1, which takes five times as long; a thread may have one batch behind another."""
     state = make_state()
     slow = Lane(1, "slow", tuple(range(1, 9)), LatencyModel({size: 5 * took(size) for size in (1, 2, 4, 8)}))
     state.queues[A].lanes.append(slow)
     state.device_slots.update(device=1, slow=1)
     for lane in state.lanes():
         lane.queues_one = True
-    for _ in range(24):
+    return state
+
+
+def test_a_full_batch_waits_for_the_thread_that_ends_it_first() -> None:
+    state = state_with_a_slow_lane()
+    for _ in range(64):
         let_in(state, 0)
-    assert [dispatched(state, 0).lane.id for _ in range(2)] == [0, 0]
-    assert isinstance(decide(state, 0), Wait), "three of the fast one's batches are done before the slow one's first"
-    for _ in range(40):
-        let_in(state, 1)
-    assert dispatched(state, 1).lane.id == 1
-    assert isinstance(decide(state, 1), Wait), "behind the slow one's it would be the last of all to end"
+    assert [dispatched(state, 0).lane.id for _ in range(3)] == [0, 1, 0]
+    assert isinstance(decide(state, 0), Wait), "behind the slow one's it would be the last of all to end"
+
+
+def test_nothing_is_bound_to_a_busy_thread_while_another_is_idle() -> None:
+    state = state_with_a_slow_lane()
+    for _ in range(16):
+        let_in(state, 0)
+    assert dispatched(state, 0).lane.id == 0
+    assert isinstance(decide(state, 0), Wait), "the fast one is done with both before the slow one"
+    assert isinstance(decide(state, took(8)), Wait)
+    assert dispatched(state, 20 * took(8)).lane.id == 1, "it never came back"
 
 
 # Rule 2, where a device holds two batches
