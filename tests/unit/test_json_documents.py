@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from convoy.app.edge.http import json_documents
@@ -184,19 +184,26 @@ documents = st.dictionaries(
 )
 
 
+def assert_read_as_by_orjson(text: bytes) -> None:
+    found = as_lists(read(text))
+    if rb"\u0000" in text and found == orjson.loads(text):
+        return  # a name with a NUL in it: such a document is left to orjson, which makes no list flat
+    assert found == flattened(orjson.loads(text))
+
+
 @given(st.one_of(anything, documents))
+@example({"outputs": [{"\0": None}], "inputs": [{"datatype": "FP32", "data": [[0.0, 0.0]]}]})
 def test_any_document_is_what_orjson_makes_of_it(document: Any) -> None:
-    text = json.dumps(document).encode()
-    assert as_lists(read(text)) == flattened(orjson.loads(text))
+    assert_read_as_by_orjson(json.dumps(document).encode())
 
 
 @given(st.one_of(anything, documents))
+@example({"outputs": [{"\0": None}], "inputs": [{"datatype": "FP32", "data": [[0.0, 0.0]]}]})
 def test_any_long_document_is_what_orjson_makes_of_it(document: Any) -> None:
-    text = json.dumps(document).encode()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(json_documents, "INLINE_JSON_BYTES", 0)
         patched.setattr(json_documents, "_FEW_BRACKETS", 0)
-        assert as_lists(read(text)) == flattened(orjson.loads(text))
+        assert_read_as_by_orjson(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize("text", ['{"inputs": [%s]}', '{"inputs": [], "x": [%s]}', "[%s]", "[%s", "%s"])
