@@ -231,8 +231,10 @@ def test_many_members_cost_what_they_are() -> None:
 
 
 def test_a_name_with_a_nul_in_it_is_read() -> None:
-    """simdjson lists it, and finds it no more: what stands behind the NUL is lost on the way."""
-    document = {"\0E": 1, "inputs": [{"name": "x", "da\0ta": [1.0]}], "a long enough text": "-" * 4096}
+    """simdjson lists it, and looks for what stands before the NUL, which may be another's name."""
+    document = {"\0E": 1, "inputs": [{"name": "x", "na\0me": 3, "name\0": [1.0]}], "a long enough text": "-" * 4096}
+    assert as_lists(read(json.dumps(document).encode())) == document
+    document = {"": 1, "\0": 2, "inputs": [], "a long enough text": "-" * 4096}
     assert as_lists(read(json.dumps(document).encode())) == document
 
 

@@ -110,7 +110,8 @@ def _names(value: Any) -> list[str]:
     if not isinstance(value, simdjson.Object) or len(value) > _MOST_MEMBERS:
         raise _NotHere
     names = list(value.keys())
-    if len(set(names)) != len(names):  # the last one counts, and simdjson finds the first
+    # Of several with a name the last one counts, and simdjson finds the first; it looks for what is before a NUL.
+    if len(set(names)) != len(names) or "\0" in "".join(names):
         raise _NotHere
     return names
 
