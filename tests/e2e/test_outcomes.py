@@ -219,7 +219,8 @@ def test_of_a_form_without_answers_speaks_the_file_that_another_try_may_help(ord
     """Its client would not come again for one that is no image."""
     files = [("file", ("wrong.png", b"no image")), ("file", ("right.png", digit("seven")))]
     images = "/predictions/images"
-    with start_fake_server(fake={"max_batch": 1}, max_queue=1) as server, ThreadPoolExecutor(2) as pool:
+    fake = {"max_batch": 1, "health": {"hang_after_s": 3.0}}
+    with start_fake_server(fake=fake, max_queue=1) as server, ThreadPoolExecutor(2) as pool:
         server.switch_on("hold")
         busy = []
         for unfinished in (1, 2):  # one runs, and one fills the queue

@@ -144,7 +144,10 @@ def test_one_model_that_is_broken_keeps_nobody_from_the_others(remote: ObjectSto
         assert f"{URL}/broken/1/manifest.json" in index(server)["broken/1"][1]
 
 
-@pytest.mark.parametrize("options", [(), POLL], ids=["none", "poll"])
+# Where nobody polls it is tried again after 15 s.
+@pytest.mark.parametrize(
+    "options", [pytest.param((), id="none", marks=pytest.mark.long), pytest.param(POLL, id="poll")]
+)
 def test_what_could_not_be_fetched_is_tried_again(
     remote: ObjectStore, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
