@@ -350,7 +350,10 @@ def test_a_canary_that_fails_on_one_device_costs_only_its_engine(tmp_path: Path)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_the_core_stops_soon_and_closes_an_engine_whose_canary_ends_meanwhile(tmp_path: Path, hangs: bool) -> None:
+def test_the_core_stops_soon_and_closes_an_engine_whose_canary_ends_meanwhile(
+    tmp_path: Path, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("convoy.app.lifecycle.model_lifecycle._ENDS_WITHIN_S", 0.2 if hangs else 15.0)
     health = HealthOptions(canary_after_s=0.05, watch_every_s=0.01)
     workshop = Workshop(tmp_path, devices=("gpu:0", "gpu:1"), health=health)
 
