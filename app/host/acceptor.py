@@ -19,8 +19,9 @@ from typing import NamedTuple
 from convoy.models.tls import ServerTls
 
 _log = logging.getLogger("convoy")
-# Taken in one turn of the loop. Each costs a tenth of a millisecond, for which others wait.
-_MOST_IN_A_TURN = 16
+# Taken in one turn of the loop. Each costs a tenth of a millisecond, for which others wait. With 16 the last of 1,000
+# clients that connect at once waits 1.7 times as long, and with 128 no shorter.
+_MOST_IN_A_TURN = 64
 # Without a free descriptor there is nothing to do but to wait until a connection ends.
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _PAUSE_S = 0.5
