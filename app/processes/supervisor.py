@@ -88,6 +88,8 @@ class Supervisor:
             self._start_edge(number)
         while self._exit_code is None:
             await self._until_changed()
+        # The end of those that are killed would be told while the loop closes, which can hear it no more and says so.
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
         for child in self._children():
             child.kill()
         return self._exit_code
