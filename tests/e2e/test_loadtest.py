@@ -57,7 +57,7 @@ def load(url: str, model: str | None, tmp_path: Path, **options) -> tuple[int, s
     """Exit code, what was printed, and the JSON."""
     console = Console(file=io.StringIO(), width=200)
     file = tmp_path / "report.json"
-    options = {"duration_s": 0.6, "slo_ms": EASY_SLO_MS, "json_file": file, "timeout_s": 1.0, **options}
+    options = {"duration_s": 0.6, "slo_ms": EASY_SLO_MS, "json_file": file, "timeout_s": 10.0, **options}
     code = run(LoadTestOptions(url=url, model=model, **options), console)
     return code, console.file.getvalue(), json.loads(file.read_text())
 
@@ -143,7 +143,7 @@ def test_a_server_that_ends_each_connection_is_measured_all_the_same(url, tmp_pa
     ],
 )
 def test_what_goes_wrong_is_counted_in_plain_words(url, tmp_path, model, kind, words, mode):
-    code, printed, found = load(url, model, tmp_path, warm_up_s=0, **mode)
+    code, printed, found = load(url, model, tmp_path, warm_up_s=0, timeout_s=1.0, **mode)
     assert code == 1
     assert words in printed
     assert kind in [error["kind"] for error in found["errors"]]
@@ -157,7 +157,7 @@ def test_goodput_counts_refusals_against_the_server(url, tmp_path):
 
 
 def test_requests_beyond_the_connections_wait_and_their_latency_counts(url, tmp_path):
-    code, printed, found = load(url, "stalls", tmp_path, rate=50, connections=2)
+    code, printed, found = load(url, "stalls", tmp_path, rate=50, connections=2, timeout_s=1.0)
     assert code == 1
     assert found["generator"]["waited_for_connection"] > 0
     assert "found all connections busy" in printed
