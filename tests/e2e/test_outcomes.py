@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -220,11 +220,14 @@ def test_of_a_form_without_answers_speaks_the_file_that_another_try_may_help(ord
     files = [("file", ("wrong.png", b"no image")), ("file", ("right.png", digit("seven")))]
     images = "/predictions/images"
     fake = {"max_batch": 1, "health": {"hang_after_s": 60.0}}
-    with start_fake_server(fake=fake, max_queue=1) as server, ThreadPoolExecutor(4) as pool:
+    with start_fake_server(fake=fake, max_queue=1) as server, ThreadPoolExecutor(8) as pool:
         server.switch_on("hold")
-        # One runs, one may be bound to follow it, and one fills the queue.
-        busy = [pool.submit(server.post, images, content=digit("one")) for _ in range(4)]
-        wait_until(lambda: any(one.done() for one in busy), "no more is taken")
+        busy: list[Future[Any]] = []
+        while not busy or not busy[-1].done():  # one runs, one may be bound to follow it, and one fills the queue
+            busy.append(pool.submit(server.post, images, content=digit("one")))
+            wait_until(
+                lambda: busy[-1].done() or server.stats()["unfinished_requests"] == len(busy), "it is there, or refused"
+            )
         answer = server.post(images, files=[files[one] for one in order])
         server.switch_off("hold")
         assert {one.result().status_code for one in busy} == {200, 429}

@@ -33,7 +33,7 @@ class Bench:
         monkeypatch.setattr(replica, "serve", SimpleNamespace(get_replica_context=_context))
         monkeypatch.setattr(replica, "take_connections", lambda *_: None)
         monkeypatch.setattr(replica, "Core", self._make_core)
-        monkeypatch.setattr(replica.logs, "configure_own", lambda level: None)
+        monkeypatch.setattr(replica.logs, "configure_own", lambda *_: None)
         self.Unwell = replica.ReplicaUnwell
         self.make: Callable[[dict[str, object]], Any] = replica.Replica
 
