@@ -20,11 +20,14 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 # Tests start hundreds of servers; where nobody may write bytecode, each compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-long test-all check wheel lock image-test oracle campaign demo bench page-picture simulate peers ceiling scale overload
+.PHONY: serve install test test-long test-all check wheel lock image-test oracle campaign demo bench page-picture simulate peers ceiling scale overload
 .PHONY: zoo-table export-matrix engine-table hard-networks clean
 
 serve: $(VENV)/.serve
 	$(BIN)/convoy serve --port $(PORT) $(if $(STORE),--store $(STORE))
+
+# Everything that training, exporting and testing need.
+install: $(VENV)/.dev
 
 test: $(VENV)/.dev
 	$(PYTEST) -m "not gpu and not image and not long"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from convoy.app.outcomes import Refusal
 from tests.support.manifests import DEPLOY, check, document
-from tests.support.servers import Server, start_server, wait_until
+from tests.support.servers import Server, free_port, start_server, wait_until
 from tests.support.stores import DEMO, StoreFolder, digit
 from tests.support.tools import tool
 
@@ -140,11 +139,6 @@ def test_envoy_finds_no_fault_in_its_configuration() -> None:
 
 
 # The balancers in front of two real servers
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 class Balancer:

@@ -24,7 +24,7 @@ import pytest
 from convoy.models.tasks import DetectionOutputs
 from tests.support.documents import PAGES, Block, blocks, name_of, parts, run_example
 from tests.support.pictures import jpeg
-from tests.support.servers import Server, start_server
+from tests.support.servers import Server, free_port, start_server
 from tests.support.stores import DATA, ROOT, StoreFolder
 from tests.support.task_models import FixedOutput, add_colours, add_detector, stretched
 
@@ -195,6 +195,19 @@ def test_what_the_page_says_can_be_typed(page: str, tmp_path: Path) -> None:
                 assert not shown or re.fullmatch(as_pattern(shown), " ".join(printed.split())), printed
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_block_of_the_readme_can_be_pasted(tmp_path: Path) -> None:
+    """All commands at once, the server in the background."""
+    (block,) = (one for one in blocks(ROOT / "README.md") if "convoy serve" in one.text)
+    with ExitStack() as stack:
+        reader = Reader(tmp_path, Scene(), stack)
+        printed = reader.paste(block.text)
+    assert '"predictions":[{"class_id":7,"label":"7"' in printed, printed
+    assert re.search(r"good answers +│ +[1-9]\d+ ", printed), printed
+    assert re.search(r"failed +│ +0 ", printed), printed
+
+
 def as_pattern(shown: str) -> str:
     """What is printed may have other fractions, anything in the place of `...`, and other spaces and ends of lines."""
     pattern = re.escape(" ".join(shown.split())).replace(re.escape("..."), ".*")
@@ -245,6 +258,18 @@ class Reader:
             said = re.match(r"HTTP/\S+ (\d{3})", shown)
             assert status == said[1] if said else (status != "200") == shown.startswith('{"error"'), (command, status)
         return done.stdout
+
+    def paste(self, text: str) -> str:
+        """What a whole block prints that serves in the background; ports of its own replace the page's."""
+        port, grpc_port = free_port(), free_port()
+        env = {**self._env, "CONVOY_PORT": f"{port}", "CONVOY_GRPC_PORT": f"{grpc_port}"}
+        env |= {"CONVOY_URL": f"http://127.0.0.1:{port}", "CONVOY_DURATION": "3"}
+        pasted = f"{text.replace('localhost:8000', f'127.0.0.1:{port}')}\nkill %1; wait"
+        done = subprocess.run(
+            ["bash", "-c", pasted],
+            *(), cwd=self._folder, env=env, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
 
     def serve(self, options: list[str]) -> None:
         """Start `convoy serve` in the place of the server that runs; paths are those of the folder."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,12 @@ _GRPC_LISTENING = re.compile(r"listening on grpc://[^:]+:(\d+)")
 AnyProcess = subprocess.Popen[bytes] | ForkedProcess
 START_S = 60.0
 STOP_S = 60.0
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
