@@ -611,14 +611,14 @@ def test_a_call_that_is_cancelled_at_its_deadline_is_late_wherever_it_waits() ->
             is_most = hasty <= 7 and hasty_unread <= 5
             return is_most and rows_late + hasty == 28 and unread_late + hasty_unread == 20 and counts == answered
 
-        wait_until(all_are_late, f"they are late: {ended(server)}", 5.0)
+        wait_until(all_are_late, f"they are late: {ended(server)}")
         before = ended(server)
         calls = [none.future(nothing(), timeout=30), stub.ModelInfer.future(rows(1.0), timeout=30)]
         wait_until(lambda: server.stats()["open_calls"] == 2, "they are open")
         for call in calls:
             call.cancel()
         left = {(model, "cancelled"): before.get((model, "cancelled"), 0) + 1 for model in ("", "rows")}
-        wait_until(lambda: ended(server) == before | left, f"these have left: {ended(server)}", 5.0)
+        wait_until(lambda: ended(server) == before | left, f"these have left: {ended(server)}")
         may_end.set()
         server.switch_off("hold")
 

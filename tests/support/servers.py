@@ -25,11 +25,11 @@ from tests.support.stores import ROOT
 _LISTENING = re.compile(r"listening on (https?)://[^:]+:(\d+)")
 _GRPC_LISTENING = re.compile(r"listening on grpc://[^:]+:(\d+)")
 AnyProcess = subprocess.Popen[bytes] | ForkedProcess
-START_S = 60.0
+START_S = 100.0
 STOP_S = 60.0
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     """What `condition` gives once it is true. Polls; never sleeps longer than it has to."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
