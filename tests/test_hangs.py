@@ -26,7 +26,12 @@ def wait():
 """
 IN_PYTHON = f"{DEAF}\ndef test_hangs():\n    wait()"
 # In C, with the interpreter's lock: locks what it has locked.
-IN_C = f"{DEAF}\ndef test_hangs():\n    lock = (ctypes.c_char * 64)()\n    while True:\n        ctypes.PyDLL(None).pthread_mutex_lock(lock)"
+IN_C = f"""{DEAF}
+def test_hangs():
+    libc, lock = ctypes.PyDLL(None), (ctypes.c_char * 64)()
+    while True:
+        libc.pthread_mutex_lock(lock)
+"""
 IN_A_SETUP = f"{DEAF}\n@pytest.fixture\ndef one():\n    wait()\n\ndef test_hangs(one): pass"
 IN_A_TEARDOWN = (
     f"{DEAF}\n@pytest.fixture(scope='module')\ndef one():\n    yield\n    wait()\n\ndef test_hangs(one): pass"

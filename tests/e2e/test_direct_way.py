@@ -466,7 +466,7 @@ def test_who_answers_changes_with_what_is_loaded(edges: str, store: StoreFolder)
 
 @pytest.fixture(scope="module", params=["0", "1"], ids=["one-process", "an-edge"])
 def fake(request: pytest.FixtureRequest) -> Iterator[FakeServer]:
-    """A batch is one sample, and four may wait. An engine that is held is not taken for one that hangs."""
+    """A batch is one sample, and four may wait."""
     with start_fake_server(fake={"max_batch": 1}, edges=request.param, max_queue=4) as server:
         with Wire(server.port) as wire:
             for value in (1.0, 2.0):

@@ -1,9 +1,9 @@
 """A test that hangs is named and ended, even where no exception reaches it.
 
-`pytest-timeout` raises in a test that takes too long. That is of no use in a library that keeps the interpreter's lock, in
-a finaliser, which may not raise, and at the end of the process. So another process watches this one: shortly before the
-limit it writes the test's name and has every thread's stack written, and once a fifth more is gone it ends the process and
-all that it has started. Under `pytest-xdist` each worker has its own.
+`pytest-timeout` raises in a test that takes too long. That is of no use in a library that keeps the interpreter's lock,
+in a finaliser, which may not raise, and at the end of the process. So another process watches this one: shortly before
+the limit it writes the test's name and has every thread's stack written, and once a fifth more is gone it ends the
+process and all that it has started. Under `pytest-xdist` each worker has its own.
 
 A plugin of pytest's, and the program of the other process.
 """
