@@ -247,9 +247,14 @@ def test_openmetrics_lead_from_a_bucket_to_a_trace(server: Server, receiver: Spa
 
 def test_two_requests_of_a_batch_are_linked_to_the_same_span(one_lane: FakeServer, receiver: SpanReceiver) -> None:
     ids = [trace_context() for _ in range(4)]
+    one_lane.switch_on("hold")
     with ThreadPoolExecutor(4) as threads:
-        for reply in threads.map(lambda one: one_lane.infer(1.0, headers=one[2]), ids):
-            assert reply.status_code == 200
+        asking = []
+        for count, (_, _, headers) in enumerate(ids, start=1):
+            asking.append(threads.submit(one_lane.infer, 1.0, headers=headers))
+            wait_until(lambda count=count: one_lane.stats()["unfinished_requests"] == count, "it runs, or waits")
+        one_lane.switch_off("hold")
+        assert [one.result().status_code for one in asking] == [200] * 4
     spans = [receiver.await_request(trace_id) for trace_id, _, _ in ids]
     batches = [check_batch(receiver, span) for span in spans]
     by_id = {batch.span_id: batch for batch in batches}
