@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,12 @@ def test_a_test_that_hangs_is_named_and_ended(tmp_path: Path, text: str, options
     assert f'File "{tmp_path / "test_one.py"}", line' in shown
     if options:
         assert "crashed while running 'test_one.py::test_hangs'" in shown
+
+
+def test_a_test_that_may_take_longer_is_named_at_the_limit_of_the_others(tmp_path: Path) -> None:
+    shown = hanging(tmp_path, IN_PYTHON.replace("def test_hangs", "@pytest.mark.timeout(10)\ndef test_hangs"))
+    assert re.search(r"test_one.py::test_hangs has taken \d+ s and may take 10 s; every thread's stack:", shown)
+    assert re.search(r"test_one.py::test_hangs has taken \d+ s and is ended now; every thread's stack:", shown)
 
 
 def test_so_is_a_teardown(tmp_path: Path) -> None:

@@ -403,7 +403,7 @@ def test_requests_in_flight_are_told_when_the_core_dies() -> None:
 
 @pytest.mark.slow
 def test_stopping_under_load_loses_nothing_that_was_accepted() -> None:
-    with start_fake_server(fake={"latency_ms": 20.0}, edges=2, drain_delay_s=0.3) as server:
+    with start_fake_server(fake={"latency_ms": 20.0}, edges=2, drain_delay_s=1.0) as server:
         with Crowd(server, 16, _ask_row) as crowd:
             wait_until(lambda: crowd.answered > 100, "there is load")
             told_s = time.monotonic()

@@ -11,8 +11,8 @@ LOSE_GPU breaks the GPU for the process. The GPU tells its figures, by an NVML t
 
 `FAKE_OPTIONS` is JSON: `latency_ms`, `per_sample_ms`, `max_batch`, `reload_ms` (how long it takes to replace
 an engine), `health` (arguments of HealthOptions), `hang_from_start` (what to put into the
-switch `hang_load`). `FAKE_SWITCHES` is a folder; a file in it changes at once
-every engine that is there, and none that is loaded later:
+switch `hang_load`), `tells_runs` (whether the file `runs` among the switches grows by a byte for each run that begins).
+`FAKE_SWITCHES` is a folder; a file in it changes at once every engine that is there, and none that is loaded later:
     wrong       answers are wrong, so the canary fails
     hang        every run hangs, the canary's too
     break       every run fails
@@ -72,6 +72,7 @@ class Fakes:
         self._per_sample_s = options.get("per_sample_ms", 0.0) / 1e3
         self._max_batch = options.get("max_batch", 16)
         self._in_caller = options.get("in_caller", False)
+        self._tells_runs = options.get("tells_runs", False)
         self._reload_s = options.get("reload_ms", 0.0) / 1e3
         self._switches = switches
         self._loaded: set[str] = set()
@@ -87,7 +88,13 @@ class Fakes:
             raise BundleError(f"{stored.folder}: the switch says that nothing can be loaded")
         spec = self._spec(stored.name)
         check_batch(spec.inputs, spec.outputs, options.configured_batch or spec.max_batch_size)
-        engine = FakeEngine(spec.inputs, spec.outputs, max_batch_size=spec.max_batch_size, latency_s=self._expected_s)
+        engine = FakeEngine(
+            spec.inputs,
+            spec.outputs,
+            max_batch_size=spec.max_batch_size,
+            latency_s=self._expected_s,
+            sleep=self._tell_and_sleep if self._tells_runs else time.sleep,
+        )
         engine.computes_in_caller = self._in_caller
         if stored.name.startswith(("echo_", "scalar_")):
             return self._loaded_model(stored, spec, engine)
@@ -120,6 +127,11 @@ class Fakes:
             skipped=(),
             load_s=0.0,
         )
+
+    def _tell_and_sleep(self, seconds: float) -> None:
+        with (self._switches / "runs").open("ab") as told:
+            told.write(b".")
+        time.sleep(seconds)
 
     def _expected_s(self, samples: int) -> float:
         return self._latency_s + samples * self._per_sample_s

@@ -208,6 +208,11 @@ class FakeServer(Server):
     def switch_off(self, name: str) -> None:
         (self._switches / name).unlink()
 
+    @property
+    def runs(self) -> int:
+        """The runs that have begun, by the option `tells_runs`."""
+        return len((self._switches / "runs").read_bytes())
+
     def infer(self, *rows: float, model: str = "rows", **options: Any) -> httpx.Response:
         """One request whose samples start with the given values."""
         return self.post(f"/v2/models/{model}/infer", json=rows_request(*rows), **options)

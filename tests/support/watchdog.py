@@ -5,6 +5,8 @@ in a finaliser, which may not raise, and at the end of the process. So another p
 the limit it writes the test's name and has every thread's stack written, and once a fifth more is gone it ends the
 process and all that it has started. Under `pytest-xdist` each worker has its own.
 
+A test with a longer limit of its own is named at the limit of all others, too, unless it is `long`.
+
 A plugin of pytest's, and the program of the other process.
 """
 
@@ -53,22 +55,24 @@ class _Watched:
         os.close(told)
         self._begins("the collection of the tests", self._limit_s * _COLLECTION)
 
-    def _begins(self, what: str, limit_s: float) -> None:
-        os.write(self._tell, json.dumps([what, limit_s]).encode() + b"\n")
+    def _begins(self, what: str, limit_s: float, *, may_be_long: bool = True) -> None:
+        named_s = _NAMED_AT * (limit_s if may_be_long else min(limit_s, self._limit_s))
+        os.write(self._tell, json.dumps([what, limit_s, named_s]).encode() + b"\n")
+
+    def _item_begins(self, what: str, item: pytest.Item) -> None:
+        marker, is_long = item.get_closest_marker("timeout"), item.get_closest_marker("long") is not None
+        limit_s = self._limit_s if marker is None else float(marker.kwargs.get("timeout", (*marker.args, 0.0)[0]))
+        self._begins(what, limit_s, may_be_long=is_long)
 
     def _rests(self) -> None:
         self._begins("", 0.0)
-
-    def _limit_of(self, item: pytest.Item) -> float:
-        marker = item.get_closest_marker("timeout")
-        return self._limit_s if marker is None else float(marker.kwargs.get("timeout", (*marker.args, 0.0)[0]))
 
     def pytest_collection_finish(self) -> None:
         self._rests()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        self._begins(item.nodeid, self._limit_of(item))
+        self._item_begins(item.nodeid, item)
         try:
             return (yield)
         finally:
@@ -76,7 +80,7 @@ class _Watched:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        self._begins(f"the teardown of {item.nodeid}", self._limit_of(item))
+        self._item_begins(f"the teardown of {item.nodeid}", item)
 
     def pytest_enter_pdb(self) -> None:
         self._rests()
@@ -88,11 +92,11 @@ class _Watched:
 
 
 class _Watch:
-    """The other process: one thing at a time, since when, and how long it may take."""
+    """The other process: one thing at a time, since when, how long it may take, and when it is named."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._what, self._limit_s, self._since = "", 0.0, 0.0
+        self._what, self._limit_s, self._named_s, self._since = "", 0.0, 0.0, 0.0
         self._is_named = False
 
     def run(self) -> None:
@@ -107,14 +111,14 @@ class _Watch:
                 return  # the process has ended
             *lines, unread = (unread + text).split(b"\n")
             if lines:
-                self._what, self._limit_s = json.loads(lines[-1])
+                self._what, self._limit_s, self._named_s = json.loads(lines[-1])
                 self._since, self._is_named = time.monotonic(), False
 
     def _patience_s(self) -> float | None:
         if not self._limit_s:
             return None
-        share = _ENDED_AT if self._is_named else _NAMED_AT
-        return max(0.0, self._since + self._limit_s * share - time.monotonic())
+        until_s = _ENDED_AT * self._limit_s if self._is_named else self._named_s
+        return max(0.0, self._since + until_s - time.monotonic())
 
     def _hangs(self) -> None:
         since_s = time.monotonic() - self._since
