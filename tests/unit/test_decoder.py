@@ -88,7 +88,7 @@ def test_a_thread_goes_on_while_the_loop_has_no_time(decoder: Decoder) -> None:
 def test_memory_stays_with_the_thread_until_it_returns(decoder: Decoder, leave: str) -> None:
     async def play() -> None:
         (call, slot), held = call_with_slot(), Held()
-        deadline_ns = call.arrival_ns + 200_000_000 if leave == "deadline" else None
+        deadline_ns = call.arrival_ns + 1_000_000_000 if leave == "deadline" else None
         task = start(decoder, call, slot, held, deadline_ns=deadline_ns)
         await until(held.began.is_set)
         slab = call.core.slab

@@ -375,7 +375,7 @@ def test_the_core_stops_soon_and_closes_an_engine_whose_canary_ends_meanwhile(
 
 
 def test_an_engine_that_returns_after_it_was_given_up_is_closed_then(workshop: Workshop) -> None:
-    workshop.health = HealthOptions(hang_after_s=0.05, hang_after_predictions=0.0, watch_every_s=0.01)
+    workshop.health = HealthOptions(hang_after_s=0.5, hang_after_predictions=0.0, watch_every_s=0.01)
 
     async def scenario() -> None:
         (hung,) = workshop.engines
