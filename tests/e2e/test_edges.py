@@ -476,7 +476,7 @@ def test_nothing_to_serve_ends_everything(store: StoreFolder) -> None:
 
 
 def test_a_hung_engine_that_cannot_be_replaced_costs_the_core_and_not_the_server() -> None:
-    health = {"hang_after_s": 0.4, "hang_after_predictions": 5.0, "watch_every_s": 0.05, "replace_within_s": 0.5}
+    health = {"hang_after_s": 1.0, "hang_after_predictions": 5.0, "watch_every_s": 0.05, "replace_within_s": 0.5}
     with start_fake_server(fake={"health": health}, edges=1) as server:
         old = core(server).pid
         server.switch_on("hang_load")
