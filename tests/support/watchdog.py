@@ -20,9 +20,8 @@ import signal
 import sys
 import time
 from collections.abc import Generator
-from typing import Any
+from contextlib import suppress
 
-import psutil
 import pytest
 
 _SHOW_STACKS = signal.SIGUSR1
@@ -121,23 +120,22 @@ class _Watch:
         return max(0.0, self._since + until_s - time.monotonic())
 
     def _hangs(self) -> None:
+        import psutil  # not where tests of a GPU alone are run, without this process
+
         since_s = time.monotonic() - self._since
         does = "and is ended now" if self._is_named else f"and may take {self._limit_s:g} s"
         print(f"\n{self._what} has taken {since_s:.0f} s {does}; every thread's stack:", file=sys.stderr, flush=True)
-        try:
+        with suppress(psutil.NoSuchProcess):
             process = psutil.Process(self._pid)
             process.send_signal(_SHOW_STACKS)
             if self._is_named:
                 time.sleep(_WRITING_S)
-                for one in [process, *_below(process)]:
-                    one.kill()
-        except psutil.NoSuchProcess:
-            pass
+                for one in [process, *process.children(recursive=True)]:
+                    if one.pid != os.getpid():
+                        with suppress(psutil.NoSuchProcess):
+                            one.kill()
+                self._limit_s = 0.0
         self._is_named = True
-
-
-def _below(process: psutil.Process) -> list[Any]:
-    return [one for one in process.children(recursive=True) if one.pid != os.getpid()]
 
 
 if __name__ == "__main__":
